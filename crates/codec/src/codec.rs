@@ -1,0 +1,63 @@
+//! The interface every page codec has.
+
+use std::fmt;
+
+/// Bytes in a page.
+pub const PAGE_SIZE: usize = 4096;
+
+/// One page.
+pub type Page = [u8; PAGE_SIZE];
+
+/// Which format an object's bytes have. Four bits of a slot's entry hold it, so there can be sixteen; a number, once
+/// given, keeps its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CodecId {
+    /// LZ4 block format.
+    Lz4 = 0,
+    /// A Zstandard frame without its magic number.
+    Zstd = 1,
+}
+
+/// An object that is not what its codec writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("corrupt object: {what}")]
+pub struct Corrupt {
+    /// What was found wrong.
+    pub what: &'static str,
+}
+
+/// A stream could not be made, for want of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("out of memory for a {codec} stream")]
+pub struct StreamError {
+    /// The codec's name.
+    pub codec: &'static str,
+}
+
+/// A page codec: an immutable description that any number of threads share.
+pub trait Codec: Send + Sync + fmt::Debug {
+    /// The format of the objects it makes. Every stream of a codec with this id (and these tables) decodes them.
+    fn id(&self) -> CodecId;
+
+    /// The name that [`by_name`](crate::by_name) takes, parameters included: `lz4`, `zstd-3`.
+    fn name(&self) -> String;
+
+    /// A new working state. Allocates; call it outside the hot path and keep the result.
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
+}
+
+/// One thread's working state of a [`Codec`].
+pub trait Stream: Send {
+    /// Compresses `page` into the front of `out` and returns the length of the object, at most `out.len()`.
+    /// `None`: the object would not fit, and `out` holds unspecified bytes. `out` may have any length, 0 included.
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
+
+    /// Decodes `object` to exactly one page. `object` is untrusted: any bytes give a page or [`Corrupt`], in bounded
+    /// time, with nothing read or written outside the two buffers. After an error `page` holds unspecified bytes
+    /// (never uninitialised memory).
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt>;
+
+    /// Heap bytes that this stream holds, for the store's accounts.
+    fn memory_bytes(&self) -> usize;
+}

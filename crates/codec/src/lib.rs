@@ -1,0 +1,30 @@
+//! Page codecs: one 4 KiB page to bytes, and back from bytes nobody trusts.
+//!
+//! ```
+//! use pagefold_codec::{PAGE_SIZE, by_name};
+//!
+//! let codec = by_name("lz4")?;
+//! let mut stream = codec.stream()?;
+//! let page = [7u8; PAGE_SIZE];
+//! let mut object = [0u8; PAGE_SIZE];
+//! let len = stream.compress(&page, &mut object).expect("a constant page fits");
+//!
+//! let mut back = [0u8; PAGE_SIZE];
+//! stream.decompress(&object[..len], &mut back)?;
+//! assert_eq!(page, back);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Codec`] is a shared, immutable description (its name, level, tables); a [`Stream`] is one thread's working
+//! state, made once outside the hot path and used again for every page. No codec does I/O, starts a thread, or
+//! allocates in [`Stream::compress`] or [`Stream::decompress`].
+
+mod codec;
+mod lz4;
+mod names;
+mod zstd;
+
+pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+pub use lz4::Lz4;
+pub use names::{NAMES, UnknownCodec, by_name};
+pub use zstd::Zstd;

@@ -1,0 +1,85 @@
+//! The wrapper that checks every request once.
+
+use crate::{BlockDevice, Error, Extent, Zeroes};
+
+/// A device whose requests are checked: range, capability, emptiness.
+///
+/// A request of no bytes succeeds and does nothing, wherever it lies within the device.
+#[derive(Debug)]
+pub struct Checked<D> {
+    device: D,
+    read_only: bool,
+}
+
+impl<D: BlockDevice> Checked<D> {
+    /// Wraps `device`.
+    pub fn new(device: D) -> Self {
+        let read_only = device.read_only();
+        Self { device, read_only }
+    }
+
+    /// Wraps `device` so that it refuses changes even if it could take them.
+    pub fn read_only(device: D) -> Self {
+        Self { device, read_only: true }
+    }
+
+    /// The device within.
+    pub fn get_ref(&self) -> &D {
+        &self.device
+    }
+
+    /// Whether there is anything to do for `len_bytes` at `offset`.
+    fn check(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        let size_bytes = self.device.size_bytes();
+        match offset.checked_add(len_bytes) {
+            Some(end) if end <= size_bytes => Ok(len_bytes != 0),
+            _ => Err(Error::OutOfRange { offset, len_bytes, size_bytes }),
+        }
+    }
+
+    fn check_change(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        if self.read_only { Err(Error::ReadOnly) } else { self.check(offset, len_bytes) }
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Checked<D> {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn may_block(&self) -> bool {
+        self.device.may_block()
+    }
+
+    fn description(&self) -> String {
+        self.device.description()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        if self.check(offset, buf.len() as u64)? { self.device.read(offset, buf) } else { Ok(()) }
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        if self.check_change(offset, buf.len() as u64)? { self.device.write(offset, buf) } else { Ok(()) }
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        if self.check_change(offset, len_bytes)? { self.device.discard(offset, len_bytes) } else { Ok(()) }
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
+        if self.check_change(offset, len_bytes)? { self.device.write_zeroes(offset, len_bytes, zeroes) } else { Ok(()) }
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        if self.check(offset, len_bytes)? { self.device.extents(offset, len_bytes, each) } else { Ok(()) }
+    }
+}

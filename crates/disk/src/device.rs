@@ -1,0 +1,96 @@
+//! The interface of a block device.
+
+use std::io;
+
+/// Why a request failed. A failed write leaves each page of its range either as it was or as it was to be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No memory is left within the limit (ENOSPC).
+    #[error("no space left: the memory limit is reached")]
+    NoSpace,
+    /// The device only reads (EPERM).
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// The request does not lie within the device (EINVAL; ENOSPC for a write, as NBD has it).
+    #[error("{len_bytes} bytes at {offset} do not lie within a device of {size_bytes} bytes")]
+    OutOfRange {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// The device's size.
+        size_bytes: u64,
+    },
+    /// What is stored cannot be decoded (EIO).
+    #[error("page {page} cannot be read: {what}")]
+    Corrupt {
+        /// The page's number.
+        page: u64,
+        /// What was found wrong.
+        what: &'static str,
+    },
+    /// The system could not do it (EIO).
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A stretch of a device whose bytes have the same status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes, never 0.
+    pub len_bytes: u64,
+    /// Nothing is allocated here.
+    pub hole: bool,
+    /// It reads as zeros.
+    pub zero: bool,
+}
+
+/// What [`BlockDevice::write_zeroes`] may do with the range's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroes {
+    /// It may become a hole.
+    MayUnmap,
+    /// It stays allocated.
+    Allocated,
+}
+
+/// A device of bytes that any number of threads use at once.
+///
+/// What is below [`Checked`] may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
+/// and that a device that says it is read-only is not asked to change. Offsets and lengths are in bytes and need no
+/// alignment. Of two requests that touch one page at the same time, each is applied whole to that page.
+pub trait BlockDevice: Send + Sync {
+    /// The device's size, constant while it lives.
+    fn size_bytes(&self) -> u64;
+
+    /// Whether it refuses every change.
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    /// Whether a small request can take long (storage, network): a transport then keeps it off its fast path.
+    fn may_block(&self) -> bool {
+        false
+    }
+
+    /// One line about the device in `name=value` words, for people and programs.
+    fn description(&self) -> String;
+
+    /// Fills `buf` from `offset`.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
+
+    /// Stores `buf` at `offset`.
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
+
+    /// Makes finished writes as lasting as the device can.
+    fn flush(&self) -> Result<(), Error>;
+
+    /// Gives the range's memory back; it reads as zeros afterwards.
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
+
+    /// Makes the range read as zeros.
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
+
+    /// Tells `each` the range's extents in order; they cover it exactly. `each` returns false to hear no more.
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
+}
