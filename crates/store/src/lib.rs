@@ -1,1 +1,33 @@
-//! store
+//! A compressed page store: what zram is, as a library.
+//!
+//! ```
+//! use pagefold_store::{Config, PAGE_SIZE, Store};
+//!
+//! let store = Store::new(Config { slots: 1 << 20, ..Config::default() })?;
+//! let page = std::array::from_fn(|at| (at / 100) as u8);
+//! store.write(5, &page)?;
+//!
+//! let mut back = [0; PAGE_SIZE];
+//! store.read(5, &mut back)?;
+//! assert_eq!(back, page);
+//! assert_eq!(store.stats().orig_data_size, PAGE_SIZE as u64);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Store`] is a row of slots, each empty or holding one page. Any number of threads use it at once; operations on
+//! one slot happen one after the other, operations on different slots do not wait for each other.
+
+mod budget;
+mod classed;
+mod counters;
+mod entry;
+mod pool;
+mod region;
+mod stats;
+mod store;
+mod streams;
+mod table;
+
+pub use pagefold_codec::{PAGE_SIZE, Page};
+pub use stats::Stats;
+pub use store::{Config, Error, NewError, Slot, Status, Store};

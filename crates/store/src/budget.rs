@@ -1,0 +1,67 @@
+//! The account of all memory that a store has taken, and its limit.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The limit does not allow that much more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// Bytes taken, never more than the limit. `used ≤ limit`, `used ≤ max`.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    used: AtomicU64,
+    max: AtomicU64,
+    limit: u64,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { used: AtomicU64::new(0), max: AtomicU64::new(0), limit }
+    }
+
+    /// Takes `bytes`, or nothing if that would go over the limit.
+    pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
+        let limit = self.limit;
+        let before = self
+            .used
+            .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&used| used <= limit))
+            .map_err(|_| Full)?;
+        self.max.fetch_max(before + bytes, Relaxed);
+        Ok(())
+    }
+
+    /// Gives `bytes` that were taken back.
+    pub(crate) fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Relaxed);
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// The most that was ever taken at once.
+    pub(crate) fn max(&self) -> u64 {
+        self.max.load(Relaxed)
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_what_is_over_the_limit() {
+        let budget = Budget::new(100);
+        assert_eq!(budget.take(60), Ok(()));
+        assert_eq!(budget.take(41), Err(Full));
+        assert_eq!(budget.take(u64::MAX), Err(Full));
+        assert_eq!(budget.take(40), Ok(()));
+        budget.give(100);
+        assert_eq!((budget.used(), budget.max()), (0, 100));
+    }
+}

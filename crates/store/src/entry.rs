@@ -1,0 +1,139 @@
+//! The 64-bit word of a slot.
+//!
+//! ```text
+//!  63    62  61 60    59..56   55..44      43..0
+//! ┌─────┬─────┬──────┬────────┬───────────┬───────────────────┐
+//! │lock │idle │ kind │ codec  │ len − 1   │ location          │  Object
+//! │     │     │      │ 0      │ 4095      │ location          │  Raw
+//! │     │     │      │ form   │  fill's bits (56)             │  Same
+//! │     │     │      │ 0      │  0                            │  Empty
+//! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
+//! ```
+//!
+//! `Same` keeps the 8-byte word that fills the page. 56 bits are too few for every word, so `form` says which byte of it
+//! is zero and left out (0 to 7), or that its two halves are equal (8). A page filled with any other word is an
+//! ordinary object.
+
+use crate::pool::Location;
+
+/// The bit that a thread sets while it holds a slot.
+pub(crate) const LOCK: u64 = 1 << 63;
+
+const KIND_SHIFT: u32 = 60;
+const CODEC_SHIFT: u32 = 56;
+const LEN_SHIFT: u32 = 44;
+
+const EMPTY: u64 = 0;
+const SAME: u64 = 1;
+const OBJECT: u64 = 2;
+const RAW: u64 = 3;
+
+/// What a slot holds, as its word says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Nothing: it reads as zeros.
+    Empty,
+    /// A page that is one word over and over.
+    Same(Fill),
+    /// A compressed page; `codec` is a `CodecId`'s number.
+    Object { codec: u8, len_bytes: usize, at: Location },
+    /// A page kept as it is, because it does not compress.
+    Raw { at: Location },
+}
+
+impl Entry {
+    /// The word, unlocked.
+    pub(crate) fn encode(self) -> u64 {
+        match self {
+            Self::Empty => EMPTY << KIND_SHIFT,
+            Self::Same(fill) => (SAME << KIND_SHIFT) | fill.0,
+            Self::Object { codec, len_bytes, at } => {
+                let len_field = (len_bytes as u64 - 1) << LEN_SHIFT;
+                (OBJECT << KIND_SHIFT) | (u64::from(codec) << CODEC_SHIFT) | len_field | at.get()
+            }
+            Self::Raw { at } => (RAW << KIND_SHIFT) | at.get(),
+        }
+    }
+
+    /// What `word` says, whether locked or not. Words come from [`encode`](Self::encode) alone.
+    pub(crate) fn decode(word: u64) -> Self {
+        let at = Location::new(word & ((1 << LEN_SHIFT) - 1));
+        match (word >> KIND_SHIFT) & 3 {
+            EMPTY => Self::Empty,
+            SAME => Self::Same(Fill(word & ((1 << KIND_SHIFT) - 1))),
+            OBJECT => Self::Object {
+                codec: (word >> CODEC_SHIFT) as u8 & 0xf,
+                len_bytes: ((word >> LEN_SHIFT) & 0xfff) as usize + 1,
+                at,
+            },
+            _ => Self::Raw { at },
+        }
+    }
+}
+
+/// An 8-byte word that fits an entry: `form` in bits 59..56 and the rest below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fill(u64);
+
+impl Fill {
+    /// The word 0.
+    pub(crate) const ZERO: Self = Self(HALVES << FORM_SHIFT);
+
+    /// `word` in its short form, if it has one.
+    pub(crate) fn new(word: u64) -> Option<Self> {
+        let low = word & u64::from(u32::MAX);
+        if low == word >> 32 {
+            return Some(Self((HALVES << FORM_SHIFT) | low));
+        }
+        let zero = (0..8).find(|byte| (word >> (byte * 8)) & 0xff == 0)?;
+        let below = (1 << (zero * 8)) - 1;
+        Some(Self((zero << FORM_SHIFT) | (word & below) | ((word >> 8) & !below)))
+    }
+
+    /// The whole word.
+    pub(crate) fn word(self) -> u64 {
+        let form = self.0 >> FORM_SHIFT;
+        let bits = self.0 & ((1 << FORM_SHIFT) - 1);
+        if form == HALVES {
+            return bits | (bits << 32);
+        }
+        let below = (1 << (form * 8)) - 1;
+        (bits & below) | ((bits & !below) << 8)
+    }
+}
+
+const FORM_SHIFT: u32 = 56;
+const HALVES: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn fill_survives(word: u64, zeroed in 0u32..8, halves: bool) {
+            let word = if halves { (word << 32) | (word & 0xffff_ffff) } else { word & !(0xff << (zeroed * 8)) };
+            let entry = Entry::Same(Fill::new(word).expect("this word has a short form"));
+            prop_assert_eq!(Entry::decode(entry.encode() | LOCK), entry);
+            prop_assert_eq!(entry.encode() & LOCK, 0);
+            let Entry::Same(fill) = entry else { unreachable!() };
+            prop_assert_eq!(fill.word(), word);
+        }
+
+        #[test]
+        fn object_survives(codec in 0u8..16, len_bytes in 1usize..=4096, at in 0u64..1 << 44, locked: bool) {
+            let lock = if locked { LOCK } else { 0 };
+            for entry in [Entry::Object { codec, len_bytes, at: Location::new(at) }, Entry::Raw { at: Location::new(at) }] {
+                prop_assert_eq!(Entry::decode(entry.encode() | lock), entry);
+            }
+        }
+    }
+
+    #[test]
+    fn some_fills_have_no_short_form() {
+        assert_eq!(Fill::new(0x0102_0304_0506_0708), None);
+        assert_eq!(Fill::new(0), Some(Fill::ZERO));
+    }
+}

@@ -1,0 +1,71 @@
+//! A stretch of reserved address space whose pages come with use and go when told.
+#![allow(unsafe_code)] // mmap, madvise and raw access to what they give
+
+use std::{ffi::c_void, io, ptr, slice};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Reserved, zero-filled, private memory. Untouched pages cost nothing.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: a region is plain memory; who may touch which bytes when is the contract of its unsafe methods.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Reserves `len_bytes` of address space.
+    pub(crate) fn reserve(len_bytes: usize) -> io::Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory in use.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        Ok(Self { base: base.cast(), len_bytes })
+    }
+
+    /// The bytes at `offset`.
+    ///
+    /// # Safety
+    /// Nothing writes them while the slice lives.
+    pub(crate) unsafe fn bytes(&self, offset: usize, len_bytes: usize) -> &[u8] {
+        self.assert_within(offset, len_bytes);
+        // SAFETY: the range lies in the mapping, which is initialised (zero-filled) and lives as long as `self`; the
+        // caller keeps writers away.
+        unsafe { slice::from_raw_parts(self.base.add(offset), len_bytes) }
+    }
+
+    /// Stores `bytes` at `offset`.
+    ///
+    /// # Safety
+    /// Nothing else reads or writes the range meanwhile.
+    pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
+        self.assert_within(offset, bytes.len());
+        // SAFETY: the range lies in the mapping; `bytes` cannot overlap it, as the caller alone uses it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(offset), bytes.len()) };
+    }
+
+    /// Gives the memory of whole pages back; they read as zeros afterwards.
+    ///
+    /// # Safety
+    /// Nothing else reads or writes the range meanwhile.
+    pub(crate) unsafe fn give_back(&self, offset: usize, len_bytes: usize) {
+        self.assert_within(offset, len_bytes);
+        let start = self.base.wrapping_add(offset).cast::<c_void>();
+        // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that the pages stay.
+        let _ = unsafe { madvise(start, len_bytes, Advice::LinuxDontNeed) };
+    }
+
+    fn assert_within(&self, offset: usize, len_bytes: usize) {
+        assert!(offset.checked_add(len_bytes).is_some_and(|end| end <= self.len_bytes), "range outside the region");
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and every borrow of it has ended.
+        let _ = unsafe { munmap(self.base.cast(), self.len_bytes) };
+    }
+}

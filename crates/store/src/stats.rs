@@ -1,0 +1,47 @@
+//! A store's figures.
+
+/// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them (kernel document
+/// `admin-guide/blockdev/zram.rst`).
+///
+/// `spent_bytes = mem_used_total + table_bytes + stream_bytes ≤ mem_limit`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of the pages stored, same-filled ones included.
+    pub orig_data_size: u64,
+    /// Bytes of their objects; same-filled pages have none.
+    pub compr_data_size: u64,
+    /// Bytes of memory held for objects, with all waste.
+    pub mem_used_total: u64,
+    /// The most that `spent_bytes` may become; `u64::MAX` when there is no limit.
+    pub mem_limit: u64,
+    /// The most that `spent_bytes` has been.
+    pub mem_used_max: u64,
+    /// Pages that are one 8-byte word over and over, kept in their entries.
+    pub same_pages: u64,
+    /// Pages that do not compress, kept as they are.
+    pub huge_pages: u64,
+    /// Bytes of the table of entries.
+    pub table_bytes: u64,
+    /// Bytes of compression streams and counters.
+    pub stream_bytes: u64,
+    /// All of the store's memory.
+    pub spent_bytes: u64,
+}
+
+impl Stats {
+    /// Every figure with its name.
+    pub fn figures(&self) -> [(&'static str, u64); 10] {
+        [
+            ("orig_data_size", self.orig_data_size),
+            ("compr_data_size", self.compr_data_size),
+            ("mem_used_total", self.mem_used_total),
+            ("mem_limit", self.mem_limit),
+            ("mem_used_max", self.mem_used_max),
+            ("same_pages", self.same_pages),
+            ("huge_pages", self.huge_pages),
+            ("table_bytes", self.table_bytes),
+            ("stream_bytes", self.stream_bytes),
+            ("spent_bytes", self.spent_bytes),
+        ]
+    }
+}

@@ -1,0 +1,376 @@
+//! The store: slots in, pages out.
+//!
+//! ```text
+//! write:   stream ← CPU's; object ← compress (no lock held)
+//!          room ← pool; copy; lock entry; swap; unlock; free the old object
+//! read:    stream ← CPU's; lock entry; copy the object; unlock; decode
+//! update:  stream ← CPU's; lock entry; decode; change; compress; room ← pool; copy; swap; unlock; free the old
+//! ```
+//!
+//! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
+#![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
+
+use std::{fmt, io, num::NonZero, sync::Arc, thread};
+
+use pagefold_codec::{Codec, Lz4, PAGE_SIZE, Page, Stream};
+
+use crate::{
+    budget::{Budget, Full},
+    classed::Classed,
+    counters::Counters,
+    entry::{Entry, Fill},
+    pool::Pool,
+    stats::Stats,
+    streams::{Streams, Working},
+    table::Table,
+};
+
+/// A slot's number, from 0.
+pub type Slot = u64;
+
+/// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
+const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
+
+/// How a store is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How many slots there are.
+    pub slots: u64,
+    /// What compresses the pages.
+    pub codec: Arc<dyn Codec>,
+    /// The most memory that the store may spend, everything counted; `u64::MAX` for no limit.
+    pub memory_limit: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { slots: 0, codec: Arc::new(Lz4), memory_limit: u64::MAX }
+    }
+}
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum NewError {
+    /// The address space has no room for that many slots.
+    #[error("{slots} slots need more address space than there is")]
+    TooLarge {
+        /// The slots asked for.
+        slots: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The limit is below what an empty store costs.
+    #[error("a memory limit of {limit} bytes is below the {needed} bytes that the empty store costs")]
+    LimitTooSmall {
+        /// The limit asked for.
+        limit: u64,
+        /// What it has to be at least.
+        needed: u64,
+    },
+}
+
+/// Why an operation failed. The slot holds what it held before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The memory limit is reached.
+    #[error("the memory limit is reached")]
+    Full,
+    /// There is no such slot.
+    #[error("slot {slot} is beyond the store's {slots} slots")]
+    NoSuchSlot {
+        /// The slot asked for.
+        slot: Slot,
+        /// How many there are.
+        slots: u64,
+    },
+    /// The slot's object cannot be decoded.
+    #[error("slot {slot} is corrupt: {what}")]
+    Corrupt {
+        /// The slot.
+        slot: Slot,
+        /// What was found wrong.
+        what: &'static str,
+    },
+}
+
+impl From<Full> for Error {
+    fn from(_: Full) -> Self {
+        Self::Full
+    }
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Nothing; it reads as zeros.
+    Empty,
+    /// A page of zeros.
+    Zero,
+    /// A page.
+    Data,
+}
+
+/// A compressed page store.
+pub struct Store {
+    table: Table,
+    streams: Streams,
+    counters: Counters,
+    pool: Classed,
+    budget: Arc<Budget>,
+    slots: u64,
+    base_bytes: u64,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("slots", &self.slots)
+            .field("codec", &self.streams.codec())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// An empty store.
+    pub fn new(config: Config) -> Result<Self, NewError> {
+        let Config { slots, codec, memory_limit } = config;
+        let too_large = |source| NewError::TooLarge { slots, source };
+        let budget = Arc::new(Budget::new(memory_limit));
+        let pool = Classed::new(slots, Arc::clone(&budget)).map_err(too_large)?;
+        let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let base_bytes = table.root_bytes() + (cpus * 2 * 128) as u64;
+        budget.take(base_bytes).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed: base_bytes })?;
+        let (streams, counters) = (Streams::new(codec, cpus), Counters::new(cpus));
+        Ok(Self { table, streams, counters, pool, budget, slots, base_bytes })
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// The codec's name.
+    pub fn codec_name(&self) -> String {
+        self.streams.codec().name()
+    }
+
+    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
+    pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        // Empty and same-filled pages need neither lock nor stream.
+        if let Some(fill) = self.constant(slot) {
+            fill_page(page, fill);
+            return Ok(());
+        }
+        let mut taken = self.streams.take(&self.budget)?;
+        let Working { stream, object, .. } = taken.working()?;
+        let Some(locked) = self.table.lock(slot) else {
+            page.fill(0);
+            return Ok(());
+        };
+        match locked.entry() {
+            Entry::Object { len_bytes, at, .. } => {
+                // SAFETY: the entry names this object and is locked until `object` holds its bytes.
+                object[..len_bytes].copy_from_slice(unsafe { self.pool.bytes(at, len_bytes) });
+                drop(locked);
+                decode(&mut **stream, &object[..len_bytes], page, slot)
+            }
+            entry => {
+                self.copy_plain(entry, page);
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts `page` in the slot. It is compressed with no lock held.
+    pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        let mut taken = self.streams.take(&self.budget)?;
+        let cpu = taken.cpu;
+        let Working { stream, object, .. } = taken.working()?;
+        let new = self.build(&mut **stream, object, page)?;
+        drop(taken);
+        let locked = match self.table.lock_or_make(slot, &self.budget) {
+            Ok(locked) => locked,
+            Err(full) => {
+                self.free(new);
+                return Err(full.into());
+            }
+        };
+        self.retire(cpu, locked.replace(new), new);
+        Ok(())
+    }
+
+    /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there is stored. No other
+    /// operation on the slot comes between. `change` is short: the slot is locked while it runs, and it must not use
+    /// the store.
+    pub fn update(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        let mut taken = self.streams.take(&self.budget)?;
+        let cpu = taken.cpu;
+        let Working { stream, object, page } = taken.working()?;
+        let locked = self.table.lock_or_make(slot, &self.budget)?;
+        match locked.entry() {
+            Entry::Object { len_bytes, at, .. } => {
+                // SAFETY: the entry names this object and stays locked to the end.
+                let bytes = unsafe { self.pool.bytes(at, len_bytes) };
+                decode(&mut **stream, bytes, page, slot)?;
+            }
+            entry => self.copy_plain(entry, page),
+        }
+        change(page);
+        let new = self.build(&mut **stream, object, page)?;
+        self.retire(cpu, locked.replace(new), new);
+        Ok(())
+    }
+
+    /// Empties the slot and gives its memory back.
+    pub fn discard(&self, slot: Slot) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        if let Some(locked) = self.table.lock(slot) {
+            let old = locked.replace(Entry::Empty);
+            self.retire(rustix::thread::sched_getcpu(), old, Entry::Empty);
+        }
+        Ok(())
+    }
+
+    /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its entry.
+    pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        let new = Entry::Same(Fill::ZERO);
+        let old = self.table.lock_or_make(slot, &self.budget)?.replace(new);
+        self.retire(rustix::thread::sched_getcpu(), old, new);
+        Ok(())
+    }
+
+    /// What the slot holds.
+    pub fn status(&self, slot: Slot) -> Result<Status, Error> {
+        self.check_slot(slot)?;
+        Ok(match self.table.peek(slot) {
+            Entry::Empty => Status::Empty,
+            Entry::Same(Fill::ZERO) => Status::Zero,
+            _ => Status::Data,
+        })
+    }
+
+    /// How many slots from `slot` on are empty for certain and cheap to pass over, at most `limit`.
+    pub fn empty_run(&self, slot: Slot, limit: u64) -> u64 {
+        let limit = limit.min(self.slots.saturating_sub(slot));
+        self.table.missing(slot, limit)
+    }
+
+    /// The figures at some moment during the call.
+    pub fn stats(&self) -> Stats {
+        let sums = self.counters.sums();
+        Stats {
+            orig_data_size: sums.pages * PAGE_SIZE as u64,
+            compr_data_size: sums.compressed_bytes,
+            mem_used_total: self.pool.used_bytes(),
+            mem_limit: self.budget.limit(),
+            mem_used_max: self.budget.max(),
+            same_pages: sums.same_pages,
+            huge_pages: sums.huge_pages,
+            table_bytes: self.table.used_bytes(),
+            stream_bytes: self.streams.used_bytes() + self.base_bytes - self.table.root_bytes(),
+            spent_bytes: self.budget.used(),
+        }
+    }
+
+    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.
+    pub fn check(&self) -> Result<(), String> {
+        self.pool.check()?;
+        let stats = self.stats();
+        let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes;
+        if parts != stats.spent_bytes {
+            return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
+        }
+        let fresh = Counters::new(1);
+        for slot in 0..self.slots {
+            fresh.replaced(0, Entry::Empty, self.table.peek(slot));
+        }
+        if fresh.sums() != self.counters.sums() {
+            return Err(format!("slots hold {:?}, the counters say {:?}", fresh.sums(), self.counters.sums()));
+        }
+        Ok(())
+    }
+
+    fn check_slot(&self, slot: Slot) -> Result<(), Error> {
+        if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
+    }
+
+    /// The word that fills the slot's page, if its entry says so.
+    fn constant(&self, slot: Slot) -> Option<u64> {
+        match self.table.peek(slot) {
+            Entry::Empty => Some(0),
+            Entry::Same(fill) => Some(fill.word()),
+            Entry::Object { .. } | Entry::Raw { .. } => None,
+        }
+    }
+
+    /// Fills `page` from an entry that is locked and not compressed.
+    fn copy_plain(&self, entry: Entry, page: &mut Page) {
+        match entry {
+            Entry::Empty => page.fill(0),
+            Entry::Same(fill) => fill_page(page, fill.word()),
+            // SAFETY: the caller holds the entry that names the object.
+            Entry::Raw { at } => page.copy_from_slice(unsafe { self.pool.bytes(at, PAGE_SIZE) }),
+            Entry::Object { .. } => unreachable!("compressed entries are decoded"),
+        }
+    }
+
+    /// Makes the entry, and the object if it needs one, for `page`; `object` is room for its bytes.
+    fn build(&self, stream: &mut dyn Stream, object: &mut Page, page: &Page) -> Result<Entry, Full> {
+        if let Some(fill) = same_word(page).and_then(Fill::new) {
+            return Ok(Entry::Same(fill));
+        }
+        let (entry, bytes): (_, &[u8]) = match stream.compress(page, &mut object[..OBJECT_MAX]) {
+            Some(len_bytes) => {
+                let at = self.pool.alloc(len_bytes)?;
+                let codec = self.streams.codec().id() as u8;
+                (Entry::Object { codec, len_bytes, at }, &object[..len_bytes])
+            }
+            None => (Entry::Raw { at: self.pool.alloc(PAGE_SIZE)? }, page),
+        };
+        if let Entry::Object { at, .. } | Entry::Raw { at } = entry {
+            // SAFETY: just allocated with this length, and in no entry yet.
+            unsafe { self.pool.write(at, bytes) };
+        }
+        Ok(entry)
+    }
+
+    fn retire(&self, cpu: usize, old: Entry, new: Entry) {
+        self.counters.replaced(cpu, old, new);
+        self.free(old);
+    }
+
+    /// Frees the object of an entry that is in no slot (any more).
+    fn free(&self, entry: Entry) {
+        match entry {
+            Entry::Empty | Entry::Same(_) => {}
+            // SAFETY: the entry is in no slot, so the caller alone knows of its object.
+            Entry::Object { len_bytes, at, .. } => unsafe { self.pool.free(at, len_bytes) },
+            // SAFETY: as above.
+            Entry::Raw { at } => unsafe { self.pool.free(at, PAGE_SIZE) },
+        }
+    }
+}
+
+fn decode(stream: &mut dyn Stream, object: &[u8], page: &mut Page, slot: Slot) -> Result<(), Error> {
+    stream.decompress(object, page).map_err(|corrupt| Error::Corrupt { slot, what: corrupt.what })
+}
+
+/// The 8-byte word that the page repeats, if it does.
+fn same_word(page: &Page) -> Option<u64> {
+    let (first, _) = page.split_first_chunk::<8>()?;
+    (page[8..] == page[..PAGE_SIZE - 8]).then(|| u64::from_le_bytes(*first))
+}
+
+fn fill_page(page: &mut Page, fill: u64) {
+    if fill == 0 {
+        page.fill(0);
+    } else {
+        let (words, _) = page.as_chunks_mut::<8>();
+        words.fill(fill.to_le_bytes());
+    }
+}
