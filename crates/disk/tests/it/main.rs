@@ -1,0 +1,4 @@
+//! Disks as their users see them.
+
+mod bounds;
+mod ram;

@@ -1,0 +1,62 @@
+//! What happens at the memory limit.
+
+use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Store};
+
+use crate::pages::mixed;
+
+#[test]
+fn a_full_store_keeps_what_it_has_and_recovers() {
+    let limit = 4 << 20;
+    let store = Store::new(Config { slots: 4096, memory_limit: limit, ..Config::default() }).expect("a small store");
+    let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
+    assert_eq!(store.write(full_at, &mixed(full_at, 0xff)), Err(Error::Full));
+    let mut page = [0; PAGE_SIZE];
+
+    for slot in 0..full_at {
+        let before = mixed(slot, 0xff);
+        if store.write(slot, &mixed(slot + 10_000, 0xff)).is_err() {
+            store.read(slot, &mut page).expect("a readable page");
+            assert!(page == *before, "slot {slot} lost its page");
+        }
+        let _ = store.update(slot, |page| page[0] ^= 1);
+    }
+    let stats = store.stats();
+    assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 9 / 10, "{stats:?}");
+    store.check().expect("consistent");
+
+    for slot in 0..full_at / 2 {
+        store.discard(slot).expect("a slot");
+    }
+    for slot in 0..full_at / 4 {
+        store.write(slot, &mixed(slot, 0xff)).expect("room again");
+    }
+    store.check().expect("consistent");
+}
+
+#[test]
+fn all_memory_comes_back() {
+    let store = Store::new(Config { slots: 4096, ..Config::default() }).expect("a small store");
+    for slot in 0..4096 {
+        store.write(slot, &mixed(slot, (slot % 256) as u8)).expect("no limit");
+    }
+    for slot in 0..4096 {
+        store.discard(slot).expect("a slot");
+    }
+    let stats = store.stats();
+    assert_eq!((stats.orig_data_size, stats.compr_data_size, stats.same_pages, stats.huge_pages), (0, 0, 0, 0));
+    // What may stay is a run a size class.
+    assert!(stats.mem_used_total <= 128 * 8 * PAGE_SIZE as u64, "{stats:?}");
+    store.check().expect("consistent");
+}
+
+#[test]
+fn a_limit_below_the_empty_store_is_refused() {
+    let error = Store::new(Config { slots: 1 << 20, memory_limit: 1000, ..Config::default() }).expect_err("too small");
+    assert!(matches!(error, NewError::LimitTooSmall { limit: 1000, .. }), "{error}");
+}
+
+#[test]
+fn a_store_beyond_the_address_space_is_refused() {
+    let error = Store::new(Config { slots: 1 << 50, ..Config::default() }).expect_err("too large");
+    assert!(matches!(error, NewError::TooLarge { .. }), "{error}");
+}
