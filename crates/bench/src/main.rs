@@ -1,7 +1,10 @@
 //! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
 
 mod codec;
+mod nbd;
 mod report;
+mod server;
+mod soak;
 
 use clap::{Parser, Subcommand};
 
@@ -16,10 +19,16 @@ struct Args {
 enum Bench {
     /// Page codecs: bytes and speed at 4 KiB
     Codec(codec::Args),
+    /// The NBD server beside nbdkit's memory plugin, with fio
+    Nbd(nbd::Args),
+    /// Verified writing at the memory limit
+    Soak(soak::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::Nbd(args) => nbd::run(&args),
+        Bench::Soak(args) => soak::run(&args),
     }
 }

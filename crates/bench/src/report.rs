@@ -22,3 +22,20 @@ impl Figure<'_> {
         );
     }
 }
+
+/// The middle value, or the mean of the two in the middle; NaN of nothing.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match (sorted.get(middle), sorted.len() % 2) {
+        (Some(&value), 1) => value,
+        (Some(&value), _) => f64::midpoint(sorted[middle - 1], value),
+        (None, _) => f64::NAN,
+    }
+}
+
+/// The geometric mean of positive values; NaN of nothing.
+pub(crate) fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
+}

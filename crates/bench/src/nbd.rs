@@ -1,0 +1,186 @@
+//! `pagefold-bench nbd`: the same fio jobs on pagefold and on nbdkit's memory plugin, in turn.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use crate::{
+    report::{Figure, geometric_mean, median},
+    server::{Server, pagefold, program},
+};
+
+/// Options of `pagefold-bench nbd`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Every case runs on every subject in turn, round after round; a figure is the median of its rounds. Each disk is first
+written full, which is not counted. Buffers are fio's, 60 % compressible and refilled for each write; queue depth 16.")]
+pub(crate) struct Args {
+    /// Seconds that each fio job runs
+    #[arg(long, default_value_t = 2)]
+    seconds: u32,
+    /// Rounds
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Disk size in MiB
+    #[arg(long, default_value_t = 256)]
+    mib: u64,
+    /// Only the cases whose name has this in it
+    #[arg(long, default_value = "")]
+    only: String,
+    /// The pagefold program; by default the one beside this program
+    #[arg(long)]
+    pagefold: Option<PathBuf>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+const QUEUE_DEPTH: &str = "16";
+const SUBJECTS: [&str; 4] = ["pagefold-lz4", "pagefold-default", "nbdkit-malloc", "nbdkit-zstd"];
+
+struct Case {
+    pattern: &'static str,
+    fio_rw: &'static str,
+    block: &'static str,
+    connections: usize,
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let patterns = [("rand-read", "randread"), ("rand-write", "randwrite"), ("seq-read", "read"), ("seq-write", "write")];
+        let mut cases = Vec::new();
+        for block in ["4k", "32k"] {
+            for (pattern, fio_rw) in patterns {
+                for connections in [1, 2] {
+                    cases.push(Self { pattern, fio_rw, block, connections });
+                }
+            }
+        }
+        cases
+    }
+
+    fn name(&self) -> String {
+        format!("fio-60/{}/{}/{}", self.pattern, self.block, self.connections)
+    }
+
+    fn reads(&self) -> bool {
+        self.pattern.ends_with("read")
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let fio = program("fio")?;
+    let nbdkit = program("nbdkit")?;
+    let pagefold = pagefold(args.pagefold.as_deref())?;
+    let size = format!("{}M", args.mib);
+    let mut servers = Vec::new();
+    for subject in SUBJECTS {
+        let server = match subject {
+            "pagefold-lz4" => Server::pagefold(&pagefold, &["--size", &size, "--codec", "lz4"])?,
+            "pagefold-default" => Server::pagefold(&pagefold, &["--size", &size])?,
+            "nbdkit-malloc" => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=malloc"])?,
+            _ => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=zstd"])?,
+        };
+        let fill = Case { pattern: "fill", fio_rw: "write", block: "32k", connections: 1 };
+        fio_job(&fio, &server, &fill, args.mib, None)?;
+        servers.push((subject, server));
+    }
+    let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
+    let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.name().contains(&args.only)).collect();
+    for _ in 0..args.rounds.max(1) {
+        for case in &cases {
+            for (subject, server) in &servers {
+                let job = fio_job(&fio, server, case, args.mib, Some(args.seconds))?;
+                let (speed, p99) =
+                    if case.reads() { ("read_mb_s", "read_p99_us") } else { ("write_mb_s", "write_p99_us") };
+                for (metric, value) in [(speed, job.mb_s), (p99, job.p99_us), ("rss_bytes", server.rss_bytes()?)] {
+                    figures.entry((case.name(), subject, metric)).or_default().push(value);
+                }
+            }
+        }
+    }
+    let figures: BTreeMap<_, _> = figures.into_iter().map(|(key, values)| (key, median(&values))).collect();
+    if args.json {
+        for ((case, subject, metric), &value) in &figures {
+            let unit = match *metric {
+                "rss_bytes" => "bytes",
+                metric if metric.ends_with("_us") => "us",
+                _ => "MB/s",
+            };
+            Figure { bench: "nbd", case, subject, metric, value, unit }.print_json();
+        }
+    }
+    print_table(args.json, &cases, &figures);
+    Ok(())
+}
+
+/// Speeds and ratios; where the figures go to standard output as JSON, the table goes to standard error.
+fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &str), f64>) {
+    let line = |text: String| if json { eprintln!("{text}") } else { println!("{text}") };
+    let get = |case: &Case, subject, metric| figures.get(&(case.name(), subject, metric)).copied().unwrap_or(f64::NAN);
+    line(format!(
+        "{:26} {:>9} {:>9} {:>9} {:>9}   lz4/malloc  lz4/zstd  p99 us lz4/malloc",
+        "case (MB/s)", "pf-lz4", "pf-deflt", "nk-malloc", "nk-zstd"
+    ));
+    let mut ratios: [Vec<f64>; 2] = Default::default();
+    for case in cases {
+        let (speed, p99) = if case.reads() { ("read_mb_s", "read_p99_us") } else { ("write_mb_s", "write_p99_us") };
+        let [lz4, default, malloc, zstd] = SUBJECTS.map(|subject| get(case, subject, speed));
+        ratios[0].push(lz4 / malloc);
+        ratios[1].push(lz4 / zstd);
+        line(format!(
+            "{:26} {lz4:9.0} {default:9.0} {malloc:9.0} {zstd:9.0}   {:10.2}  {:8.1}  {:8.0} / {:.0}",
+            case.name(),
+            lz4 / malloc,
+            lz4 / zstd,
+            get(case, "pagefold-lz4", p99),
+            get(case, "nbdkit-malloc", p99)
+        ));
+    }
+    line(format!(
+        "{:26} {:>39}   {:10.2}  {:8.1}",
+        "geometric mean",
+        "",
+        geometric_mean(&ratios[0]),
+        geometric_mean(&ratios[1])
+    ));
+}
+
+struct Job {
+    mb_s: f64,
+    p99_us: f64,
+}
+
+fn fio_job(fio: &Path, server: &Server, case: &Case, mib: u64, seconds: Option<u32>) -> anyhow::Result<Job> {
+    let output = server.folder().join("fio.json");
+    let mut command = std::process::Command::new(fio);
+    command
+        .args(["--name=job", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
+        .args(["--buffer_compress_percentage=60", "--refill_buffers", "--randrepeat=1"])
+        .arg(format!("--iodepth={QUEUE_DEPTH}"))
+        .arg(format!("--uri={}", server.uri("")))
+        .arg(format!("--rw={}", case.fio_rw))
+        .arg(format!("--bs={}", case.block))
+        .arg(format!("--numjobs={}", case.connections))
+        .arg(format!("--size={mib}M"))
+        .arg(format!("--output={}", output.display()));
+    if let Some(seconds) = seconds {
+        command.args(["--time_based", &format!("--runtime={seconds}")]);
+    }
+    let result = command.output().context("cannot start fio")?;
+    ensure!(result.status.success(), "fio failed: {}", String::from_utf8_lossy(&result.stderr));
+    let text = fs::read_to_string(&output).context("fio left no report")?;
+    // fio may print notes before the report.
+    let report: Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
+    let side = &report["jobs"][0][if case.reads() { "read" } else { "write" }];
+    let number = |value: &Value| value.as_f64().context("fio's report lacks a figure");
+    Ok(Job {
+        mb_s: number(&side["bw_bytes"])? / 1e6,
+        p99_us: number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3,
+    })
+}

@@ -1,0 +1,105 @@
+//! NBD servers that a bench starts and ends.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use tempfile::TempDir;
+
+/// A server in a folder of its own, ended with this value.
+pub(crate) struct Server {
+    child: Child,
+    folder: TempDir,
+}
+
+/// The path of a program that must be there.
+pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let path = env::var_os("PATH").context("there is no PATH")?;
+    env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|full| full.is_file())
+        .with_context(|| format!("{name} is not installed; `make deps` installs it"))
+}
+
+/// The `pagefold` program: `given`, or the one beside this program.
+pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => env::current_exe().context("where is this program?")?.with_file_name("pagefold"),
+    };
+    ensure!(path.is_file(), "{} is not there; `make build` builds it", path.display());
+    Ok(path)
+}
+
+impl Server {
+    /// `pagefold serve` with `args`, on a socket of its own.
+    pub(crate) fn pagefold(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
+        Self::start(|socket| {
+            let mut command = Command::new(program);
+            command.arg("serve").args(args).arg("--unix").arg(socket);
+            command
+        })
+    }
+
+    /// `nbdkit` with `args`, on a socket of its own.
+    pub(crate) fn nbdkit(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
+        Self::start(|socket| {
+            let mut command = Command::new(program);
+            command.arg("--foreground").arg("--unix").arg(socket).args(args);
+            command
+        })
+    }
+
+    fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
+        let folder = TempDir::new().context("no folder for a socket")?;
+        let socket = folder.path().join("socket");
+        let mut command = command(&socket);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let mut server = Self { child, folder };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !socket.exists() {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("{command:?} ended at once: {status}");
+            }
+            ensure!(Instant::now() < deadline, "{command:?} does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    /// The address of an export.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// A folder that goes with the server.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Resident memory of the server's process.
+    pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("the server is gone")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is no number")?;
+        Ok(kib * 1024.0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A server that has ended already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,179 @@
+//! `pagefold serve`: compressed RAM disks over NBD.
+
+use std::{env, net::SocketAddr, path::PathBuf, sync::Arc, thread};
+
+use anyhow::{Context, bail, ensure};
+use pagefold_codec::by_name;
+use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
+use pagefold_serve::{Export, Limits, Server};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use crate::size;
+
+/// Serve disks whose contents live compressed in RAM, over NBD
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold serve --size 8G --unix /run/user/1000/disk.sock
+  pagefold serve --size 8G --tcp 127.0.0.1:10809 --codec zstd-1 --memory-limit 2G
+  pagefold serve --export name=root,size=4G --export name=swap,size=8G,codec=zstd --unix /run/pagefold.sock
+
+Then, with any NBD client:
+  nbdcopy rootfs.ext4 'nbd+unix:///?socket=/run/user/1000/disk.sock'
+  qemu-system-x86_64 -drive 'file=nbd+unix:///?socket=/run/user/1000/disk.sock,format=raw'
+  pagefold stat --unix /run/user/1000/disk.sock
+
+Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
+Under a service manager's socket activation (LISTEN_FDS) no address is needed.
+SIGINT and SIGTERM finish what is in flight, remove the Unix sockets and end with status 0. What the
+disks held is then gone: it lived in RAM.")]
+pub(crate) struct Args {
+    /// Size of the disk, a multiple of 512 bytes
+    #[arg(long, value_parser = size::parse, required_unless_present = "export", conflicts_with = "export")]
+    size: Option<u64>,
+
+    /// Name of the disk's export
+    #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "export")]
+    name: String,
+
+    /// A disk of several: name=NAME,size=SIZE[,codec=CODEC][,memory-limit=SIZE][,read-only]
+    #[arg(long, value_name = "DISK", value_parser = parse_disk)]
+    export: Vec<Disk>,
+
+    /// Listen on a Unix socket at PATH
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+
+    /// Listen on a TCP address; NBD has no password, so keep to loopback unless the network is trusted
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    tcp: Vec<SocketAddr>,
+
+    /// What compresses the pages: lz4, zstd or zstd-LEVEL (-7 to 22)
+    #[arg(long, default_value = "lz4")]
+    codec: String,
+
+    /// The most memory that each disk may take, everything counted; writes over it fail with ENOSPC
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory_limit: Option<u64>,
+
+    /// Refuse every change
+    #[arg(long)]
+    read_only: bool,
+
+    /// The most clients at a time
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
+    max_connections: usize,
+}
+
+/// A disk as `--export` describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Disk {
+    name: String,
+    size: u64,
+    codec: Option<String>,
+    memory_limit: Option<u64>,
+    read_only: bool,
+}
+
+fn parse_disk(text: &str) -> Result<Disk, String> {
+    let mut disk = Disk::default();
+    let (mut name, mut size_bytes) = (None, None);
+    for part in text.split(',') {
+        let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
+        let value = || value.ok_or_else(|| format!("'{key}' needs a value: {key}=…"));
+        match key {
+            "name" => name = Some(value()?.to_owned()),
+            "size" => size_bytes = Some(size::parse(value()?)?),
+            "codec" => disk.codec = Some(value()?.to_owned()),
+            "memory-limit" => disk.memory_limit = Some(size::parse(value()?)?),
+            "read-only" => disk.read_only = true,
+            _ => return Err(format!("unknown '{key}'; known are name, size, codec, memory-limit, read-only")),
+        }
+    }
+    disk.name = name.ok_or("it needs name=NAME")?;
+    disk.size = size_bytes.ok_or("it needs size=SIZE")?;
+    Ok(disk)
+}
+
+impl Args {
+    fn disks(&self) -> Vec<Disk> {
+        match self.size {
+            Some(size) => vec![Disk { name: self.name.clone(), size, ..Disk::default() }],
+            None => self.export.clone(),
+        }
+    }
+
+    fn export(&self, disk: Disk) -> anyhow::Result<Export> {
+        let Disk { name, size, codec, memory_limit, read_only } = disk;
+        let codec = by_name(codec.as_deref().unwrap_or(&self.codec))?;
+        let memory_limit = memory_limit.or(self.memory_limit).unwrap_or(u64::MAX);
+        let ram = RamDisk::new(RamConfig { size_bytes: size, codec, memory_limit })
+            .with_context(|| if name.is_empty() { "no disk".to_owned() } else { format!("no disk '{name}'") })?;
+        let ram: Arc<dyn BlockDevice> = Arc::new(ram);
+        Ok(if read_only || self.read_only { Export::read_only(name, ram) } else { Export::new(name, ram) })
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let activated = env::var_os("LISTEN_FDS").is_some();
+    if args.unix.is_empty() && args.tcp.is_empty() && !activated {
+        bail!("nowhere to listen: give --unix PATH or --tcp ADDRESS:PORT");
+    }
+    ensure!(args.max_connections > 0, "--max-connections 0 would serve nobody; give 1 or more");
+    let mut server = Server::builder().limits(Limits { connections: args.max_connections, ..Limits::default() });
+    for disk in args.disks() {
+        server = server.export(args.export(disk)?);
+    }
+    for path in &args.unix {
+        server = server.unix(path);
+    }
+    for &address in &args.tcp {
+        server = server.tcp(address);
+    }
+    if activated {
+        server = server.activation();
+    }
+    // Signals are caught from before the sockets exist, so that none is left behind.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let server = server.bind()?;
+    let handle = server.handle();
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for _ in signals.forever() {
+                handle.stop();
+            }
+        })
+        .context("cannot start a thread")?;
+    for path in server.unix_paths() {
+        eprintln!("pagefold: serving on nbd+unix:///?socket={}", path.display());
+    }
+    for address in server.tcp_addresses() {
+        eprintln!("pagefold: serving on nbd://{address}");
+    }
+    server.run()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_read() {
+        let disk = parse_disk("name=a,size=1G,codec=zstd-1,memory-limit=100M,read-only").expect("a disk");
+        let codec = Some("zstd-1".to_owned());
+        let expected =
+            Disk { name: "a".to_owned(), size: 1 << 30, codec, memory_limit: Some(100 << 20), read_only: true };
+        assert_eq!(disk, expected);
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused() {
+        for text in ["", "name=a", "size=1G", "name=a,size=x", "name=a,size=1G,colour=red", "name,size=1G"] {
+            assert!(parse_disk(text).is_err(), "{text}");
+        }
+    }
+}
