@@ -5,6 +5,7 @@
 
 mod checked;
 mod device;
+mod shared;
 
 pub use checked::Checked;
 pub use device::{BlockDevice, Error, Extent, Zeroes};
