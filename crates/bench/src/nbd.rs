@@ -52,7 +52,8 @@ struct Case {
 
 impl Case {
     fn all() -> Vec<Self> {
-        let patterns = [("rand-read", "randread"), ("rand-write", "randwrite"), ("seq-read", "read"), ("seq-write", "write")];
+        let patterns =
+            [("rand-read", "randread"), ("rand-write", "randwrite"), ("seq-read", "read"), ("seq-write", "write")];
         let mut cases = Vec::new();
         for block in ["4k", "32k"] {
             for (pattern, fio_rw) in patterns {
@@ -176,7 +177,8 @@ fn fio_job(fio: &Path, server: &Server, case: &Case, mib: u64, seconds: Option<u
     ensure!(result.status.success(), "fio failed: {}", String::from_utf8_lossy(&result.stderr));
     let text = fs::read_to_string(&output).context("fio left no report")?;
     // fio may print notes before the report.
-    let report: Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
+    let report: Value =
+        serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
     let side = &report["jobs"][0][if case.reads() { "read" } else { "write" }];
     let number = |value: &Value| value.as_f64().context("fio's report lacks a figure");
     Ok(Job {

@@ -78,8 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for name in names {
         let info = client.info(&name)?;
         let description = info.description.as_deref().unwrap_or_default();
-        let figures =
-            Figures::parse(description).with_context(|| format!("export '{name}' is not a pagefold disk"))?;
+        let figures = Figures::parse(description).with_context(|| format!("export '{name}' is not a pagefold disk"))?;
         if args.json { print_json(&name, &info, &figures) } else { print_words(&name, &info, &figures) }
     }
     Ok(())

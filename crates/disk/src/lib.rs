@@ -19,6 +19,7 @@
 mod checked;
 mod device;
 mod ram;
+mod shared;
 
 pub use checked::Checked;
 pub use device::{BlockDevice, Error, Extent, Zeroes};

@@ -1,1 +1,33 @@
-//! serve
+//! Serves block devices over NBD, the network block device protocol.
+//!
+//! ```no_run
+//! # fn serve(device: std::sync::Arc<dyn pagefold_disk::BlockDevice>) -> Result<(), pagefold_serve::Error> {
+//! use pagefold_serve::{Export, Server};
+//!
+//! let server = Server::builder().export(Export::new("disk", device)).unix("/run/user/1000/disk.sock").bind()?;
+//! let handle = server.handle(); // handle.stop() ends the server from another thread
+//! server.run()
+//! # }
+//! ```
+//!
+//! What is supported, what a peer may cost and how threads are used is in `docs/nbd.md`.
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod connection;
+mod error;
+mod export;
+mod limits;
+mod listen;
+mod negotiate;
+mod pool;
+pub mod protocol;
+mod request;
+mod server;
+mod transport;
+
+pub use error::Error;
+pub use export::{Export, Exports};
+pub use limits::Limits;
+pub use server::{Builder, Server, ServerHandle};
+pub use transport::{Socket, Transport};

@@ -1,0 +1,47 @@
+//! A shared device is a device.
+
+use std::sync::Arc;
+
+use crate::{BlockDevice, Error, Extent, Zeroes};
+
+impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        (**self).read_only()
+    }
+
+    fn may_block(&self) -> bool {
+        (**self).may_block()
+    }
+
+    fn description(&self) -> String {
+        (**self).description()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        (**self).read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        (**self).write(offset, buf)
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        (**self).flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        (**self).discard(offset, len_bytes)
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
+        (**self).write_zeroes(offset, len_bytes, zeroes)
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        (**self).extents(offset, len_bytes, each)
+    }
+}

@@ -1,0 +1,64 @@
+//! What can go wrong before a connection is served.
+
+use std::{io, net::SocketAddr, path::PathBuf};
+
+/// Why a server cannot start or run. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No export was given.
+    #[error("nothing to serve: add at least one export")]
+    NoExport,
+    /// No address was given.
+    #[error("nowhere to listen: add a Unix socket path, a TCP address or socket activation")]
+    NoListener,
+    /// Two exports have one name.
+    #[error("two exports are named `{0}`: give each its own name")]
+    DuplicateExport(String),
+    /// A name is longer than the protocol allows.
+    #[error("an export's name has {0} bytes, the protocol allows 4096: use a shorter one")]
+    NameTooLong(usize),
+    /// A server listens on the path.
+    #[error("address in use: a server already listens on {}: stop it or choose another path", .0.display())]
+    PathInUse(PathBuf),
+    /// The path is something else than a socket.
+    #[error("{} exists and is not a socket: choose another path, or remove it", .0.display())]
+    NotASocket(PathBuf),
+    /// The Unix socket cannot be made.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Unix {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something listens on the address.
+    #[error("address in use: something already listens on {0}: choose another port, or 0 for any free one")]
+    AddressInUse(SocketAddr),
+    /// The TCP address cannot be used.
+    #[error("cannot listen on {address}: {source}")]
+    Tcp {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Socket activation was asked for, but no socket was passed.
+    #[error("no socket was passed: LISTEN_FDS and LISTEN_PID are not set for this process")]
+    NoActivation,
+    /// A passed socket is not one to listen on.
+    #[error("socket {index} that was passed cannot be used: {source}")]
+    Activation {
+        /// Which, from 0.
+        index: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system refuses something a server needs.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,137 @@
+//! Sockets to listen on.
+
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{
+            fs::{FileTypeExt, MetadataExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::net::{SocketFlags, accept_with};
+
+use crate::{Error, transport::Socket};
+
+/// A listening socket; a Unix socket's file that it made goes with it.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    tcp: Option<SocketAddr>,
+    file: Option<SocketFile>,
+}
+
+/// The file of a Unix socket, known by its inode so that another server's file is not removed.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
+            // Gone already is as good as removed.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Listener {
+    /// Listens on a Unix socket. A file left by a server that is gone is replaced.
+    pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Unix { path: path.into(), source };
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                remove_stale(path)?;
+                UnixListener::bind(path).map_err(failed)?
+            }
+            result => result.map_err(failed)?,
+        };
+        let found = fs::symlink_metadata(path).map_err(failed)?;
+        let file = SocketFile { path: path.into(), inode: (found.dev(), found.ino()) };
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { fd: listener.into(), tcp: None, file: Some(file) })
+    }
+
+    /// Listens on a TCP address; port 0 is any free one.
+    pub(crate) fn tcp(address: SocketAddr) -> Result<Self, Error> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => Error::AddressInUse(address),
+            _ => Error::Tcp { address, source },
+        };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
+    }
+
+    /// The sockets that the service manager passed with `LISTEN_FDS`.
+    pub(crate) fn activation() -> Result<Vec<Self>, Error> {
+        let mut passed = listenfd::ListenFd::from_env();
+        if passed.len() == 0 {
+            return Err(Error::NoActivation);
+        }
+        (0..passed.len())
+            .map(|index| {
+                let failed = |source| Error::Activation { index, source };
+                match passed.take_tcp_listener(index) {
+                    Ok(Some(listener)) => {
+                        listener.set_nonblocking(true).map_err(failed)?;
+                        let address = listener.local_addr().map_err(failed)?;
+                        Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
+                    }
+                    Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
+                    Err(_) => {
+                        let listener = passed.take_unix_listener(index).map_err(failed)?;
+                        let listener = listener.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+                        listener.set_nonblocking(true).map_err(failed)?;
+                        Ok(Self { fd: listener.into(), tcp: None, file: None })
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// The TCP address, with the port that was chosen.
+    pub(crate) fn tcp_address(&self) -> Option<SocketAddr> {
+        self.tcp
+    }
+
+    /// The path of the Unix socket that was made.
+    pub(crate) fn unix_path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.path.as_path())
+    }
+
+    /// Takes a connection that waits; never blocks.
+    pub(crate) fn accept(&self) -> io::Result<Socket> {
+        let socket = Socket::new(accept_with(&self.fd, SocketFlags::CLOEXEC)?);
+        if self.tcp.is_some() {
+            socket.set_tcp_options()?;
+        }
+        Ok(socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Removes a socket's file that nobody listens on.
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    let failed = |source| Error::Unix { path: path.into(), source };
+    if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
+        return Err(Error::NotASocket(path.into()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
+        Ok(_) => Err(Error::PathInUse(path.into())),
+        Err(source) => Err(failed(source)),
+    }
+}

@@ -1,0 +1,233 @@
+//! The handshake: greeting, options, and the choice of an export.
+
+use std::{io, sync::Arc};
+
+use crate::{
+    Export, Exports,
+    protocol::{
+        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES,
+        INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES, Malformed,
+        OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, encode_server_reply,
+        handshake, info, option, reply,
+    },
+    transport::{Deadline, Transport},
+};
+
+/// What client and server agreed on.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub(crate) export: Arc<Export>,
+    /// Structured replies are used.
+    pub(crate) structured: bool,
+    /// `base:allocation` may be asked for.
+    pub(crate) allocation: bool,
+}
+
+/// Why a connection ended. It costs nobody but the peer; the text is for tests and debuggers.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the client sent flags that were not offered")]
+    ClientFlags,
+    #[error("an option of {0} bytes")]
+    OptionTooBig(u32),
+    #[error("no such export")]
+    NoSuchExport,
+    #[error("the client ended the negotiation")]
+    Aborted,
+}
+
+/// Speaks with one client until it has chosen an export.
+///
+/// Reads not one byte past the option that ends the negotiation. An option of more than [`MAX_OPTION_BYTES`] is refused
+/// and ends the connection, so that neither memory nor time depend on the length a peer claims.
+pub(crate) fn negotiate<T: Transport>(transport: &T, exports: &Exports, deadline: Deadline) -> Result<Session, Ended> {
+    let mut greeting = [0; GREETING_BYTES];
+    greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
+    greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+    greeting[16..].copy_from_slice(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+    deadline.send_all(transport, &greeting)?;
+
+    let mut flags = [0; 4];
+    deadline.recv_exact(transport, &mut flags)?;
+    let flags = u32::from_be_bytes(flags);
+    if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
+        return Err(Ended::ClientFlags);
+    }
+    let mut negotiation = Negotiation {
+        transport,
+        exports,
+        deadline,
+        no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
+        structured: false,
+        allocation: None,
+        replies: Vec::new(),
+    };
+    loop {
+        let mut header = [0; OPTION_HEADER_BYTES];
+        deadline.recv_exact(transport, &mut header)?;
+        let header = OptionHeader::parse(&header)?;
+        if header.len_bytes > MAX_OPTION_BYTES {
+            return negotiation.refuse_size(header);
+        }
+        let mut data = vec![0; header.len_bytes as usize];
+        deadline.recv_exact(transport, &mut data)?;
+        let session = negotiation.answer(header.option, &data);
+        deadline.send_all(transport, &negotiation.replies)?;
+        negotiation.replies.clear();
+        if let Some(session) = session? {
+            return Ok(session);
+        }
+    }
+}
+
+struct Negotiation<'a, T> {
+    transport: &'a T,
+    exports: &'a Exports,
+    deadline: Deadline,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export for which `base:allocation` was selected.
+    allocation: Option<Arc<Export>>,
+    /// What is to be sent in answer to the option at hand.
+    replies: Vec<u8>,
+}
+
+impl<T: Transport> Negotiation<'_, T> {
+    fn refuse_size(mut self, header: OptionHeader) -> Result<Session, Ended> {
+        let known =
+            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::SET_META_CONTEXT);
+        if header.option != option::EXPORT_NAME {
+            let kind = if known { reply::ERR_TOO_BIG } else { reply::ERR_UNSUP };
+            self.reply(header.option, kind, b"the option is larger than 65536 bytes");
+            self.deadline.send_all(self.transport, &self.replies)?;
+        }
+        Err(Ended::OptionTooBig(header.len_bytes))
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, data: &[u8]) {
+        let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        self.replies.extend_from_slice(&OptionReplyHeader { option, kind, len_bytes }.encode());
+        self.replies.extend_from_slice(data);
+    }
+
+    /// Answers one option; `Some` when transmission begins.
+    fn answer(&mut self, option: u32, data: &[u8]) -> Result<Option<Session>, Ended> {
+        match option {
+            option::EXPORT_NAME => return self.export_name(data).map(Some),
+            option::ABORT => {
+                self.reply(option, reply::ACK, b"");
+                return Err(Ended::Aborted);
+            }
+            option::LIST => self.list(data),
+            option::INFO | option::GO => return Ok(self.info(option, data)),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                self.reply(option, reply::ACK, b"");
+            }
+            option::STRUCTURED_REPLY => self.reply(option, reply::ERR_INVALID, b"this option takes no data"),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data),
+            _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
+        }
+        Ok(None)
+    }
+
+    fn session(&self, export: Arc<Export>) -> Session {
+        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, &export));
+        Session { export, structured: self.structured, allocation }
+    }
+
+    fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
+        let export = Arc::clone(self.exports.find(name).ok_or(Ended::NoSuchExport)?);
+        self.replies.extend_from_slice(&pagefold_disk::BlockDevice::size_bytes(export.device()).to_be_bytes());
+        self.replies.extend_from_slice(&export.flags(self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            self.replies.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
+        }
+        Ok(self.session(export))
+    }
+
+    fn list(&mut self, data: &[u8]) {
+        if !data.is_empty() {
+            return self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
+        }
+        for export in self.exports.iter() {
+            self.reply(option::LIST, reply::SERVER, &encode_server_reply(export.name().as_bytes()));
+        }
+        self.reply(option::LIST, reply::ACK, b"");
+    }
+
+    fn info(&mut self, option: u32, data: &[u8]) -> Option<Session> {
+        let Ok(query) = InfoQuery::parse(data) else {
+            self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
+            return None;
+        };
+        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+            self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
+            return None;
+        };
+        let device = export.device();
+        let size_bytes = pagefold_disk::BlockDevice::size_bytes(device);
+        let flags = export.flags(self.structured);
+        self.reply(option, reply::INFO, &InfoReply::Export { size_bytes, flags }.encode());
+        if query.kinds.contains(&info::NAME) {
+            self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
+        }
+        if query.kinds.contains(&info::DESCRIPTION) {
+            let description = pagefold_disk::BlockDevice::description(device);
+            let line = cut(&description);
+            self.reply(option, reply::INFO, &InfoReply::Description(line.as_bytes()).encode());
+        }
+        if query.kinds.contains(&info::BLOCK_SIZE) {
+            let sizes = InfoReply::BlockSize {
+                min_bytes: MIN_BLOCK_BYTES,
+                preferred_bytes: PREFERRED_BLOCK_BYTES,
+                max_bytes: MAX_PAYLOAD_BYTES,
+            };
+            self.reply(option, reply::INFO, &sizes.encode());
+        }
+        self.reply(option, reply::ACK, b"");
+        (option == option::GO).then(|| self.session(export))
+    }
+
+    fn contexts(&mut self, option: u32, data: &[u8]) {
+        let select = option == option::SET_META_CONTEXT;
+        if select {
+            self.allocation = None;
+        }
+        if !self.structured {
+            return self.reply(option, reply::ERR_INVALID, b"negotiate structured replies first");
+        }
+        let Ok(query) = ContextQuery::parse(data) else {
+            return self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
+        };
+        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+            return self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
+        };
+        // Wildcards and the empty list are for listing alone: what is selected is named.
+        let found = query.queries.contains(&BASE_ALLOCATION)
+            || !select && (query.queries.is_empty() || query.queries.contains(&BASE_WILDCARD));
+        if found {
+            let id = if select { BASE_ALLOCATION_ID } else { 0 };
+            let mut context = id.to_be_bytes().to_vec();
+            context.extend_from_slice(BASE_ALLOCATION);
+            self.reply(option, reply::META_CONTEXT, &context);
+        }
+        if select && found {
+            self.allocation = Some(export);
+        }
+        self.reply(option, reply::ACK, b"");
+    }
+}
+
+/// The part of a line that the protocol allows as one string.
+fn cut(line: &str) -> &str {
+    let mut end = line.len().min(crate::protocol::MAX_STRING_BYTES);
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    line.get(..end).unwrap_or_default()
+}

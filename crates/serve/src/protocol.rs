@@ -1,0 +1,561 @@
+//! Everything the NBD protocol fixes: numbers, layouts, and how they are parsed and written.
+//!
+//! Source: `doc/proto.md` of the NBD project. All numbers are big-endian. Nothing here does I/O: parsers take byte
+//! slices and encoders fill them, so that each can be tested and fuzzed alone.
+
+/// First eight bytes a server sends: `NBDMAGIC`.
+pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
+/// Start of the newstyle greeting's second half and of every option: `IHAVEOPT`.
+pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+/// Start of every reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// Start of every request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Start of a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Start of a chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// Bytes of the server's greeting: magic, magic, flags.
+pub const GREETING_BYTES: usize = 8 + 8 + 2;
+/// Bytes of an option's header: magic, option, length.
+pub const OPTION_HEADER_BYTES: usize = 8 + 4 + 4;
+/// Bytes of the header of a reply to an option: magic, option, type, length.
+pub const OPTION_REPLY_HEADER_BYTES: usize = 8 + 4 + 4 + 4;
+/// Bytes of a request's header: magic, flags, type, cookie, offset, length.
+pub const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 4;
+/// Bytes of a simple reply before its data: magic, error, cookie.
+pub const SIMPLE_REPLY_BYTES: usize = 4 + 4 + 8;
+/// Bytes of a chunk's header: magic, flags, type, cookie, length.
+pub const CHUNK_HEADER_BYTES: usize = 4 + 2 + 2 + 8 + 4;
+/// Bytes before the data of a data chunk: the chunk's header and the offset.
+pub const DATA_CHUNK_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
+/// Bytes of zeros after the reply to `EXPORT_NAME`, unless both sides said no.
+pub const EXPORT_NAME_ZEROES: usize = 124;
+
+const _: () = assert!(GREETING_BYTES == 18 && OPTION_HEADER_BYTES == 16 && OPTION_REPLY_HEADER_BYTES == 20);
+const _: () = assert!(REQUEST_BYTES == 28 && SIMPLE_REPLY_BYTES == 16 && CHUNK_HEADER_BYTES == 20);
+
+/// Smallest block a client may ask for.
+pub const MIN_BLOCK_BYTES: u32 = 1;
+/// Block that is served best: a page.
+pub const PREFERRED_BLOCK_BYTES: u32 = 4096;
+/// Largest payload of one READ or WRITE.
+pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
+/// Largest string the protocol allows (names, queries, messages).
+pub const MAX_STRING_BYTES: usize = 4096;
+/// Largest option that is read: what is larger is refused and ends the connection.
+pub const MAX_OPTION_BYTES: u32 = 64 << 10;
+
+/// Flags of the server's greeting; the client's flags have the same bits.
+pub mod handshake {
+    /// The server answers options it does not know.
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    /// No 124 zeros after the reply to `EXPORT_NAME`.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// Transmission flags: what an export can do.
+pub mod transmission {
+    /// Always set.
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    /// Writes are refused.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// FLUSH works.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// The FUA flag works.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// TRIM works.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// WRITE_ZEROES works.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The DF flag works.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// What one connection wrote, every other sees.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// CACHE works.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// The FAST_ZERO flag works.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Options of the negotiation.
+pub mod option {
+    /// Choose an export and begin; cannot answer with an error.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End.
+    pub const ABORT: u32 = 2;
+    /// Name the exports.
+    pub const LIST: u32 = 3;
+    /// Describe an export.
+    pub const INFO: u32 = 6;
+    /// Describe an export and begin.
+    pub const GO: u32 = 7;
+    /// Allow structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name the metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+}
+
+/// Types of replies to options.
+pub mod reply {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// An export's name.
+    pub const SERVER: u32 = 2;
+    /// One piece of information about an export.
+    pub const INFO: u32 = 3;
+    /// A metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// Set in every error.
+    pub const ERROR_BIT: u32 = 1 << 31;
+    /// The option is not known.
+    pub const ERR_UNSUP: u32 = ERROR_BIT + 1;
+    /// The option's data make no sense.
+    pub const ERR_INVALID: u32 = ERROR_BIT + 3;
+    /// No export has this name.
+    pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
+    /// The option is larger than the server reads.
+    pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
+}
+
+/// Kinds of information about an export.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Its name as the server has it.
+    pub const NAME: u16 = 1;
+    /// A line about it.
+    pub const DESCRIPTION: u16 = 2;
+    /// Block sizes: least, preferred, largest.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Types of requests.
+pub mod command {
+    /// Read bytes.
+    pub const READ: u16 = 0;
+    /// Write the bytes that follow.
+    pub const WRITE: u16 = 1;
+    /// End the connection.
+    pub const DISC: u16 = 2;
+    /// Make finished writes last.
+    pub const FLUSH: u16 = 3;
+    /// The range is not needed any more.
+    pub const TRIM: u16 = 4;
+    /// The range will be read soon.
+    pub const CACHE: u16 = 5;
+    /// Make the range read as zeros.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Tell which parts are allocated.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of requests.
+pub mod command_flag {
+    /// Answer when the change lasts.
+    pub const FUA: u16 = 1 << 0;
+    /// Keep the zeroed range allocated.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// Answer in one data chunk.
+    pub const DF: u16 = 1 << 2;
+    /// Answer with one extent.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// Fail rather than write zeros slowly.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// Types and flags of chunks.
+pub mod chunk {
+    /// The last chunk of a reply.
+    pub const FLAG_DONE: u16 = 1 << 0;
+    /// Nothing but the end.
+    pub const NONE: u16 = 0;
+    /// Data at an offset.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Extents of one metadata context.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// An error with a message.
+    pub const ERROR: u16 = (1 << 15) + 1;
+}
+
+/// States of an extent in `base:allocation`.
+pub mod state {
+    /// Not allocated.
+    pub const HOLE: u32 = 1 << 0;
+    /// Reads as zeros.
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// The one metadata context.
+pub const BASE_ALLOCATION: &[u8] = b"base:allocation";
+/// The query for every context of the namespace.
+pub const BASE_WILDCARD: &[u8] = b"base:";
+/// The identifier under which it is selected.
+pub const BASE_ALLOCATION_ID: u32 = 1;
+
+/// Error numbers on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Errno {
+    /// Not permitted.
+    Perm = 1,
+    /// Input/output error.
+    Io = 5,
+    /// No memory.
+    NoMem = 12,
+    /// Invalid argument.
+    Inval = 22,
+    /// No space.
+    NoSpace = 28,
+    /// Too large.
+    Overflow = 75,
+    /// Not supported.
+    NotSup = 95,
+}
+
+/// Bytes that do not follow the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A magic number is wrong.
+    #[error("wrong magic number {0:#x}")]
+    Magic(u64),
+    /// Lengths within an option contradict each other.
+    #[error("an option's lengths contradict each other")]
+    Lengths,
+}
+
+/// Takes numbers and strings off the front of a slice; `None` when it is too short.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// A string after its 32-bit length.
+    fn string(&mut self) -> Option<&'a [u8]> {
+        let len_bytes = usize::try_from(self.u32()?).ok()?;
+        let (head, tail) = self.0.split_at_checked(len_bytes)?;
+        self.0 = tail;
+        Some(head)
+    }
+}
+
+/// An option's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionHeader {
+    /// One of [`option`], or anything.
+    pub option: u32,
+    /// Bytes that follow.
+    pub len_bytes: u32,
+}
+
+impl OptionHeader {
+    /// Parses a header.
+    pub fn parse(bytes: &[u8; OPTION_HEADER_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let magic = reader.u64().ok_or(Malformed::Lengths)?;
+        if magic != OPTION_MAGIC {
+            return Err(Malformed::Magic(magic));
+        }
+        let option = reader.u32().ok_or(Malformed::Lengths)?;
+        let len_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+        Ok(Self { option, len_bytes })
+    }
+
+    /// The header's bytes.
+    pub fn encode(self) -> [u8; OPTION_HEADER_BYTES] {
+        let mut bytes = [0; OPTION_HEADER_BYTES];
+        bytes[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.option.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.len_bytes.to_be_bytes());
+        bytes
+    }
+}
+
+/// The header of a reply to an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionReplyHeader {
+    /// The option answered.
+    pub option: u32,
+    /// One of [`reply`].
+    pub kind: u32,
+    /// Bytes that follow.
+    pub len_bytes: u32,
+}
+
+impl OptionReplyHeader {
+    /// Parses a header.
+    pub fn parse(bytes: &[u8; OPTION_REPLY_HEADER_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let magic = reader.u64().ok_or(Malformed::Lengths)?;
+        if magic != OPTION_REPLY_MAGIC {
+            return Err(Malformed::Magic(magic));
+        }
+        let option = reader.u32().ok_or(Malformed::Lengths)?;
+        let kind = reader.u32().ok_or(Malformed::Lengths)?;
+        let len_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+        Ok(Self { option, kind, len_bytes })
+    }
+
+    /// The header's bytes.
+    pub fn encode(self) -> [u8; OPTION_REPLY_HEADER_BYTES] {
+        let mut bytes = [0; OPTION_REPLY_HEADER_BYTES];
+        bytes[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.option.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.kind.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.len_bytes.to_be_bytes());
+        bytes
+    }
+}
+
+/// The data of INFO and GO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoQuery<'a> {
+    /// The export's name.
+    pub name: &'a [u8],
+    /// The kinds of information asked for.
+    pub kinds: Vec<u16>,
+}
+
+impl<'a> InfoQuery<'a> {
+    /// Parses an option's data; every byte must be accounted for.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(data);
+        let name = reader.string().ok_or(Malformed::Lengths)?;
+        let count = reader.u16().ok_or(Malformed::Lengths)?;
+        if name.len() > MAX_STRING_BYTES || reader.0.len() != usize::from(count) * 2 {
+            return Err(Malformed::Lengths);
+        }
+        let kinds = reader.0.chunks_exact(2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])).collect();
+        Ok(Self { name, kinds })
+    }
+
+    /// The option's data.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut data = Vec::new();
+        push_string(&mut data, self.name);
+        data.extend_from_slice(&u16::try_from(self.kinds.len()).unwrap_or(u16::MAX).to_be_bytes());
+        for kind in self.kinds.iter().take(usize::from(u16::MAX)) {
+            data.extend_from_slice(&kind.to_be_bytes());
+        }
+        data
+    }
+}
+
+fn push_string(data: &mut Vec<u8>, string: &[u8]) {
+    data.extend_from_slice(&u32::try_from(string.len()).unwrap_or(u32::MAX).to_be_bytes());
+    data.extend_from_slice(string);
+}
+
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextQuery<'a> {
+    /// The export's name.
+    pub name: &'a [u8],
+    /// The queries.
+    pub queries: Vec<&'a [u8]>,
+}
+
+impl<'a> ContextQuery<'a> {
+    /// Parses an option's data; every byte must be accounted for.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(data);
+        let name = reader.string().ok_or(Malformed::Lengths)?;
+        let count = reader.u32().ok_or(Malformed::Lengths)?;
+        let mut queries = Vec::new();
+        for _ in 0..count {
+            let query = reader.string().ok_or(Malformed::Lengths)?;
+            if query.len() > MAX_STRING_BYTES {
+                return Err(Malformed::Lengths);
+            }
+            queries.push(query);
+        }
+        if name.len() > MAX_STRING_BYTES || !reader.0.is_empty() {
+            return Err(Malformed::Lengths);
+        }
+        Ok(Self { name, queries })
+    }
+}
+
+/// One piece of information about an export, as a client receives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InfoReply<'a> {
+    /// Size and transmission flags.
+    Export {
+        /// The export's size.
+        size_bytes: u64,
+        /// [`transmission`] flags.
+        flags: u16,
+    },
+    /// The export's name.
+    Name(&'a [u8]),
+    /// A line about it.
+    Description(&'a [u8]),
+    /// Block sizes.
+    BlockSize {
+        /// Least.
+        min_bytes: u32,
+        /// Preferred.
+        preferred_bytes: u32,
+        /// Largest payload.
+        max_bytes: u32,
+    },
+    /// Something newer than this.
+    Other(u16),
+}
+
+impl<'a> InfoReply<'a> {
+    /// Parses the data of a [`reply::INFO`].
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(data);
+        let kind = reader.u16().ok_or(Malformed::Lengths)?;
+        let parsed = match kind {
+            info::EXPORT => {
+                let size_bytes = reader.u64().ok_or(Malformed::Lengths)?;
+                let flags = reader.u16().ok_or(Malformed::Lengths)?;
+                Self::Export { size_bytes, flags }
+            }
+            info::NAME => return Ok(Self::Name(reader.0)),
+            info::DESCRIPTION => return Ok(Self::Description(reader.0)),
+            info::BLOCK_SIZE => {
+                let min_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+                let preferred_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+                let max_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+                Self::BlockSize { min_bytes, preferred_bytes, max_bytes }
+            }
+            other => return Ok(Self::Other(other)),
+        };
+        if reader.0.is_empty() { Ok(parsed) } else { Err(Malformed::Lengths) }
+    }
+
+    /// The data of a [`reply::INFO`].
+    pub fn encode(&self) -> Vec<u8> {
+        let mut data = Vec::new();
+        match self {
+            Self::Export { size_bytes, flags } => {
+                data.extend_from_slice(&info::EXPORT.to_be_bytes());
+                data.extend_from_slice(&size_bytes.to_be_bytes());
+                data.extend_from_slice(&flags.to_be_bytes());
+            }
+            Self::Name(name) => {
+                data.extend_from_slice(&info::NAME.to_be_bytes());
+                data.extend_from_slice(name);
+            }
+            Self::Description(line) => {
+                data.extend_from_slice(&info::DESCRIPTION.to_be_bytes());
+                data.extend_from_slice(line);
+            }
+            Self::BlockSize { min_bytes, preferred_bytes, max_bytes } => {
+                data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+                for bytes in [min_bytes, preferred_bytes, max_bytes] {
+                    data.extend_from_slice(&bytes.to_be_bytes());
+                }
+            }
+            Self::Other(kind) => data.extend_from_slice(&kind.to_be_bytes()),
+        }
+        data
+    }
+}
+
+/// The data of a [`reply::SERVER`]: an export's name after its length; a description may follow.
+pub fn parse_server_reply(data: &[u8]) -> Result<&[u8], Malformed> {
+    Reader(data).string().ok_or(Malformed::Lengths)
+}
+
+/// The data of a [`reply::SERVER`].
+pub fn encode_server_reply(name: &[u8]) -> Vec<u8> {
+    let mut data = Vec::new();
+    push_string(&mut data, name);
+    data
+}
+
+/// A request's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// [`command_flag`] bits.
+    pub flags: u16,
+    /// One of [`command`], or anything.
+    pub kind: u16,
+    /// Names the request in its reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len_bytes: u32,
+}
+
+impl Request {
+    /// Parses a header.
+    pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let magic = reader.u32().ok_or(Malformed::Lengths)?;
+        if magic != REQUEST_MAGIC {
+            return Err(Malformed::Magic(u64::from(magic)));
+        }
+        let flags = reader.u16().ok_or(Malformed::Lengths)?;
+        let kind = reader.u16().ok_or(Malformed::Lengths)?;
+        let cookie = reader.u64().ok_or(Malformed::Lengths)?;
+        let offset = reader.u64().ok_or(Malformed::Lengths)?;
+        let len_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+        Ok(Self { flags, kind, cookie, offset, len_bytes })
+    }
+
+    /// The header's bytes.
+    pub fn encode(self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.kind.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&self.len_bytes.to_be_bytes());
+        bytes
+    }
+}
+
+/// A simple reply's bytes before its data; `errno` 0 is success.
+pub fn encode_simple_reply(errno: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
+    let mut bytes = [0; SIMPLE_REPLY_BYTES];
+    bytes[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    bytes[4..8].copy_from_slice(&errno.to_be_bytes());
+    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
+
+/// A chunk's header.
+pub fn encode_chunk_header(flags: u16, kind: u16, cookie: u64, len_bytes: u32) -> [u8; CHUNK_HEADER_BYTES] {
+    let mut bytes = [0; CHUNK_HEADER_BYTES];
+    bytes[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+    bytes[6..8].copy_from_slice(&kind.to_be_bytes());
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes[16..].copy_from_slice(&len_bytes.to_be_bytes());
+    bytes
+}
+
+/// The bytes before a data chunk's data. `len_bytes` counts the data alone.
+pub fn encode_data_chunk_header(flags: u16, cookie: u64, offset: u64, len_bytes: u32) -> [u8; DATA_CHUNK_HEADER_BYTES] {
+    let mut bytes = [0; DATA_CHUNK_HEADER_BYTES];
+    let header = encode_chunk_header(flags, chunk::OFFSET_DATA, cookie, len_bytes + 8);
+    bytes[..CHUNK_HEADER_BYTES].copy_from_slice(&header);
+    bytes[CHUNK_HEADER_BYTES..].copy_from_slice(&offset.to_be_bytes());
+    bytes
+}

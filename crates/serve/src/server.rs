@@ -1,0 +1,278 @@
+//! The server: listeners, connections, an orderly stop.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::{
+    Error, Export, Exports, Limits,
+    connection::{Connection, spawn},
+    listen::Listener,
+    negotiate::negotiate,
+    transport::{Deadline, Socket, Transport},
+};
+
+/// When accepting fails for want of descriptors or memory, the next try comes after this time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server is made of.
+#[derive(Debug, Default)]
+pub struct Builder {
+    exports: Vec<Export>,
+    unix: Vec<PathBuf>,
+    tcp: Vec<SocketAddr>,
+    activation: bool,
+    limits: Limits,
+}
+
+impl Builder {
+    /// Adds an export. The first is also the one that clients get who name none.
+    #[must_use]
+    pub fn export(mut self, export: Export) -> Self {
+        self.exports.push(export);
+        self
+    }
+
+    /// Listens on a Unix socket at `path`; its file is removed when the server stops.
+    #[must_use]
+    pub fn unix(mut self, path: impl Into<PathBuf>) -> Self {
+        self.unix.push(path.into());
+        self
+    }
+
+    /// Listens on a TCP address. The protocol has no password: whoever reaches the address has the exports.
+    #[must_use]
+    pub fn tcp(mut self, address: SocketAddr) -> Self {
+        self.tcp.push(address);
+        self
+    }
+
+    /// Listens on the sockets that the service manager passes (`LISTEN_FDS`, `LISTEN_PID`).
+    #[must_use]
+    pub fn activation(mut self) -> Self {
+        self.activation = true;
+        self
+    }
+
+    /// Bounds what peers may cost.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
+    pub fn bind(self) -> Result<Server, Error> {
+        let exports = Exports::new(self.exports)?;
+        let mut listeners = Vec::new();
+        for path in &self.unix {
+            listeners.push(Listener::unix(path)?);
+        }
+        for &address in &self.tcp {
+            listeners.push(Listener::tcp(address)?);
+        }
+        if self.activation {
+            listeners.extend(Listener::activation()?);
+        }
+        if listeners.is_empty() {
+            return Err(Error::NoListener);
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::System { what: "make an eventfd", source: error.into() })?;
+        let control = Control {
+            stopping: Arc::new(AtomicBool::new(false)),
+            wake,
+            connections: Mutex::default(),
+            connection_ended: Condvar::new(),
+        };
+        Ok(Server { exports, listeners, limits: self.limits, control: Arc::new(control) })
+    }
+}
+
+/// An NBD server whose listeners are open.
+#[derive(Debug)]
+pub struct Server {
+    exports: Exports,
+    listeners: Vec<Listener>,
+    limits: Limits,
+    control: Arc<Control>,
+}
+
+/// What the server, its handles and its connections share.
+struct Control {
+    stopping: Arc<AtomicBool>,
+    wake: OwnedFd,
+    connections: Mutex<Connections>,
+    connection_ended: Condvar,
+}
+
+#[derive(Default)]
+struct Connections {
+    next: u64,
+    sockets: HashMap<u64, Arc<Socket>>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("stopping", &self.stopping).finish_non_exhaustive()
+    }
+}
+
+/// Stops a server from any thread.
+#[derive(Clone, Debug)]
+pub struct ServerHandle(Arc<Control>);
+
+impl ServerHandle {
+    /// Asks the server to stop and returns at once; [`Server::run`] returns when it has.
+    ///
+    /// No connection is accepted any more, what has been received is answered, then connections are closed, at the
+    /// latest after [`Limits::stop_grace`].
+    pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+        // It can only fail when it has been rung 2^64 times already.
+        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Connections at this moment.
+    pub fn connections(&self) -> usize {
+        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).sockets.len()
+    }
+}
+
+/// A connection's entry in the server's list.
+struct Admission {
+    control: Arc<Control>,
+    number: u64,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.sockets.remove(&self.number);
+        drop(connections);
+        self.control.connection_ended.notify_all();
+    }
+}
+
+impl Server {
+    /// A server to be made.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// What stops this server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle(Arc::clone(&self.control))
+    }
+
+    /// The TCP addresses, with the ports that were chosen.
+    pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().filter_map(Listener::tcp_address)
+    }
+
+    /// The paths of the Unix sockets that were made.
+    pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
+        self.listeners.iter().filter_map(Listener::unix_path)
+    }
+
+    /// Serves until [`ServerHandle::stop`]. Then it waits for the connections to finish: a request that a device is
+    /// working on is always waited for.
+    pub fn run(self) -> Result<(), Error> {
+        let result = self.accept_all();
+        // Whatever the reason, nobody can connect from here on, and the sockets' files are gone.
+        drop(self.listeners);
+        self.control.stopping.store(true, Ordering::SeqCst);
+        self.control.finish(self.limits.stop_grace);
+        result
+    }
+
+    fn accept_all(&self) -> Result<(), Error> {
+        let wake = self.control.wake.as_fd();
+        let fds = self.listeners.iter().map(AsFd::as_fd).chain([wake]);
+        let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        while !self.control.stopping.load(Ordering::SeqCst) {
+            match poll(&mut polled, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(Error::System { what: "wait for connections", source: error.into() }),
+                Ok(_) => {}
+            }
+            for (listener, polled) in self.listeners.iter().zip(&polled) {
+                if !polled.revents().is_empty() {
+                    self.accept_one(listener);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn accept_one(&self, listener: &Listener) {
+        let socket = match listener.accept() {
+            Ok(socket) => Arc::new(socket),
+            Err(error) => {
+                // A peer that gave up before it was accepted is no reason to pause; a lack of descriptors is.
+                let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
+                use rustix::io::Errno;
+                if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+                return;
+            }
+        };
+        // Over the bound, the socket is dropped here and thereby closed.
+        let Some(admission) = self.control.admit(&socket, self.limits.connections) else { return };
+        let exports = self.exports.clone();
+        let limits = self.limits;
+        let stopping = Arc::clone(&self.control.stopping);
+        // Without a thread the connection is closed: both are dropped with the closure.
+        let _ = spawn("nbd-connection", move || {
+            let deadline = Deadline::after(limits.handshake_timeout);
+            if let Ok(session) = negotiate(&*socket, &exports, deadline) {
+                // How it ended concerns the peer alone.
+                let _ = Connection::serve(socket, session, limits, stopping, admission);
+            }
+        });
+    }
+}
+
+impl Control {
+    fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.sockets.len() >= limit {
+            return None;
+        }
+        let number = connections.next;
+        connections.next += 1;
+        connections.sockets.insert(number, Arc::clone(socket));
+        Some(Admission { control: Arc::clone(self), number })
+    }
+
+    /// Ends all connections: gently, and after `grace` at once.
+    fn finish(&self, grace: Duration) {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.sockets.values().for_each(|socket| socket.shutdown_recv());
+        let deadline = Instant::now() + grace;
+        while !connections.sockets.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            connections =
+                self.connection_ended.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        connections.sockets.values().for_each(|socket| socket.shutdown());
+        while !connections.sockets.is_empty() {
+            connections = self.connection_ended.wait(connections).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
