@@ -2,7 +2,7 @@
 //!
 //! A thread takes the stream of the CPU it runs on. If that one is taken (the thread that has it was moved or
 //! preempted), it takes the next free one; only when every stream is taken does it wait. A stream is made when its CPU
-//! first asks. Nothing blocks for long while it holds a stream: a holder may take an entry's lock, never the reverse.
+//! first asks; where the memory limit forbids that, another CPU's has to do. Nothing blocks for long while it holds a stream: a holder may take an entry's lock, never the reverse.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, TryLockError,
@@ -76,15 +76,33 @@ impl Streams {
     }
 
     fn made<'a>(
-        &self,
+        &'a self,
         mut guard: MutexGuard<'a, Option<Working>>,
         cpu: usize,
         budget: &Budget,
     ) -> Result<Taken<'a>, Full> {
         if guard.is_none() {
-            *guard = Some(self.make(budget)?);
+            match self.make(budget) {
+                Ok(working) => *guard = Some(working),
+                Err(Full) => {
+                    drop(guard);
+                    return self.take_made();
+                }
+            }
         }
         Ok(Taken { guard, cpu })
+    }
+
+    /// Waits for a stream that is there: what has been written must be readable at the memory limit.
+    #[cold]
+    fn take_made(&self) -> Result<Taken<'_>, Full> {
+        for (cpu, slot) in self.cpus.iter().enumerate() {
+            let guard = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            if guard.is_some() {
+                return Ok(Taken { guard, cpu });
+            }
+        }
+        Err(Full)
     }
 
     #[cold]

@@ -1,6 +1,9 @@
 //! What happens at the memory limit.
 
+use std::thread;
+
 use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Store};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::pages::mixed;
 
@@ -59,4 +62,36 @@ fn a_limit_below_the_empty_store_is_refused() {
 fn a_store_beyond_the_address_space_is_refused() {
     let error = Store::new(Config { slots: 1 << 50, ..Config::default() }).expect_err("too large");
     assert!(matches!(error, NewError::TooLarge { .. }), "{error}");
+}
+
+/// Reading needs a stream, and a CPU's first one costs memory: at the limit another CPU's has to do.
+#[test]
+fn every_cpu_reads_at_the_limit() {
+    let run_on = |cpu| {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        // Where the CPU cannot be chosen, the threads run where they run.
+        let _ = sched_setaffinity(None, &cpus);
+    };
+    let store = Store::new(Config { slots: 4096, memory_limit: 1 << 20, ..Config::default() }).expect("a small store");
+    thread::scope(|scope| {
+        let fill = scope.spawn(|| {
+            run_on(0);
+            for (slot, mask) in (0..4096).zip([0xf, 0x7f, 0x3f].into_iter().cycle()) {
+                let _ = store.write(slot, &mixed(slot, mask));
+            }
+        });
+        fill.join().expect("it fills");
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        for cpu in 0..cpus {
+            let store = &store;
+            scope.spawn(move || {
+                run_on(cpu);
+                let mut page = [0; PAGE_SIZE];
+                for slot in 0..4096 {
+                    store.read(slot, &mut page).expect("a readable page");
+                }
+            });
+        }
+    });
 }

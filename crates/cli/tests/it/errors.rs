@@ -1,0 +1,89 @@
+//! What is wrong is named, with what to do, and the exit status is not 0.
+
+use std::{fs, os::unix::net::UnixListener};
+
+use tempfile::TempDir;
+
+use crate::server::{Server, pagefold, run_to_fail};
+
+fn serve_fails(args: &[&str]) -> String {
+    run_to_fail(pagefold().arg("serve").args(args))
+}
+
+#[track_caller]
+fn assert_names(message: &str, words: &[&str]) {
+    for word in words {
+        assert!(message.contains(word), "'{word}' is not in: {message}");
+    }
+}
+
+#[test]
+fn impossible_disks_are_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let socket = folder.path().join("socket");
+    let socket = socket.to_str().expect("a plain path");
+    let disk = |args: &[&str]| serve_fails(&[args, &["--unix", socket]].concat());
+    assert_names(&disk(&["--size", "0"]), &["0 bytes", "multiple of 512"]);
+    assert_names(&disk(&["--size", "1000"]), &["1000 bytes", "multiple of 512"]);
+    assert_names(&disk(&["--size", "8E"]), &["address space"]);
+    assert_names(&disk(&["--size", "99999999999G"]), &["64-bit"]);
+    assert_names(&disk(&["--size", "big"]), &["'big'", "512M"]);
+    assert_names(&disk(&["--size", "1G", "--codec", "lz5"]), &["'lz5'", "lz4", "zstd"]);
+    assert_names(&disk(&["--size", "1G", "--codec", "zstd-23"]), &["'zstd-23'"]);
+    assert_names(&disk(&["--size", "1G", "--memory-limit", "100"]), &["memory limit", "100"]);
+    assert_names(&disk(&["--export", "name=a"]), &["size=SIZE"]);
+    assert_names(&disk(&["--export", "name=a,size=1G", "--export", "name=a,size=1G"]), &["a"]);
+    assert_names(&disk(&[]), &["--size"]);
+    assert!(!fs::exists(socket).expect("a folder"), "a failed start leaves no socket");
+}
+
+#[test]
+fn a_place_to_listen_is_needed() {
+    assert_names(&serve_fails(&["--size", "1G"]), &["--unix", "--tcp"]);
+    assert_names(&serve_fails(&["--size", "1G", "--tcp", "nowhere"]), &["nowhere"]);
+    assert_names(&serve_fails(&["--size", "1G", "--unix", "/nonexistent/folder/socket"]), &["/nonexistent/folder"]);
+}
+
+#[test]
+fn an_address_in_use_is_refused_and_stays_in_use() {
+    let server = Server::start(&["--size", "1M"]);
+    let socket = server.socket();
+    let message = serve_fails(&["--size", "1M", "--unix", socket.to_str().expect("a plain path")]);
+    assert_names(&message, &["in use"]);
+    assert_eq!(server.figure("", "size_bytes"), 1 << 20);
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_kept() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("precious");
+    fs::write(&path, "data").expect("a file");
+    let message = serve_fails(&["--size", "1M", "--unix", path.to_str().expect("a plain path")]);
+    assert_names(&message, &["precious"]);
+    assert_eq!(fs::read(&path).expect("the file"), b"data");
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("socket");
+    drop(UnixListener::bind(&path).expect("a socket"));
+    assert!(path.exists(), "closing leaves the file");
+    let mut child = pagefold().args(["serve", "--size", "1M", "--unix"]).arg(&path).spawn().expect("pagefold starts");
+    let answered = (0..400).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        pagefold().args(["stat", "--unix"]).arg(&path).output().expect("pagefold runs").status.success()
+    });
+    child.kill().expect("a child");
+    child.wait().expect("a child");
+    assert!(answered, "the stale socket was not replaced");
+}
+
+#[test]
+fn stat_of_nothing_fails() {
+    let message = run_to_fail(pagefold().args(["stat", "--unix", "/nonexistent/socket"]));
+    assert_names(&message, &["/nonexistent/socket"]);
+    let server = Server::start(&["--size", "1M"]);
+    let message = run_to_fail(pagefold().args(["stat", "--name", "other", "--unix"]).arg(server.socket()));
+    assert_names(&message, &["other"]);
+}

@@ -1,0 +1,133 @@
+//! A `pagefold serve` that a test starts and ends.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// The program under test.
+pub(crate) fn pagefold() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_pagefold"))
+}
+
+/// A running server, killed with this value unless it was ended before.
+pub(crate) struct Server {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Server {
+    /// Starts `pagefold serve ARGS --unix SOCKET` and waits until it listens.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let folder = TempDir::new().expect("a folder");
+        let mut command = pagefold();
+        command.arg("serve").args(args).arg("--unix").arg(folder.path().join("socket"));
+        let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
+        let mut server = Self { child, folder };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !server.socket().exists() {
+            if let Some(status) = server.child.try_wait().expect("a child") {
+                panic!("serve {args:?} ended: {status}: {}", server.messages());
+            }
+            assert!(Instant::now() < deadline, "serve {args:?} does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// A folder that goes with the server.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The address of an export.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// The value that `stat --json` gives for a metric of an export.
+    pub(crate) fn figure(&self, export: &str, metric: &str) -> u64 {
+        let output = run(pagefold().args(["stat", "--json", "--name", export, "--unix"]).arg(self.socket()));
+        let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let mut found = lines.filter(|line| line["case"] == export && line["metric"] == metric);
+        found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
+    }
+
+    /// Sends a signal and returns how the server ended, and what it wrote to standard error.
+    pub(crate) fn end(mut self, signal: &str) -> (ExitStatus, String) {
+        run(Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                assert!(!self.socket().exists(), "the socket was left behind");
+                return (status, self.messages());
+            }
+            assert!(Instant::now() < deadline, "{signal} does not end the server");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn messages(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut text).expect("text");
+        }
+        text
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command that must succeed and returns what it printed.
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, all_text(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command that must fail with a message of one line, and returns that line.
+pub(crate) fn run_to_fail(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(!output.status.success(), "{command:?} succeeded\n{}", all_text(&output));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn all_text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Writes `mib` MiB of this machine's own program text, with holes and noise between, to a file.
+pub(crate) fn make_image(path: &Path, mib: usize) {
+    let source = fs::read(env!("CARGO_BIN_EXE_pagefold")).expect("the program under test");
+    let mut image = vec![0; mib << 20];
+    let mut state = 1u64;
+    for (number, chunk) in image.chunks_mut(1 << 18).enumerate() {
+        match number % 4 {
+            0 => {}
+            1 => chunk.fill_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            }),
+            _ => {
+                let start = (number << 18) % (source.len() - chunk.len());
+                chunk.copy_from_slice(&source[start..start + chunk.len()]);
+            }
+        }
+    }
+    fs::write(path, image).expect("room for an image");
+}

@@ -1,0 +1,38 @@
+//! Ending a server.
+
+use std::process::Command;
+
+use pagefold_testing::programs;
+
+use crate::server::{Server, run};
+
+#[test]
+fn sigterm_and_sigint_end_it_cleanly() {
+    for signal in ["TERM", "INT"] {
+        let (status, messages) = Server::start(&["--size", "1M"]).end(signal);
+        assert!(status.success(), "{signal}: {status}");
+        assert!(messages.contains("nbd+unix:///?socket="), "{messages}");
+    }
+}
+
+/// A client in the middle of its work neither stops the server from ending nor loses an answered write.
+#[test]
+fn it_ends_while_clients_work() {
+    let Some([fio]) = programs("it_ends_while_clients_work", ["fio"]) else { return };
+    let server = Server::start(&["--size", "64M"]);
+    let mut client = Command::new(fio)
+        .args(["--name=busy", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--iodepth=16", "--size=64M"])
+        .args(["--time_based", "--runtime=30", &format!("--uri={}", server.uri(""))])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("fio starts");
+    while server.figure("", "orig_data_size") == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let (status, _) = server.end("TERM");
+    assert!(status.success(), "{status}");
+    // fio's nbd engine does not always notice that the server has gone.
+    let _ = run(Command::new("kill").arg("-KILL").arg(client.id().to_string()));
+    client.wait().expect("a child");
+}

@@ -1,0 +1,36 @@
+//! `stat`, completions and the manual.
+
+use crate::server::{Server, pagefold, run};
+
+#[test]
+fn stat_speaks_in_words() {
+    let server = Server::start(&["--export", "name=a,size=1G,codec=zstd-1", "--export", "name=b,size=2G"]);
+    let text = run(pagefold().args(["stat", "--unix"]).arg(server.socket()));
+    for words in ["export 'a': 1.00 GiB disk, codec zstd-1", "export 'b': 2.00 GiB disk", "no limit", "same-filled 0"] {
+        assert!(text.contains(words), "'{words}' is not in:\n{text}");
+    }
+}
+
+#[test]
+fn an_empty_8_gib_disk_costs_kilobytes() {
+    let server = Server::start(&["--size", "8G"]);
+    assert!(server.figure("", "spent_bytes") <= 64 << 10);
+}
+
+#[test]
+fn completions_and_manual_are_made() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(run(pagefold().args(["completions", shell])).contains("memory-limit"), "{shell}");
+    }
+    assert!(run(pagefold().arg("man")).contains(".TH pagefold"));
+    let folder = tempfile::TempDir::new().expect("a folder");
+    run(pagefold().args(["man", "--to"]).arg(folder.path()));
+    assert!(folder.path().join("pagefold-serve.1").is_file());
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["serve", "stat", "completions", "man"] {
+        assert!(run(pagefold().args([command, "--help"])).contains("Example"), "{command}");
+    }
+}
