@@ -52,8 +52,13 @@ struct Case {
 
 impl Case {
     fn all() -> Vec<Self> {
-        let patterns =
-            [("rand-read", "randread"), ("rand-write", "randwrite"), ("seq-read", "read"), ("seq-write", "write")];
+        let patterns = [
+            ("rand-read", "randread"),
+            ("rand-write", "randwrite"),
+            ("rand-mixed", "randrw"),
+            ("seq-read", "read"),
+            ("seq-write", "write"),
+        ];
         let mut cases = Vec::new();
         for block in ["4k", "32k"] {
             for (pattern, fio_rw) in patterns {
@@ -69,8 +74,15 @@ impl Case {
         format!("fio-60/{}/{}/{}", self.pattern, self.block, self.connections)
     }
 
-    fn reads(&self) -> bool {
-        self.pattern.ends_with("read")
+    /// The sides of fio's report that the pattern fills, with the names of their metrics.
+    fn sides(&self) -> &'static [[&'static str; 3]] {
+        const READ: [&str; 3] = ["read", "read_mb_s", "read_p99_us"];
+        const WRITE: [&str; 3] = ["write", "write_mb_s", "write_p99_us"];
+        match self.fio_rw {
+            "randread" | "read" => &[READ],
+            "randrw" => &[READ, WRITE],
+            _ => &[WRITE],
+        }
     }
 }
 
@@ -93,13 +105,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.name().contains(&args.only)).collect();
+    ensure!(!cases.is_empty(), "no case has '{}' in its name", args.only);
     for _ in 0..args.rounds.max(1) {
         for case in &cases {
             for (subject, server) in &servers {
-                let job = fio_job(&fio, server, case, args.mib, Some(args.seconds))?;
-                let (speed, p99) =
-                    if case.reads() { ("read_mb_s", "read_p99_us") } else { ("write_mb_s", "write_p99_us") };
-                for (metric, value) in [(speed, job.mb_s), (p99, job.p99_us), ("rss_bytes", server.rss_bytes()?)] {
+                let mut job = fio_job(&fio, server, case, args.mib, Some(args.seconds))?;
+                job.push(("rss_bytes", server.rss_bytes()?));
+                for (metric, value) in job {
                     figures.entry((case.name(), subject, metric)).or_default().push(value);
                 }
             }
@@ -124,14 +136,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &str), f64>) {
     let line = |text: String| if json { eprintln!("{text}") } else { println!("{text}") };
     let get = |case: &Case, subject, metric| figures.get(&(case.name(), subject, metric)).copied().unwrap_or(f64::NAN);
+    let speed = |case: &Case, subject| case.sides().iter().map(|&[_, speed, _]| get(case, subject, speed)).sum::<f64>();
+    let p99 =
+        |case: &Case, subject| case.sides().iter().map(|&[_, _, p99]| get(case, subject, p99)).fold(f64::MIN, f64::max);
     line(format!(
         "{:26} {:>9} {:>9} {:>9} {:>9}   lz4/malloc  lz4/zstd  p99 us lz4/malloc",
         "case (MB/s)", "pf-lz4", "pf-deflt", "nk-malloc", "nk-zstd"
     ));
     let mut ratios: [Vec<f64>; 2] = Default::default();
     for case in cases {
-        let (speed, p99) = if case.reads() { ("read_mb_s", "read_p99_us") } else { ("write_mb_s", "write_p99_us") };
-        let [lz4, default, malloc, zstd] = SUBJECTS.map(|subject| get(case, subject, speed));
+        let [lz4, default, malloc, zstd] = SUBJECTS.map(|subject| speed(case, subject));
         ratios[0].push(lz4 / malloc);
         ratios[1].push(lz4 / zstd);
         line(format!(
@@ -139,8 +153,8 @@ fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &st
             case.name(),
             lz4 / malloc,
             lz4 / zstd,
-            get(case, "pagefold-lz4", p99),
-            get(case, "nbdkit-malloc", p99)
+            p99(case, "pagefold-lz4"),
+            p99(case, "nbdkit-malloc")
         ));
     }
     line(format!(
@@ -152,12 +166,14 @@ fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &st
     ));
 }
 
-struct Job {
-    mb_s: f64,
-    p99_us: f64,
-}
-
-fn fio_job(fio: &Path, server: &Server, case: &Case, mib: u64, seconds: Option<u32>) -> anyhow::Result<Job> {
+/// Runs the case and returns its metrics.
+fn fio_job(
+    fio: &Path,
+    server: &Server,
+    case: &Case,
+    mib: u64,
+    seconds: Option<u32>,
+) -> anyhow::Result<Vec<(&'static str, f64)>> {
     let output = server.folder().join("fio.json");
     let mut command = std::process::Command::new(fio);
     command
@@ -179,10 +195,12 @@ fn fio_job(fio: &Path, server: &Server, case: &Case, mib: u64, seconds: Option<u
     // fio may print notes before the report.
     let report: Value =
         serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
-    let side = &report["jobs"][0][if case.reads() { "read" } else { "write" }];
     let number = |value: &Value| value.as_f64().context("fio's report lacks a figure");
-    Ok(Job {
-        mb_s: number(&side["bw_bytes"])? / 1e6,
-        p99_us: number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3,
-    })
+    let mut metrics = Vec::new();
+    for &[side, speed, p99] in case.sides() {
+        let side = &report["jobs"][0][side];
+        metrics.push((speed, number(&side["bw_bytes"])? / 1e6));
+        metrics.push((p99, number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3));
+    }
+    Ok(metrics)
 }
