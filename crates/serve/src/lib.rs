@@ -29,5 +29,5 @@ mod transport;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
-pub use server::{Builder, Server, ServerHandle};
+pub use server::{Builder, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};

@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -243,6 +244,19 @@ impl Server {
             }
         });
     }
+}
+
+/// Serves one connected stream until it ends: for transports that have no listener here, such as standard input, a
+/// stream under TLS, or memory in tests and fuzzers.
+pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
+    let (guard, all_threads_ended) = mpsc::channel::<()>();
+    let stream = Arc::new(stream);
+    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout)) {
+        // How it ended concerns the peer alone.
+        let _ = Connection::serve(stream, session, limits, Arc::default(), guard);
+    }
+    // Nothing is ever sent: this returns when the last thread has dropped its end.
+    let _ = all_threads_ended.recv();
 }
 
 impl Control {

@@ -1,0 +1,164 @@
+//! Devices for tests.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+
+/// A vector, with what tests want to watch and to go wrong.
+#[derive(Default)]
+pub struct Ram {
+    pub bytes: Mutex<Vec<u8>>,
+    /// Requests at offset 0 wait for this.
+    pub gate: Gate,
+    pub may_block: bool,
+    pub flushes: AtomicUsize,
+    /// Writes fail with NoSpace.
+    pub full: AtomicBool,
+    /// Reads fail as corrupt from this offset on, if it is not 0.
+    pub corrupt_from: AtomicUsize,
+    /// Reads running at this moment, and the most there were.
+    pub reads: AtomicUsize,
+    pub most_reads: AtomicUsize,
+    pub slow_read: Duration,
+    /// Extents of a page each, every other a hole.
+    pub striped: bool,
+    pub last_zeroes_keep: AtomicBool,
+    pub panics: bool,
+}
+
+/// Open unless closed.
+#[derive(Default)]
+pub struct Gate {
+    closed: Mutex<bool>,
+    changed: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Gate {
+    pub fn close(&self) {
+        *self.closed.lock().unwrap() = true;
+    }
+
+    pub fn open(&self) {
+        *self.closed.lock().unwrap() = false;
+        self.changed.notify_all();
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut closed = self.closed.lock().unwrap();
+        while *closed {
+            closed = self.changed.wait(closed).unwrap();
+        }
+        drop(closed);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Ram {
+    pub fn new(size_bytes: usize) -> Self {
+        Self { bytes: Mutex::new(vec![0; size_bytes]), ..Self::default() }
+    }
+
+    pub fn shared(size_bytes: usize) -> Arc<Self> {
+        Arc::new(Self::new(size_bytes))
+    }
+
+    /// A device whose requests at offset 0 wait for the gate, which is closed.
+    pub fn gated(size_bytes: usize) -> Arc<Self> {
+        let ram = Self { may_block: true, ..Self::new(size_bytes) };
+        ram.gate.close();
+        Arc::new(ram)
+    }
+}
+
+impl BlockDevice for Ram {
+    fn size_bytes(&self) -> u64 {
+        self.bytes.lock().unwrap().len() as u64
+    }
+
+    fn may_block(&self) -> bool {
+        self.may_block
+    }
+
+    fn description(&self) -> String {
+        "kind=test".into()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        assert!(!self.panics, "a device with a bug");
+        let running = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_reads.fetch_max(running, Ordering::SeqCst);
+        if offset == 0 {
+            self.gate.pass();
+        }
+        std::thread::sleep(self.slow_read);
+        let corrupt_from = self.corrupt_from.load(Ordering::SeqCst);
+        let result = if corrupt_from != 0 && offset as usize + buf.len() > corrupt_from {
+            Err(Error::Corrupt { page: offset / 4096, what: "a test" })
+        } else {
+            buf.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..][..buf.len()]);
+            Ok(())
+        };
+        self.reads.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        if offset == 0 {
+            self.gate.pass();
+        }
+        if self.full.load(Ordering::SeqCst) {
+            return Err(Error::NoSpace);
+        }
+        self.bytes.lock().unwrap()[offset as usize..][..buf.len()].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.flushes.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        self.bytes.lock().unwrap()[offset as usize..][..len_bytes as usize].fill(0);
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
+        self.last_zeroes_keep.store(zeroes == Zeroes::Allocated, Ordering::SeqCst);
+        self.discard(offset, len_bytes)
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        if !self.striped {
+            // Two neighbours of one status: the server joins them.
+            let first = len_bytes.div_ceil(2);
+            let extent = |len_bytes| Extent { len_bytes, hole: false, zero: false };
+            if each(extent(first)) && len_bytes > first {
+                each(extent(len_bytes - first));
+            }
+            return Ok(());
+        }
+        let (mut at, end) = (offset, offset + len_bytes);
+        while at != end {
+            let next = ((at / 4096 + 1) * 4096).min(end);
+            let hole = at / 4096 % 2 == 1;
+            if !each(Extent { len_bytes: next - at, hole, zero: hole }) {
+                break;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use pagefold_serve::{
+    Limits,
+    protocol::{Request, command},
+};
+
+use crate::{
+    device::Ram,
+    raw::{IO, Running, quick},
+};
+
+#[test]
+fn a_wrong_request_magic_costs_only_its_connection() {
+    let server = Running::of(Ram::shared(8192));
+    let mut other = server.simple();
+    let mut raw = server.simple();
+    raw.send(&[0x55; 28]);
+    raw.expect_end();
+    other.request(command::READ, 0, 1, 0, 512);
+    assert_eq!(other.simple_reply(), (0, 1));
+    server.assert_alive();
+}
+
+#[test]
+fn half_a_request_then_silence_is_dropped_and_silence_between_requests_is_not() {
+    let server = Running::limited(Ram::shared(8192), quick());
+    let mut idle = server.simple();
+    let mut half = server.simple();
+    half.send(&Request { flags: 0, kind: 0, cookie: 1, offset: 0, len_bytes: 512 }.encode()[..20]);
+    half.expect_end_after(IO);
+    let mut payload = server.simple();
+    payload.request(command::WRITE, 0, 1, 0, 4096);
+    payload.send(&[1; 100]);
+    payload.expect_end_after(IO);
+    let mut large = server.simple();
+    large.request(command::WRITE, 0, 1, 0, 8192);
+    large.send(&[1; 100]);
+    large.expect_end_after(IO);
+    idle.request(command::READ, 0, 1, 0, 8192);
+    assert_eq!(idle.simple_reply(), (0, 1));
+    assert_eq!(idle.bytes(8192), [0; 8192], "an unfinished write changed the device");
+}
+
+#[test]
+fn a_large_payload_that_stops_is_dropped() {
+    let server = Running::limited(Ram::shared(64 << 20), quick());
+    let mut raw = server.simple();
+    raw.request(command::WRITE, 0, 1, 0, 32 << 20);
+    raw.send(&vec![1; 300_000]);
+    raw.expect_end_after(IO);
+    let mut refused = server.simple();
+    refused.request(command::WRITE, 0, 1, 0, u32::MAX);
+    refused.send(&vec![1; 300_000]);
+    refused.expect_end_after(IO);
+    server.assert_alive();
+}
+
+#[test]
+fn a_disconnect_in_the_middle_of_a_write_leaves_the_page_old_or_new_and_others_served() {
+    let device = Ram::shared(1 << 20);
+    device.bytes.lock().unwrap().fill(7);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut other = server.simple();
+    for (len_bytes, sent) in [(4096, 1000), (200_000, 100_000), (4096, 4095)] {
+        let mut raw = server.simple();
+        raw.request(command::WRITE, 0, 1, 4096, len_bytes);
+        raw.send(&vec![8; sent]);
+        drop(raw);
+        other.request(command::READ, 0, 2, 4096, 4096);
+        assert_eq!(other.simple_reply(), (0, 2));
+        let page = other.bytes(4096);
+        assert!(page == [7; 4096] || page == [8; 4096]);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_read_its_replies_is_dropped() {
+    let server = Running::limited(Ram::shared(64 << 20), quick());
+    for len_bytes in [4096, 32 << 20] {
+        let mut raw = server.simple();
+        raw.stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        let request = Request { flags: 0, kind: command::READ, cookie: 1, offset: 0, len_bytes }.encode();
+        let start = Instant::now();
+        // Never reading, until the server gives up.
+        while std::io::Write::write_all(&mut raw.stream, &request).is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(10), "still served");
+        }
+        assert!(start.elapsed() >= IO / 2);
+    }
+    server.assert_alive();
+}
+
+#[test]
+fn connections_over_the_bound_are_closed_and_room_comes_back() {
+    let limits = Limits { connections: 3, ..Limits::default() };
+    let server = Running::limited(Ram::shared(8192), limits);
+    let mut served: Vec<_> = (0..3).map(|_| server.simple()).collect();
+    let mut refused = crate::raw::Raw { stream: std::os::unix::net::UnixStream::connect(&server.path).unwrap() };
+    refused.expect_end();
+    assert_eq!(server.handle.connections(), 3);
+    served[0].request(command::DISC, 0, 1, 0, 0);
+    served[0].expect_end();
+    let start = Instant::now();
+    while server.handle.connections() == 3 {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.assert_alive();
+}
+
+#[test]
+fn many_connections_are_served_at_once() {
+    let server = Running::of(Ram::shared(1 << 20));
+    let mut all: Vec<_> = (0..100).map(|_| server.simple()).collect();
+    for (number, raw) in all.iter_mut().enumerate() {
+        raw.request(command::WRITE, 0, 5, number as u64 * 512, 512);
+        raw.send(&[number as u8; 512]);
+    }
+    for raw in &mut all {
+        assert_eq!(raw.simple_reply(), (0, 5));
+    }
+    for (number, raw) in all.iter_mut().rev().enumerate() {
+        raw.request(command::READ, 0, 6, number as u64 * 512, 512);
+        assert_eq!(raw.simple_reply(), (0, 6));
+        assert_eq!(raw.bytes(512), [number as u8; 512]);
+    }
+}
+
+#[test]
+fn the_memory_of_a_connection_is_bounded_by_waiting() {
+    let device = Arc::new(Ram { slow_read: Duration::from_millis(20), ..Ram::new(33 << 20) });
+    // Room for one read of 32 MiB at a time.
+    let limits = Limits { memory_per_connection_bytes: 0, ..Limits::default() };
+    let server = Running::limited(Arc::clone(&device) as _, limits);
+    let mut raw = server.simple();
+    for cookie in 0..6 {
+        raw.request(command::READ, 0, cookie, 1, 32 << 20);
+    }
+    for _ in 0..6 {
+        assert_eq!(raw.simple_reply().0, 0);
+        raw.bytes(32 << 20);
+    }
+    assert_eq!(device.most_reads.load(Ordering::SeqCst), 1, "two buffers of 32 MiB at a time");
+}
+
+#[test]
+fn a_device_that_panics_costs_only_the_connection() {
+    let server = Running::of(Arc::new(Ram { panics: true, ..Ram::new(1 << 20) }));
+    let mut other = server.simple();
+    for len_bytes in [512, 500_000] {
+        let mut raw = server.simple();
+        raw.request(command::READ, 0, 1, 0, len_bytes);
+        raw.expect_end();
+    }
+    other.request(command::FLUSH, 0, 1, 0, 0);
+    assert_eq!(other.simple_reply(), (0, 1));
+}

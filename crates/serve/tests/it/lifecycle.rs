@@ -1,0 +1,155 @@
+use std::{
+    os::unix::net::{UnixListener, UnixStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_serve::{Error, Export, Limits, Server, protocol::command};
+
+use crate::{device::Ram, raw::Running};
+
+fn bind(path: &std::path::Path) -> Result<Server, Error> {
+    Server::builder().export(Export::new("disk", Ram::shared(8192))).unix(path).bind()
+}
+
+#[test]
+fn stop_finishes_what_is_in_flight_and_removes_the_socket() {
+    let device = Ram::gated(1 << 20);
+    let mut server = Running::of(Arc::clone(&device) as _);
+    let (mut raw, mut idle) = (server.simple(), server.simple());
+    raw.request(command::WRITE, 0, 1, 0, 4);
+    raw.send(b"last");
+    while device.gate.waiting() == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    server.handle.stop();
+    idle.expect_end();
+    assert!(!server.path.exists());
+    device.gate.open();
+    assert_eq!(raw.simple_reply(), (0, 1));
+    raw.expect_end();
+    server.stop();
+    assert_eq!(&device.bytes.lock().unwrap()[..4], b"last");
+    assert_eq!(Arc::strong_count(&device), 1, "a thread still holds the device");
+}
+
+#[test]
+fn stop_answers_what_has_been_sent_and_ends_peers_in_the_handshake() {
+    let mut server = Running::of(Ram::shared(1 << 20));
+    let mut negotiating = server.greet();
+    let mut raw = server.simple();
+    for cookie in 0..50 {
+        raw.request(command::READ, 0, cookie, 0, 512);
+    }
+    server.stop();
+    for cookie in 0..50 {
+        assert_eq!(raw.simple_reply(), (0, cookie));
+        raw.bytes(512);
+    }
+    raw.expect_end();
+    negotiating.expect_end();
+}
+
+#[test]
+fn stop_does_not_wait_for_a_peer_that_does_not_read() {
+    let limits = Limits { stop_grace: Duration::from_millis(300), ..Limits::default() };
+    let mut server = Running::limited(Ram::shared(33 << 20), limits);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 32 << 20);
+    raw.bytes(1);
+    let start = Instant::now();
+    server.stop();
+    assert!(start.elapsed() < Duration::from_secs(8), "took {:?}", start.elapsed());
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let server = bind(&path).unwrap();
+    assert_eq!(server.unix_paths().collect::<Vec<_>>(), [path.as_path()]);
+    UnixStream::connect(&path).unwrap();
+    drop(server);
+    assert!(!path.exists());
+}
+
+#[test]
+fn an_address_in_use_is_a_clear_error_and_stays_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let _first = bind(&path).unwrap();
+    let error = bind(&path).unwrap_err();
+    assert!(matches!(error, Error::PathInUse(_)), "{error}");
+    assert!(error.to_string().contains("address in use") && error.to_string().contains("nbd.sock"));
+    UnixStream::connect(&path).unwrap();
+
+    let export = || Export::new("disk", Ram::shared(8192));
+    let first = Server::builder().export(export()).tcp(([127, 0, 0, 1], 0).into()).bind().unwrap();
+    let address = first.tcp_addresses().next().unwrap();
+    let error = Server::builder().export(export()).tcp(address).bind().unwrap_err();
+    assert!(matches!(error, Error::AddressInUse(found) if found == address), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_a_socket_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    std::fs::write(&path, "precious").unwrap();
+    let error = bind(&path).unwrap_err();
+    assert!(matches!(error, Error::NotASocket(_)), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn a_path_that_cannot_be_is_a_clear_error() {
+    let error = bind(std::path::Path::new("/nonexistent/nbd.sock")).unwrap_err();
+    assert!(error.to_string().starts_with("cannot listen on /nonexistent/nbd.sock: "), "{error}");
+    assert!(bind(std::path::Path::new(&format!("/tmp/{}", "x".repeat(200)))).is_err());
+}
+
+#[test]
+fn another_servers_socket_is_not_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let server = bind(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(server);
+    assert!(path.exists());
+}
+
+#[test]
+fn several_listeners_serve_one_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [directory.path().join("a.sock"), directory.path().join("b.sock")];
+    let server = Server::builder()
+        .export(Export::new("disk", Ram::shared(8192)))
+        .unix(&paths[0])
+        .unix(&paths[1])
+        .tcp(([127, 0, 0, 1], 0).into())
+        .bind()
+        .unwrap();
+    let address = server.tcp_addresses().next().unwrap();
+    let handle = server.handle();
+    let running = std::thread::spawn(move || server.run());
+    for path in &paths {
+        assert_eq!(read_greeting(UnixStream::connect(path).unwrap()), *b"NBDMAGIC");
+    }
+    assert_eq!(read_greeting(std::net::TcpStream::connect(address).unwrap()), *b"NBDMAGIC");
+    handle.stop();
+    running.join().unwrap().unwrap();
+}
+
+fn read_greeting(mut stream: impl std::io::Read) -> [u8; 8] {
+    let mut greeting = [0; 8];
+    stream.read_exact(&mut greeting).unwrap();
+    greeting
+}
+
+#[test]
+fn activation_without_a_socket_is_a_clear_error() {
+    let error = Server::builder().export(Export::new("disk", Ram::shared(512))).activation().bind().unwrap_err();
+    assert!(matches!(error, Error::NoActivation), "{error}");
+}

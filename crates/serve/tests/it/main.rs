@@ -1,0 +1,13 @@
+//! The server as its peers see it.
+
+mod client;
+mod commands;
+mod device;
+mod errors;
+mod hostile;
+mod lifecycle;
+mod negotiation;
+mod overlap;
+mod parsing;
+mod raw;
+mod tools;

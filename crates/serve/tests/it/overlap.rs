@@ -1,0 +1,144 @@
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_serve::{
+    Limits,
+    protocol::{command, command_flag},
+};
+
+use crate::{device::Ram, raw::Running};
+
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what} does not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_slow_request_does_not_hold_up_the_next() {
+    let device = Ram::gated(1 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 16);
+    raw.request(command::WRITE, 0, 2, 0, 16);
+    raw.send(&[9; 16]);
+    for cookie in 10..20 {
+        raw.request(command::READ, 0, cookie, 4096, 16);
+        assert_eq!(raw.simple_reply(), (0, cookie));
+        raw.bytes(16);
+    }
+    assert_eq!(device.gate.waiting(), 2);
+    device.gate.open();
+    let mut cookies = Vec::new();
+    for _ in 0..2 {
+        let (errno, cookie) = raw.simple_reply();
+        assert_eq!(errno, 0);
+        if cookie == 1 {
+            raw.bytes(16);
+        }
+        cookies.push(cookie);
+    }
+    cookies.sort_unstable();
+    assert_eq!(cookies, [1, 2]);
+}
+
+#[test]
+fn a_large_request_does_not_hold_up_the_next_even_on_a_device_that_never_blocks() {
+    let device = Arc::new(Ram::new(40 << 20));
+    device.gate.close();
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.structured();
+    raw.request(command::READ, command_flag::DF, 1, 0, 32 << 20);
+    raw.request(command::READ, 0, 2, 4096, 16);
+    assert_eq!(raw.structured_read(2, 4096), Ok(vec![0; 16]));
+    device.gate.open();
+    assert_eq!(raw.structured_read(1, 0).map(|data| data.len()), Ok(32 << 20));
+}
+
+#[test]
+fn small_replies_go_between_the_chunks_of_a_large_one() {
+    let server = Running::of(Arc::new(Ram { slow_read: Duration::from_millis(1), ..Ram::new(40 << 20) }));
+    let mut raw = server.structured();
+    raw.request(command::READ, 0, 1, 4096, 32 << 20);
+    raw.request(command::READ, 0, 2, 4096, 16);
+    let mut chunks_before = 0;
+    let mut left = 32 << 20;
+    while left != 0 {
+        let chunk = raw.chunk();
+        if chunk.cookie == 2 {
+            assert_ne!(left, 0);
+            chunks_before = (32 << 20) - left;
+        } else {
+            left -= chunk.payload.len() - 8;
+        }
+    }
+    assert!(chunks_before < 32 << 20, "the small reply came last");
+}
+
+#[test]
+fn slow_requests_use_no_more_threads_than_allowed_and_all_are_answered() {
+    let device = Ram::gated(1 << 20);
+    let limits = Limits { threads_per_connection: 4, ..Limits::default() };
+    let server = Running::limited(Arc::clone(&device) as _, limits);
+    let mut raw = server.simple();
+    for cookie in 0..20 {
+        raw.request(command::READ, 0, cookie, 0, 16);
+    }
+    wait_for("the fourth request", || device.gate.waiting() == 4);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(device.gate.waiting(), 4);
+    device.gate.open();
+    let mut cookies: Vec<u64> = (0..20)
+        .map(|_| {
+            let (errno, cookie) = raw.simple_reply();
+            raw.bytes(16);
+            assert_eq!(errno, 0);
+            cookie
+        })
+        .collect();
+    cookies.sort_unstable();
+    assert_eq!(cookies, (0..20).collect::<Vec<_>>());
+}
+
+#[test]
+fn mixed_sizes_at_depth_keep_every_reply_whole() {
+    let server = Running::of(Ram::shared(8 << 20));
+    let mut raw = server.structured();
+    let pattern: Vec<u8> = (0..8 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for (number, part) in pattern.chunks(1 << 20).enumerate() {
+        raw.request(command::WRITE, 0, number as u64, (number as u64) << 20, 1 << 20);
+        raw.send(part);
+    }
+    for _ in 0..8 {
+        assert_eq!(raw.simple_reply().0, 0);
+    }
+    let ranges: Vec<(u64, u32)> = (0..300_u64)
+        .map(|i| {
+            let len_bytes = [17, 4096, 65_536, 70_000, 300_000, 1_000_000][(i % 6) as usize];
+            (i * 7919 * 13 % ((8 << 20) - u64::from(len_bytes)), len_bytes)
+        })
+        .collect();
+    let mut sender = crate::raw::Raw { stream: raw.stream.try_clone().unwrap() };
+    let requests = ranges.clone();
+    let sent = std::thread::spawn(move || {
+        for (cookie, (offset, len_bytes)) in requests.into_iter().enumerate() {
+            sender.request(command::READ, 0, cookie as u64, offset, len_bytes);
+        }
+    });
+    let mut missing: Vec<u32> = ranges.iter().map(|range| range.1).collect();
+    while missing.iter().any(|&left| left != 0) {
+        let chunk = raw.chunk();
+        let (offset, len_bytes) = ranges[chunk.cookie as usize];
+        assert_eq!(chunk.kind, 1);
+        let at = u64::from_be_bytes(chunk.payload[..8].try_into().unwrap());
+        let data = &chunk.payload[8..];
+        assert!(at >= offset && at + data.len() as u64 <= offset + u64::from(len_bytes));
+        assert!(data == &pattern[at as usize..][..data.len()], "wrong bytes at {at}");
+        missing[chunk.cookie as usize] -= data.len() as u32;
+    }
+    sent.join().unwrap();
+}

@@ -1,0 +1,108 @@
+//! The clients that people use.
+
+use std::{
+    process::{Command, Output},
+    sync::Arc,
+};
+
+use crate::{device::Ram, raw::Running};
+
+/// Whether the test can go on; a tool that is missing is said aloud, or a failure where all must run.
+fn has(test: &str, tool: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()));
+    if !found {
+        assert!(std::env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "{test}: {tool} is missing");
+        eprintln!("SKIPPED: {test}: {tool} is not installed");
+    }
+    found
+}
+
+fn run(tool: &str, args: &[&str]) -> Output {
+    let output = Command::new(tool).args(args).output().unwrap();
+    assert!(output.status.success(), "{tool} {args:?}: {output:?}");
+    output
+}
+
+#[test]
+fn nbdinfo_sees_the_export() {
+    if !has("nbdinfo_sees_the_export", "nbdinfo") {
+        return;
+    }
+    let server = Running::of(Ram::shared(1 << 20));
+    let text = String::from_utf8(run("nbdinfo", &[&server.uri()]).stdout).unwrap();
+    for line in ["export-size: 1048576", "description: kind=test", "base:allocation", "can_multi_conn: true"] {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+    let text = String::from_utf8(run("nbdinfo", &["--list", &server.uri()]).stdout).unwrap();
+    assert!(text.contains("export=\"disk\""), "{text}");
+}
+
+#[test]
+fn nbdinfo_maps_holes() {
+    if !has("nbdinfo_maps_holes", "nbdinfo") {
+        return;
+    }
+    let server = Running::of(Arc::new(Ram { striped: true, ..Ram::new(16 << 10) }));
+    let text = String::from_utf8(run("nbdinfo", &["--map", &server.uri()]).stdout).unwrap();
+    assert_eq!(text.matches("hole,zero").count(), 2, "{text}");
+    assert_eq!(text.matches("data").count(), 2, "{text}");
+}
+
+#[test]
+fn nbdcopy_both_ways() {
+    if !has("nbdcopy_both_ways", "nbdcopy") {
+        return;
+    }
+    for may_block in [false, true] {
+        let device = Arc::new(Ram { may_block, ..Ram::new(24 << 20) });
+        let server = Running::of(Arc::clone(&device) as _);
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+        let data: Vec<u8> = (0..24_u32 << 20).map(|i| (i.wrapping_mul(40_503) >> 13) as u8).collect();
+        std::fs::write(&from, &data).unwrap();
+        run("nbdcopy", &[from.to_str().unwrap(), &server.uri()]);
+        assert!(*device.bytes.lock().unwrap() == data);
+        run("nbdcopy", &[&server.uri(), to.to_str().unwrap()]);
+        assert!(std::fs::read(&to).unwrap() == data);
+    }
+}
+
+#[test]
+fn qemu_io_reads_writes_and_discards() {
+    if !has("qemu_io_reads_writes_and_discards", "qemu-io") {
+        return;
+    }
+    let server = Running::of(Ram::shared(40 << 20));
+    let commands = [
+        "write -P 7 1000 100000",
+        "read -P 7 1000 100000",
+        "write -P 8 0 34M",
+        "discard 0 10M",
+        "write -z 10M 10M",
+        "read -P 0 0 20M",
+        "read -P 8 20M 14M",
+        "flush",
+    ];
+    let uri = server.uri();
+    let mut args = vec!["-f", "raw", uri.as_str()];
+    commands.iter().for_each(|command| args.extend(["-c", command]));
+    let output = run("qemu-io", &args);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!text.contains("failed"), "{text}");
+}
+
+#[test]
+fn qemu_img_converts_and_compares() {
+    if !has("qemu_img_converts_and_compares", "qemu-img") {
+        return;
+    }
+    let server = Running::of(Ram::shared(8 << 20));
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let data: Vec<u8> = (0..8_u32 << 20).map(|i| (i >> 14) as u8).collect();
+    std::fs::write(&image, data).unwrap();
+    let image = image.to_str().unwrap();
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &server.uri()]);
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &server.uri()]);
+}
