@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Data of a request that the leader runs itself.
-pub(crate) const INLINE_BYTES: u32 = 64 << 10;
+pub(crate) const INLINE_BYTES: u32 = 128 << 10;
 /// Range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u32 = 4 << 20;
 /// What one receive can bring.
