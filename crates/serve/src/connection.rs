@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Data of a request that the leader runs itself.
-pub(crate) const INLINE_BYTES: u32 = 64 << 10;
+pub(crate) const INLINE_BYTES: u32 = 128 << 10;
 /// Range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u32 = 4 << 20;
 /// What one receive can bring.
@@ -83,6 +83,8 @@ struct Roles {
 struct Leader {
     input: Input,
     output: Replies<Box<[u8]>>,
+    /// The server stops, and what had come by then has been received.
+    drained: bool,
 }
 
 /// Received bytes: `bytes[start..end]` are to be parsed.
@@ -153,7 +155,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         transport.set_recv_timeout(limits.io_timeout)?;
         transport.set_send_timeout(limits.io_timeout)?;
         let output = Replies::new(vec![0; OUTPUT_BYTES].into_boxed_slice());
-        let leader = Box::new(Leader { input: Input::new(), output });
+        let leader = Box::new(Leader { input: Input::new(), output, drained: false });
         let connection = Arc::new(Self {
             transport,
             session,
@@ -360,7 +362,11 @@ impl Leader {
     ) -> Result<bool, Ended> {
         let between_requests = self.input.len() == 0;
         if between_requests && connection.stopping.load(Ordering::Relaxed) {
-            return Ok(false);
+            // What came before the stop is received once more. It does not block: the server shuts the socket down.
+            if self.drained {
+                return Ok(false);
+            }
+            self.drained = true;
         }
         let received = recv(&*connection.transport, self.input.room(), between_requests)?;
         self.input.end += received;

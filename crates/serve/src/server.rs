@@ -238,7 +238,10 @@ impl Server {
         // Without a thread the connection is closed: both are dropped with the closure.
         let _ = spawn("nbd-connection", move || {
             let deadline = Deadline::after(limits.handshake_timeout);
-            if let Ok(session) = negotiate(&*socket, &exports, deadline) {
+            let session = negotiate(&*socket, &exports, deadline);
+            // Once the admission is gone, the server may be too: nothing here may keep its devices then.
+            drop(exports);
+            if let Ok(session) = session {
                 // How it ended concerns the peer alone.
                 let _ = Connection::serve(socket, session, limits, stopping, admission);
             }
@@ -254,6 +257,8 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
     if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout)) {
         // How it ended concerns the peer alone.
         let _ = Connection::serve(stream, session, limits, Arc::default(), guard);
+    } else {
+        drop(guard);
     }
     // Nothing is ever sent: this returns when the last thread has dropped its end.
     let _ = all_threads_ended.recv();

@@ -12,45 +12,45 @@ use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 
 /// A vector, with what tests want to watch and to go wrong.
 #[derive(Default)]
-pub struct Ram {
-    pub bytes: Mutex<Vec<u8>>,
+pub(crate) struct Ram {
+    pub(crate) bytes: Mutex<Vec<u8>>,
     /// Requests at offset 0 wait for this.
-    pub gate: Gate,
-    pub may_block: bool,
-    pub flushes: AtomicUsize,
+    pub(crate) gate: Gate,
+    pub(crate) may_block: bool,
+    pub(crate) flushes: AtomicUsize,
     /// Writes fail with NoSpace.
-    pub full: AtomicBool,
+    pub(crate) full: AtomicBool,
     /// Reads fail as corrupt from this offset on, if it is not 0.
-    pub corrupt_from: AtomicUsize,
+    pub(crate) corrupt_from: AtomicUsize,
     /// Reads running at this moment, and the most there were.
-    pub reads: AtomicUsize,
-    pub most_reads: AtomicUsize,
-    pub slow_read: Duration,
+    pub(crate) reads: AtomicUsize,
+    pub(crate) most_reads: AtomicUsize,
+    pub(crate) slow_read: Duration,
     /// Extents of a page each, every other a hole.
-    pub striped: bool,
-    pub last_zeroes_keep: AtomicBool,
-    pub panics: bool,
+    pub(crate) striped: bool,
+    pub(crate) last_zeroes_keep: AtomicBool,
+    pub(crate) panics: bool,
 }
 
 /// Open unless closed.
 #[derive(Default)]
-pub struct Gate {
+pub(crate) struct Gate {
     closed: Mutex<bool>,
     changed: Condvar,
     waiting: AtomicUsize,
 }
 
 impl Gate {
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         *self.closed.lock().unwrap() = true;
     }
 
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         *self.closed.lock().unwrap() = false;
         self.changed.notify_all();
     }
 
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 
@@ -66,16 +66,16 @@ impl Gate {
 }
 
 impl Ram {
-    pub fn new(size_bytes: usize) -> Self {
+    pub(crate) fn new(size_bytes: usize) -> Self {
         Self { bytes: Mutex::new(vec![0; size_bytes]), ..Self::default() }
     }
 
-    pub fn shared(size_bytes: usize) -> Arc<Self> {
+    pub(crate) fn shared(size_bytes: usize) -> Arc<Self> {
         Arc::new(Self::new(size_bytes))
     }
 
     /// A device whose requests at offset 0 wait for the gate, which is closed.
-    pub fn gated(size_bytes: usize) -> Arc<Self> {
+    pub(crate) fn gated(size_bytes: usize) -> Arc<Self> {
         let ram = Self { may_block: true, ..Self::new(size_bytes) };
         ram.gate.close();
         Arc::new(ram)

@@ -1,6 +1,6 @@
 use std::{
     os::unix::net::{UnixListener, UnixStream},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -152,4 +152,52 @@ fn read_greeting(mut stream: impl std::io::Read) -> [u8; 8] {
 fn activation_without_a_socket_is_a_clear_error() {
     let error = Server::builder().export(Export::new("disk", Ram::shared(512))).activation().bind().unwrap_err();
     assert!(matches!(error, Error::NoActivation), "{error}");
+}
+
+/// Plays the service in `a_passed_socket_is_served`; by itself it does nothing.
+#[test]
+fn activated_child() {
+    if std::env::var_os("LISTEN_FDS").is_none() {
+        return;
+    }
+    let device = Ram::shared(8192);
+    let export = Export::new("disk", Arc::clone(&device) as _);
+    let server = Server::builder().export(export).activation().bind().unwrap();
+    let handle = server.handle();
+    std::thread::spawn(move || {
+        // A flush is the sign to end.
+        while device.flushes.load(Ordering::SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        handle.stop();
+    });
+    server.run().unwrap();
+}
+
+#[test]
+fn a_passed_socket_is_served_and_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    // The listener travels as standard input; the shell makes it the first passed descriptor.
+    let mut child = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" --exact lifecycle::activated_child",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .stdin(std::os::fd::OwnedFd::from(listener))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut raw = crate::raw::Raw { stream };
+    raw.bytes(18);
+    raw.send(&3_u32.to_be_bytes());
+    assert_eq!(raw.go(b"disk").0, 8192);
+    raw.request(command::FLUSH, 0, 1, 0, 0);
+    assert_eq!(raw.simple_reply(), (0, 1));
+    assert!(child.wait().unwrap().success());
+    assert!(path.exists(), "the socket belongs to the service manager");
 }

@@ -17,7 +17,8 @@ fn two() -> Running {
 
 #[test]
 fn list_names_all_exports() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     raw.option(option::LIST, b"");
     assert_eq!(raw.option_reply(option::LIST), (reply::SERVER, string(b"disk")));
     assert_eq!(raw.option_reply(option::LIST), (reply::SERVER, string(b"second")));
@@ -26,7 +27,8 @@ fn list_names_all_exports() {
 
 #[test]
 fn list_with_data_is_invalid_and_the_next_option_works() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     raw.option(option::LIST, b"x");
     assert_eq!(raw.option_reply(option::LIST).0, reply::ERR_INVALID);
     raw.option(option::STRUCTURED_REPLY, b"x");
@@ -104,7 +106,8 @@ fn export_name_sends_zeroes_unless_both_sides_agreed_not_to() {
 
 #[test]
 fn abort_is_acknowledged_and_ends() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     raw.option(option::ABORT, b"");
     raw.expect_ack(option::ABORT);
     raw.expect_end();
@@ -112,7 +115,8 @@ fn abort_is_acknowledged_and_ends() {
 
 #[test]
 fn unknown_options_are_unsupported_and_their_data_skipped() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     for (unknown, len_bytes) in [(5, 0), (11, 0), (4, 10), (0, 65_536), (u32::MAX, 3)] {
         raw.option(unknown, &vec![7; len_bytes]);
         assert_eq!(raw.option_reply(unknown).0, reply::ERR_UNSUP);
@@ -177,7 +181,8 @@ fn lengths_that_contradict_each_other_are_invalid() {
 
 #[test]
 fn metadata_contexts_need_structured_replies() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     for option in [option::LIST_META_CONTEXT, option::SET_META_CONTEXT] {
         raw.option(option, &contexts(b"disk", &[b"base:allocation"]));
         assert_eq!(raw.option_reply(option).0, reply::ERR_INVALID);
@@ -186,7 +191,8 @@ fn metadata_contexts_need_structured_replies() {
 
 #[test]
 fn metadata_contexts_are_listed_by_name_and_wildcard_and_set_by_name_alone() {
-    let mut raw = two().greet();
+    let server = two();
+    let mut raw = server.greet();
     raw.option(option::STRUCTURED_REPLY, b"");
     raw.expect_ack(option::STRUCTURED_REPLY);
     let (list, set) = (option::LIST_META_CONTEXT, option::SET_META_CONTEXT);

@@ -50,8 +50,7 @@ fn serve(input: Vec<u8>) -> Vec<u8> {
     let output = std::sync::Arc::clone(&script.output);
     let exports = Exports::new([Export::new("disk", Ram::shared(1 << 20))]).unwrap();
     serve_stream(script, &exports, Limits::default());
-    let output = std::mem::take(&mut *output.lock().unwrap());
-    output
+    std::mem::take(&mut *output.lock().unwrap())
 }
 
 fn transmission() -> Vec<u8> {

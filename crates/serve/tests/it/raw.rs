@@ -15,23 +15,23 @@ use pagefold_serve::{
     protocol::{OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Request, option, reply},
 };
 
-pub const HANDSHAKE: Duration = Duration::from_millis(400);
-pub const IO: Duration = Duration::from_millis(400);
+pub(crate) const HANDSHAKE: Duration = Duration::from_millis(400);
+pub(crate) const IO: Duration = Duration::from_millis(400);
 
 /// Limits with which a test of a timeout is quick.
-pub fn quick() -> Limits {
+pub(crate) fn quick() -> Limits {
     Limits { handshake_timeout: HANDSHAKE, io_timeout: IO, ..Limits::default() }
 }
 
-pub struct Running {
-    pub path: PathBuf,
-    pub handle: ServerHandle,
+pub(crate) struct Running {
+    pub(crate) path: PathBuf,
+    pub(crate) handle: ServerHandle,
     thread: Option<JoinHandle<Result<(), Error>>>,
     _directory: tempfile::TempDir,
 }
 
 impl Running {
-    pub fn start(builder: Builder) -> Self {
+    pub(crate) fn start(builder: Builder) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
         let server = builder.unix(&path).bind().unwrap();
@@ -40,27 +40,27 @@ impl Running {
         Self { path, handle, thread, _directory: directory }
     }
 
-    pub fn of(device: Arc<dyn BlockDevice>) -> Self {
+    pub(crate) fn of(device: Arc<dyn BlockDevice>) -> Self {
         Self::start(Server::builder().export(Export::new("disk", device)))
     }
 
-    pub fn limited(device: Arc<dyn BlockDevice>, limits: Limits) -> Self {
+    pub(crate) fn limited(device: Arc<dyn BlockDevice>, limits: Limits) -> Self {
         Self::start(Server::builder().export(Export::new("disk", device)).limits(limits))
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap().unwrap();
         }
     }
 
-    pub fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.path.display())
     }
 
     /// Connected, greeted, nothing negotiated.
-    pub fn greet(&self) -> Raw {
+    pub(crate) fn greet(&self) -> Raw {
         let stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -71,7 +71,7 @@ impl Running {
     }
 
     /// In transmission, with structured replies and `base:allocation`.
-    pub fn structured(&self) -> Raw {
+    pub(crate) fn structured(&self) -> Raw {
         let mut raw = self.greet();
         raw.option(option::STRUCTURED_REPLY, b"");
         raw.expect_ack(option::STRUCTURED_REPLY);
@@ -86,14 +86,14 @@ impl Running {
     }
 
     /// In transmission, with simple replies.
-    pub fn simple(&self) -> Raw {
+    pub(crate) fn simple(&self) -> Raw {
         let mut raw = self.greet();
         raw.go(b"disk");
         raw
     }
 
     /// The server still serves others.
-    pub fn assert_alive(&self) {
+    pub(crate) fn assert_alive(&self) {
         let mut raw = self.simple();
         raw.request(0, 0, 77, 4096, 512);
         assert_eq!(raw.simple_reply(), (0, 77));
@@ -113,18 +113,18 @@ impl Drop for Running {
     }
 }
 
-pub fn string(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_be_bytes(), bytes].concat()
 }
 
-pub fn contexts(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn contexts(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     let mut data = string(name);
     data.extend((queries.len() as u32).to_be_bytes());
     queries.iter().for_each(|query| data.extend(string(query)));
     data
 }
 
-pub fn info(name: &[u8], kinds: &[u16]) -> Vec<u8> {
+pub(crate) fn info(name: &[u8], kinds: &[u16]) -> Vec<u8> {
     let mut data = string(name);
     data.extend((kinds.len() as u16).to_be_bytes());
     kinds.iter().for_each(|kind| data.extend(kind.to_be_bytes()));
@@ -133,16 +133,16 @@ pub fn info(name: &[u8], kinds: &[u16]) -> Vec<u8> {
 
 /// A chunk of a structured reply.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Chunk {
-    pub flags: u16,
-    pub kind: u16,
-    pub cookie: u64,
-    pub payload: Vec<u8>,
+pub(crate) struct Chunk {
+    pub(crate) flags: u16,
+    pub(crate) kind: u16,
+    pub(crate) cookie: u64,
+    pub(crate) payload: Vec<u8>,
 }
 
 impl Chunk {
     /// The errno and the message of an error chunk.
-    pub fn error(&self) -> (u32, String) {
+    pub(crate) fn error(&self) -> (u32, String) {
         assert_eq!(self.kind, 0x8001, "not an error: {self:?}");
         let length = usize::from(u16::from_be_bytes(self.payload[4..6].try_into().unwrap()));
         assert_eq!(self.payload.len(), 6 + length);
@@ -151,7 +151,7 @@ impl Chunk {
     }
 
     /// The descriptors of a block status chunk.
-    pub fn extents(&self) -> Vec<(u32, u32)> {
+    pub(crate) fn extents(&self) -> Vec<(u32, u32)> {
         assert_eq!(self.kind, 5, "not a block status: {self:?}");
         assert_eq!(self.payload[..4], [0, 0, 0, 1]);
         let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
@@ -159,35 +159,35 @@ impl Chunk {
     }
 }
 
-pub struct Raw {
-    pub stream: UnixStream,
+pub(crate) struct Raw {
+    pub(crate) stream: UnixStream,
 }
 
 impl Raw {
-    pub fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
 
-    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.stream.read_exact(&mut bytes).unwrap();
         bytes
     }
 
-    pub fn u16(&mut self) -> u16 {
+    pub(crate) fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.bytes(2).try_into().unwrap())
     }
 
-    pub fn u32(&mut self) -> u32 {
+    pub(crate) fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.bytes(4).try_into().unwrap())
     }
 
-    pub fn u64(&mut self) -> u64 {
+    pub(crate) fn u64(&mut self) -> u64 {
         u64::from_be_bytes(self.bytes(8).try_into().unwrap())
     }
 
     /// The server has closed the connection and said nothing more.
-    pub fn expect_end(&mut self) {
+    pub(crate) fn expect_end(&mut self) {
         match self.stream.read(&mut [0; 64]) {
             Ok(0) => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
@@ -196,7 +196,7 @@ impl Raw {
     }
 
     /// As `expect_end`, and it took about as long as the timeout.
-    pub fn expect_end_after(&mut self, timeout: Duration) {
+    pub(crate) fn expect_end_after(&mut self, timeout: Duration) {
         let start = Instant::now();
         self.expect_end();
         let waited = start.elapsed();
@@ -204,12 +204,12 @@ impl Raw {
         assert!(waited < timeout + Duration::from_secs(8), "dropped after {waited:?} only");
     }
 
-    pub fn option(&mut self, option: u32, data: &[u8]) {
+    pub(crate) fn option(&mut self, option: u32, data: &[u8]) {
         self.send(&OptionHeader { option, len_bytes: data.len() as u32 }.encode());
         self.send(data);
     }
 
-    pub fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
+    pub(crate) fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
         let header: [u8; 20] = self.bytes(20).try_into().unwrap();
         assert_eq!(header[..8], OPTION_REPLY_MAGIC.to_be_bytes());
         let header = OptionReplyHeader::parse(&header).unwrap();
@@ -217,12 +217,12 @@ impl Raw {
         (header.kind, self.bytes(header.len_bytes as usize))
     }
 
-    pub fn expect_ack(&mut self, option: u32) {
+    pub(crate) fn expect_ack(&mut self, option: u32) {
         assert_eq!(self.option_reply(option), (reply::ACK, Vec::new()));
     }
 
     /// Chooses the export; returns its size and flags.
-    pub fn go(&mut self, name: &[u8]) -> (u64, u16) {
+    pub(crate) fn go(&mut self, name: &[u8]) -> (u64, u16) {
         self.option(option::GO, &info(name, &[]));
         let (kind, data) = self.option_reply(option::GO);
         assert_eq!((kind, data.len(), &data[..2]), (reply::INFO, 12, &[0, 0][..]));
@@ -230,24 +230,24 @@ impl Raw {
         (u64::from_be_bytes(data[2..10].try_into().unwrap()), u16::from_be_bytes(data[10..].try_into().unwrap()))
     }
 
-    pub fn request(&mut self, kind: u16, flags: u16, cookie: u64, offset: u64, len_bytes: u32) {
+    pub(crate) fn request(&mut self, kind: u16, flags: u16, cookie: u64, offset: u64, len_bytes: u32) {
         self.send(&Request { flags, kind, cookie, offset, len_bytes }.encode());
     }
 
     /// The errno and the cookie.
-    pub fn simple_reply(&mut self) -> (u32, u64) {
+    pub(crate) fn simple_reply(&mut self) -> (u32, u64) {
         assert_eq!(self.u32(), 0x6744_6698);
         (self.u32(), self.u64())
     }
 
-    pub fn chunk(&mut self) -> Chunk {
+    pub(crate) fn chunk(&mut self) -> Chunk {
         assert_eq!(self.u32(), 0x668e_33ef);
         let (flags, kind, cookie, len_bytes) = (self.u16(), self.u16(), self.u64(), self.u32());
         Chunk { flags, kind, cookie, payload: self.bytes(len_bytes as usize) }
     }
 
     /// All chunks of the one reply that is due: the data of a read from `offset`, or the error that ended it.
-    pub fn structured_read(&mut self, cookie: u64, offset: u64) -> Result<Vec<u8>, u32> {
+    pub(crate) fn structured_read(&mut self, cookie: u64, offset: u64) -> Result<Vec<u8>, u32> {
         let mut data = Vec::new();
         loop {
             let chunk = self.chunk();
