@@ -27,6 +27,7 @@ use std::{
     time::Duration,
 };
 
+use memmap2::MmapMut;
 use pagefold_disk::BlockDevice;
 
 use crate::{
@@ -82,14 +83,14 @@ struct Roles {
 /// What only the leader uses.
 struct Leader {
     input: Input,
-    output: Replies<Box<[u8]>>,
+    output: Replies<MmapMut>,
     /// The server stops, and what had come by then has been received.
     drained: bool,
 }
 
 /// Received bytes: `bytes[start..end]` are to be parsed.
 struct Input {
-    bytes: Box<[u8]>,
+    bytes: MmapMut,
     start: usize,
     end: usize,
 }
@@ -102,8 +103,8 @@ struct Task {
 }
 
 impl Input {
-    fn new() -> Self {
-        Self { bytes: vec![0; INPUT_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    fn new() -> io::Result<Self> {
+        Ok(Self { bytes: MmapMut::map_anon(INPUT_BYTES)?, start: 0, end: 0 })
     }
 
     fn len(&self) -> usize {
@@ -154,8 +155,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         // One timeout for all receives: between requests the leader just tries again.
         transport.set_recv_timeout(limits.io_timeout)?;
         transport.set_send_timeout(limits.io_timeout)?;
-        let output = Replies::new(vec![0; OUTPUT_BYTES].into_boxed_slice());
-        let leader = Box::new(Leader { input: Input::new(), output, drained: false });
+        let output = Replies::new(MmapMut::map_anon(OUTPUT_BYTES)?);
+        let leader = Box::new(Leader { input: Input::new()?, output, drained: false });
         let connection = Arc::new(Self {
             transport,
             session,
@@ -404,7 +405,7 @@ impl Leader {
         self.send(connection)?;
         self.input.consume(REQUEST_BYTES);
         let payload = if request.kind == command::WRITE {
-            let mut payload = connection.pool.lend(request.len_bytes as usize);
+            let mut payload = connection.pool.lend(request.len_bytes as usize)?;
             let (have, mut missing) = payload.as_mut().split_at_mut(self.input.len().min(request.len_bytes as usize));
             have.copy_from_slice(self.input.unparsed().get(..have.len()).unwrap_or_default());
             self.input.consume(have.len());
@@ -424,7 +425,7 @@ impl Leader {
         } else {
             reply_bytes(&request)
         };
-        Ok(Task { request, payload, replies: Replies::new(connection.pool.lend(reply_bytes)) })
+        Ok(Task { request, payload, replies: Replies::new(connection.pool.lend(reply_bytes)?) })
     }
 }
 

@@ -1,6 +1,14 @@
 //! The memory of a connection's slow requests: bounded, lent, reused.
+//!
+//! Buffers are mappings of their own, so that a connection that ends leaves nothing behind: as blocks of the C library's
+//! heap they stayed with the process, 8 MB after four connections of nbdcopy.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+};
+
+use memmap2::MmapMut;
 
 /// Buffers up to this size are kept for the next request.
 const KEPT_BUFFER_BYTES: usize = 1 << 20;
@@ -10,7 +18,7 @@ const KEPT_BUFFERS: usize = 4;
 #[derive(Debug, Default)]
 struct State {
     lent_bytes: usize,
-    kept: Vec<Vec<u8>>,
+    kept: Vec<MmapMut>,
 }
 
 /// Lends buffers; all that are lent together have `limit_bytes` at most, unless one alone has more.
@@ -27,11 +35,11 @@ impl Pool {
     }
 
     /// Lends `len_bytes`, once enough has been returned. The content is left over from earlier requests of the same
-    /// connection.
+    /// connection. Fails when the system has no memory.
     ///
     /// Only one thread may wait at a time, and the buffers that it holds already must leave room for this one: then
     /// what it waits for is held by threads that do not wait for it.
-    pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Lent {
+    pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> io::Result<Lent> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.lent_bytes != 0 && state.lent_bytes + len_bytes > self.limit_bytes {
             state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -39,14 +47,30 @@ impl Pool {
         state.lent_bytes += len_bytes;
         let kept = if len_bytes <= KEPT_BUFFER_BYTES { state.kept.pop() } else { None };
         drop(state);
-        let mut buffer = kept.unwrap_or_default();
-        if buffer.capacity() < len_bytes {
-            // Fresh zeros come from the system untouched; growing would copy.
-            buffer = vec![0; len_bytes];
-        } else if buffer.len() < len_bytes {
-            buffer.resize(len_bytes, 0);
+        let buffer = match kept {
+            Some(buffer) if buffer.len() >= len_bytes => Ok(buffer),
+            _ => MmapMut::map_anon(len_bytes),
+        };
+        match buffer {
+            Ok(buffer) => Ok(Lent { pool: Arc::clone(self), buffer: Some(buffer), len_bytes }),
+            Err(error) => {
+                self.give_back(len_bytes, None);
+                Err(error)
+            }
         }
-        Lent { pool: Arc::clone(self), buffer, len_bytes }
+    }
+
+    fn give_back(&self, len_bytes: usize, buffer: Option<MmapMut>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.lent_bytes -= len_bytes;
+        if let Some(buffer) = buffer
+            && buffer.len() <= KEPT_BUFFER_BYTES
+            && state.kept.len() < KEPT_BUFFERS
+        {
+            state.kept.push(buffer);
+        }
+        drop(state);
+        self.returned.notify_one();
     }
 }
 
@@ -54,33 +78,26 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct Lent {
     pool: Arc<Pool>,
-    /// Initialised; may be longer than what was asked for.
-    buffer: Vec<u8>,
+    /// There until it is dropped; may be longer than what was asked for.
+    buffer: Option<MmapMut>,
     len_bytes: usize,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        &self.buffer[..self.len_bytes]
+        self.buffer.as_ref().and_then(|buffer| buffer.get(..self.len_bytes)).unwrap_or_default()
     }
 }
 
 impl AsMut<[u8]> for Lent {
     fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer[..self.len_bytes]
+        self.buffer.as_mut().and_then(|buffer| buffer.get_mut(..self.len_bytes)).unwrap_or_default()
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let buffer = std::mem::take(&mut self.buffer);
-        let mut state = self.pool.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.lent_bytes -= self.len_bytes;
-        if buffer.capacity() <= KEPT_BUFFER_BYTES && state.kept.len() < KEPT_BUFFERS {
-            state.kept.push(buffer);
-        }
-        drop(state);
-        self.pool.returned.notify_one();
+        self.pool.give_back(self.len_bytes, self.buffer.take());
     }
 }
 
@@ -93,10 +110,10 @@ mod tests {
     #[test]
     fn more_than_the_limit_waits_for_a_return() {
         let pool = Pool::new(100);
-        let first = pool.lend(60);
+        let first = pool.lend(60).expect("memory");
         let waiting = thread::spawn({
             let pool = Arc::clone(&pool);
-            move || pool.lend(60).as_ref().len()
+            move || pool.lend(60).expect("memory").as_ref().len()
         });
         thread::sleep(Duration::from_millis(50));
         assert!(!waiting.is_finished(), "120 bytes were lent out of 100");
@@ -107,15 +124,15 @@ mod tests {
 
     #[test]
     fn one_alone_may_be_larger_than_the_limit() {
-        assert_eq!(Pool::new(10).lend(11).as_ref().len(), 11);
+        assert_eq!(Pool::new(10).lend(11).expect("memory").as_ref().len(), 11);
     }
 
     #[test]
     fn large_buffers_are_not_kept() {
         let pool = Pool::new(usize::MAX);
-        drop(pool.lend(KEPT_BUFFER_BYTES + 1));
-        drop(pool.lend(KEPT_BUFFER_BYTES));
-        let kept: Vec<usize> = pool.state.lock().unwrap().kept.iter().map(Vec::capacity).collect();
+        drop(pool.lend(KEPT_BUFFER_BYTES + 1).expect("memory"));
+        drop(pool.lend(KEPT_BUFFER_BYTES).expect("memory"));
+        let kept: Vec<usize> = pool.state.lock().unwrap().kept.iter().map(|buffer| buffer.len()).collect();
         assert_eq!(kept, [KEPT_BUFFER_BYTES]);
     }
 }
