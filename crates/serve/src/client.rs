@@ -6,7 +6,6 @@
 use std::{
     io,
     net::{TcpStream, ToSocketAddrs},
-    os::unix::net::UnixStream,
     path::PathBuf,
     time::Duration,
 };
@@ -108,9 +107,10 @@ impl Client {
     pub fn connect(target: &Target, timeout: Duration) -> Result<Self, ClientError> {
         let deadline = Deadline::after(timeout);
         let socket = match target {
-            Target::Unix(path) => UnixStream::connect(path)
-                .map(Socket::new)
-                .map_err(|source| ClientError::Connect { address: path.display().to_string(), source })?,
+            Target::Unix(path) => Socket::connect_unix(path, timeout).map_err(|source| match source.kind() {
+                io::ErrorKind::WouldBlock => ClientError::Timeout,
+                _ => ClientError::Connect { address: path.display().to_string(), source },
+            })?,
             Target::Tcp(address) => connect_tcp(address, timeout)
                 .map_err(|source| ClientError::Connect { address: address.clone(), source })?,
         };

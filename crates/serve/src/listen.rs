@@ -7,15 +7,19 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
             fs::{FileTypeExt, MetadataExt},
-            net::{UnixListener, UnixStream},
+            net::UnixListener,
         },
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::net::{SocketFlags, accept_with};
 
 use crate::{Error, transport::Socket};
+
+/// How long a socket that may be stale is asked whether it is.
+const PROBE: Duration = Duration::from_millis(500);
 
 /// A listening socket; a Unix socket's file that it made goes with it.
 #[derive(Debug)]
@@ -129,9 +133,11 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
     if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
         return Err(Error::NotASocket(path.into()));
     }
-    match UnixStream::connect(path) {
+    match Socket::connect_unix(path, PROBE) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
         Ok(_) => Err(Error::PathInUse(path.into())),
+        // Its queue is full, so it has an owner.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::PathInUse(path.into())),
         Err(source) => Err(failed(source)),
     }
 }

@@ -1,8 +1,10 @@
 //! Streams of bytes that NBD runs over.
 
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::{io, os::fd::OwnedFd, path::Path, time::Duration};
 
-use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
 
 /// A connected, ordered stream of bytes in both directions, used by several threads: at most one receives and one sends
 /// at a time, any may shut it down.
@@ -31,6 +33,16 @@ impl Socket {
     /// Takes a connected stream socket.
     pub fn new(fd: impl Into<OwnedFd>) -> Self {
         Self(fd.into())
+    }
+
+    /// Connects to a Unix socket. When nobody accepts within `timeout`, [`io::ErrorKind::WouldBlock`].
+    pub(crate) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Self> {
+        let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket = Self(fd);
+        // Linux waits for a place in the listener's queue as long as for room to send.
+        socket.set_send_timeout(timeout)?;
+        net::connect(&socket.0, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
     }
 
     /// Sends small messages at once and notices peers that vanished. Fails on what is not TCP.

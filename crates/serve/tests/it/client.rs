@@ -55,6 +55,22 @@ fn nobody_there_is_a_clear_error() {
     assert!(error.to_string().starts_with("cannot connect to /nonexistent/nbd.sock: "), "{error}");
 }
 
+#[test]
+fn a_server_that_never_accepts_cannot_hold_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _fills_the_queue = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let start = Instant::now();
+    let error = Client::connect(&Target::Unix(path.clone()), TIMEOUT).unwrap_err();
+    assert!(matches!(error, ClientError::Timeout), "{error}");
+    assert!(start.elapsed() < TIMEOUT * 8);
+    let export = Export::new("disk", Ram::shared(512));
+    let error = Server::builder().export(export).unix(path).bind().unwrap_err();
+    assert!(matches!(error, pagefold_serve::Error::PathInUse(_)), "{error}");
+}
+
 /// What `Client::list` says about a server that sends `greeting` and then, for ever, `replies`.
 fn against(greeting: Vec<u8>, replies: Vec<u8>) -> Result<Vec<String>, ClientError> {
     let directory = tempfile::tempdir().unwrap();
