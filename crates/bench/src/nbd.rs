@@ -177,6 +177,7 @@ fn fio_job(
     let output = server.folder().join("fio.json");
     let mut command = std::process::Command::new(fio);
     command
+        .current_dir(server.folder())
         .args(["--name=job", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
         .args(["--buffer_compress_percentage=60", "--refill_buffers", "--randrepeat=1"])
         .arg(format!("--iodepth={QUEUE_DEPTH}"))

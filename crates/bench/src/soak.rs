@@ -57,6 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         rounds += 1;
         let report = server.folder().join("fio.json");
         let mut child = Command::new(&fio)
+            .current_dir(server.folder())
             .args(["--name=soak", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
             .args(["--rw=randrw", "--rwmixread=40", "--bs=4k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"])
             .args(["--verify_backlog=4096", "--buffer_compress_percentage=60", "--refill_buffers"])

@@ -88,6 +88,7 @@ fn fio_verifies_over_several_connections() {
     let server = Server::start(&["--size", "128M"]);
     for block in ["4k-4k", "512-16k"] {
         run(Command::new(&fio)
+            .current_dir(server.folder())
             .args(["--name=verify", "--ioengine=nbd", "--thread", "--numjobs=4", "--rw=randrw", "--iodepth=16"])
             .args(["--verify=crc32c", "--verify_fatal=1", "--size=16M", "--offset_increment=32M"])
             .args(["--buffer_compress_percentage=60", "--refill_buffers"])
@@ -101,6 +102,7 @@ fn fio_meets_enospc_at_the_memory_limit() {
     let Some([fio]) = programs("fio_meets_enospc_at_the_memory_limit", ["fio"]) else { return };
     let server = Server::start(&["--size", "64M", "--memory-limit", "8M"]);
     let report = run(Command::new(&fio)
+        .current_dir(server.folder())
         .args(["--name=full", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--size=64M", "--iodepth=16"])
         .args(["--refill_buffers", "--ignore_error=,ENOSPC", "--error_dump=0", "--verify=crc32c"])
         .args(["--output-format=json", &format!("--uri={}", server.uri(""))]));

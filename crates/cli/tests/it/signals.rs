@@ -21,6 +21,7 @@ fn it_ends_while_clients_work() {
     let Some([fio]) = programs("it_ends_while_clients_work", ["fio"]) else { return };
     let server = Server::start(&["--size", "64M"]);
     let mut client = Command::new(fio)
+        .current_dir(server.folder())
         .args(["--name=busy", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--iodepth=16", "--size=64M"])
         .args(["--time_based", "--runtime=30", &format!("--uri={}", server.uri(""))])
         .stdout(std::process::Stdio::null())
