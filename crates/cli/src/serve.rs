@@ -38,8 +38,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "export")]
     name: String,
 
-    /// A disk of several: name=NAME,size=SIZE[,codec=CODEC][,memory-limit=SIZE][,read-only]
-    #[arg(long, value_name = "DISK", value_parser = parse_disk)]
+    /// A disk, of several with this option repeated: name and size, and if need be codec, memory-limit, read-only
+    #[arg(long, value_name = "name=NAME,size=SIZE,…", value_parser = parse_disk)]
     export: Vec<Disk>,
 
     /// Listen on a Unix socket at PATH

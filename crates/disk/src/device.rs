@@ -56,7 +56,7 @@ pub enum Zeroes {
 
 /// A device of bytes that any number of threads use at once.
 ///
-/// What is below [`Checked`] may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
+/// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
 /// and that a device that says it is read-only is not asked to change. Offsets and lengths are in bytes and need no
 /// alignment. Of two requests that touch one page at the same time, each is applied whole to that page.
 pub trait BlockDevice: Send + Sync {
