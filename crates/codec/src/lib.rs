@@ -22,9 +22,11 @@
 mod codec;
 mod lz4;
 mod names;
+mod same;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use lz4::Lz4;
 pub use names::{NAMES, UnknownCodec, by_name};
+pub use same::{fill, same_filled};
 pub use zstd::Zstd;
