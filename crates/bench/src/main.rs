@@ -2,6 +2,7 @@
 
 mod codec;
 mod report;
+mod synthetic;
 
 use clap::{Parser, Subcommand};
 
@@ -14,7 +15,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Page codecs: bytes and speed at 4 KiB
+    /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
 }
 

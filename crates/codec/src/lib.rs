@@ -27,6 +27,6 @@ mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use lz4::Lz4;
-pub use names::{NAMES, UnknownCodec, by_name};
+pub use names::{NAMES, UnknownCodec, by_name, trained};
 pub use same::{fill, same_filled};
 pub use zstd::Zstd;

@@ -80,13 +80,7 @@ impl Liblzo2 {
         let mut len = out.len();
         // SAFETY: the safe decoder reads only `input` and writes at most `len` bytes of `out`; it takes no working memory.
         let status = unsafe {
-            (self.decompress_safe)(
-                input.as_ptr(),
-                input.len(),
-                out.as_mut_ptr(),
-                &raw mut len,
-                std::ptr::null_mut(),
-            )
+            (self.decompress_safe)(input.as_ptr(), input.len(), out.as_mut_ptr(), &raw mut len, std::ptr::null_mut())
         };
         if status == 0 { Ok(len) } else { Err(status) }
     }
