@@ -21,12 +21,14 @@
 
 mod codec;
 mod lz4;
+mod lzo;
 mod names;
 mod same;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use lz4::Lz4;
+pub use lzo::Lzo;
 pub use names::{NAMES, UnknownCodec, by_name, trained};
 pub use same::{fill, same_filled};
 pub use zstd::Zstd;

@@ -62,7 +62,8 @@ mod tests {
 
     #[test]
     fn same_filled_pages_are_counted_apart() {
-        let corpus = Corpus::split("zeros", &vec![0; 1024 * PAGE_SIZE], 300, 300);
+        let zeros = vec![0; 1024 * PAGE_SIZE];
+        let corpus = Corpus::split("zeros", &zeros, 300, 300);
         assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (0, 0, 512));
     }
 }
