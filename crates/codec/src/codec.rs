@@ -21,6 +21,10 @@ pub enum CodecId {
     Lzo = 5,
     /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.
     LzoRle = 6,
+    /// A raw DEFLATE stream.
+    Deflate = 7,
+    /// IBM's 842.
+    X842 = 8,
 }
 
 /// An object that is not what its codec writes.
