@@ -1,121 +1,125 @@
-//! `pagefold-bench codec`: compressed bytes and speed of every page codec on the same pages, interleaved.
+//! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same pages.
 
-use std::{
-    fs,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+mod corpus;
+mod files;
+mod gather;
+mod heap;
+mod measure;
+mod peer;
+mod subject;
+mod verdict;
 
-use anyhow::{Context, ensure};
-use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
+use std::path::PathBuf;
+
+use anyhow::ensure;
 
 use crate::report::Figure;
+use corpus::Corpus;
+use measure::Measured;
+use subject::Subject;
+
+/// How pages are chosen and timed, for `--help` and for whoever reads the figures.
+const METHOD: &str = "\
+Pages: every 4 KiB page of a kind of data, a last partial page left out. Blocks of 64 pages take turns: the pages of even \
+blocks train tables and dictionaries, those of odd blocks are measured, for every subject alike (smaller blocks where a \
+kind has fewer than 512 pages). Pages filled with one 8-byte word are counted as same_pages and not compressed. A page \
+that does not become smaller counts as 4096 bytes, and decoding it as a copy.
+
+Timing: one thread; all subjects take turns round by round; the time of each block of 32 pages is that of its fastest \
+round. Every page is compressed into one buffer and decoded into one buffer. Percentiles are of single pages, clock \
+included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their own worst case, where \
+they are fastest; ours get one page, as the store calls them.
+
+libzstd-1-dict: the best dictionary of 16, 64 and 110 KiB by ZDICT_trainFromBuffer and of raw sample pages, as decided on \
+held-out sample pages.";
 
 /// Options of `pagefold-bench codec`.
 #[derive(clap::Args)]
+#[command(after_long_help = METHOD)]
 pub(crate) struct Args {
-    /// Files whose 4 KiB pages are compressed (a last partial page is left out)
-    #[arg(long, required = true, num_args = 1..)]
+    /// Files whose pages are compressed, each a kind of data of its own. Without it: this machine's binaries, text,
+    /// XML and images, heaps of programs started for it, a database, and synthetic pages of given ratios
+    #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Codecs, by name
-    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd-1")]
+    /// Subjects by name, ours and peers [default: all]
+    #[arg(long, value_delimiter = ',')]
     codecs: Vec<String>,
-    /// Pages taken of each file, spread evenly over it
+    /// Pages measured of each kind, spread evenly over it
     #[arg(long, default_value_t = 2048)]
     pages: usize,
     /// Rounds; each figure is that of its fastest round
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// One JSON object a line
+    /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each kind's own
+    #[arg(long)]
+    train_together: bool,
+    /// One JSON object a line on the standard output; tables and verdicts go to the standard error
     #[arg(long)]
     json: bool,
 }
 
-struct Subject {
-    name: String,
-    stream: Box<dyn Stream>,
-    objects: Vec<u8>,
-    lens: Vec<usize>,
-    compress: Duration,
-    decompress: Duration,
-}
+/// Sample pages that tables are trained on, at most, of one kind: 16 MiB.
+const SAMPLE_PAGES: usize = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    for path in &args.data {
-        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let case = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
-        let mixed: Vec<&Page> = all.iter().filter(|page| page[8..] != page[..PAGE_SIZE - 8]).collect();
-        let step = (mixed.len() / args.pages).max(1);
-        let pages: Vec<&Page> = mixed.into_iter().step_by(step).take(args.pages).collect();
-        let mut subjects = Vec::new();
-        for name in &args.codecs {
-            subjects.push(Subject {
-                name: name.clone(),
-                stream: by_name(name)?.stream()?,
-                objects: vec![0; pages.len() * PAGE_SIZE],
-                lens: vec![0; pages.len()],
-                compress: Duration::MAX,
-                decompress: Duration::MAX,
-            });
+    ensure!(args.rounds > 0 && args.pages > 0, "at least one round and one page");
+    let named = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
+    let corpora: Vec<Corpus> =
+        named.iter().map(|(name, bytes)| Corpus::split(name, bytes, SAMPLE_PAGES, args.pages)).collect();
+    let together = args.train_together.then(|| corpora.iter().flat_map(|kind| kind.sample.iter().copied()).collect());
+    let names = if args.codecs.is_empty() { subject::all_names() } else { args.codecs.clone() };
+
+    let mut measured: Vec<Measured> = Vec::new();
+    for corpus in &corpora {
+        if corpus.pages.is_empty() {
+            eprintln!("{}: no page to measure", corpus.name);
+            continue;
         }
-        for _ in 0..args.rounds {
-            for subject in &mut subjects {
-                round(subject, &pages)?;
-            }
+        let sample = together.as_ref().unwrap_or(&corpus.sample);
+        let mut subjects: Vec<Subject> = Vec::new();
+        for name in &names {
+            subjects.extend(Subject::by_name(name, sample)?);
         }
-        for subject in &subjects {
-            report(args.json, &case, subject, pages.len());
+        let results = measure::interleaved(corpus, &mut subjects, args.rounds)?;
+        for result in &results {
+            report(args.json, corpus, result);
         }
+        measured.extend(results);
     }
+    verdict::print(&measured, args.json);
     Ok(())
 }
 
-fn round(subject: &mut Subject, pages: &[&Page]) -> anyhow::Result<()> {
-    let start = Instant::now();
-    for ((page, object), len) in pages.iter().zip(subject.objects.chunks_mut(PAGE_SIZE)).zip(&mut subject.lens) {
-        *len = subject.stream.compress(page, object).unwrap_or(PAGE_SIZE);
-    }
-    subject.compress = subject.compress.min(start.elapsed());
-    let mut back = [0; PAGE_SIZE];
-    let start = Instant::now();
-    for (object, &len) in subject.objects.chunks(PAGE_SIZE).zip(&subject.lens) {
-        if len < PAGE_SIZE {
-            subject.stream.decompress(&object[..len], &mut back)?;
-        }
-    }
-    subject.decompress = subject.decompress.min(start.elapsed());
-    for ((page, object), &len) in pages.iter().zip(subject.objects.chunks(PAGE_SIZE)).zip(&subject.lens) {
-        if len < PAGE_SIZE {
-            subject.stream.decompress(&object[..len], &mut back)?;
-            ensure!(back == **page, "{} changed a page", subject.name);
-        }
-    }
-    Ok(())
-}
-
-fn report(json: bool, case: &str, subject: &Subject, pages: usize) {
-    let total = (pages * PAGE_SIZE) as f64;
-    let speed = |time: Duration| total / time.as_secs_f64() / 1e6;
-    let bytes = subject.lens.iter().sum::<usize>() as f64;
+fn report(json: bool, corpus: &Corpus, of: &Measured) {
     let figures = [
-        ("pages", pages as f64, "pages"),
-        ("compressed_bytes", bytes, "bytes"),
-        ("compress_mb_s", speed(subject.compress), "MB/s"),
-        ("decompress_mb_s", speed(subject.decompress), "MB/s"),
+        ("pages", of.pages as f64, "pages"),
+        ("same_pages", corpus.same_pages as f64, "pages"),
+        ("compressed_bytes", of.compressed_bytes as f64, "bytes"),
+        ("ratio", of.ratio(), "of the pages' bytes"),
+        ("compress_mb_s", of.compress_mb_s(), "MB/s"),
+        ("decompress_mb_s", of.decompress_mb_s(), "MB/s"),
+        ("compress_p50_ns", of.compress_ns.p50 as f64, "ns"),
+        ("compress_p99_ns", of.compress_ns.p99 as f64, "ns"),
+        ("decompress_p50_ns", of.decompress_ns.p50 as f64, "ns"),
+        ("decompress_p99_ns", of.decompress_ns.p99 as f64, "ns"),
     ];
     if json {
         for (metric, value, unit) in figures {
-            Figure { bench: "codec", case, subject: &subject.name, metric, value, unit }.print_json();
+            Figure { bench: "codec", case: &corpus.name, subject: &of.subject, metric, value, unit }.print_json();
         }
     } else {
         println!(
-            "{case:16} {:12} {:9} bytes  {:.4}  {:7.1} MB/s  {:7.1} MB/s",
-            subject.name,
-            bytes,
-            bytes / total,
-            figures[2].1,
-            figures[3].1
+            "{:16} {:14} {:9} bytes {:.4}  {:7.1} / {:7.1} MB/s  p50 {:6} / {:5}  p99 {:6} / {:6} ns",
+            corpus.name,
+            of.subject,
+            of.compressed_bytes,
+            of.ratio(),
+            of.compress_mb_s(),
+            of.decompress_mb_s(),
+            of.compress_ns.p50,
+            of.decompress_ns.p50,
+            of.compress_ns.p99,
+            of.decompress_ns.p99,
         );
     }
 }

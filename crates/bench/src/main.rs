@@ -5,6 +5,7 @@ mod nbd;
 mod report;
 mod server;
 mod soak;
+mod synthetic;
 
 use clap::{Parser, Subcommand};
 
@@ -17,7 +18,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Page codecs: bytes and speed at 4 KiB
+    /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
     /// The NBD server beside nbdkit's memory plugin, with fio
     Nbd(nbd::Args),

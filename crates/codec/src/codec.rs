@@ -17,6 +17,14 @@ pub enum CodecId {
     Lz4 = 0,
     /// A Zstandard frame without its magic number.
     Zstd = 1,
+    /// LZO1X, bitstream version 0.
+    Lzo = 5,
+    /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.
+    LzoRle = 6,
+    /// A raw DEFLATE stream.
+    Deflate = 7,
+    /// IBM's 842.
+    X842 = 8,
 }
 
 /// An object that is not what its codec writes.

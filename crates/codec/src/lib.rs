@@ -20,11 +20,21 @@
 //! allocates in [`Stream::compress`] or [`Stream::decompress`].
 
 mod codec;
+mod deflate;
+mod dictionary;
 mod lz4;
+mod lz4hc;
+mod lzo;
 mod names;
+mod same;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+pub use deflate::Deflate;
+pub use dictionary::Dictionary;
 pub use lz4::Lz4;
-pub use names::{NAMES, UnknownCodec, by_name};
+pub use lz4hc::Lz4Hc;
+pub use lzo::Lzo;
+pub use names::{NAMES, UnknownCodec, by_name, trained};
+pub use same::{fill, same_filled};
 pub use zstd::Zstd;

@@ -1,25 +1,34 @@
 //! Zstandard (RFC 8878) by libzstd, with contexts that are used again and frames without magic number, size or sum.
 
+use std::sync::Arc;
+
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat};
 
-use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+use crate::{Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError};
 
-/// Zstandard at one level.
-#[derive(Clone, Copy, Debug)]
+/// Zstandard at one level, with a dictionary or without.
+#[derive(Clone, Debug)]
 pub struct Zstd {
     level: i32,
+    dictionary: Option<Arc<Dictionary>>,
 }
 
 impl Zstd {
     /// Zstandard at `level`, −7 to 22; `None` outside that.
     pub fn new(level: i32) -> Option<Self> {
-        (-7..=22).contains(&level).then_some(Self { level })
+        (-7..=22).contains(&level).then_some(Self { level, dictionary: None })
+    }
+
+    /// The same with `dictionary`. Its objects can be decoded with that dictionary only, and do not name it: whoever keeps
+    /// them keeps the dictionary and its id.
+    pub fn with_dictionary(self, dictionary: Arc<Dictionary>) -> Self {
+        Self { dictionary: Some(dictionary), ..self }
     }
 }
 
 impl Default for Zstd {
     fn default() -> Self {
-        Self { level: 3 }
+        Self { level: 3, dictionary: None }
     }
 }
 
@@ -31,7 +40,8 @@ impl Codec for Zstd {
     }
 
     fn name(&self) -> String {
-        format!("zstd-{}", self.level)
+        let dictionary = if self.dictionary.is_some() { "-dict" } else { "" };
+        format!("zstd-{}{dictionary}", self.level)
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
@@ -47,6 +57,11 @@ impl Codec for Zstd {
         }
         let mut decompressor = DCtx::try_create().ok_or(OUT_OF_MEMORY)?;
         decompressor.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(|_| OUT_OF_MEMORY)?;
+        if let Some(dictionary) = &self.dictionary {
+            // Digested once, at the first page, and used from then on.
+            compressor.load_dictionary(dictionary.bytes()).map_err(|_| OUT_OF_MEMORY)?;
+            decompressor.load_dictionary(dictionary.bytes()).map_err(|_| OUT_OF_MEMORY)?;
+        }
         Ok(Box::new(ZstdStream { compressor, decompressor }))
     }
 }

@@ -1,0 +1,69 @@
+//! One kind of data, as the pages to train on and the pages to measure.
+
+use pagefold_codec::{PAGE_SIZE, Page, same_filled};
+
+/// Pages of a block, of which the even ones train and the odd ones are measured.
+const BLOCK_PAGES: usize = 64;
+
+/// One kind of data. `sample` and `pages` have no page in common.
+pub(super) struct Corpus<'a> {
+    pub(super) name: String,
+    /// What tables and dictionaries are trained on.
+    pub(super) sample: Vec<&'a Page>,
+    /// What is measured; none is filled with one word.
+    pub(super) pages: Vec<&'a Page>,
+    /// Same-filled pages among those of the odd blocks.
+    pub(super) same_pages: usize,
+}
+
+impl<'a> Corpus<'a> {
+    /// The pages of `bytes`, at most `sample_max` and `pages_max` of them, spread evenly.
+    pub(super) fn split(name: &str, bytes: &'a [u8], sample_max: usize, pages_max: usize) -> Self {
+        let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
+        let block = (all.len() / 8).clamp(1, BLOCK_PAGES);
+        let (mut sample, mut pages, mut same_pages) = (Vec::new(), Vec::new(), 0);
+        for (index, page) in all.iter().enumerate() {
+            let measured = (index / block) % 2 == 1;
+            if same_filled(page).is_some() {
+                same_pages += usize::from(measured);
+            } else if measured {
+                pages.push(page);
+            } else {
+                sample.push(page);
+            }
+        }
+        Self {
+            name: name.to_owned(),
+            sample: spread(&sample, sample_max),
+            pages: spread(&pages, pages_max),
+            same_pages,
+        }
+    }
+}
+
+/// At most `most` of `pages`, evenly spaced.
+fn spread<'a>(pages: &[&'a Page], most: usize) -> Vec<&'a Page> {
+    let take = pages.len().min(most);
+    (0..take).map(|index| pages[index * pages.len() / take]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sample_and_measured_pages_are_disjoint() {
+        let bytes: Vec<u8> =
+            (0..1000u32).flat_map(|page| (0..1024u32).flat_map(move |at| (page * 1024 + at).to_le_bytes())).collect();
+        let corpus = Corpus::split("numbers", &bytes, 300, 300);
+        assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (300, 300, 0));
+        assert!(corpus.sample.iter().all(|page| !corpus.pages.contains(page)));
+    }
+
+    #[test]
+    fn same_filled_pages_are_counted_apart() {
+        let zeros = vec![0; 1024 * PAGE_SIZE];
+        let corpus = Corpus::split("zeros", &zeros, 300, 300);
+        assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (0, 0, 512));
+    }
+}

@@ -1,0 +1,178 @@
+//! The timed rounds.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use pagefold_codec::{PAGE_SIZE, Page};
+
+use super::{Corpus, Subject};
+
+/// Pages timed with one reading of the clock.
+const BLOCK_PAGES: usize = 32;
+
+/// Time of a single page in nanoseconds, at two percentiles.
+#[derive(Clone, Copy)]
+pub(super) struct Percentiles {
+    pub(super) p50: u64,
+    pub(super) p99: u64,
+}
+
+impl Percentiles {
+    const NONE: Self = Self { p50: u64::MAX, p99: u64::MAX };
+
+    fn of(times: &mut [u64]) -> Self {
+        times.sort_unstable();
+        let at = |share: usize| times[(times.len() - 1) * share / 100];
+        Self { p50: at(50), p99: at(99) }
+    }
+
+    fn lower(self, other: Self) -> Self {
+        Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
+    }
+}
+
+/// What one subject did with one kind of data.
+pub(super) struct Measured {
+    pub(super) case: String,
+    pub(super) subject: String,
+    pub(super) pages: usize,
+    pub(super) compressed_bytes: usize,
+    compress: Duration,
+    decompress: Duration,
+    pub(super) compress_ns: Percentiles,
+    pub(super) decompress_ns: Percentiles,
+}
+
+impl Measured {
+    pub(super) fn ratio(&self) -> f64 {
+        self.compressed_bytes as f64 / (self.pages * PAGE_SIZE) as f64
+    }
+
+    pub(super) fn compress_mb_s(&self) -> f64 {
+        (self.pages * PAGE_SIZE) as f64 / self.compress.as_secs_f64() / 1e6
+    }
+
+    pub(super) fn decompress_mb_s(&self) -> f64 {
+        (self.pages * PAGE_SIZE) as f64 / self.decompress.as_secs_f64() / 1e6
+    }
+}
+
+/// The objects of a subject, back to back; a page that did not become smaller is its own object.
+struct Objects {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Objects {
+    /// Compresses every page and proves that each comes back.
+    fn of(subject: &mut Subject, corpus: &Corpus, out: &mut [u8]) -> anyhow::Result<Self> {
+        let mut objects = Self { bytes: Vec::new(), ends: vec![0] };
+        let mut back = [0; PAGE_SIZE];
+        for page in &corpus.pages {
+            match subject.compress(page, out) {
+                Some(len) => objects.bytes.extend_from_slice(&out[..len]),
+                None => objects.bytes.extend_from_slice(*page),
+            }
+            objects.ends.push(objects.bytes.len());
+            subject.decompress(objects.get(objects.ends.len() - 2), &mut back)?;
+            ensure!(back == **page, "{} changed a page of {}", subject.name, corpus.name);
+        }
+        Ok(objects)
+    }
+
+    fn get(&self, index: usize) -> &[u8] {
+        &self.bytes[self.ends[index]..self.ends[index + 1]]
+    }
+}
+
+/// One subject at work: its objects and its best times so far.
+struct Run<'a> {
+    subject: &'a mut Subject,
+    objects: Objects,
+    compress: Vec<Duration>,
+    decompress: Vec<Duration>,
+    compress_ns: Percentiles,
+    decompress_ns: Percentiles,
+}
+
+/// Measures `subjects` on `corpus`, taking turns round by round.
+pub(super) fn interleaved(corpus: &Corpus, subjects: &mut [Subject], rounds: usize) -> anyhow::Result<Vec<Measured>> {
+    let blocks = corpus.pages.len().div_ceil(BLOCK_PAGES);
+    let mut out = [0; 2 * PAGE_SIZE];
+    let mut runs = Vec::new();
+    for subject in subjects {
+        let objects =
+            Objects::of(subject, corpus, &mut out).with_context(|| format!("{} on {}", subject.name, corpus.name))?;
+        runs.push(Run {
+            subject,
+            objects,
+            compress: vec![Duration::MAX; blocks],
+            decompress: vec![Duration::MAX; blocks],
+            compress_ns: Percentiles::NONE,
+            decompress_ns: Percentiles::NONE,
+        });
+    }
+    for round in 0..rounds {
+        // Whoever goes first finds other caches than the rest: each round begins with another subject.
+        let first = round % runs.len().max(1);
+        for turn in (first..runs.len()).chain(0..first) {
+            let run = &mut runs[turn];
+            run.time_blocks(&corpus.pages, &mut out)?;
+            run.time_pages(&corpus.pages, &mut out)?;
+        }
+    }
+    Ok(runs
+        .into_iter()
+        .map(|run| Measured {
+            case: corpus.name.clone(),
+            subject: run.subject.name.clone(),
+            pages: corpus.pages.len(),
+            compressed_bytes: run.objects.bytes.len(),
+            compress: run.compress.iter().sum(),
+            decompress: run.decompress.iter().sum(),
+            compress_ns: run.compress_ns,
+            decompress_ns: run.decompress_ns,
+        })
+        .collect())
+}
+
+impl Run<'_> {
+    fn time_blocks(&mut self, pages: &[&Page], out: &mut [u8]) -> anyhow::Result<()> {
+        for (block, best) in pages.chunks(BLOCK_PAGES).zip(&mut self.compress) {
+            let start = Instant::now();
+            for page in block {
+                std::hint::black_box(self.subject.compress(page, out));
+            }
+            *best = start.elapsed().min(*best);
+        }
+        let mut back = [0; PAGE_SIZE];
+        for (block, best) in self.decompress.iter_mut().enumerate() {
+            let first = block * BLOCK_PAGES;
+            let start = Instant::now();
+            for index in first..pages.len().min(first + BLOCK_PAGES) {
+                self.subject.decompress(self.objects.get(index), &mut back)?;
+            }
+            *best = start.elapsed().min(*best);
+        }
+        Ok(())
+    }
+
+    fn time_pages(&mut self, pages: &[&Page], out: &mut [u8]) -> anyhow::Result<()> {
+        let mut times = Vec::with_capacity(pages.len());
+        for page in pages {
+            let start = Instant::now();
+            std::hint::black_box(self.subject.compress(page, out));
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        self.compress_ns = self.compress_ns.lower(Percentiles::of(&mut times));
+        times.clear();
+        let mut back = [0; PAGE_SIZE];
+        for index in 0..pages.len() {
+            let start = Instant::now();
+            self.subject.decompress(self.objects.get(index), &mut back)?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        self.decompress_ns = self.decompress_ns.lower(Percentiles::of(&mut times));
+        Ok(())
+    }
+}

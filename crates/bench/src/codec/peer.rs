@@ -1,0 +1,207 @@
+//! The peers: other people's codecs, called the way their users call them.
+
+use libdeflater::{CompressionLvl, Compressor, Decompressor};
+use lzzzz::lz4;
+use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream};
+use pagefold_oracle::{Liblzo2, Liblzo2Work};
+use zstd_safe::{CCtx, CDict, DCtx, DDict};
+
+/// The peers' names.
+pub(super) const NAMES: &[&str] =
+    &["liblz4", "liblzo2", "libzstd-1", "libzstd-1-dict", "libdeflate-1", "snappy", "memcpy"];
+
+/// The peer called `name`, or `None` if this machine does not have it.
+pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box<dyn Stream>>> {
+    Ok(Some(match name {
+        "liblz4" => Box::new(Liblz4),
+        "liblzo2" => match Liblzo2::open() {
+            Some(library) => Box::new(Lzo { library, work: Liblzo2Work::default() }),
+            None => return Ok(None),
+        },
+        "libzstd-1" => Box::new(Zstd { compressor: CCtx::create(), decompressor: DCtx::create() }),
+        "libzstd-1-dict" => Box::new(ZstdDict::new(&best_dictionary(sample))),
+        "libdeflate-1" => Box::new(Deflate {
+            compressor: Compressor::new(CompressionLvl::new(1).unwrap_or_default()),
+            decompressor: Decompressor::new(),
+        }),
+        "snappy" => Box::new(Snappy { compressor: snap::raw::Encoder::new(), decompressor: snap::raw::Decoder::new() }),
+        "memcpy" => Box::new(Memcpy),
+        _ => anyhow::bail!("no peer is called {name}"),
+    }))
+}
+
+fn exactly_a_page<E>(decoded: Result<usize, E>) -> Result<(), Corrupt> {
+    match decoded {
+        Ok(PAGE_SIZE) => Ok(()),
+        Ok(_) => Err(Corrupt { what: "not a page" }),
+        Err(_) => Err(Corrupt { what: "refused by the peer" }),
+    }
+}
+
+struct Liblz4;
+
+impl Stream for Liblz4 {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        lz4::compress(page, out, lz4::ACC_LEVEL_DEFAULT).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        exactly_a_page(lz4::decompress(object, page))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+struct Lzo {
+    library: Liblzo2,
+    work: Liblzo2Work,
+}
+
+impl Stream for Lzo {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        Some(self.library.compress(&mut self.work, page, out))
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        exactly_a_page(self.library.decompress_safe(object, page))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&self.work)
+    }
+}
+
+/// `ZSTD_compressCCtx` at level 1 with a context that is used again.
+struct Zstd {
+    compressor: CCtx<'static>,
+    decompressor: DCtx<'static>,
+}
+
+impl Stream for Zstd {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.compressor.compress(out, page, 1).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        exactly_a_page(self.decompressor.decompress(page.as_mut_slice(), object))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.compressor.sizeof() + self.decompressor.sizeof()
+    }
+}
+
+/// `ZSTD_compress_usingCDict` at level 1.
+struct ZstdDict {
+    contexts: Zstd,
+    compressing: CDict<'static>,
+    decompressing: DDict<'static>,
+}
+
+impl ZstdDict {
+    fn new(dictionary: &[u8]) -> Self {
+        Self {
+            contexts: Zstd { compressor: CCtx::create(), decompressor: DCtx::create() },
+            compressing: CDict::create(dictionary, 1),
+            decompressing: DDict::create(dictionary),
+        }
+    }
+}
+
+impl Stream for ZstdDict {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.contexts.compressor.compress_using_cdict(out, page, &self.compressing).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        let decoded =
+            self.contexts.decompressor.decompress_using_ddict(page.as_mut_slice(), object, &self.decompressing);
+        exactly_a_page(decoded)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.contexts.memory_bytes() + self.compressing.sizeof() + self.decompressing.sizeof()
+    }
+}
+
+/// Of dictionaries of several sizes and kinds the one with which held-out pages of `sample` become smallest.
+fn best_dictionary(sample: &[&Page]) -> Vec<u8> {
+    let (held_out, training): (Vec<_>, Vec<_>) = sample.iter().enumerate().partition(|(index, _)| index % 8 == 7);
+    let bytes: Vec<u8> = training.iter().flat_map(|(_, page)| page.iter().copied()).collect();
+    let sizes = vec![PAGE_SIZE; training.len()];
+    let mut candidates = vec![bytes[..bytes.len().min(64 << 10)].to_vec()];
+    for capacity in [16 << 10, 64 << 10, 110 << 10] {
+        let mut dictionary = vec![0; capacity];
+        if let Ok(len) = zstd_safe::train_from_buffer(dictionary.as_mut_slice(), &bytes, &sizes) {
+            dictionary.truncate(len);
+            candidates.push(dictionary);
+        }
+    }
+    candidates
+        .into_iter()
+        .min_by_key(|dictionary| {
+            let mut stream = ZstdDict::new(dictionary);
+            let mut out = [0; 2 * PAGE_SIZE];
+            held_out.iter().map(|(_, page)| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>()
+        })
+        .unwrap_or_default()
+}
+
+struct Deflate {
+    compressor: Compressor,
+    decompressor: Decompressor,
+}
+
+impl Stream for Deflate {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.compressor.deflate_compress(page, out).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        exactly_a_page(self.decompressor.deflate_decompress(object, page))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+struct Snappy {
+    compressor: snap::raw::Encoder,
+    decompressor: snap::raw::Decoder,
+}
+
+impl Stream for Snappy {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.compressor.compress(page, out).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        exactly_a_page(self.decompressor.decompress(object, page))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// A copy of the page, the floor under every time.
+struct Memcpy;
+
+impl Stream for Memcpy {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        out.get_mut(..PAGE_SIZE)?.copy_from_slice(page);
+        Some(PAGE_SIZE)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        page.copy_from_slice(object.get(..PAGE_SIZE).ok_or(Corrupt { what: "not a page" })?);
+        Ok(())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
