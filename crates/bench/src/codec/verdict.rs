@@ -184,7 +184,7 @@ fn render(measured: &[Measured]) -> Result<String, std::fmt::Error> {
         };
         writeln!(
             text,
-            "{heading}{} {} / {}: {} {:.3}, {} {reached:.3}",
+            "{heading}{} {} / {}: {} {}, {} {reached:.3}",
             if passes { "PASS" } else { "miss" },
             target.subject,
             target.peer,
