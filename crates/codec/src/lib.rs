@@ -21,6 +21,7 @@
 
 mod codec;
 mod lz4;
+mod mem;
 mod names;
 mod zstd;
 
