@@ -20,12 +20,12 @@
 //! allocates in [`Stream::compress`] or [`Stream::decompress`].
 
 mod codec;
-mod lz4;
+pub mod lz4;
 mod mem;
 mod names;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
-pub use lz4::Lz4;
+pub use lz4::{Lz4, Lz4Encoder};
 pub use names::{NAMES, UnknownCodec, by_name};
 pub use zstd::Zstd;

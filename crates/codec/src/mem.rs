@@ -121,6 +121,18 @@ pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8)
     at
 }
 
+/// How many of the 16 bytes at `a` equal those at `b`, up to the first that differs.
+///
+/// # Safety
+/// 16 bytes from both can be read.
+#[inline(always)]
+pub(crate) unsafe fn common_prefix16(a: *const u8, b: *const u8) -> usize {
+    // SAFETY: the caller's.
+    let (low, high) = unsafe { (load64(a) ^ load64(b), load64(a.add(8)) ^ load64(b.add(8))) };
+    let bits = if low != 0 { low.trailing_zeros() } else { 64 + high.trailing_zeros() };
+    bits as usize / 8
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
