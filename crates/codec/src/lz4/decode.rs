@@ -189,8 +189,6 @@ impl Decoder {
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
     unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
-        const TRUNCATED: Corrupt = Corrupt { what: "lz4 block ends inside a sequence" };
-        const TOO_LONG: Corrupt = Corrupt { what: "lz4 block is longer than its output" };
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
         unsafe {
             if self.extent == Extent::Prefix && self.op == self.output_end {
@@ -234,7 +232,7 @@ impl Decoder {
                 len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
             }
             if offset == 0 || offset > self.op.offset_from_unsigned(self.output_start) {
-                return Err(Corrupt { what: "lz4 match reaches before the output" });
+                return Err(BAD_OFFSET);
             }
             let room = self.output_end.offset_from_unsigned(self.op);
             if len > room {
@@ -261,6 +259,10 @@ impl Decoder {
         }
     }
 }
+
+const TRUNCATED: Corrupt = Corrupt { what: "lz4 block ends inside a sequence" };
+const TOO_LONG: Corrupt = Corrupt { what: "lz4 block is longer than its output" };
+pub(super) const BAD_OFFSET: Corrupt = Corrupt { what: "lz4 match with offset 0, or from before the output" };
 
 /// In place, an output byte's turn came before the input byte that lies there was read.
 const OVERRUN: Corrupt = Corrupt { what: "lz4 block overruns its own input in place" };

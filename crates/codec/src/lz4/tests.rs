@@ -191,14 +191,14 @@ fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
     let mut theirs = vec![0; out_len];
     let result = decompress(block, &mut ours);
     let oracle = lz4::decompress(block, &mut theirs);
-    // liblz4 also refuses blocks that break the rules for the end of a block, which only encoders need.
+    // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need, and takes offset 0,
+    // which the format forbids.
     if let Ok(len) = oracle
         && !block.is_empty()
+        && result != Err(decode::BAD_OFFSET)
     {
         assert_eq!(result.is_ok(), len == out_len, "{result:?}");
-        if result.is_ok() {
-            assert_eq!(ours, theirs);
-        }
+        assert!(result.is_err() || ours == theirs);
     }
     let (mut buffer, range) = tail(block, out_len, margin);
     if decompress_in_place(&mut buffer, range, out_len).is_ok() {
