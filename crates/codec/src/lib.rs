@@ -21,11 +21,13 @@
 
 mod codec;
 pub mod lz4;
+pub mod lz4dyn;
 mod mem;
 mod names;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use lz4::{Lz4, Lz4Encoder};
+pub use lz4dyn::Lz4Dyn;
 pub use names::{NAMES, UnknownCodec, by_name};
 pub use zstd::Zstd;

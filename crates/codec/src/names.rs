@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Lz4, Zstd};
+use crate::{Codec, Lz4, Lz4Dyn, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
-pub const NAMES: &[&str] = &["lz4", "zstd", "zstd-LEVEL"];
+pub const NAMES: &[&str] = &["lz4", "lz4dyn", "zstd", "zstd-LEVEL"];
 
 /// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
     let unknown = || UnknownCodec { name: name.to_owned() };
     match (family, level) {
         ("lz4", None) => Ok(Arc::new(Lz4)),
+        ("lz4dyn", None) => Ok(Arc::new(Lz4Dyn)),
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
         ("zstd", Some(level)) => {
             let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;

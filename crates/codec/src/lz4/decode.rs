@@ -25,17 +25,17 @@ use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, load16, load64, store64, wild_copy16},
+    mem::{copy, load16, load32, load64, store64, wild_copy16},
 };
 
-const MIN_MATCH: usize = 4;
+use super::format::Format;
 
 /// Input bytes that `quick` may read before it looks at a length: the token and 16 literals, or, of a 14-literal sequence,
 /// token, literals and offset.
-const QUICK_INPUT: usize = 17;
+const QUICK_INPUT: usize = 19;
 
 /// Bytes past a match that copying it may write: a match of 4 is copied as 24.
-const OVERSHOOT: usize = 20;
+const OVERSHOOT: usize = 21;
 
 /// Output bytes that a sequence without length bytes spans at most: 14 literals, 18 of match.
 const QUICK_OUTPUT: usize = 32;
@@ -50,7 +50,7 @@ struct Buffers {
 
 /// How far a block is decoded, and what is an error.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(crate) enum Extent {
     /// The whole block, which may not exceed the output.
     Whole,
     /// Until the output is full or the block ends. What follows in the block is not looked at.
@@ -74,15 +74,15 @@ enum Step {
 }
 
 /// Decodes `block` into `out` and returns the bytes of output.
-pub(super) fn separate(block: &[u8], out: &mut [u8], extent: Extent) -> Result<usize, Corrupt> {
+pub(crate) fn separate<F: Format>(block: &[u8], out: &mut [u8], extent: Extent) -> Result<usize, Corrupt> {
     let buffers =
         Buffers { input: block.as_ptr(), input_len: block.len(), output: out.as_mut_ptr(), output_len: out.len() };
     // SAFETY: two slices, borrowed for the call, that cannot overlap.
-    unsafe { decode::<false>(&buffers, extent) }
+    unsafe { decode::<F, false>(&buffers, extent) }
 }
 
 /// Decodes `buffer[block]` into `buffer[..out_len]` and returns the bytes of output.
-pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<usize, Corrupt> {
+pub(super) fn in_place<F: Format>(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<usize, Corrupt> {
     if block.start > block.end || block.end > buffer.len() || out_len > buffer.len() {
         return Err(Corrupt { what: "lz4 block in place reaches outside its buffer" });
     }
@@ -91,7 +91,7 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
     let input = unsafe { output.add(block.start) };
     let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len };
     // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from that borrow.
-    unsafe { decode::<true>(&buffers, Extent::Whole) }
+    unsafe { decode::<F, true>(&buffers, Extent::Whole) }
 }
 
 /// Decodes one block and returns the bytes of output.
@@ -100,7 +100,7 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
 /// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output` are initialised and can
 /// be read and written, for as long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived from
 /// one borrow of their buffer.
-unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
+unsafe fn decode<F: Format, const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
     // SAFETY: one past the end of what the caller gave.
     let (input_end, output_end) =
         unsafe { (buffers.input.add(buffers.input_len), buffers.output.add(buffers.output_len)) };
@@ -109,8 +109,8 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
     loop {
         // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
         unsafe {
-            decoder.quick::<IN_PLACE>();
-            if let Step::Done = decoder.careful::<IN_PLACE>()? {
+            decoder.quick::<F, IN_PLACE>();
+            if let Step::Done = decoder.careful::<F, IN_PLACE>()? {
                 return Ok(decoder.op.offset_from_unsigned(decoder.output_start));
             }
         }
@@ -124,7 +124,7 @@ impl Decoder {
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
-    unsafe fn quick<const IN_PLACE: bool>(&mut self) {
+    unsafe fn quick<F: Format, const IN_PLACE: bool>(&mut self) {
         let (input_end, output_start, output_end) = (self.input_end, self.output_start, self.output_end);
         let input_left = |ip: *const u8| input_end.addr() - ip.addr();
         // Whether `len` bytes and the overshoot may be written once the input has been read up to `ip`.
@@ -135,6 +135,11 @@ impl Decoder {
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT + OVERSHOOT);
         let (mut ip, mut op) = (self.ip, self.op);
+        if ip == input_end {
+            return;
+        }
+        // SAFETY: `ip` is before the end.
+        let mut token = usize::from(unsafe { *ip });
         while ip.addr() <= last_input
             && op.addr() <= last_output
             && (!IN_PLACE || op.addr() + (QUICK_OUTPUT + OVERSHOOT) <= ip.addr())
@@ -142,7 +147,6 @@ impl Decoder {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT + OVERSHOOT` written (in place: before `ip`). A length
             // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
             unsafe {
-                let token = usize::from(*ip);
                 let mut ip_next = ip.add(1);
                 let mut op_next = op;
                 let mut literals = token >> 4;
@@ -159,23 +163,30 @@ impl Decoder {
                 }
                 ip_next = ip_next.add(literals);
                 op_next = op_next.add(literals);
-                let offset = usize::from(load16(ip_next));
-                ip_next = ip_next.add(2);
+                let bytes = load32(ip_next);
+                let (offset, offset_bytes) = F::offset(bytes);
+                ip_next = ip_next.add(offset_bytes);
                 if offset.wrapping_sub(1) >= op_next.addr() - output_start.addr() {
                     break;
                 }
                 let code = token & 15;
                 if code < 15 {
                     short_match(op_next, offset);
-                    op_next = op_next.add(MIN_MATCH + code);
+                    token = (bytes >> (8 * offset_bytes)) as u8 as usize;
+                    op_next = op_next.add(F::MIN_MATCH + code);
                 } else {
                     let Some(more) = length(&mut ip_next, input_end) else { break };
-                    let len = MIN_MATCH + 15 + more;
+                    let len = F::MIN_MATCH + 15 + more;
                     if !fits(len, ip_next, op_next) {
                         break;
                     }
                     long_match(op_next, offset, len);
                     op_next = op_next.add(len);
+                    if ip_next == input_end {
+                        (ip, op) = (ip_next, op_next);
+                        break;
+                    }
+                    token = usize::from(*ip_next);
                 }
                 (ip, op) = (ip_next, op_next);
             }
@@ -188,14 +199,15 @@ impl Decoder {
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
-    unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
+    unsafe fn careful<F: Format, const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
         unsafe {
             if self.extent == Extent::Prefix && self.op == self.output_end {
                 return Ok(Step::Done);
             }
             if self.ip == self.input_end {
-                return Err(TRUNCATED);
+                let may_end = F::LAST_LITERALS == 0 && self.op != self.output_start;
+                return if may_end { Ok(Step::Done) } else { Err(TRUNCATED) };
             }
             let token = usize::from(*self.ip);
             self.ip = self.ip.add(1);
@@ -222,12 +234,14 @@ impl Decoder {
             if self.ip == self.input_end || (self.extent == Extent::Prefix && self.op == self.output_end) {
                 return Ok(Step::Done);
             }
-            if self.input_end.offset_from_unsigned(self.ip) < 2 {
+            let left = self.input_end.offset_from_unsigned(self.ip);
+            let bytes = if left == 1 { u16::from(*self.ip) } else { load16(self.ip) };
+            let (offset, offset_bytes) = F::offset(u32::from(bytes));
+            if offset_bytes > left {
                 return Err(TRUNCATED);
             }
-            let offset = usize::from(load16(self.ip));
-            self.ip = self.ip.add(2);
-            let mut len = MIN_MATCH + (token & 15);
+            self.ip = self.ip.add(offset_bytes);
+            let mut len = F::MIN_MATCH + (token & 15);
             if token & 15 == 15 {
                 len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
             }

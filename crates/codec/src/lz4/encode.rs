@@ -19,22 +19,17 @@
 //!    whatever their number. Otherwise `careful` writes it, to the byte.
 #![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
 
-use std::hint::select_unpredictable;
+use std::{hint::select_unpredictable, marker::PhantomData};
 
-use super::table::Table;
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy16};
+use super::{format::Format, table::Table};
+use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, wild_copy16};
 
-const MIN_MATCH: usize = 4;
-
-/// The format's rule: the last match starts at least this many bytes before the end of the block.
-const LAST_START: usize = 12;
-
-/// The format's rule: at least this many bytes at the end are literals.
-const LAST_LITERALS: usize = 5;
+/// Bytes that a match found has at least.
+const FOUND: usize = 4;
 
 /// A match that starts this far before the end of the input or further can be compared, and literals before it copied, 16 bytes
 /// at a time.
-const FAR: usize = MIN_MATCH + 16 + LAST_LITERALS;
+const FAR: usize = FOUND + 16 + 5;
 
 /// Bytes of output that a sequence's token, offset, rounding of its literals to 16, and length bytes beyond one in
 /// 128 can take, and that `Fit::Front` keeps for the literals after it.
@@ -42,7 +37,7 @@ const SLACK: usize = 40;
 
 /// What has to fit the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(crate) enum Fit {
     /// All of the input, or nothing.
     All,
     /// As much of its front as does.
@@ -52,12 +47,20 @@ pub(super) enum Fit {
 /// Compresses `input`, at most `T::MAX_INPUT` bytes, or its front, into `out`, and returns the bytes taken and the bytes
 /// written. `None` if it does not fit: of `Fit::Front`, if `out` is empty.
 #[inline(always)]
-pub(super) fn encode<T: Table>(table: &mut T, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
-    let mut writer = Writer { out: out.as_mut_ptr(), at: 0, cap: out.len() };
+pub(crate) fn encode<F: Format, T: Table>(
+    table: &mut T,
+    input: &[u8],
+    out: &mut [u8],
+    fit: Fit,
+) -> Option<(usize, usize)> {
+    let mut writer = Writer::<F> { format: PhantomData, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
-    if input.len() > LAST_START {
+    if input.len() > F::LAST_START {
         // SAFETY: `input` has more than `LAST_START` bytes.
         anchor = unsafe { sequences(table, input, &mut writer, fit) }?;
+    }
+    if F::LAST_LITERALS == 0 && anchor == input.len() {
+        return Some((anchor, writer.at));
     }
     let room = writer.cap - writer.at;
     let left = input.len() - anchor;
@@ -90,12 +93,17 @@ fn most_literals(room: usize) -> Option<usize> {
 /// # Safety
 /// `input` has more than `LAST_START` bytes.
 #[inline(always)]
-unsafe fn sequences<T: Table>(table: &mut T, input: &[u8], writer: &mut Writer, fit: Fit) -> Option<usize> {
+unsafe fn sequences<F: Format, T: Table>(
+    table: &mut T,
+    input: &[u8],
+    writer: &mut Writer<F>,
+    fit: Fit,
+) -> Option<usize> {
     // Positions run from the table's `first` on; `s.add(position)` is the byte there.
     let first = table.begin(input.len());
     let s = input.as_ptr().wrapping_sub(first);
     let end = first + input.len();
-    let (last_start, match_end) = (end - LAST_START, end - LAST_LITERALS);
+    let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     // SAFETY: positions lie between `first` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
     // position up to `last_start`, and from `anchor - 2` after a match; 16 bytes beyond a match's first 4 from one that starts
@@ -105,7 +113,7 @@ unsafe fn sequences<T: Table>(table: &mut T, input: &[u8], writer: &mut Writer, 
         let mut start = first + 1;
         while let Some((at, seen)) = find(table, s, start, last_start) {
             let far = at + FAR <= end;
-            let (forward_at, forward_seen) = (s.add(at + MIN_MATCH), s.add(seen + MIN_MATCH));
+            let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
             let forward = if far {
                 match common_prefix16(forward_at, forward_seen) {
                     16 => 16 + common_prefix(forward_at.add(16), forward_seen.add(16), s.add(match_end)),
@@ -116,15 +124,15 @@ unsafe fn sequences<T: Table>(table: &mut T, input: &[u8], writer: &mut Writer, 
             };
             let back = common_suffix(s, first, anchor, at, seen);
             let literals = at - back - anchor;
-            let code = back + forward;
+            let code = back + FOUND + forward - F::MIN_MATCH;
             let offset = at - seen;
-            let next = at + MIN_MATCH + forward;
+            let next = at + FOUND + forward;
             if far && writer.at + literals + (literals >> 7) + (code >> 7) + SLACK <= writer.cap {
                 writer.sequence(s.add(anchor), literals, offset, code);
             } else {
                 match writer.careful(fit, s.add(anchor), literals, offset, code) {
                     Written::Whole => {}
-                    Written::Cut { code } => return Some(at - back + MIN_MATCH + code - first),
+                    Written::Cut { code } => return Some(at - back + F::MIN_MATCH + code - first),
                     Written::Nothing if fit == Fit::Front => break,
                     Written::Nothing => return None,
                 }
@@ -214,7 +222,8 @@ unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, se
 }
 
 /// The output. `at <= cap` always.
-struct Writer {
+struct Writer<F> {
+    format: PhantomData<F>,
     out: *mut u8,
     at: usize,
     cap: usize,
@@ -230,8 +239,8 @@ enum Written {
     Nothing,
 }
 
-impl Writer {
-    /// Writes a sequence of `len` literals and a match of `code + MIN_MATCH` bytes.
+impl<F: Format> Writer<F> {
+    /// Writes a sequence of `len` literals and a match of `code + F::MIN_MATCH` bytes.
     ///
     /// # Safety
     /// `len + 16` bytes can be read from `literals`, and `len + (len >> 7) + (code >> 7) + SLACK` bytes are free.
@@ -248,8 +257,8 @@ impl Writer {
                 wild_copy16(literals, self.out.add(self.at), len);
             }
             self.at += len;
-            store16(self.out.add(self.at), offset as u16);
-            self.at += 2;
+            F::put_offset(self.out.add(self.at), offset);
+            self.at += F::offset_bytes(offset);
             *token = (len.min(15) << 4 | code.min(15)) as u8;
             if code >= 15 {
                 self.length(code - 15);
@@ -265,9 +274,9 @@ impl Writer {
     #[cold]
     #[inline(never)]
     unsafe fn careful(&mut self, fit: Fit, literals: *const u8, len: usize, offset: usize, code: usize) -> Written {
-        let start = self.at + 1 + length_bytes(len) + len + 2;
+        let start = self.at + 1 + length_bytes(len) + len + F::offset_bytes(offset);
         let fits = |code: usize| {
-            let last = LAST_LITERALS.max(LAST_START.saturating_sub(code + MIN_MATCH));
+            let last = F::LAST_LITERALS.max(F::LAST_START.saturating_sub(code + F::MIN_MATCH));
             let kept = if fit == Fit::Front { 1 + last } else { 0 };
             start + length_bytes(code) + kept <= self.cap
         };
@@ -277,7 +286,7 @@ impl Writer {
             if fit == Fit::All {
                 return Written::Nothing;
             }
-            let length_room = self.cap.saturating_sub(start + 1 + LAST_LITERALS);
+            let length_room = self.cap.saturating_sub(start + 1 + F::LAST_LITERALS);
             code = code.min(14 + 255 * length_room);
             if !fits(code) {
                 return Written::Nothing;
@@ -287,8 +296,13 @@ impl Writer {
         // SAFETY: the caller's, and all bytes were counted above.
         unsafe {
             self.literals(literals, len, code);
-            store16(self.out.add(self.at), offset as u16);
-            self.at += 2;
+            let bytes = F::offset_bytes(offset);
+            if bytes == 1 {
+                *self.out.add(self.at) = offset as u8;
+            } else {
+                F::put_offset(self.out.add(self.at), offset);
+            }
+            self.at += bytes;
             if code >= 15 {
                 self.length(code - 15);
             }

@@ -2,14 +2,16 @@
 //!
 //! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and in place.
 
-mod decode;
-mod encode;
-mod table;
+pub(crate) mod decode;
+pub(crate) mod encode;
+pub(crate) mod format;
+pub(crate) mod table;
 
 use std::ops::Range;
 
 use decode::Extent;
 use encode::Fit;
+use format::Plain;
 use table::{Narrow, Table, Wide};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
@@ -38,7 +40,7 @@ struct Lz4Stream {
 
 impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        encode::encode(&mut self.table, page, out, Fit::All).map(|(_, len)| len)
+        encode::encode::<Plain, _>(&mut self.table, page, out, Fit::All).map(|(_, len)| len)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
@@ -95,9 +97,9 @@ impl Lz4Encoder {
 
     fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
         if input.len() <= Narrow::MAX_INPUT {
-            encode::encode(&mut self.narrow, input, out, fit)
+            encode::encode::<Plain, _>(&mut self.narrow, input, out, fit)
         } else if input.len() <= Wide::MAX_INPUT {
-            encode::encode(&mut self.wide, input, out, fit)
+            encode::encode::<Plain, _>(&mut self.wide, input, out, fit)
         } else {
             None
         }
@@ -114,7 +116,7 @@ pub const fn compress_bound(input_len: usize) -> usize {
 /// # Errors
 /// [`Corrupt`] if `block` is malformed or has another length than `out`. `out` then holds unspecified bytes.
 pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
-    match decode::separate(block, out, Extent::Whole)? {
+    match decode::separate::<Plain>(block, out, Extent::Whole)? {
         len if len == out.len() => Ok(()),
         _ => Err(SHORT),
     }
@@ -126,7 +128,7 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
 /// # Errors
 /// [`Corrupt`] if `block` is malformed as far as it was read. `out` then holds unspecified bytes.
 pub fn decompress_partial(block: &[u8], out: &mut [u8]) -> Result<usize, Corrupt> {
-    decode::separate(block, out, Extent::Prefix)
+    decode::separate::<Plain>(block, out, Extent::Prefix)
 }
 
 /// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed block of `block_len` bytes
@@ -153,7 +155,7 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 /// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if
 /// `block` or `out_len` reach outside `buffer`. `buffer` then holds unspecified bytes.
 pub fn decompress_in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<(), Corrupt> {
-    match decode::in_place(buffer, block, out_len)? {
+    match decode::in_place::<Plain>(buffer, block, out_len)? {
         len if len == out_len => Ok(()),
         _ => Err(SHORT),
     }

@@ -1,7 +1,7 @@
 //! Where the encoder saw a sequence last: hash tables of positions.
 
 /// A table from the hash of a few bytes to the last position that had them.
-pub(super) trait Table {
+pub(crate) trait Table {
     /// Bytes that a block may have.
     const MAX_INPUT: usize;
 
@@ -23,7 +23,7 @@ pub(super) trait Table {
 }
 
 /// For blocks of up to 64 KiB: 16 KiB of two-byte entries, which stay in the L1 cache. Positions count from 0.
-pub(super) struct Narrow {
+pub(crate) struct Narrow {
     entries: Box<[u16; Narrow::ENTRIES]>,
 }
 
@@ -31,7 +31,7 @@ impl Narrow {
     const BITS: u32 = 13;
     const ENTRIES: usize = 1 << Self::BITS;
 
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { entries: Box::new([0; Self::ENTRIES]) }
     }
 }
@@ -64,7 +64,7 @@ impl Table for Narrow {
 /// For blocks of any length: 32 KiB of four-byte entries.
 ///
 /// Positions count on from block to block, so that entries of earlier blocks need no clearing: they are less than `first`.
-pub(super) struct Wide {
+pub(crate) struct Wide {
     entries: Box<[u32; Wide::ENTRIES]>,
     first: u32,
     next: usize,
@@ -74,7 +74,7 @@ impl Wide {
     const BITS: u32 = 13;
     const ENTRIES: usize = 1 << Self::BITS;
 
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { entries: Box::new([0; Self::ENTRIES]), first: 0, next: 0 }
     }
 
