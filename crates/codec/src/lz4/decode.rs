@@ -25,20 +25,19 @@ use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, load16, load32, load64, store64, wild_copy16},
+    mem::{copy, load16, wild_copy16},
 };
 
-use super::format::Format;
+use super::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near};
+
+const MIN_MATCH: usize = 4;
 
 /// Input bytes that `quick` may read before it looks at a length: the token and 16 literals, or, of a 14-literal sequence,
 /// token, literals and offset.
 const QUICK_INPUT: usize = 19;
 
-/// Bytes past a match that copying it may write: a match of 4 is copied as 24.
-const OVERSHOOT: usize = 21;
-
-/// Output bytes that a sequence without length bytes spans at most: 14 literals, 18 of match.
-const QUICK_OUTPUT: usize = 32;
+/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of match.
+const QUICK_OUTPUT: usize = 38;
 
 /// Where the input and output of a block lie. In place they overlap.
 struct Buffers {
@@ -74,15 +73,15 @@ enum Step {
 }
 
 /// Decodes `block` into `out` and returns the bytes of output.
-pub(crate) fn separate<F: Format>(block: &[u8], out: &mut [u8], extent: Extent) -> Result<usize, Corrupt> {
+pub(crate) fn separate(block: &[u8], out: &mut [u8], extent: Extent) -> Result<usize, Corrupt> {
     let buffers =
         Buffers { input: block.as_ptr(), input_len: block.len(), output: out.as_mut_ptr(), output_len: out.len() };
     // SAFETY: two slices, borrowed for the call, that cannot overlap.
-    unsafe { decode::<F, false>(&buffers, extent) }
+    unsafe { decode::<false>(&buffers, extent) }
 }
 
 /// Decodes `buffer[block]` into `buffer[..out_len]` and returns the bytes of output.
-pub(super) fn in_place<F: Format>(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<usize, Corrupt> {
+pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<usize, Corrupt> {
     if block.start > block.end || block.end > buffer.len() || out_len > buffer.len() {
         return Err(Corrupt { what: "lz4 block in place reaches outside its buffer" });
     }
@@ -91,7 +90,7 @@ pub(super) fn in_place<F: Format>(buffer: &mut [u8], block: Range<usize>, out_le
     let input = unsafe { output.add(block.start) };
     let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len };
     // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from that borrow.
-    unsafe { decode::<F, true>(&buffers, Extent::Whole) }
+    unsafe { decode::<true>(&buffers, Extent::Whole) }
 }
 
 /// Decodes one block and returns the bytes of output.
@@ -100,7 +99,7 @@ pub(super) fn in_place<F: Format>(buffer: &mut [u8], block: Range<usize>, out_le
 /// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output` are initialised and can
 /// be read and written, for as long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived from
 /// one borrow of their buffer.
-unsafe fn decode<F: Format, const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
+unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
     // SAFETY: one past the end of what the caller gave.
     let (input_end, output_end) =
         unsafe { (buffers.input.add(buffers.input_len), buffers.output.add(buffers.output_len)) };
@@ -109,8 +108,8 @@ unsafe fn decode<F: Format, const IN_PLACE: bool>(buffers: &Buffers, extent: Ext
     loop {
         // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
         unsafe {
-            decoder.quick::<F, IN_PLACE>();
-            if let Step::Done = decoder.careful::<F, IN_PLACE>()? {
+            decoder.quick::<IN_PLACE>();
+            if let Step::Done = decoder.careful::<IN_PLACE>()? {
                 return Ok(decoder.op.offset_from_unsigned(decoder.output_start));
             }
         }
@@ -124,74 +123,97 @@ impl Decoder {
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
-    unsafe fn quick<F: Format, const IN_PLACE: bool>(&mut self) {
+    unsafe fn quick<const IN_PLACE: bool>(&mut self) {
         let (input_end, output_start, output_end) = (self.input_end, self.output_start, self.output_end);
-        let input_left = |ip: *const u8| input_end.addr() - ip.addr();
-        // Whether `len` bytes and the overshoot may be written once the input has been read up to `ip`.
-        let fits = |len: usize, ip: *const u8, op: *mut u8| {
-            let end = op.addr() + len + OVERSHOOT;
-            end <= output_end.addr() && (!IN_PLACE || end <= ip.addr())
-        };
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
-        let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT + OVERSHOOT);
+        let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
         let (mut ip, mut op) = (self.ip, self.op);
-        if ip == input_end {
-            return;
-        }
-        // SAFETY: `ip` is before the end.
-        let mut token = usize::from(unsafe { *ip });
         while ip.addr() <= last_input
             && op.addr() <= last_output
-            && (!IN_PLACE || op.addr() + (QUICK_OUTPUT + OVERSHOOT) <= ip.addr())
+            && (!IN_PLACE || op.addr() + (QUICK_OUTPUT) <= ip.addr())
         {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT + OVERSHOOT` written (in place: before `ip`). A length
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written (in place: before `ip`). A length
             // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
             unsafe {
-                let mut ip_next = ip.add(1);
-                let mut op_next = op;
-                let mut literals = token >> 4;
-                if literals < 15 {
-                    copy::<16>(ip_next, op_next);
-                } else {
-                    let Some(more) = length(&mut ip_next, input_end) else { break };
-                    literals += more;
-                    if literals + QUICK_INPUT > input_left(ip_next) || !fits(literals + QUICK_OUTPUT, ip_next, op_next)
-                    {
-                        break;
+                let token = usize::from(*ip);
+                if token >= 0xF0 || token & 15 == 15 {
+                    (self.ip, self.op) = (ip, op);
+                    if !self.long_sequence::<IN_PLACE>() {
+                        return;
                     }
-                    wild_copy16(ip_next, op_next, literals);
+                    (ip, op) = (self.ip, self.op);
+                    continue;
                 }
-                ip_next = ip_next.add(literals);
-                op_next = op_next.add(literals);
-                let bytes = load32(ip_next);
-                let (offset, offset_bytes) = F::offset(bytes);
-                ip_next = ip_next.add(offset_bytes);
-                if offset.wrapping_sub(1) >= op_next.addr() - output_start.addr() {
+                let literals = token >> 4;
+                copy::<16>(ip.add(1), op);
+                let match_at = op.add(literals);
+                let offset = usize::from(load16(ip.add(1 + literals)));
+                if offset > match_at.addr() - output_start.addr() {
                     break;
                 }
-                let code = token & 15;
-                if code < 15 {
-                    short_match(op_next, offset);
-                    token = (bytes >> (8 * offset_bytes)) as u8 as usize;
-                    op_next = op_next.add(F::MIN_MATCH + code);
+                if offset >= 8 {
+                    short_match_far(match_at, offset);
+                } else if offset != 0 {
+                    short_match_near(match_at, offset);
                 } else {
-                    let Some(more) = length(&mut ip_next, input_end) else { break };
-                    let len = F::MIN_MATCH + 15 + more;
-                    if !fits(len, ip_next, op_next) {
-                        break;
-                    }
-                    long_match(op_next, offset, len);
-                    op_next = op_next.add(len);
-                    if ip_next == input_end {
-                        (ip, op) = (ip_next, op_next);
-                        break;
-                    }
-                    token = usize::from(*ip_next);
+                    break;
                 }
-                (ip, op) = (ip_next, op_next);
+                ip = ip.add(3 + literals);
+                op = match_at.add(MIN_MATCH + (token & 15));
             }
         }
         (self.ip, self.op) = (ip, op);
+    }
+
+    /// Decodes one sequence with length bytes, as `quick` does, whether or not it is that far from the ends. Returns whether it could.
+    ///
+    /// # Safety
+    /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
+    #[inline(always)]
+    unsafe fn long_sequence<const IN_PLACE: bool>(&mut self) -> bool {
+        // Whether `len` bytes and the overshoot may be written at `op` once the input has been read up to `ip`.
+        let fits = |len: usize, ip: *const u8, op: *mut u8| {
+            let end = op.addr() + len + OVERSHOOT;
+            end <= self.output_end.addr() && (!IN_PLACE || end <= ip.addr())
+        };
+        // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
+        unsafe {
+            let token = usize::from(*self.ip);
+            let mut ip = self.ip.add(1);
+            let mut op = self.op;
+            let mut literals = token >> 4;
+            if literals < 15 {
+                copy::<16>(ip, op);
+            } else {
+                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                literals += more;
+                if literals + QUICK_INPUT > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op)
+                {
+                    return false;
+                }
+                wild_copy16(ip, op, literals);
+            }
+            ip = ip.add(literals);
+            op = op.add(literals);
+            let offset = usize::from(load16(ip));
+            ip = ip.add(2);
+            if offset == 0 || offset > op.addr() - self.output_start.addr() {
+                return false;
+            }
+            let mut len = MIN_MATCH + (token & 15);
+            if token & 15 < 15 {
+                short_match(op, offset);
+            } else {
+                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                len += more;
+                if !fits(len, ip, op) {
+                    return false;
+                }
+                long_match(op, offset, len);
+            }
+            (self.ip, self.op) = (ip, op.add(len));
+        }
+        true
     }
 
     /// Decodes one sequence with every bound checked to the byte.
@@ -199,15 +221,14 @@ impl Decoder {
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
-    unsafe fn careful<F: Format, const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
+    unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
         unsafe {
             if self.extent == Extent::Prefix && self.op == self.output_end {
                 return Ok(Step::Done);
             }
             if self.ip == self.input_end {
-                let may_end = F::LAST_LITERALS == 0 && self.op != self.output_start;
-                return if may_end { Ok(Step::Done) } else { Err(TRUNCATED) };
+                return Err(TRUNCATED);
             }
             let token = usize::from(*self.ip);
             self.ip = self.ip.add(1);
@@ -228,20 +249,24 @@ impl Decoder {
             if IN_PLACE && self.op.addr() > self.ip.addr() {
                 return Err(OVERRUN);
             }
-            self.op.copy_from(self.ip, literals);
+            let left = self.input_end.offset_from_unsigned(self.ip);
+            let wide = left.min(self.output_end.offset_from_unsigned(self.op));
+            if literals <= 16 && wide >= 16 && (!IN_PLACE || self.op.addr() + 16 <= self.ip.addr()) {
+                copy::<16>(self.ip, self.op);
+            } else {
+                self.op.copy_from(self.ip, literals);
+            }
             self.ip = self.ip.add(literals);
             self.op = self.op.add(literals);
             if self.ip == self.input_end || (self.extent == Extent::Prefix && self.op == self.output_end) {
                 return Ok(Step::Done);
             }
-            let left = self.input_end.offset_from_unsigned(self.ip);
-            let bytes = if left == 1 { u16::from(*self.ip) } else { load16(self.ip) };
-            let (offset, offset_bytes) = F::offset(u32::from(bytes));
-            if offset_bytes > left {
+            if self.input_end.offset_from_unsigned(self.ip) < 2 {
                 return Err(TRUNCATED);
             }
-            self.ip = self.ip.add(offset_bytes);
-            let mut len = F::MIN_MATCH + (token & 15);
+            let offset = usize::from(load16(self.ip));
+            self.ip = self.ip.add(2);
+            let mut len = MIN_MATCH + (token & 15);
             if token & 15 == 15 {
                 len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
             }
@@ -260,14 +285,7 @@ impl Decoder {
             if IN_PLACE && len > free {
                 return Err(OVERRUN);
             }
-            if len + OVERSHOOT <= free {
-                long_match(self.op, offset, len);
-            } else {
-                let from = self.op.sub(offset);
-                for at in 0..len {
-                    *self.op.add(at) = *from.add(at);
-                }
-            }
+            careful_match(self.op, offset, len, free);
             self.op = self.op.add(len);
             Ok(Step::More)
         }
@@ -280,88 +298,3 @@ pub(super) const BAD_OFFSET: Corrupt = Corrupt { what: "lz4 match with offset 0,
 
 /// In place, an output byte's turn came before the input byte that lies there was read.
 const OVERRUN: Corrupt = Corrupt { what: "lz4 block overruns its own input in place" };
-
-/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input ends before that one.
-/// The sum is at most 255 times the input's length.
-///
-/// # Safety
-/// `*ip..end` can be read.
-#[inline(always)]
-unsafe fn length(ip: &mut *const u8, end: *const u8) -> Option<usize> {
-    let mut sum = 0;
-    while *ip < end {
-        // SAFETY: before `end`.
-        let byte = unsafe { **ip };
-        // SAFETY: at most `end`.
-        *ip = unsafe { ip.add(1) };
-        sum += usize::from(byte);
-        if byte != 255 {
-            return Some(sum);
-        }
-    }
-    None
-}
-
-/// For an offset under 8: the mask of that many bytes, the factor that repeats them through 8 bytes, and the greatest multiple
-/// of the offset that is at most 8.
-const PATTERNS: [(u64, u64, usize); 8] = {
-    let mut patterns = [(0, 0, 0); 8];
-    let mut offset = 1;
-    while offset < 8 {
-        let mut factor = 0;
-        let mut at = 0;
-        while at < 8 {
-            factor |= 1 << (8 * at);
-            at += offset;
-        }
-        patterns[offset] = ((1 << (8 * offset)) - 1, factor, 8 - 8 % offset);
-        offset += 1;
-    }
-    patterns
-};
-
-/// Writes the first 18 bytes at least of a match at `op`, and no more than 24.
-///
-/// # Safety
-/// 24 bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
-#[inline(always)]
-unsafe fn short_match(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's. `from + 8` is at most `op + 7`.
-    unsafe {
-        let from = op.sub(offset);
-        if offset >= 8 {
-            copy::<8>(from, op);
-            copy::<8>(from.add(8), op.add(8));
-            copy::<2>(from.add(16), op.add(16));
-        } else {
-            let (mask, factor, step) = PATTERNS[offset];
-            let pattern = (load64(from) & mask).wrapping_mul(factor);
-            store64(op, pattern);
-            store64(op.add(step), pattern);
-            store64(op.add(2 * step), pattern);
-        }
-    }
-}
-
-/// Writes a match of `len` bytes at `op`, and no more than 20 bytes past it, 24 in all at least.
-///
-/// # Safety
-/// `len + OVERSHOOT` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
-#[inline(always)]
-unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
-    // SAFETY: the caller's. Each step starts before `op + len` and writes 16 bytes; the first of a short offset 24.
-    unsafe {
-        if offset >= 16 {
-            wild_copy16(op.sub(offset), op, len);
-            return;
-        }
-        short_match(op, offset);
-        let pattern = op.cast::<[u8; 16]>().read();
-        let step = 16 - 16 % offset;
-        let mut at = step;
-        while at < len {
-            op.add(at).cast::<[u8; 16]>().write(pattern);
-            at += step;
-        }
-    }
-}

@@ -22,7 +22,7 @@
 use std::{hint::select_unpredictable, marker::PhantomData};
 
 use super::{format::Format, table::Table};
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, wild_copy16};
+use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy16};
 
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
@@ -62,7 +62,7 @@ pub(crate) fn encode<F: Format, T: Table>(
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
     }
-    let room = writer.cap - writer.at;
+    let room = (writer.cap - writer.at).saturating_sub(usize::from(F::OFFSET_FIRST));
     let left = input.len() - anchor;
     let literals = match fit {
         Fit::All if 1 + length_bytes(left) + left > room => return None,
@@ -70,7 +70,7 @@ pub(crate) fn encode<F: Format, T: Table>(
         Fit::Front => left.min(most_literals(room)?),
     };
     // SAFETY: `literals` bytes are left of `input`, and they fit.
-    unsafe { writer.literals(input.as_ptr().add(anchor), literals, 0) };
+    unsafe { writer.exact(input.as_ptr().add(anchor), literals, None) };
     Some((anchor + literals, writer.at))
 }
 
@@ -248,8 +248,14 @@ impl<F: Format> Writer<F> {
     unsafe fn sequence(&mut self, literals: *const u8, len: usize, offset: usize, code: usize) {
         // SAFETY: the caller's: 1 token, `len` rounded up to 16, 2 of offset, and at most `1 + (length >> 7)` bytes a length.
         unsafe {
-            let token = self.out.add(self.at);
+            *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
             self.at += 1;
+            if F::OFFSET_FIRST {
+                self.offset(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
             if len < 15 {
                 copy::<16>(literals, self.out.add(self.at));
             } else {
@@ -257,11 +263,11 @@ impl<F: Format> Writer<F> {
                 wild_copy16(literals, self.out.add(self.at), len);
             }
             self.at += len;
-            F::put_offset(self.out.add(self.at), offset);
-            self.at += F::offset_bytes(offset);
-            *token = (len.min(15) << 4 | code.min(15)) as u8;
-            if code >= 15 {
-                self.length(code - 15);
+            if !F::OFFSET_FIRST {
+                self.offset(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
             }
         }
     }
@@ -294,37 +300,74 @@ impl<F: Format> Writer<F> {
             written = Written::Cut { code };
         }
         // SAFETY: the caller's, and all bytes were counted above.
-        unsafe {
-            self.literals(literals, len, code);
-            let bytes = F::offset_bytes(offset);
-            if bytes == 1 {
-                *self.out.add(self.at) = offset as u8;
-            } else {
-                F::put_offset(self.out.add(self.at), offset);
-            }
-            self.at += bytes;
-            if code >= 15 {
-                self.length(code - 15);
-            }
-        }
+        unsafe { self.exact(literals, len, Some((offset, code))) };
         written
     }
 
-    /// Writes a token and `len` literals.
+    /// Writes a token, `len` literals and, unless they are the block's last, a match.
     ///
     /// # Safety
-    /// `len` bytes can be read from `literals`, and `1 + length_bytes(len) + len` bytes are free.
-    unsafe fn literals(&mut self, literals: *const u8, len: usize, code: usize) {
+    /// `len` bytes can be read from `literals`, and all that is written is free.
+    unsafe fn exact(&mut self, literals: *const u8, len: usize, found: Option<(usize, usize)>) {
+        let (offset, code) = found.unwrap_or((0, 0));
         // SAFETY: the caller's.
         unsafe {
-            *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
-            self.at += 1;
+            self.byte(len.min(15) << 4 | code.min(15));
+            if F::OFFSET_FIRST {
+                self.exact_offset(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
             if len >= 15 {
                 self.length(len - 15);
             }
             self.out.add(self.at).copy_from_nonoverlapping(literals, len);
+            self.at += len;
+            if !F::OFFSET_FIRST && found.is_some() {
+                self.exact_offset(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
         }
-        self.at += len;
+    }
+
+    /// Writes one byte.
+    ///
+    /// # Safety
+    /// It is free.
+    #[inline(always)]
+    unsafe fn byte(&mut self, byte: usize) {
+        // SAFETY: the caller's.
+        unsafe { *self.out.add(self.at) = byte as u8 };
+        self.at += 1;
+    }
+
+    /// Writes an offset.
+    ///
+    /// # Safety
+    /// Two bytes are free.
+    #[inline(always)]
+    unsafe fn offset(&mut self, offset: usize) {
+        // SAFETY: the caller's.
+        unsafe { store16(self.out.add(self.at), F::offset_bits(offset)) };
+        self.at += F::offset_bytes(offset);
+    }
+
+    /// Writes an offset, byte by byte.
+    ///
+    /// # Safety
+    /// Its bytes are free.
+    unsafe fn exact_offset(&mut self, offset: usize) {
+        let [low, high] = F::offset_bits(offset).to_le_bytes();
+        // SAFETY: the caller's.
+        unsafe {
+            self.byte(usize::from(low));
+            if F::offset_bytes(offset) == 2 {
+                self.byte(usize::from(high));
+            }
+        }
     }
 
     /// Writes `length / 255` bytes of 255, and one of the rest.

@@ -1,15 +1,9 @@
 //! What LZ4 and its variant with dynamic offsets differ in.
-#![allow(unsafe_code)] // Unaligned loads and stores; the codecs check their bounds once a sequence.
-
-use crate::mem::store16;
 
 /// A format of blocks: sequences of a token, literals, offset and match.
 pub(crate) trait Format {
     /// Bytes of the shortest match that can be written.
     const MIN_MATCH: usize;
-
-    /// The furthest that an offset reaches back.
-    const MAX_OFFSET: usize;
 
     /// The last match starts at least this many bytes before the end of the block.
     const LAST_START: usize;
@@ -17,17 +11,14 @@ pub(crate) trait Format {
     /// At least this many bytes at the end are literals. If 0, a block may end after a match.
     const LAST_LITERALS: usize;
 
+    /// Where the offset lies: after the token, or after the literals.
+    const OFFSET_FIRST: bool;
+
     /// Bytes that `offset` takes.
     fn offset_bytes(offset: usize) -> usize;
 
-    /// Writes `offset`, 1 to [`Format::MAX_OFFSET`], in its [`Format::offset_bytes`], and may overwrite the rest of 2 bytes.
-    ///
-    /// # Safety
-    /// 2 bytes from `p` can be written.
-    unsafe fn put_offset(p: *mut u8, offset: usize);
-
-    /// The offset that begins at the lowest byte of `bytes`, and the bytes it takes.
-    fn offset(bytes: u32) -> (usize, usize);
+    /// The low [`Format::offset_bytes`] bytes of the result are what stands for `offset`, from 1 on.
+    fn offset_bits(offset: usize) -> u16;
 }
 
 /// LZ4's block format.
@@ -35,9 +26,9 @@ pub(crate) struct Plain;
 
 impl Format for Plain {
     const MIN_MATCH: usize = 4;
-    const MAX_OFFSET: usize = 0xFFFF;
     const LAST_START: usize = 12;
     const LAST_LITERALS: usize = 5;
+    const OFFSET_FIRST: bool = false;
 
     #[inline(always)]
     fn offset_bytes(_offset: usize) -> usize {
@@ -45,25 +36,19 @@ impl Format for Plain {
     }
 
     #[inline(always)]
-    unsafe fn put_offset(p: *mut u8, offset: usize) {
-        // SAFETY: the caller's.
-        unsafe { store16(p, offset as u16) }
-    }
-
-    #[inline(always)]
-    fn offset(bytes: u32) -> (usize, usize) {
-        (bytes as u16 as usize, 2)
+    fn offset_bits(offset: usize) -> u16 {
+        offset as u16
     }
 }
 
-/// LZ4 with dynamic offsets; see `docs/lz4dyn.md`.
+/// LZ4 with dynamic offsets, of up to 32 KiB, which is also the longest input; see `docs/lz4dyn.md`.
 pub(crate) struct Dynamic;
 
 impl Format for Dynamic {
     const MIN_MATCH: usize = 3;
-    const MAX_OFFSET: usize = 0x7FFF;
     const LAST_START: usize = 8;
     const LAST_LITERALS: usize = 0;
+    const OFFSET_FIRST: bool = true;
 
     #[inline(always)]
     fn offset_bytes(offset: usize) -> usize {
@@ -71,19 +56,7 @@ impl Format for Dynamic {
     }
 
     #[inline(always)]
-    unsafe fn put_offset(p: *mut u8, offset: usize) {
-        let long = 0x80 | offset & 0x7F | (offset & 0x7F80) << 1;
-        let bytes = std::hint::select_unpredictable(offset > 0x7F, long, offset);
-        // SAFETY: the caller's.
-        unsafe { store16(p, bytes as u16) }
-    }
-
-    #[inline(always)]
-    fn offset(bytes: u32) -> (usize, usize) {
-        let long = bytes >> 7 & 1;
-        // All ones if the second byte belongs to the offset.
-        let mask = long.wrapping_neg();
-        let offset = bytes & 0x7F | (bytes & 0xFF00) >> 1 & mask;
-        (offset as usize, 1 + long as usize)
+    fn offset_bits(offset: usize) -> u16 {
+        (offset << 1) as u16 | u16::from(offset > 0x7F)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and in place.
 
-pub(crate) mod decode;
+pub(crate) mod copies;
+mod decode;
 pub(crate) mod encode;
 pub(crate) mod format;
 pub(crate) mod table;
@@ -116,7 +117,7 @@ pub const fn compress_bound(input_len: usize) -> usize {
 /// # Errors
 /// [`Corrupt`] if `block` is malformed or has another length than `out`. `out` then holds unspecified bytes.
 pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
-    match decode::separate::<Plain>(block, out, Extent::Whole)? {
+    match decode::separate(block, out, Extent::Whole)? {
         len if len == out.len() => Ok(()),
         _ => Err(SHORT),
     }
@@ -128,7 +129,7 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
 /// # Errors
 /// [`Corrupt`] if `block` is malformed as far as it was read. `out` then holds unspecified bytes.
 pub fn decompress_partial(block: &[u8], out: &mut [u8]) -> Result<usize, Corrupt> {
-    decode::separate::<Plain>(block, out, Extent::Prefix)
+    decode::separate(block, out, Extent::Prefix)
 }
 
 /// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed block of `block_len` bytes
@@ -155,7 +156,7 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 /// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if
 /// `block` or `out_len` reach outside `buffer`. `buffer` then holds unspecified bytes.
 pub fn decompress_in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<(), Corrupt> {
-    match decode::in_place::<Plain>(buffer, block, out_len)? {
+    match decode::in_place(buffer, block, out_len)? {
         len if len == out_len => Ok(()),
         _ => Err(SHORT),
     }

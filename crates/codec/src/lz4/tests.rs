@@ -313,7 +313,7 @@ fn offsets_of_every_size_and_match_lengths() {
             // More room than the block needs lets it run wide of its end.
             for more in [0, 200] {
                 let mut out = vec![0; want.len() + more];
-                assert_eq!(decode::separate::<Plain>(&block, &mut out, Extent::Whole), Ok(want.len()));
+                assert_eq!(decode::separate(&block, &mut out, Extent::Whole), Ok(want.len()));
                 assert_eq!(out[..want.len()], want, "offset {offset} length {}", 4 + extra);
             }
         }

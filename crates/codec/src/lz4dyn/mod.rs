@@ -1,9 +1,10 @@
 //! LZ4 with dynamic offsets.
 
+mod decode;
+
 use crate::{
     Codec, CodecId, Corrupt, Page, Stream, StreamError,
     lz4::{
-        decode::{self, Extent},
         encode::{self, Fit},
         format::Dynamic,
         table::{Narrow, Table},
@@ -38,13 +39,13 @@ impl Stream for Lz4DynStream {
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        match decode::separate::<Dynamic>(object, page, Extent::Whole)? {
-            len if len == page.len() => Ok(()),
-            _ => Err(Corrupt { what: "lz4dyn block is shorter than its output" }),
-        }
+        decode::decode(object, page)
     }
 
     fn memory_bytes(&self) -> usize {
         size_of::<Self>() + Narrow::BYTES
     }
 }
+
+#[cfg(test)]
+mod tests;
