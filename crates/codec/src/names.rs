@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Hc, Lzo, Page, Zstd};
+use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Dyn, Lz4Hc, Lzo, Page, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
 pub const NAMES: &[&str] =
-    &["lz4", "lz4hc", "lz4hc-LEVEL", "lzo", "lzo-rle", "deflate", "deflate-LEVEL", "zstd", "zstd-LEVEL"];
+    &["lz4", "lz4dyn", "lz4hc", "lz4hc-LEVEL", "lzo", "lzo-rle", "deflate", "deflate-LEVEL", "zstd", "zstd-LEVEL"];
 
 /// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +37,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
             let level = level.parse().ok().and_then(Deflate::new).ok_or_else(unknown)?;
             Ok(Arc::new(level))
         }
+        ("lz4dyn", None) => Ok(Arc::new(Lz4Dyn)),
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
         ("zstd", Some(level)) => {
             let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;
