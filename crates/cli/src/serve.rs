@@ -1,9 +1,15 @@
 //! `pagefold serve`: compressed RAM disks over NBD.
 
-use std::{env, net::SocketAddr, path::PathBuf, sync::Arc, thread};
+use std::{
+    env,
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+    sync::Arc,
+    thread,
+};
 
 use anyhow::{Context, bail, ensure};
-use pagefold_codec::by_name;
+use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
 use pagefold_serve::{Export, Limits, Server};
 use signal_hook::{
@@ -17,7 +23,7 @@ use crate::size;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold serve --size 8G --unix /run/user/1000/disk.sock
-  pagefold serve --size 8G --tcp 127.0.0.1:10809 --codec zstd-1 --memory-limit 2G
+  pagefold serve --size 8G --tcp 10809 --codec zstd-1 --memory-limit 2G
   pagefold serve --export name=root,size=4G --export name=swap,size=8G,codec=zstd --unix /run/pagefold.sock
 
 Then, with any NBD client:
@@ -46,12 +52,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
-    /// Listen on a TCP address; NBD has no password, so keep to loopback unless the network is trusted
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    /// Listen on TCP, on loopback unless an address is given; NBD has no password, so elsewhere trust the network
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
 
-    /// What compresses the pages: lz4, zstd or zstd-LEVEL (-7 to 22)
-    #[arg(long, default_value = "lz4")]
+    #[arg(long, default_value = "lz4", help = format!("What compresses the pages: {}", NAMES.join(", ")))]
     codec: String,
 
     /// The most memory that each disk may take, everything counted; writes over it fail with ENOSPC
@@ -75,6 +80,14 @@ struct Disk {
     codec: Option<String>,
     memory_limit: Option<u64>,
     read_only: bool,
+}
+
+fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    let mut found = text.to_socket_addrs().map_err(|error| format!("write PORT or ADDRESS:PORT ({error})"))?;
+    found.next().ok_or_else(|| format!("'{text}' has no address"))
 }
 
 fn parse_disk(text: &str) -> Result<Disk, String> {
@@ -160,6 +173,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tcp_is_loopback_unless_told_otherwise() {
+        for (text, address) in [
+            ("10809", "127.0.0.1:10809"),
+            ("0.0.0.0:1", "0.0.0.0:1"),
+            ("[::1]:2", "[::1]:2"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+        ] {
+            assert_eq!(parse_tcp(text).map(|found| found.to_string()), Ok(address.to_owned()));
+        }
+        for text in ["", "1.2.3.4", "70000", ":", "1.2.3.4:x"] {
+            assert!(parse_tcp(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn disks_are_read() {
