@@ -62,7 +62,8 @@ pub(crate) fn encode<F: Format, T: Table>(
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
     }
-    let room = (writer.cap - writer.at).saturating_sub(usize::from(F::DYNAMIC));
+    let no_offset = if F::DYNAMIC { writer.offset_bytes(writer.at, 0) } else { 0 };
+    let room = (writer.cap - writer.at).saturating_sub(no_offset);
     let left = input.len() - anchor;
     let literals = match fit {
         Fit::All if 1 + length_bytes(left) + left > room => return None,
