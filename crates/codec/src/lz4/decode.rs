@@ -137,11 +137,8 @@ impl Decoder {
             unsafe {
                 let token = usize::from(*ip);
                 if token >= 0xF0 || token & 15 == 15 {
-                    (self.ip, self.op) = (ip, op);
-                    if !self.long_sequence::<IN_PLACE>() {
-                        return;
-                    }
-                    (ip, op) = (self.ip, self.op);
+                    let Some(next) = self.long_sequence::<IN_PLACE>(ip, op) else { break };
+                    (ip, op) = next;
                     continue;
                 }
                 let literals = token >> 4;
@@ -165,12 +162,16 @@ impl Decoder {
         (self.ip, self.op) = (ip, op);
     }
 
-    /// Decodes one sequence with length bytes, as `quick` does, whether or not it is that far from the ends. Returns whether it could.
+    /// Decodes one sequence with length bytes, as `quick` does, and returns what comes after it. `None`: it is left to `careful`.
     ///
     /// # Safety
     /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
     #[inline(always)]
-    unsafe fn long_sequence<const IN_PLACE: bool>(&mut self) -> bool {
+    unsafe fn long_sequence<const IN_PLACE: bool>(
+        &self,
+        mut ip: *const u8,
+        mut op: *mut u8,
+    ) -> Option<(*const u8, *mut u8)> {
         // Whether `len` bytes and the overshoot may be written at `op` once the input has been read up to `ip`.
         let fits = |len: usize, ip: *const u8, op: *mut u8| {
             let end = op.addr() + len + OVERSHOOT;
@@ -178,18 +179,17 @@ impl Decoder {
         };
         // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
         unsafe {
-            let token = usize::from(*self.ip);
-            let mut ip = self.ip.add(1);
-            let mut op = self.op;
+            let token = usize::from(*ip);
+            ip = ip.add(1);
             let mut literals = token >> 4;
             if literals < 15 {
                 copy::<16>(ip, op);
             } else {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 literals += more;
                 if literals + QUICK_INPUT > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op)
                 {
-                    return false;
+                    return None;
                 }
                 wild_copy16(ip, op, literals);
             }
@@ -198,22 +198,21 @@ impl Decoder {
             let offset = usize::from(load16(ip));
             ip = ip.add(2);
             if offset == 0 || offset > op.addr() - self.output_start.addr() {
-                return false;
+                return None;
             }
             let mut len = MIN_MATCH + (token & 15);
             if token & 15 < 15 {
                 short_match(op, offset);
             } else {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 len += more;
                 if !fits(len, ip, op) {
-                    return false;
+                    return None;
                 }
                 long_match(op, offset, len);
             }
-            (self.ip, self.op) = (ip, op.add(len));
+            Some((ip, op.add(len)))
         }
-        true
     }
 
     /// Decodes one sequence with every bound checked to the byte.

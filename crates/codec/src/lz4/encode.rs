@@ -53,7 +53,7 @@ pub(crate) fn encode<F: Format, T: Table>(
     out: &mut [u8],
     fit: Fit,
 ) -> Option<(usize, usize)> {
-    let mut writer = Writer::<F> { format: PhantomData, out: out.as_mut_ptr(), at: 0, cap: out.len() };
+    let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
         // SAFETY: `input` has more than `LAST_START` bytes.
@@ -62,7 +62,8 @@ pub(crate) fn encode<F: Format, T: Table>(
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
     }
-    let room = (writer.cap - writer.at).saturating_sub(usize::from(F::OFFSET_FIRST));
+    let no_offset = if F::DYNAMIC { writer.offset_bytes(writer.at, 0) } else { 0 };
+    let room = (writer.cap - writer.at).saturating_sub(no_offset);
     let left = input.len() - anchor;
     let literals = match fit {
         Fit::All if 1 + length_bytes(left) + left > room => return None,
@@ -224,6 +225,8 @@ unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, se
 /// The output. `at <= cap` always.
 struct Writer<F> {
     format: PhantomData<F>,
+    /// Where the last offset began; in a block that has none, where the first will.
+    last_offset: usize,
     out: *mut u8,
     at: usize,
     cap: usize,
@@ -250,8 +253,8 @@ impl<F: Format> Writer<F> {
         unsafe {
             *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
             self.at += 1;
-            if F::OFFSET_FIRST {
-                self.offset(offset);
+            if F::DYNAMIC {
+                self.offset::<true>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -263,8 +266,8 @@ impl<F: Format> Writer<F> {
                 wild_copy16(literals, self.out.add(self.at), len);
             }
             self.at += len;
-            if !F::OFFSET_FIRST {
-                self.offset(offset);
+            if !F::DYNAMIC {
+                self.offset::<true>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -280,7 +283,7 @@ impl<F: Format> Writer<F> {
     #[cold]
     #[inline(never)]
     unsafe fn careful(&mut self, fit: Fit, literals: *const u8, len: usize, offset: usize, code: usize) -> Written {
-        let start = self.at + 1 + length_bytes(len) + len + F::offset_bytes(offset);
+        let start = self.at + 1 + length_bytes(len) + len + self.offset_bytes(self.at, offset);
         let fits = |code: usize| {
             let last = F::LAST_LITERALS.max(F::LAST_START.saturating_sub(code + F::MIN_MATCH));
             let kept = if fit == Fit::Front { 1 + last } else { 0 };
@@ -313,8 +316,8 @@ impl<F: Format> Writer<F> {
         // SAFETY: the caller's.
         unsafe {
             self.byte(len.min(15) << 4 | code.min(15));
-            if F::OFFSET_FIRST {
-                self.exact_offset(offset);
+            if F::DYNAMIC {
+                self.offset::<false>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -324,8 +327,8 @@ impl<F: Format> Writer<F> {
             }
             self.out.add(self.at).copy_from_nonoverlapping(literals, len);
             self.at += len;
-            if !F::OFFSET_FIRST && found.is_some() {
-                self.exact_offset(offset);
+            if !F::DYNAMIC && found.is_some() {
+                self.offset::<false>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -344,30 +347,35 @@ impl<F: Format> Writer<F> {
         self.at += 1;
     }
 
-    /// Writes an offset.
-    ///
-    /// # Safety
-    /// Two bytes are free.
+    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence always has two.
     #[inline(always)]
-    unsafe fn offset(&mut self, offset: usize) {
-        // SAFETY: the caller's.
-        unsafe { store16(self.out.add(self.at), F::offset_bits(offset)) };
-        self.at += F::offset_bytes(offset);
+    fn offset_bytes(&self, token: usize, offset: usize) -> usize {
+        if F::DYNAMIC { 1 + usize::from((offset > 0x7F) | (token == 0)) } else { 2 }
     }
 
-    /// Writes an offset, byte by byte.
+    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks in the last offset before, if any,
+    /// how many bytes this one has.
     ///
     /// # Safety
-    /// Its bytes are free.
-    unsafe fn exact_offset(&mut self, offset: usize) {
-        let [low, high] = F::offset_bits(offset).to_le_bytes();
-        // SAFETY: the caller's.
+    /// Its bytes are free; two, if `WIDE`.
+    #[inline(always)]
+    unsafe fn offset<const WIDE: bool>(&mut self, offset: usize) {
+        let bytes = if F::DYNAMIC { self.offset_bytes(self.at - 1, offset) } else { 2 };
+        let bits = if F::DYNAMIC { offset << 1 } else { offset };
+        // SAFETY: the caller's; `last_offset` is before or at `at`.
         unsafe {
-            self.byte(usize::from(low));
-            if F::offset_bytes(offset) == 2 {
-                self.byte(usize::from(high));
+            if F::DYNAMIC {
+                // In the first sequence this is the byte about to be written.
+                *self.out.add(self.last_offset) |= (bytes - 1) as u8;
+                self.last_offset = self.at;
+            }
+            if WIDE || bytes == 2 {
+                store16(self.out.add(self.at), bits as u16);
+            } else {
+                *self.out.add(self.at) = bits as u8;
             }
         }
+        self.at += bytes;
     }
 
     /// Writes `length / 255` bytes of 255, and one of the rest.
