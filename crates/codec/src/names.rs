@@ -5,8 +5,19 @@ use std::sync::Arc;
 use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Dyn, Lz4Hc, Lzo, Page, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
-pub const NAMES: &[&str] =
-    &["lz4", "lz4dyn", "lz4hc", "lz4hc-LEVEL", "lzo", "lzo-rle", "deflate", "deflate-LEVEL", "zstd", "zstd-LEVEL"];
+pub const NAMES: &[&str] = &[
+    "lz4",
+    "lz4dyn",
+    "lz4hc",
+    "lz4hc-LEVEL",
+    "lzo",
+    "lzo-rle",
+    "deflate",
+    "deflate-LEVEL",
+    "842",
+    "zstd",
+    "zstd-LEVEL",
+];
 
 /// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,11 +48,8 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
             let level = level.parse().ok().and_then(Deflate::new).ok_or_else(unknown)?;
             Ok(Arc::new(level))
         }
-<<<<<<< HEAD
         ("lz4dyn", None) => Ok(Arc::new(Lz4Dyn)),
-=======
         ("842", None) => Ok(Arc::new(X842)),
->>>>>>> bd92b8b (842 from its format)
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
         ("zstd", Some(level)) => {
             let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;

@@ -82,7 +82,8 @@ impl Encoder {
             let at = index * BLOCK;
             if block == 0 {
                 writer.write(ZEROS, TEMPLATE_BITS);
-            } else if let Some(index) = index::<8, RING8>(page, block, self.tables.eight[hash::<EIGHT_BITS>(block)], at)
+            } else if let Some(index) =
+                ring_index::<8, RING8>(page, block, self.tables.eight[hash::<EIGHT_BITS>(block)], at)
             {
                 writer.write(WHOLE, TEMPLATE_BITS);
                 writer.write(index, INDEX8_BITS);
@@ -105,11 +106,11 @@ impl Encoder {
     /// The shortest way for a half of the block at `at`.
     #[inline(always)]
     fn half(&self, page: &Page, half: u64, at: usize) -> Half {
-        if let Some(index) = index::<4, RING4>(page, half, self.tables.four[hash::<FOUR_BITS>(half)], at) {
+        if let Some(index) = ring_index::<4, RING4>(page, half, self.tables.four[hash::<FOUR_BITS>(half)], at) {
             return Half { way: 4, operands: index, bits: INDEX4_BITS };
         }
         let (high, low) = (half >> 16, half & 0xffff);
-        let two = |pair| index::<2, RING2>(page, pair, self.tables.two[hash::<TWO_BITS>(pair)], at);
+        let two = |pair| ring_index::<2, RING2>(page, pair, self.tables.two[hash::<TWO_BITS>(pair)], at);
         match (two(high), two(low)) {
             (Some(high), Some(low)) => Half { way: 3, operands: high << INDEX2_BITS | low, bits: 2 * INDEX2_BITS },
             (Some(high), None) => Half { way: 2, operands: high << 16 | low, bits: INDEX2_BITS + 16 },
@@ -145,7 +146,7 @@ fn hash<const BITS: u32>(phrase: u64) -> usize {
 
 /// The index of the `N` bytes of `phrase` in a ring of `RING` bytes, if they are in it at `from` when `at` bytes are done.
 #[inline(always)]
-fn index<const N: usize, const RING: usize>(page: &Page, phrase: u64, from: u16, at: usize) -> Option<u64> {
+fn ring_index<const N: usize, const RING: usize>(page: &Page, phrase: u64, from: u16, at: usize) -> Option<u64> {
     let from = usize::from(from);
     let there: &[u8; N] = page.get(from..)?.first_chunk()?;
     let there = there.iter().fold(0, |value, &byte| value << 8 | u64::from(byte));
