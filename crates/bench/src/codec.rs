@@ -4,8 +4,10 @@ mod corpus;
 mod files;
 mod gather;
 mod heap;
+pub(crate) mod instructions;
 mod measure;
 mod peer;
+pub(crate) mod sizes;
 mod subject;
 mod verdict;
 

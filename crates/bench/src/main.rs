@@ -20,6 +20,10 @@ struct Args {
 enum Bench {
     /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
+    /// Compressed bytes of fixed pages against the committed table
+    Sizes(codec::sizes::Args),
+    /// Instructions of every codec for fixed pages, under callgrind, against the committed table
+    Instructions(codec::instructions::Args),
     /// The NBD server beside nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
@@ -29,6 +33,8 @@ enum Bench {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::Sizes(args) => codec::sizes::run(&args),
+        Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
     }
