@@ -4,6 +4,7 @@ mod corpus;
 mod files;
 mod gather;
 mod heap;
+pub(crate) mod in_place;
 pub(crate) mod instructions;
 mod measure;
 mod peer;

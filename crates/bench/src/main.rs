@@ -20,6 +20,8 @@ struct Args {
 enum Bench {
     /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
+    /// LZ4 decoded in place beside decoding apart, at EROFS's sizes
+    InPlace(codec::in_place::Args),
     /// Compressed bytes of fixed pages against the committed table
     Sizes(codec::sizes::Args),
     /// Instructions of every codec for fixed pages, under callgrind, against the committed table
@@ -33,6 +35,7 @@ enum Bench {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
