@@ -4,8 +4,11 @@ mod corpus;
 mod files;
 mod gather;
 mod heap;
+pub(crate) mod in_place;
+pub(crate) mod instructions;
 mod measure;
 mod peer;
+pub(crate) mod sizes;
 mod subject;
 mod verdict;
 

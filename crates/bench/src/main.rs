@@ -3,6 +3,7 @@
 mod codec;
 mod nbd;
 mod report;
+mod same_filled;
 mod server;
 mod soak;
 mod synthetic;
@@ -20,6 +21,14 @@ struct Args {
 enum Bench {
     /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
+    /// Finding pages that one word fills, beside a copy of the page
+    SameFilled(same_filled::Args),
+    /// LZ4 decoded in place beside decoding apart, at EROFS's sizes
+    InPlace(codec::in_place::Args),
+    /// Compressed bytes of fixed pages against the committed table
+    Sizes(codec::sizes::Args),
+    /// Instructions of every codec for fixed pages, under callgrind, against the committed table
+    Instructions(codec::instructions::Args),
     /// The NBD server beside nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
@@ -29,6 +38,13 @@ enum Bench {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::SameFilled(args) => {
+            same_filled::run(&args);
+            Ok(())
+        }
+        Bench::InPlace(args) => codec::in_place::run(&args),
+        Bench::Sizes(args) => codec::sizes::run(&args),
+        Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
     }

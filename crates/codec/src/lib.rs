@@ -29,6 +29,7 @@ mod lzo;
 mod mem;
 mod names;
 mod same;
+mod x842;
 mod zstd;
 
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
@@ -40,4 +41,5 @@ pub use lz4hc::Lz4Hc;
 pub use lzo::Lzo;
 pub use names::{NAMES, UnknownCodec, by_name, trained};
 pub use same::{fill, same_filled};
+pub use x842::X842;
 pub use zstd::Zstd;

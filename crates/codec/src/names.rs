@@ -2,11 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Dyn, Lz4Hc, Lzo, Page, Zstd};
+use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Dyn, Lz4Hc, Lzo, Page, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
-pub const NAMES: &[&str] =
-    &["lz4", "lz4dyn", "lz4hc", "lz4hc-LEVEL", "lzo", "lzo-rle", "deflate", "deflate-LEVEL", "zstd", "zstd-LEVEL"];
+pub const NAMES: &[&str] = &[
+    "lz4",
+    "lz4dyn",
+    "lz4hc",
+    "lz4hc-LEVEL",
+    "lzo",
+    "lzo-rle",
+    "deflate",
+    "deflate-LEVEL",
+    "842",
+    "zstd",
+    "zstd-LEVEL",
+];
 
 /// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +49,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
             Ok(Arc::new(level))
         }
         ("lz4dyn", None) => Ok(Arc::new(Lz4Dyn)),
+        ("842", None) => Ok(Arc::new(X842)),
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
         ("zstd", Some(level)) => {
             let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;

@@ -1,6 +1,7 @@
 //! Round trips, cross-tests with liblzo2 and the `lzo` crate, and streams made by hand.
 
-use pagefold_oracle::{Liblzo2, Liblzo2Work, skipped};
+use pagefold_oracle::{Liblzo2, Liblzo2Work};
+use pagefold_testing::skip;
 use proptest::prelude::*;
 
 use super::Lzo;
@@ -74,7 +75,7 @@ proptest! {
     #[test]
     fn liblzo2_decodes_ours_and_we_decode_its(page in page()) {
         let Some(library) = Liblzo2::open() else {
-            skipped("liblzo2 both ways", "this machine has no liblzo2.so.2");
+            skip("liblzo2 both ways", "this machine has no liblzo2.so.2");
             return Ok(());
         };
         let mut back = [0; PAGE_SIZE];
@@ -92,7 +93,7 @@ proptest! {
     #[test]
     fn liblzo2_judges_damage_alike(page in page(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let Some(library) = Liblzo2::open() else {
-            skipped("liblzo2 on damaged streams", "this machine has no liblzo2.so.2");
+            skip("liblzo2 on damaged streams", "this machine has no liblzo2.so.2");
             return Ok(());
         };
         let mut object = compressed(Lzo::PLAIN, &page);
