@@ -21,13 +21,22 @@ mod budget;
 mod classed;
 mod counters;
 mod entry;
+mod lock;
+mod pins;
 mod pool;
 mod region;
 mod stats;
 mod store;
 mod streams;
+mod sync;
 mod table;
 
 pub use pagefold_codec::{PAGE_SIZE, Page};
 pub use stats::Stats;
 pub use store::{Config, Error, NewError, Slot, Status, Store};
+pub use streams::StreamPolicy;
+
+/// The ways to guard entries, to be given to [`Store::with_strategy`] as its type.
+pub mod strategy {
+    pub use crate::lock::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock};
+}
