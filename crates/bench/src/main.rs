@@ -1,11 +1,15 @@
 //! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
 
 mod codec;
+mod device;
+mod load;
 mod nbd;
+mod pages;
 mod report;
 mod server;
 mod soak;
 mod synthetic;
+mod subjects;
 
 use clap::{Parser, Subcommand};
 
@@ -24,6 +28,8 @@ enum Bench {
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
     Soak(soak::Args),
+    /// The store against the kernel's zram and against the bare codec
+    Device(device::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -31,5 +37,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Codec(args) => codec::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
+        Bench::Device(args) => device::run(&args),
     }
 }
