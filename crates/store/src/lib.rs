@@ -22,6 +22,8 @@ mod classed;
 mod counters;
 mod entry;
 mod lock;
+#[cfg(all(test, loom))]
+mod models;
 mod pins;
 mod pool;
 mod region;
