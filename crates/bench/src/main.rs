@@ -3,12 +3,15 @@
 mod codec;
 mod device;
 mod load;
+mod locks;
 mod nbd;
 mod pages;
+mod perf;
 mod report;
 mod server;
 mod soak;
 mod synthetic;
+mod streams;
 mod subjects;
 
 use clap::{Parser, Subcommand};
@@ -30,6 +33,10 @@ enum Bench {
     Soak(soak::Args),
     /// The store against the kernel's zram and against the bare codec
     Device(device::Args),
+    /// The stream policies under one to ten jobs
+    Streams(streams::Args),
+    /// The entry-lock strategies, alone and contended
+    Locks(locks::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -38,5 +45,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
         Bench::Device(args) => device::run(&args),
+        Bench::Streams(args) => streams::run(&args),
+        Bench::Locks(args) => locks::run(&args),
     }
 }
