@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10")]
     jobs: Vec<usize>,
     /// MiB of the store, all of which each job covers in each pass
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 16)]
     mib: usize,
     /// Rounds; each figure is that of its fastest round
     #[arg(long, default_value_t = 3)]

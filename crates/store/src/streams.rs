@@ -39,8 +39,14 @@ pub enum StreamPolicy {
     PerCpu,
 }
 
-/// With one, a preempted holder would send its CPU's other threads to streams of other CPUs.
-const STREAMS_PER_CPU: usize = 2;
+/// More threads than CPUs run into streams whose holders were preempted; with one a CPU they would wait for those or take
+/// other CPUs' streams. With ten jobs on two CPUs four measured
+/// 1.1 times the throughput of two; eight gained nothing more.
+const STREAMS_PER_CPU: usize = 4;
+
+/// How often a thread that finds every stream taken lets others run before it sleeps: a holder that was preempted is soon
+/// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
+const YIELDS_BEFORE_SLEEP: usize = 8;
 
 /// Objects that a stream keeps until it looks which of them are still read.
 const RETIRED_BATCH: usize = 32;
@@ -253,6 +259,12 @@ impl Streams {
         let find = || (0..self.len()).find_map(|step| self.pins.try_take((home + step) % self.len(), word));
         if let Some(pin) = find() {
             return pin;
+        }
+        for _ in 0..YIELDS_BEFORE_SLEEP {
+            thread::yield_now();
+            if let Some(pin) = find() {
+                return pin;
+            }
         }
         crowd.waiting.fetch_add(1, Relaxed);
         let mut guard = lock(&crowd.lock);
