@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
 use pagefold_codec::Page;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Something that pages are written to and read from.
 pub(crate) trait Device: Sync {
@@ -65,7 +66,8 @@ impl Done {
     }
 }
 
-/// Runs `job` on `threads` threads at once, from a common start to the end of the last.
+/// Runs `job` on `threads` threads at once, from a common start to the end of the last. The threads take turns over the
+/// CPUs and stay on theirs: left alone, two threads of a short pass often share a CPU.
 pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
     if threads == 1 {
         let mut worker = device.worker(0)?;
@@ -74,7 +76,11 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
         return Ok(Done { time: start.elapsed(), ..done });
     }
     let barrier = Barrier::new(threads);
-    let run = |number| {
+    let cpus = allowed_cpus()?;
+    let run = |number: usize| {
+        let mut cpu = CpuSet::new();
+        cpu.set(cpus[number % cpus.len()]);
+        sched_setaffinity(None, &cpu)?;
         let worker = device.worker(number);
         barrier.wait();
         let start = Instant::now();
@@ -97,6 +103,13 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
         written_pages: done.iter().map(|(.., done)| done.written_pages).sum(),
         time,
     })
+}
+
+fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    ensure!(!cpus.is_empty(), "no CPU to run on");
+    Ok(cpus)
 }
 
 /// A small generator of random numbers (Marsaglia's xorshift64*), the same in every run.
