@@ -71,7 +71,7 @@ enum Subject {
 }
 
 enum Made {
-    Store(Store),
+    Store(Box<Store>),
     Bare(Bare),
     Zram(Zram),
 }
@@ -259,7 +259,7 @@ fn requests(
 fn make(subject: &Subject, threads: usize, slots: u64, part: u64) -> anyhow::Result<Made> {
     Ok(match subject {
         Subject::Store(codec) => {
-            Made::Store(Store::new(Config { slots, codec: Arc::clone(codec), ..Config::default() })?)
+            Made::Store(Box::new(Store::new(Config { slots, codec: Arc::clone(codec), ..Config::default() })?))
         }
         Subject::Bare(codec) => Made::Bare(Bare::new(&**codec, threads, part)?),
         Subject::Zram(algorithm) => Made::Zram(Zram::new(algorithm, slots)?),
@@ -269,7 +269,7 @@ fn make(subject: &Subject, threads: usize, slots: u64, part: u64) -> anyhow::Res
 impl Made {
     fn device(&self) -> &dyn Device {
         match self {
-            Self::Store(store) => store,
+            Self::Store(store) => &**store,
             Self::Bare(bare) => bare,
             Self::Zram(zram) => zram,
         }

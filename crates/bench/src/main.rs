@@ -10,9 +10,9 @@ mod perf;
 mod report;
 mod server;
 mod soak;
-mod synthetic;
 mod streams;
 mod subjects;
+mod synthetic;
 
 use clap::{Parser, Subcommand};
 

@@ -73,7 +73,7 @@ fn is_linearizable(events: &[Event]) -> bool {
 
 /// A page of which every part says `value`; odd values compress, even ones do not.
 fn page_of(value: u64) -> Box<Page> {
-    let mut page = mixed(value, if value % 2 == 0 { 0xff } else { 0x1f });
+    let mut page = mixed(value, if value.is_multiple_of(2) { 0xff } else { 0x1f });
     for chunk in page.as_chunks_mut::<64>().0 {
         chunk[..8].copy_from_slice(&value.to_le_bytes());
     }
