@@ -18,12 +18,13 @@
 //! one slot happen one after the other, operations on different slots do not wait for each other.
 
 mod budget;
-mod classed;
+mod compaction;
 mod counters;
 mod entry;
 mod lock;
 #[cfg(all(test, loom))]
 mod models;
+mod mosaic;
 mod pins;
 mod pool;
 mod region;

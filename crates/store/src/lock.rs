@@ -50,6 +50,9 @@ pub trait Protocol: Debug + Send + Sync + Sized + 'static {
     /// Waits until no one else holds the entry and takes it. Returns its word, lock bit clear.
     fn lock(place: Place<'_, Self>) -> u64;
 
+    /// As [`lock`](Self::lock), but `None` if someone else holds the entry.
+    fn try_lock(place: Place<'_, Self>) -> Option<u64>;
+
     /// Stores `word` and gives the entry back.
     fn unlock(place: Place<'_, Self>, word: u64);
 
@@ -118,6 +121,10 @@ impl RwSpin {
         }
     }
 
+    fn try_write(&self) -> bool {
+        self.0.compare_exchange(0, WRITER, Acquire, Relaxed).is_ok()
+    }
+
     fn unwrite(&self) {
         self.0.fetch_and(!WRITER, Release);
     }
@@ -138,6 +145,10 @@ impl Protocol for TableRwLock {
     fn lock(place: Place<'_, Self>) -> u64 {
         place.whole.write();
         place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.whole.try_write().then(|| place.word.load(Relaxed))
     }
 
     fn unlock(place: Place<'_, Self>, word: u64) {
@@ -173,6 +184,10 @@ impl Protocol for Cas {
             backoff.wait();
         }
         place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.beside.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| place.word.load(Relaxed))
     }
 
     fn unlock(place: Place<'_, Self>, word: u64) {
@@ -217,6 +232,12 @@ impl Protocol for Spin {
         place.word.load(Relaxed)
     }
 
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        let served = place.beside.served.load(Acquire);
+        let next = place.beside.next.compare_exchange(served, served.wrapping_add(1), Acquire, Relaxed);
+        next.ok().map(|_| place.word.load(Relaxed))
+    }
+
     fn unlock(place: Place<'_, Self>, word: u64) {
         place.word.store(word, Release);
         Self::leave(place);
@@ -250,6 +271,10 @@ impl Protocol for RwLock {
         place.word.load(Relaxed)
     }
 
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.beside.try_write().then(|| place.word.load(Relaxed))
+    }
+
     fn unlock(place: Place<'_, Self>, word: u64) {
         place.word.store(word, Release);
         place.beside.unwrite();
@@ -279,6 +304,10 @@ impl Protocol for BitSpin {
 
     fn lock(place: Place<'_, Self>) -> u64 {
         lock_bit(place.word)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        try_lock_bit(place.word)
     }
 
     fn unlock(place: Place<'_, Self>, word: u64) {
@@ -315,6 +344,10 @@ impl Protocol for Hazard {
         lock_bit(place.word)
     }
 
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        try_lock_bit(place.word)
+    }
+
     fn unlock(place: Place<'_, Self>, word: u64) {
         place.word.store(word, Release);
     }
@@ -324,6 +357,11 @@ impl Protocol for Hazard {
     }
 
     fn leave(_: Place<'_, Self>) {}
+}
+
+fn try_lock_bit(word: &AtomicU64) -> Option<u64> {
+    let value = word.load(Relaxed) & !LOCK;
+    word.compare_exchange(value, value | LOCK, Acquire, Relaxed).ok()
 }
 
 fn lock_bit(word: &AtomicU64) -> u64 {

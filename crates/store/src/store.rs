@@ -18,10 +18,11 @@ use pagefold_codec::{Codec, Lz4, PAGE_SIZE, Page, Stream};
 
 use crate::{
     budget::{Budget, Full},
-    classed::Classed,
+    compaction::Core,
     counters::Counters,
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
+    mosaic::Mosaic,
     pool::Pool,
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
@@ -117,10 +118,8 @@ pub enum Status {
 
 /// A compressed page store. `L` says how its entries are guarded; the default is the one that measures best.
 pub struct Store<L: EntryLock = Hazard> {
-    table: Table<L>,
-    streams: Streams,
+    core: Arc<Core<L>>,
     counters: Counters,
-    pool: Classed,
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
@@ -130,7 +129,7 @@ impl<L: EntryLock> fmt::Debug for Store<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("slots", &self.slots)
-            .field("codec", &self.streams.codec())
+            .field("codec", &self.core.streams.codec())
             .finish_non_exhaustive()
     }
 }
@@ -152,11 +151,12 @@ impl<L: EntryLock> Store<L> {
         let counters = Counters::new(streams.len());
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
         let objects = slots.saturating_add((streams.len() + streams.retired_max()) as u64);
-        let pool = Classed::new(objects, Arc::clone(&budget)).map_err(too_large)?;
+        let pool = Mosaic::new(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
         let base_bytes = table.root_bytes() + streams.base_bytes() + counters.bytes();
-        budget.take(base_bytes).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed: base_bytes })?;
-        Ok(Self { table, streams, counters, pool, budget, slots, base_bytes })
+        let needed = base_bytes + pool.account().held_bytes;
+        budget.take(needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes })
     }
 
     /// How many slots there are.
@@ -166,14 +166,14 @@ impl<L: EntryLock> Store<L> {
 
     /// The codec's name.
     pub fn codec_name(&self) -> String {
-        self.streams.codec().name()
+        self.core.streams.codec().name()
     }
 
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
         self.check_slot(slot)?;
         // Empty and same-filled pages need neither lock nor stream.
-        let seen = self.table.peek(slot);
+        let seen = self.core.table.peek(slot);
         match seen {
             Entry::Empty => {
                 page.fill(0);
@@ -185,9 +185,9 @@ impl<L: EntryLock> Store<L> {
             }
             Entry::Object { .. } | Entry::Raw { .. } => {}
         }
-        let mut taken = self.streams.take(seen.encode(), &self.budget)?;
+        let mut taken = self.core.streams.take(seen.encode(), &self.budget)?;
         let (Working { stream, object, .. }, pin) = taken.parts();
-        let Some(view) = self.table.view(slot, pin) else {
+        let Some(view) = self.core.table.view(slot, pin) else {
             page.fill(0);
             return Ok(());
         };
@@ -195,14 +195,15 @@ impl<L: EntryLock> Store<L> {
             Entry::Object { len_bytes, at, .. } => {
                 // SAFETY: the entry names this object, which stays live and unchanged while the view does, and with pins
                 // until the stream goes back at the end.
-                let bytes = unsafe { self.pool.bytes(at, len_bytes) };
-                if L::PINS {
-                    decode(&mut **stream, bytes, page, slot)
-                } else {
-                    object[..len_bytes].copy_from_slice(bytes);
-                    drop(view);
-                    decode(&mut **stream, &object[..len_bytes], page, slot)
+                let in_place = if L::PINS { unsafe { self.core.pool.bytes(at, len_bytes) } } else { None };
+                if let Some(bytes) = in_place {
+                    return decode(&mut **stream, bytes, page, slot);
                 }
+                let object = &mut object[..len_bytes];
+                // SAFETY: as above.
+                unsafe { self.core.pool.read(at, object) };
+                drop(view);
+                decode(&mut **stream, object, page, slot)
             }
             entry => {
                 self.copy_plain(entry, page);
@@ -214,17 +215,19 @@ impl<L: EntryLock> Store<L> {
     /// Puts `page` in the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        let mut taken = self.streams.take(0, &self.budget)?;
-        let new = self.build(taken.parts().0, Source::Given(page))?;
-        let locked = match self.table.lock_or_make(slot, &self.budget) {
+        let mut taken = self.core.streams.take(0, &self.budget)?;
+        let new = self.build(slot, taken.parts().0, Source::Given(page))?;
+        let locked = match self.core.table.lock_or_make(slot, &self.budget) {
             Ok(locked) => locked,
             Err(full) => {
-                self.free(new);
+                self.core.free(new);
                 return Err(full.into());
             }
         };
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
+        drop(taken);
+        self.core.relieve();
         Ok(())
     }
 
@@ -233,29 +236,31 @@ impl<L: EntryLock> Store<L> {
     /// the store.
     pub fn update(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
         self.check_slot(slot)?;
-        let mut taken = self.streams.take(0, &self.budget)?;
+        let mut taken = self.core.streams.take(0, &self.budget)?;
         let (working, _) = taken.parts();
-        let Working { stream, page, .. } = working;
-        let locked = self.table.lock_or_make(slot, &self.budget)?;
+        let Working { stream, object, page, .. } = working;
+        let locked = self.core.table.lock_or_make(slot, &self.budget)?;
         match locked.entry() {
             Entry::Object { len_bytes, at, .. } => {
                 // SAFETY: the entry names this object and stays locked to the end.
-                let bytes = unsafe { self.pool.bytes(at, len_bytes) };
-                decode(&mut **stream, bytes, page, slot)?;
+                unsafe { self.core.pool.read(at, &mut object[..len_bytes]) };
+                decode(&mut **stream, &object[..len_bytes], page, slot)?;
             }
             entry => self.copy_plain(entry, page),
         }
         change(page);
-        let new = self.build(working, Source::Assembled)?;
+        let new = self.build(slot, working, Source::Assembled)?;
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
+        drop(taken);
+        self.core.relieve();
         Ok(())
     }
 
     /// Empties the slot and gives its memory back.
     pub fn discard(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
-        if let Some(locked) = self.table.lock(slot) {
+        if let Some(locked) = self.core.table.lock(slot) {
             let old = locked.replace(Entry::Empty);
             self.counters.replaced(old, Entry::Empty);
             self.free_unread(old);
@@ -267,7 +272,7 @@ impl<L: EntryLock> Store<L> {
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let old = self.table.lock_or_make(slot, &self.budget)?.replace(new);
+        let old = self.core.table.lock_or_make(slot, &self.budget)?.replace(new);
         self.counters.replaced(old, new);
         self.free_unread(old);
         Ok(())
@@ -276,7 +281,7 @@ impl<L: EntryLock> Store<L> {
     /// What the slot holds.
     pub fn status(&self, slot: Slot) -> Result<Status, Error> {
         self.check_slot(slot)?;
-        Ok(match self.table.peek(slot) {
+        Ok(match self.core.table.peek(slot) {
             Entry::Empty => Status::Empty,
             Entry::Same(Fill::ZERO) => Status::Zero,
             _ => Status::Data,
@@ -286,7 +291,7 @@ impl<L: EntryLock> Store<L> {
     /// How many slots from `slot` on are empty for certain and cheap to pass over, at most `limit`.
     pub fn empty_run(&self, slot: Slot, limit: u64) -> u64 {
         let limit = limit.min(self.slots.saturating_sub(slot));
-        self.table.missing(slot, limit)
+        self.core.table.missing(slot, limit)
     }
 
     /// The figures at some moment during the call.
@@ -295,20 +300,25 @@ impl<L: EntryLock> Store<L> {
         Stats {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
-            mem_used_total: self.pool.used_bytes(),
+            mem_used_total: self.core.pool.account().held_bytes,
             mem_limit: self.budget.limit(),
             mem_used_max: self.budget.max(),
             same_pages: sums.same_pages,
             huge_pages: sums.huge_pages,
-            table_bytes: self.table.used_bytes(),
-            stream_bytes: self.streams.used_bytes() + self.base_bytes - self.table.root_bytes(),
+            table_bytes: self.core.table.used_bytes(),
+            stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
             spent_bytes: self.budget.used(),
         }
     }
 
+    /// Moves objects together until no more memory can be given back that way. Other threads use the store meanwhile.
+    pub fn compact(&self) {
+        self.core.compact();
+    }
+
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.
     pub fn check(&self) -> Result<(), String> {
-        self.pool.check()?;
+        self.core.pool.check()?;
         let stats = self.stats();
         let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes;
         if parts != stats.spent_bytes {
@@ -316,7 +326,7 @@ impl<L: EntryLock> Store<L> {
         }
         let fresh = Counters::new(0);
         for slot in 0..self.slots {
-            fresh.replaced(Entry::Empty, self.table.peek(slot));
+            fresh.replaced(Entry::Empty, self.core.table.peek(slot));
         }
         if fresh.sums() != self.counters.sums() {
             return Err(format!("slots hold {:?}, the counters say {:?}", fresh.sums(), self.counters.sums()));
@@ -334,13 +344,13 @@ impl<L: EntryLock> Store<L> {
             Entry::Empty => page.fill(0),
             Entry::Same(fill) => fill_page(page, fill.word()),
             // SAFETY: the caller views or holds the entry that names the object.
-            Entry::Raw { at } => page.copy_from_slice(unsafe { self.pool.bytes(at, PAGE_SIZE) }),
+            Entry::Raw { at } => unsafe { self.core.pool.read(at, page) },
             Entry::Object { .. } => unreachable!("compressed entries are decoded"),
         }
     }
 
-    /// Makes the entry, and the object if it needs one, for the page of `source`.
-    fn build(&self, working: &mut Working, source: Source<'_>) -> Result<Entry, Full> {
+    /// Makes the slot's new entry, and the object if it needs one, for the page of `source`.
+    fn build(&self, slot: Slot, working: &mut Working, source: Source<'_>) -> Result<Entry, Full> {
         let Working { stream, object, page: assembled, .. } = working;
         let page = match source {
             Source::Given(page) => page,
@@ -351,12 +361,15 @@ impl<L: EntryLock> Store<L> {
         }
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
-        let at = match self.pool.alloc(len_bytes) {
+        let at = match self.core.pool.alloc(len_bytes, slot) {
             Ok(at) => at,
             Err(Full) => {
                 // Objects kept for readers may be all that is missing.
-                self.streams.release_all(Some(working), |word| self.free(Entry::decode(word)));
-                self.pool.alloc(len_bytes)?
+                self.core.streams.release_all(Some(working), |word| self.core.free(Entry::decode(word)));
+                self.core.pool.alloc(len_bytes, slot).or_else(|Full| {
+                    self.core.make_room();
+                    self.core.pool.alloc(len_bytes, slot)
+                })?
             }
         };
         let page = match source {
@@ -365,8 +378,8 @@ impl<L: EntryLock> Store<L> {
         };
         let bytes = if compressed.is_some() { &working.object[..len_bytes] } else { &page[..] };
         // SAFETY: just allocated with this length, and in no entry yet.
-        unsafe { self.pool.write(at, bytes) };
-        let codec = self.streams.codec().id() as u8;
+        unsafe { self.core.pool.write(at, bytes) };
+        let codec = self.core.streams.codec().id() as u8;
         Ok(if compressed.is_some() { Entry::Object { codec, len_bytes, at } } else { Entry::Raw { at } })
     }
 
@@ -375,29 +388,19 @@ impl<L: EntryLock> Store<L> {
         self.counters.replaced_by_holder(taken.number(), old, new);
         match old {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
-                self.streams.retire(taken.parts().0, old.encode(), |word| self.free(Entry::decode(word)));
+                self.core.streams.retire(taken.parts().0, old.encode(), |word| self.core.free(Entry::decode(word)));
             }
-            _ => self.free(old),
+            _ => self.core.free(old),
         }
     }
 
     /// Frees the object of an entry that was swapped out of its slot, waiting for those who read it.
     fn free_unread(&self, old: Entry) {
         if L::PINS && matches!(old, Entry::Object { .. } | Entry::Raw { .. }) {
-            self.streams.wait_for_readers(old.encode());
+            self.core.streams.wait_for_readers(old.encode());
         }
-        self.free(old);
-    }
-
-    /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
-    fn free(&self, entry: Entry) {
-        match entry {
-            Entry::Empty | Entry::Same(_) => {}
-            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its object.
-            Entry::Object { len_bytes, at, .. } => unsafe { self.pool.free(at, len_bytes) },
-            // SAFETY: as above.
-            Entry::Raw { at } => unsafe { self.pool.free(at, PAGE_SIZE) },
-        }
+        self.core.free(old);
+        self.core.relieve();
     }
 }
 

@@ -77,6 +77,12 @@ impl<L: Protocol> Table<L> {
         self.place(slot).map(Locked::new)
     }
 
+    /// Locks the slot, if it has a leaf and nobody else holds it.
+    pub(crate) fn try_lock(&self, slot: u64) -> Option<Locked<'_, L>> {
+        let place = self.place(slot)?;
+        L::try_lock(place).map(|word| Locked { place, word })
+    }
+
     /// Locks the slot, making its leaf first if need be.
     pub(crate) fn lock_or_make(&self, slot: u64, budget: &Budget) -> Result<Locked<'_, L>, Full> {
         match self.place(slot) {
