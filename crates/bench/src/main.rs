@@ -7,6 +7,7 @@ mod locks;
 mod nbd;
 mod pages;
 mod perf;
+mod pool;
 mod report;
 mod server;
 mod soak;
@@ -37,6 +38,8 @@ enum Bench {
     Streams(streams::Args),
     /// The entry-lock strategies, alone and contended
     Locks(locks::Args),
+    /// Memory that compressed pages take in the pools and in zram, and the pools' speed
+    Pool(pool::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -47,5 +50,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),
+        Bench::Pool(args) => pool::run(&args),
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, ensure};
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 use pagefold_store::{Store, strategy::EntryLock};
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::load::{Device, Worker};
 
@@ -128,6 +128,22 @@ impl Zram {
         let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
         ensure!(figures.len() >= 3, "mm_stat has no figures: {stat}");
         Ok((figures[1], figures[2]))
+    }
+
+    /// Makes zram forget the slot's page.
+    pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
+        let page = PAGE_SIZE as u64;
+        Ok(rustix::fs::fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            slot * page,
+            page,
+        )?)
+    }
+
+    /// Makes zsmalloc move objects together.
+    pub(crate) fn compact(&self) -> anyhow::Result<()> {
+        set("compact", "1")
     }
 }
 

@@ -1,0 +1,63 @@
+//! `pagefold-bench pool`: the memory that compressed pages take in each pool and in the kernel's zram, after filling,
+//! through churn and after discards; and how fast the pools allocate.
+
+mod memory;
+
+use std::path::PathBuf;
+
+use crate::{pages::gather, report::Figure};
+
+/// Options of `pagefold-bench pool`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages fill the stores; without any, the heap of a python3 that is started for it
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// File whose pages overwrite those of every other; it is overwritten by the first of `--data`
+    #[arg(long)]
+    other: Option<PathBuf>,
+    /// MiB taken of each at most; the store has as many pages
+    #[arg(long, default_value_t = 64)]
+    mib: usize,
+    /// Codecs, by name
+    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd-1")]
+    codecs: Vec<String>,
+    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
+    #[arg(long)]
+    no_zram: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where figures go.
+struct Output {
+    json: bool,
+}
+
+impl Output {
+    fn put(&self, case: &str, subject: &str, metric: &str, value: f64, unit: &str) {
+        if self.json {
+            Figure { bench: "pool", case, subject, metric, value, unit }.print_json();
+        } else {
+            println!("{case:30} {subject:20} {metric:32} {value:14.4} {unit}");
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let output = Output { json: args.json };
+    let pages_max = args.mib << 8;
+    let data = gather(&args.data, pages_max)?;
+    let other = gather(args.other.as_slice(), pages_max)?;
+    for codec in &args.codecs {
+        for (number, first) in data.iter().enumerate() {
+            let second = match other.first() {
+                Some(other) if other.name != first.name => other,
+                _ => &data[(number + 1) % data.len()],
+            };
+            memory::run(&output, codec, first, second, !args.no_zram)?;
+        }
+    }
+    Ok(())
+}
