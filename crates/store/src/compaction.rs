@@ -28,7 +28,6 @@ use pagefold_codec::PAGE_SIZE;
 use crate::{
     entry::Entry,
     lock::EntryLock,
-    mosaic::Mosaic,
     pool::{Goal, Location, Owners, Pool, Pressure},
     streams::Streams,
     table::Table,
@@ -54,13 +53,13 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Core<L: EntryLock> {
     pub(crate) table: Table<L>,
     pub(crate) streams: Streams,
-    pub(crate) pool: Mosaic,
+    pub(crate) pool: Box<dyn Pool>,
     /// Whether the background thread has been told of the pressure.
     told: AtomicBool,
 }
 
 impl<L: EntryLock> Core<L> {
-    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Mosaic) -> Arc<Self> {
+    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>) -> Arc<Self> {
         Arc::new(Self { table, streams, pool, told: AtomicBool::new(false) })
     }
 

@@ -21,10 +21,13 @@ mod budget;
 mod compaction;
 mod counters;
 mod entry;
+#[cfg(all(test, not(loom)))]
+mod faults;
 mod lock;
 #[cfg(all(test, loom))]
 mod models;
 mod mosaic;
+mod pages;
 mod pins;
 mod pool;
 mod region;
@@ -33,7 +36,10 @@ mod store;
 mod streams;
 mod sync;
 mod table;
+mod xcfmalloc;
+mod xvmalloc;
 
+pub use pool::PoolKind;
 pub use pagefold_codec::{PAGE_SIZE, Page};
 pub use stats::Stats;
 pub use store::{Config, Error, NewError, Slot, Status, Store};

@@ -20,6 +20,8 @@
 mod bins;
 mod block;
 mod shard;
+#[cfg(test)]
+mod tests;
 
 use std::{
     io,

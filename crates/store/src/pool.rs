@@ -1,7 +1,49 @@
 //! What a store asks of the memory that holds its objects.
 #![allow(unsafe_code)] // declares methods that trust their caller; has no unsafe block
 
-use crate::budget::Full;
+use std::{io, sync::Arc};
+
+use crate::{
+    budget::{Budget, Full},
+    mosaic::Mosaic,
+    xcfmalloc::Xcfmalloc,
+    xvmalloc::Xvmalloc,
+};
+
+/// What holds a store's objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolKind {
+    /// Objects side by side to the byte, holes used again, memory compacted.
+    #[default]
+    Mosaic,
+    /// The allocator that zram began with: objects within pages. It is here to be compared with.
+    Xvmalloc,
+    /// The allocator that was to replace it in zcache: objects in two pieces over pages. It is here to be compared with.
+    Xcfmalloc,
+}
+
+impl PoolKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Mosaic, Self::Xvmalloc, Self::Xcfmalloc];
+
+    /// The name in tables and benches.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mosaic => "mosaic",
+            Self::Xvmalloc => "xvmalloc",
+            Self::Xcfmalloc => "xcfmalloc",
+        }
+    }
+
+    /// An empty pool for at most `objects` objects at a time, whose owners are below `owners`.
+    pub(crate) fn make(self, objects: u64, owners: u64, budget: Arc<Budget>) -> io::Result<Box<dyn Pool>> {
+        Ok(match self {
+            Self::Mosaic => Box::new(Mosaic::new(objects, owners, budget)?),
+            Self::Xvmalloc => Box::new(Xvmalloc::new(objects, budget)?),
+            Self::Xcfmalloc => Box::new(Xcfmalloc::new(objects, budget)?),
+        })
+    }
+}
 
 /// Where an object lies: a number below 2⁴⁴ that only the pool that gave it understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

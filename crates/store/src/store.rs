@@ -22,8 +22,7 @@ use crate::{
     counters::Counters,
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
-    mosaic::Mosaic,
-    pool::Pool,
+    pool::PoolKind,
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
     table::Table,
@@ -46,11 +45,13 @@ pub struct Config {
     pub memory_limit: u64,
     /// How many compression streams there are and who gets which.
     pub streams: StreamPolicy,
+    /// What holds the objects.
+    pub pool: PoolKind,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { slots: 0, codec: Arc::new(Lz4), memory_limit: u64::MAX, streams: StreamPolicy::default() }
+        Self { slots: 0, codec: Arc::new(Lz4), memory_limit: u64::MAX, streams: StreamPolicy::default(), pool: PoolKind::default() }
     }
 }
 
@@ -144,14 +145,14 @@ impl Store {
 impl<L: EntryLock> Store<L> {
     /// An empty store whose entries are guarded by strategy `L`.
     pub fn with_strategy(config: Config) -> Result<Self, NewError> {
-        let Config { slots, codec, memory_limit, streams } = config;
+        let Config { slots, codec, memory_limit, streams, pool } = config;
         let too_large = |source| NewError::TooLarge { slots, source };
         let budget = Arc::new(Budget::new(memory_limit));
         let streams = Streams::new(codec, streams, L::PINS);
         let counters = Counters::new(streams.len());
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
         let objects = slots.saturating_add((streams.len() + streams.retired_max()) as u64);
-        let pool = Mosaic::new(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
+        let pool = pool.make(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
         let base_bytes = table.root_bytes() + streams.base_bytes() + counters.bytes();
         let needed = base_bytes + pool.account().held_bytes;
@@ -332,6 +333,11 @@ impl<L: EntryLock> Store<L> {
             return Err(format!("slots hold {:?}, the counters say {:?}", fresh.sums(), self.counters.sums()));
         }
         Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     fn check_slot(&self, slot: Slot) -> Result<(), Error> {
