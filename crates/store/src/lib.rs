@@ -27,9 +27,12 @@ mod lock;
 #[cfg(all(test, loom))]
 mod models;
 mod mosaic;
+mod objects;
 mod pages;
 mod pins;
 mod pool;
+#[cfg(all(test, not(loom)))]
+mod pool_tests;
 mod region;
 mod stats;
 mod store;
@@ -39,8 +42,9 @@ mod table;
 mod xcfmalloc;
 mod xvmalloc;
 
-pub use pool::PoolKind;
+pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};
+pub use pool::PoolKind;
 pub use stats::Stats;
 pub use store::{Config, Error, NewError, Slot, Status, Store};
 pub use streams::StreamPolicy;

@@ -20,8 +20,6 @@
 mod bins;
 mod block;
 mod shard;
-#[cfg(test)]
-mod tests;
 
 use std::{
     io,

@@ -51,7 +51,13 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { slots: 0, codec: Arc::new(Lz4), memory_limit: u64::MAX, streams: StreamPolicy::default(), pool: PoolKind::default() }
+        Self {
+            slots: 0,
+            codec: Arc::new(Lz4),
+            memory_limit: u64::MAX,
+            streams: StreamPolicy::default(),
+            pool: PoolKind::default(),
+        }
     }
 }
 

@@ -1,16 +1,26 @@
-//! The pool against a plain map of objects.
+//! Every pool against a plain map of objects; and what the default one promises.
+#![allow(unsafe_code)] // calls the pools as a store does
 
 use std::{
     collections::BTreeMap,
     sync::{
-        RwLock,
-        atomic::{AtomicBool, AtomicU64},
+        Arc, Mutex, MutexGuard, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    thread,
 };
 
 use proptest::prelude::*;
 
-use super::*;
+use crate::{
+    budget::{Budget, Full},
+    pool::{Account, Goal, Location, Owners, Pool, PoolKind, Pressure},
+};
+
+struct Subject {
+    pool: Box<dyn Pool>,
+    budget: Arc<Budget>,
+}
 
 /// Owners as a map; an owner that is held is `None`.
 #[derive(Default)]
@@ -38,11 +48,15 @@ impl Owners for Map {
     fn settle(&self) {}
 }
 
-fn mosaic(limit: u64) -> Mosaic {
+fn subject(kind: PoolKind, limit: u64) -> Subject {
     let budget = Arc::new(Budget::new(limit));
-    let pool = Mosaic::new(100_000, 100_000, Arc::clone(&budget)).expect("address space");
-    budget.take(pool.account().held_bytes).expect("the shards' places");
-    pool
+    let pool = kind.make(100_000, 100_000, Arc::clone(&budget)).expect("address space");
+    budget.take(pool.account().held_bytes).expect("an empty pool is small");
+    Subject { pool, budget }
+}
+
+fn mosaic() -> Box<dyn Pool> {
+    subject(PoolKind::Mosaic, u64::MAX).pool
 }
 
 /// What the object of `owner` holds in its `version`.
@@ -56,7 +70,7 @@ fn content(owner: u64, version: u64, len_bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn store(pool: &Mosaic, map: &Map, owner: u64, version: u64, len_bytes: usize) -> Result<(), Full> {
+fn store(pool: &dyn Pool, map: &Map, owner: u64, version: u64, len_bytes: usize) -> Result<(), Full> {
     let at = pool.alloc(len_bytes, owner)?;
     // SAFETY: just allocated, and not yet in the map.
     unsafe { pool.write(at, &content(owner, version, len_bytes)) };
@@ -68,7 +82,7 @@ fn store(pool: &Mosaic, map: &Map, owner: u64, version: u64, len_bytes: usize) -
     Ok(())
 }
 
-fn discard(pool: &Mosaic, map: &Map, owner: u64) {
+fn discard(pool: &dyn Pool, map: &Map, owner: u64) {
     let old = map.lock().remove(&owner);
     if let Some((at, len_bytes)) = old.flatten() {
         // SAFETY: out of the map, so nobody else uses it.
@@ -76,12 +90,11 @@ fn discard(pool: &Mosaic, map: &Map, owner: u64) {
     }
 }
 
-fn verify(pool: &Mosaic, map: &Map, versions: &BTreeMap<u64, (u64, usize)>) -> Result<(), TestCaseError> {
+fn verify(pool: &dyn Pool, map: &Map, versions: &BTreeMap<u64, (u64, usize)>) -> Result<(), TestCaseError> {
     pool.check().map_err(TestCaseError::fail)?;
     let account = pool.account();
     let sum = account.live_bytes + account.free_bytes + account.tail_bytes + account.index_bytes;
     prop_assert_eq!(sum, account.held_bytes);
-    prop_assert_eq!(account.held_bytes, pool.budget.used());
     for (&owner, &(version, len_bytes)) in versions {
         let Some((at, len)) = map.object(owner) else { return Err(TestCaseError::fail("an object is gone")) };
         prop_assert_eq!(len, len_bytes);
@@ -116,53 +129,62 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    #[test]
-    fn the_pool_is_a_map_of_objects(
-        ops in prop::collection::vec(any_op(), 1..1200),
-        limit in prop_oneof![Just(u64::MAX), 100_000u64..700_000],
-    ) {
-        let (pool, map, mut versions) = (mosaic(limit), Map::default(), BTreeMap::new());
-        for (version, op) in (1..).zip(&ops) {
-            match *op {
-                Op::Store(owner, len_bytes) => {
-                    if store(&pool, &map, owner, version, len_bytes).is_ok() {
-                        versions.insert(owner, (version, len_bytes));
-                    } else {
-                        prop_assert!(limit != u64::MAX);
-                    }
+fn run(kind: PoolKind, ops: &[Op], limit: u64) -> Result<(), TestCaseError> {
+    let Subject { pool, budget } = subject(kind, limit);
+    let (map, mut versions) = (Map::default(), BTreeMap::new());
+    for (version, op) in (1..).zip(ops) {
+        match *op {
+            Op::Store(owner, len_bytes) => {
+                if store(&*pool, &map, owner, version, len_bytes).is_ok() {
+                    versions.insert(owner, (version, len_bytes));
+                } else {
+                    prop_assert!(limit != u64::MAX);
                 }
-                Op::Discard(owner) => {
-                    discard(&pool, &map, owner);
+            }
+            Op::Discard(owner) => {
+                discard(&*pool, &map, owner);
+                versions.remove(&owner);
+            }
+            Op::DiscardMany(from, to) => {
+                for owner in from..to {
+                    discard(&*pool, &map, owner);
                     versions.remove(&owner);
                 }
-                Op::DiscardMany(from, to) => {
-                    for owner in from..to {
-                        discard(&pool, &map, owner);
-                        versions.remove(&owner);
-                    }
-                }
-                Op::Compact(objects) => _ = pool.compact(&map, Goal::Densest, objects),
             }
-            if version % 64 == 0 {
-                verify(&pool, &map, &versions)?;
-            }
+            Op::Compact(objects) => _ = pool.compact(&map, Goal::Densest, objects),
         }
-        verify(&pool, &map, &versions)?;
-        for owner in 0..300 {
-            discard(&pool, &map, owner);
+        if version % 64 == 0 {
+            verify(&*pool, &map, &versions)?;
+            prop_assert_eq!(pool.account().held_bytes, budget.used());
         }
-        let empty = pool.account();
-        prop_assert_eq!((empty.live_bytes, empty.free_bytes, empty.tail_bytes), (0, 0, 0));
+    }
+    verify(&*pool, &map, &versions)?;
+    for owner in 0..400 {
+        discard(&*pool, &map, owner);
+    }
+    let empty = pool.account();
+    prop_assert_eq!((empty.live_bytes, empty.free_bytes, empty.tail_bytes), (0, 0, 0));
+    prop_assert_eq!(empty.held_bytes, budget.used());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn a_pool_is_a_map_of_objects(
+        kind in prop::sample::select(&PoolKind::ALL[..]),
+        ops in prop::collection::vec(any_op(), 1..1000),
+        limit in prop_oneof![Just(u64::MAX), 100_000u64..700_000],
+    ) {
+        run(kind, &ops, limit)?;
     }
 }
 
 #[test]
 fn objects_fill_what_they_fit_in_to_the_byte() {
-    let (pool, map) = (mosaic(u64::MAX), Map::default());
+    let (pool, map) = (mosaic(), Map::default());
     for owner in 0..10_000 {
-        store(&pool, &map, owner, 0, 1000 + (owner % 97) as usize).expect("no limit");
+        store(&*pool, &map, owner, 0, 1000 + (owner % 97) as usize).expect("no limit");
     }
     let Account { live_bytes, held_bytes, .. } = pool.account();
     let objects: u64 = (0..10_000).map(|owner| 1000 + owner % 97).sum();
@@ -174,19 +196,19 @@ fn objects_fill_what_they_fit_in_to_the_byte() {
 
 #[test]
 fn other_lengths_find_room_among_the_old_ones() {
-    let (pool, map) = (mosaic(u64::MAX), Map::default());
+    let (pool, map) = (mosaic(), Map::default());
     for owner in 0..10_000 {
-        store(&pool, &map, owner, 0, 700 + (owner * 7919 % 700) as usize).expect("no limit");
+        store(&*pool, &map, owner, 0, 700 + (owner * 7919 % 700) as usize).expect("no limit");
     }
     let before = pool.account();
     for owner in (0..10_000).step_by(2) {
-        discard(&pool, &map, owner);
+        discard(&*pool, &map, owner);
     }
     // Each is longer than any hole that one object leaves.
     let mut freed = before.live_bytes - pool.account().live_bytes;
     let mut owner = 20_000;
     while freed > 100_000 {
-        store(&pool, &map, owner, 0, 2200).expect("no limit");
+        store(&*pool, &map, owner, 0, 2200).expect("no limit");
         freed = freed.saturating_sub(2200);
         owner += 1;
     }
@@ -197,12 +219,12 @@ fn other_lengths_find_room_among_the_old_ones() {
 
 #[test]
 fn compaction_gives_memory_back() {
-    let (pool, map) = (mosaic(u64::MAX), Map::default());
+    let (pool, map) = (mosaic(), Map::default());
     for owner in 0..20_000 {
-        store(&pool, &map, owner, 0, 500 + (owner % 1000) as usize).expect("no limit");
+        store(&*pool, &map, owner, 0, 500 + (owner % 1000) as usize).expect("no limit");
     }
     for owner in (0..20_000).filter(|owner| owner % 10 != 3) {
-        discard(&pool, &map, owner);
+        discard(&*pool, &map, owner);
     }
     assert_eq!(pool.pressure(), Pressure::Hard);
     while pool.compact(&map, Goal::Relief, 100) {}
@@ -210,19 +232,19 @@ fn compaction_gives_memory_back() {
     let Account { held_bytes, live_bytes, .. } = pool.account();
     assert!(held_bytes < live_bytes * 5 / 4, "{:?}", pool.account());
     let versions = (0..20_000).filter(|owner| owner % 10 == 3);
-    verify(&pool, &map, &versions.map(|owner| (owner, (0, 500 + (owner % 1000) as usize))).collect())
+    verify(&*pool, &map, &versions.map(|owner| (owner, (0, 500 + (owner % 1000) as usize))).collect())
         .expect("unchanged");
 }
 
 #[test]
 fn objects_move_while_they_are_read_and_replaced() {
     const OWNERS: u64 = 1500;
-    let (pool, map, stop) = (mosaic(u64::MAX), Map::default(), AtomicBool::new(false));
+    let (pool, map, stop) = (mosaic(), Map::default(), AtomicBool::new(false));
     let versions: Vec<RwLock<(u64, usize)>> = (0..OWNERS).map(|_| RwLock::new((0, 0))).collect();
     let moved = AtomicU64::new(0);
     thread::scope(|scope| {
         for thread in 0..2 {
-            let (pool, map, stop, versions) = (&pool, &map, &stop, &versions);
+            let (pool, map, stop, versions) = (&*pool, &map, &stop, &versions);
             scope.spawn(move || {
                 for turn in 0..40_000u64 {
                     let owner = (turn * 2_654_435_761 >> 7) % (OWNERS / 2) * 2 + thread;
@@ -234,7 +256,7 @@ fn objects_move_while_they_are_read_and_replaced() {
             });
         }
         for _ in 0..2 {
-            let (pool, map, stop, moved) = (&pool, &map, &stop, &moved);
+            let (pool, map, stop, moved) = (&*pool, &map, &stop, &moved);
             scope.spawn(move || {
                 while !stop.load(Relaxed) {
                     pool.compact(map, Goal::Densest, 64);
@@ -245,5 +267,5 @@ fn objects_move_while_they_are_read_and_replaced() {
     });
     assert!(moved.into_inner() > 0);
     let versions = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].read().expect("nobody panics")));
-    verify(&pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
+    verify(&*pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
 }
