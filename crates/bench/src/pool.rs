@@ -2,8 +2,12 @@
 //! through churn and after discards; and how fast the pools allocate.
 
 mod memory;
+mod speed;
 
-use std::path::PathBuf;
+use std::{num::NonZero, path::PathBuf, thread};
+
+use clap::ValueEnum;
+use pagefold_codec::by_name;
 
 use crate::{pages::gather, report::Figure};
 
@@ -22,12 +26,24 @@ pub(crate) struct Args {
     /// Codecs, by name
     #[arg(long, value_delimiter = ',', default_value = "lz4,zstd-1")]
     codecs: Vec<String>,
+    /// What is measured
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    parts: Vec<Part>,
     /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
     #[arg(long)]
     no_zram: bool,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Memory spent after filling, through churn and after discards
+    Memory,
+    /// Speed of allocating and freeing
+    Speed,
 }
 
 /// Where figures go.
@@ -50,13 +66,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let pages_max = args.mib << 8;
     let data = gather(&args.data, pages_max)?;
     let other = gather(args.other.as_slice(), pages_max)?;
+    let mut threads = vec![1, thread::available_parallelism().map_or(1, NonZero::get)];
+    threads.dedup();
     for codec in &args.codecs {
         for (number, first) in data.iter().enumerate() {
             let second = match other.first() {
                 Some(other) if other.name != first.name => other,
                 _ => &data[(number + 1) % data.len()],
             };
-            memory::run(&output, codec, first, second, !args.no_zram)?;
+            if args.parts.contains(&Part::Memory) {
+                memory::run(&output, codec, first, second, !args.no_zram)?;
+            }
+            if args.parts.contains(&Part::Speed) {
+                speed::run(&output, &*by_name(codec)?, first, &threads)?;
+            }
         }
     }
     Ok(())
