@@ -1,7 +1,9 @@
 //! `pagefold-bench pool`: the memory that compressed pages take in each pool and in the kernel's zram, after filling,
 //! through churn and after discards; and how fast the pools allocate.
 
+mod experiment;
 mod memory;
+mod small;
 mod speed;
 
 use std::{num::NonZero, path::PathBuf, thread};
@@ -44,6 +46,10 @@ enum Part {
     Memory,
     /// Speed of allocating and freeing
     Speed,
+    /// A thousand small stores
+    Small,
+    /// The experiment that xcfmalloc was proposed with
+    Experiment,
 }
 
 /// Where figures go.
@@ -65,7 +71,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output { json: args.json };
     let pages_max = args.mib << 8;
     let data = gather(&args.data, pages_max)?;
-    let other = gather(args.other.as_slice(), pages_max)?;
+    let other = if args.other.is_some() { gather(args.other.as_slice(), pages_max)? } else { Vec::new() };
     let mut threads = vec![1, thread::available_parallelism().map_or(1, NonZero::get)];
     threads.dedup();
     for codec in &args.codecs {
@@ -80,7 +86,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             if args.parts.contains(&Part::Speed) {
                 speed::run(&output, &*by_name(codec)?, first, &threads)?;
             }
+            if args.parts.contains(&Part::Small) && number == 0 {
+                small::run(&output, codec, first)?;
+            }
         }
+    }
+    if args.parts.contains(&Part::Experiment) {
+        experiment::run(&output, !args.no_zram)?;
     }
     Ok(())
 }

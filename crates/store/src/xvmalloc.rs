@@ -134,8 +134,9 @@ impl Inner {
 
     fn alloc(&mut self, len_bytes: usize) -> Result<usize, Full> {
         if is_page(len_bytes) {
+            let at = self.pages.take()?;
             self.live_bytes += PAGE_SIZE as u64;
-            return self.pages.take();
+            return Ok(at);
         }
         let need = block_len(len_bytes);
         let (at, len) = match self.find(need) {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context;
 use pagefold_codec::{PAGE_SIZE, by_name};
-use pagefold_store::{Config, Store};
+use pagefold_store::{Config, PoolKind, Store};
 
 use super::Output;
 use crate::{
@@ -20,6 +20,9 @@ use crate::{
 
 /// Times that every page is overwritten with pages of the other kind.
 const OTHER_PASSES: usize = 3;
+
+/// Reads that are timed while nothing is written.
+const QUIET_READS: usize = 50_000;
 
 /// How long the store is left alone after discards.
 const IDLE: Duration = Duration::from_secs(1);
@@ -87,7 +90,7 @@ pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zra
     let slots = first.pages.len() as u64;
     let before = resident_bytes()?;
     let store = Store::new(Config { slots, codec: by_name(codec)?, ..Config::default() })?;
-    measure(output, &case, "default", &store, first, second, Some(before))?;
+    measure(output, &case, PoolKind::Mosaic.name(), &store, first, second, Some(before))?;
     store.check().map_err(anyhow::Error::msg)?;
     drop(store);
     if zram && codec == "lz4" {
@@ -120,9 +123,10 @@ fn measure(
     if let Some(before) = resident_before {
         put("rss_bytes", resident_bytes()?.saturating_sub(before) as f64, "bytes");
     }
-    let (p99, max) = latencies(holder, slots as u64, &AtomicBool::new(false), 200_000)?;
-    put("read_p99_ns", p99, "ns");
-    put("read_max_ns", max, "ns");
+    let quiet = latencies(holder, slots as u64, &AtomicBool::new(false), QUIET_READS)?;
+    put("read_p99_ns", quiet.p99, "ns");
+    put("read_max_ns", quiet.max, "ns");
+    put("read_max_running_ns", quiet.max_running, "ns");
 
     let stop = AtomicBool::new(false);
     let (worst, time, read) = thread::scope(|scope| {
@@ -134,8 +138,9 @@ fn measure(
         anyhow::Ok((worst, time, read))
     })?;
     put("spent_worst_ratio", worst, "x");
-    put("read_p99_compacting_ns", read.0, "ns");
-    put("read_max_compacting_ns", read.1, "ns");
+    put("read_p99_compacting_ns", read.p99, "ns");
+    put("read_max_compacting_ns", read.max, "ns");
+    put("read_max_running_compacting_ns", read.max_running, "ns");
     put("churn_us_per_write", time.as_secs_f64() * 1e6 / ((OTHER_PASSES + 1) * slots) as f64, "us");
     put("spent_churned_ratio", ratio()?, "x");
     let start = Instant::now();
@@ -185,25 +190,45 @@ fn churn(
     Ok((worst, time))
 }
 
-/// The 99th percentile and the longest of reads of random slots, in nanoseconds: `count` of them, or until `stop`.
-fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<(f64, f64)> {
+/// How long reads took, in nanoseconds.
+struct Latencies {
+    p99: f64,
+    max: f64,
+    /// The longest in which the kernel did not give the CPU to another thread.
+    max_running: f64,
+}
+
+/// Times reads of random slots: `count` of them, or until `stop`.
+fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<Latencies> {
     let mut reader = holder.device().worker(2)?;
     let mut page = crate::pages::Pages::new(1);
     let mut random = Random::new(7);
-    let mut times = Vec::new();
+    let (mut times, mut max_running) = (Vec::new(), 0);
     while times.len() < count && !stop.load(Relaxed) {
+        let preempted = preemptions()?;
         let start = Instant::now();
         reader.read(random.below(slots), page.as_mut())?;
-        times.push(start.elapsed().as_nanos() as u64);
+        let time = start.elapsed().as_nanos() as u64;
+        times.push(time);
+        if time > max_running && preempted == preemptions()? {
+            max_running = time;
+        }
     }
     times.sort_unstable();
     let at =
         |share: f64| times.get((times.len() as f64 * share) as usize).or(times.last()).map_or(0.0, |&ns| ns as f64);
-    Ok((at(0.99), at(1.0)))
+    Ok(Latencies { p99: at(0.99), max: at(1.0), max_running: max_running as f64 })
+}
+
+/// How often the kernel has given this thread's CPU to another while it wanted to run.
+fn preemptions() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/thread-self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    Ok(line.context("status has no count of switches")?.trim().parse()?)
 }
 
 /// Bytes of this process's memory that are resident.
-fn resident_bytes() -> anyhow::Result<u64> {
+pub(super) fn resident_bytes() -> anyhow::Result<u64> {
     let statm = fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = statm.split_whitespace().nth(1).context("statm has no second field")?.parse()?;
     Ok(pages * PAGE_SIZE as u64)
