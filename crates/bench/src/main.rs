@@ -1,11 +1,19 @@
 //! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
 
 mod codec;
+mod device;
+mod load;
+mod locks;
 mod nbd;
+mod pages;
+mod perf;
+mod pool;
 mod report;
 mod same_filled;
 mod server;
 mod soak;
+mod streams;
+mod subjects;
 mod synthetic;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +41,14 @@ enum Bench {
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
     Soak(soak::Args),
+    /// The store against the kernel's zram and against the bare codec
+    Device(device::Args),
+    /// The stream policies under one to ten jobs
+    Streams(streams::Args),
+    /// The entry-lock strategies, alone and contended
+    Locks(locks::Args),
+    /// Memory that compressed pages take in the pools and in zram, and the pools' speed
+    Pool(pool::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -47,5 +63,9 @@ fn main() -> anyhow::Result<()> {
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
+        Bench::Device(args) => device::run(&args),
+        Bench::Streams(args) => streams::run(&args),
+        Bench::Locks(args) => locks::run(&args),
+        Bench::Pool(args) => pool::run(&args),
     }
 }
