@@ -2,8 +2,8 @@
 
 mod corpus;
 mod files;
-mod gather;
-mod heap;
+pub(crate) mod gather;
+pub(crate) mod heap;
 mod measure;
 mod peer;
 mod subject;
