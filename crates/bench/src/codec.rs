@@ -2,8 +2,8 @@
 
 mod corpus;
 mod files;
-mod gather;
-mod heap;
+pub(crate) mod gather;
+pub(crate) mod heap;
 pub(crate) mod in_place;
 pub(crate) mod instructions;
 mod measure;

@@ -17,7 +17,7 @@ use crate::{
 /// Options of `pagefold-bench device`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are stored; without any, the heap of a python3 that is started for it
+    /// Files whose pages are stored; without any, heaps of programs that are started for it
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
     /// MiB taken of each at most

@@ -247,7 +247,7 @@ fn objects_move_while_they_are_read_and_replaced() {
             let (pool, map, stop, versions) = (&*pool, &map, &stop, &versions);
             scope.spawn(move || {
                 for turn in 0..40_000u64 {
-                    let owner = (turn * 2_654_435_761 >> 7) % (OWNERS / 2) * 2 + thread;
+                    let owner = ((turn * 2_654_435_761) >> 7) % (OWNERS / 2) * 2 + thread;
                     let len_bytes = 1 + (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize % 3000;
                     store(pool, map, owner, turn, len_bytes).expect("no limit");
                     *versions[owner as usize].write().expect("nobody panics") = (turn, len_bytes);
