@@ -13,7 +13,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{
             AtomicBool,
             Ordering::{AcqRel, Release},
@@ -56,11 +56,13 @@ pub(crate) struct Core<L: EntryLock> {
     pub(crate) pool: Box<dyn Pool>,
     /// Whether the background thread has been told of the pressure.
     told: AtomicBool,
+    /// Held by the background thread while it moves objects.
+    turning: Mutex<()>,
 }
 
 impl<L: EntryLock> Core<L> {
     pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>) -> Arc<Self> {
-        Arc::new(Self { table, streams, pool, told: AtomicBool::new(false) })
+        Arc::new(Self { table, streams, pool, told: AtomicBool::new(false), turning: Mutex::new(()) })
     }
 
     /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
@@ -91,6 +93,11 @@ impl<L: EntryLock> Core<L> {
     #[cold]
     pub(crate) fn make_room(&self) {
         self.pool.compact(self, Goal::Densest, LAST_RESORT_OBJECTS);
+    }
+
+    /// Keeps the background thread from moving objects of this store while the guard lives.
+    pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
+        self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves objects until nothing more can be given back that way.
@@ -150,6 +157,7 @@ trait Compact: Send + Sync {
 impl<L: EntryLock> Compact for Core<L> {
     fn turn(&self) -> bool {
         self.told.store(false, Release);
+        let _turning = self.pause();
         if self.pool.compact(self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }

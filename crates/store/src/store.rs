@@ -325,6 +325,7 @@ impl<L: EntryLock> Store<L> {
 
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.
     pub fn check(&self) -> Result<(), String> {
+        let _paused = self.core.pause();
         self.core.pool.check()?;
         let stats = self.stats();
         let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes;
