@@ -195,6 +195,7 @@ impl Mosaic {
         let mut found = [Resident::default(); BATCH];
         loop {
             let mut shard = part.lock();
+            shard.free_delayed(&part.blocks);
             if !wants(&shard, goal) {
                 return false;
             }
@@ -225,9 +226,12 @@ impl Mosaic {
 
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
     fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
-        if part.lock().is_empty(emptying) || emptying.passes == 2 {
+        let mut shard = part.lock();
+        shard.free_delayed(&part.blocks);
+        if shard.is_empty(emptying) || emptying.passes == 2 {
             return false;
         }
+        drop(shard);
         owners.settle();
         emptying.passes += 1;
         emptying.cursor = 0;
@@ -262,10 +266,7 @@ impl Pool for Mosaic {
             return Ok(at);
         }
         for (_, part) in self.parts() {
-            let mut shard = part.lock();
-            while let Some(emptying) = shard.paused.pop() {
-                shard.end_emptying(&part.blocks, emptying);
-            }
+            part.lock().settle(&part.blocks);
         }
         self.alloc_anywhere(len_bytes, owner)
     }
@@ -291,7 +292,7 @@ impl Pool for Mosaic {
     unsafe fn free(&self, at: Location, _len_bytes: usize) {
         let (part, body) = self.find(at);
         let mut shard = part.lock();
-        shard.free(&part.blocks, body - part.blocks.header_bytes());
+        shard.free_soon(&part.blocks, body - part.blocks.header_bytes());
         let pressure = pressure(&shard) as u8;
         drop(shard);
         if pressure > self.pressure.load(Relaxed) {
@@ -302,7 +303,8 @@ impl Pool for Mosaic {
     fn account(&self) -> Account {
         let mut sum = Account { index_bytes: size_of_val(&*self.shards) as u64, ..Account::default() };
         for (_, part) in self.parts() {
-            let shard = part.lock();
+            let mut shard = part.lock();
+            shard.free_delayed(&part.blocks);
             sum.live_bytes += shard.live_bytes;
             sum.free_bytes += shard.free_bytes;
             sum.tail_bytes += shard.held_bytes - shard.live_bytes - shard.free_bytes;
@@ -333,9 +335,7 @@ impl Pool for Mosaic {
     fn check(&self) -> Result<(), String> {
         for (number, part) in self.parts() {
             let mut shard = part.lock();
-            while let Some(emptying) = shard.paused.pop() {
-                shard.end_emptying(&part.blocks, emptying);
-            }
+            shard.settle(&part.blocks);
             shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
         }
         Ok(())

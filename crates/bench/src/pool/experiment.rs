@@ -96,10 +96,12 @@ fn fill(text: &mut Page, vocabulary: &[Vec<u8>], new_words: u64, seed: u64) {
     let mut random = Random::new(seed);
     let mut at = 0;
     while at < PAGE_SIZE {
+        // The same random numbers whatever `new_words` is, so that more of them never make a page shorter.
         let known = &vocabulary[random.below(vocabulary.len() as u64) as usize];
-        let word = if random.below(1000) < new_words { word(&mut random) } else { known.clone() };
-        for byte in word.into_iter().chain([b' ']).take(PAGE_SIZE - at) {
-            text[at] = byte;
+        let new = word(&mut random);
+        let word = if random.below(1000) < new_words { &new } else { known };
+        for byte in word.iter().chain(b" ").take(PAGE_SIZE - at) {
+            text[at] = *byte;
             at += 1;
         }
     }

@@ -180,6 +180,11 @@ impl Blocks {
         self.store(at + 9, prev);
     }
 
+    /// Has a block's front in the cache soon.
+    pub(super) fn prefetch(&self, at: u32) {
+        self.region.prefetch(at as usize);
+    }
+
     /// Gives the memory of whole pages back.
     pub(super) fn give_back(&self, at: u32, len: u32) {
         // SAFETY: see above `impl`; the shard has made no block of the range.

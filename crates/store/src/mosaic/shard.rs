@@ -35,6 +35,11 @@ const LARGE: usize = 32;
 const PIECE_MIN: u32 = 64;
 const PIECE_PART: u32 = 4;
 
+/// An object is freed this many frees later than asked for: its header is fetched into the cache at once, and its
+/// neighbours' after half of them. In a shard that fits in the cache nothing is delayed.
+const DELAYED: usize = 16;
+const DELAY_FROM: u64 = 1 << 20;
+
 /// How many segments room is made for at a time in the table of segments.
 const SEGMENTS_STEP: usize = 64;
 
@@ -69,6 +74,9 @@ pub(super) struct Shard {
     pub(super) held_bytes: u64,
     pub(super) live_bytes: u64,
     pub(super) free_bytes: u64,
+    /// Objects to be freed, the oldest at `delayed_at`; `NIL` where there is none. They count as live.
+    delayed: [u32; DELAYED],
+    delayed_at: usize,
     /// Segments whose emptying was begun and is nobody's at the moment.
     pub(super) paused: Vec<Emptying>,
     budget: Arc<Budget>,
@@ -111,6 +119,8 @@ impl Shard {
             held_bytes: 0,
             live_bytes: 0,
             free_bytes: 0,
+            delayed: [NIL; DELAYED],
+            delayed_at: 0,
             paused: Vec::new(),
             budget,
         })
@@ -278,6 +288,39 @@ impl Shard {
         self.spare = number;
     }
 
+    /// Gives an object's blocks back, sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
+    pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
+        if self.live_bytes < DELAY_FROM {
+            self.free(blocks, at);
+            return;
+        }
+        blocks.prefetch(at);
+        let half = self.delayed[(self.delayed_at + DELAYED / 2) % DELAYED];
+        if half != NIL {
+            blocks.prefetch(half + blocks.len(half));
+            if blocks.kind(half) == Kind::First {
+                blocks.prefetch(blocks.link(half));
+            }
+            if blocks.prev_free(half) {
+                blocks.prefetch(half - blocks.len_before(half));
+            }
+        }
+        let oldest = std::mem::replace(&mut self.delayed[self.delayed_at], at);
+        self.delayed_at = (self.delayed_at + 1) % DELAYED;
+        if oldest != NIL {
+            self.free(blocks, oldest);
+        }
+    }
+
+    /// Frees every object whose freeing was delayed.
+    pub(super) fn free_delayed(&mut self, blocks: &Blocks) {
+        for at in std::mem::replace(&mut self.delayed, [NIL; DELAYED]) {
+            if at != NIL {
+                self.free(blocks, at);
+            }
+        }
+    }
+
     /// Gives an object's blocks back.
     pub(super) fn free(&mut self, blocks: &Blocks, at: u32) {
         if blocks.kind(at) == Kind::First {
@@ -387,6 +430,14 @@ impl Shard {
         });
         if let Some((start, len)) = run {
             self.bins.insert(blocks, start, len);
+        }
+    }
+
+    /// Finishes what was put off: every freed object is free, and no segment is being emptied.
+    pub(super) fn settle(&mut self, blocks: &Blocks) {
+        self.free_delayed(blocks);
+        while let Some(emptying) = self.paused.pop() {
+            self.end_emptying(blocks, emptying);
         }
     }
 
