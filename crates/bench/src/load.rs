@@ -66,8 +66,8 @@ impl Done {
     }
 }
 
-/// Runs `job` on `threads` threads at once, from a common start to the end of the last. The threads take turns over the
-/// CPUs and stay on theirs: left alone, two threads of a short pass often share a CPU.
+/// Runs `job` on `threads` threads at once, from a common start to the end of the last. Threads that can be shared out
+/// evenly over the CPUs are, and stay there: left alone, two threads of a short pass often share a CPU.
 pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
     if threads == 1 {
         let mut worker = device.worker(0)?;
@@ -78,9 +78,11 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
     let barrier = Barrier::new(threads);
     let cpus = allowed_cpus()?;
     let run = |number: usize| {
-        let mut cpu = CpuSet::new();
-        cpu.set(cpus[number % cpus.len()]);
-        sched_setaffinity(None, &cpu)?;
+        if threads.is_multiple_of(cpus.len()) {
+            let mut cpu = CpuSet::new();
+            cpu.set(cpus[number % cpus.len()]);
+            sched_setaffinity(None, &cpu)?;
+        }
         let worker = device.worker(number);
         barrier.wait();
         let start = Instant::now();
