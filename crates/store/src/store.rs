@@ -130,6 +130,9 @@ pub struct Store<L: EntryLock = Hazard> {
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
+    /// Room that only those may use who replace an object with one that is no longer: so a full store can still be
+    /// written over. Each holder of a stream needs room for its new object before its old one is free.
+    reserve_bytes: u64,
 }
 
 impl<L: EntryLock> fmt::Debug for Store<L> {
@@ -163,7 +166,8 @@ impl<L: EntryLock> Store<L> {
         let base_bytes = table.root_bytes() + streams.base_bytes() + counters.bytes();
         let needed = base_bytes + pool.account().held_bytes;
         budget.take(needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
-        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes })
+        let reserve_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).min(memory_limit / 16);
+        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes, reserve_bytes })
     }
 
     /// How many slots there are.
@@ -223,7 +227,8 @@ impl<L: EntryLock> Store<L> {
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
         let mut taken = self.core.streams.take(0, &self.budget)?;
-        let new = self.build(slot, taken.parts().0, Source::Given(page))?;
+        let replaced_bytes = object_bytes(self.core.table.peek(slot));
+        let new = self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?;
         let locked = match self.core.table.lock_or_make(slot, &self.budget) {
             Ok(locked) => locked,
             Err(full) => {
@@ -256,7 +261,7 @@ impl<L: EntryLock> Store<L> {
             entry => self.copy_plain(entry, page),
         }
         change(page);
-        let new = self.build(slot, working, Source::Assembled)?;
+        let new = self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?;
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -362,8 +367,15 @@ impl<L: EntryLock> Store<L> {
         }
     }
 
-    /// Makes the slot's new entry, and the object if it needs one, for the page of `source`.
-    fn build(&self, slot: Slot, working: &mut Working, source: Source<'_>) -> Result<Entry, Full> {
+    /// Makes the slot's new entry, and the object if it needs one, for the page of `source`. `replaced_bytes` is the
+    /// length of the object that it will replace.
+    fn build(
+        &self,
+        slot: Slot,
+        working: &mut Working,
+        source: Source<'_>,
+        replaced_bytes: usize,
+    ) -> Result<Entry, Full> {
         let Working { stream, object, page: assembled, .. } = working;
         let page = match source {
             Source::Given(page) => page,
@@ -374,14 +386,20 @@ impl<L: EntryLock> Store<L> {
         }
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
-        let at = match self.core.pool.alloc(len_bytes, slot) {
+        let alloc = || {
+            if len_bytes > replaced_bytes && self.is_tight() && !self.has_room_beyond_reserve(len_bytes) {
+                return Err(Full);
+            }
+            self.core.pool.alloc(len_bytes, slot)
+        };
+        let at = match alloc() {
             Ok(at) => at,
             Err(Full) => {
                 // Objects kept for readers may be all that is missing.
                 self.core.streams.release_all(Some(working), |word| self.core.free(Entry::decode(word)));
-                self.core.pool.alloc(len_bytes, slot).or_else(|Full| {
+                alloc().or_else(|Full| {
                     self.core.make_room();
-                    self.core.pool.alloc(len_bytes, slot)
+                    alloc()
                 })?
             }
         };
@@ -396,12 +414,26 @@ impl<L: EntryLock> Store<L> {
         Ok(if compressed.is_some() { Entry::Object { codec, len_bytes, at } } else { Entry::Raw { at } })
     }
 
+    /// Whether the limit is so near that the reserve matters.
+    fn is_tight(&self) -> bool {
+        self.budget.limit() - self.budget.used() < 2 * self.reserve_bytes
+    }
+
+    /// Whether an object of `len_bytes` leaves the reserve alone: room in the pool, or that the pool may still take.
+    fn has_room_beyond_reserve(&self, len_bytes: usize) -> bool {
+        let account = self.core.pool.account();
+        let left = self.budget.limit() - self.budget.used();
+        left + account.free_bytes + account.tail_bytes >= self.reserve_bytes + len_bytes as u64
+    }
+
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.
     fn retire(&self, taken: &mut Taken<'_>, old: Entry, new: Entry) {
         self.counters.replaced_by_holder(taken.number(), old, new);
         match old {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
-                self.core.streams.retire(taken.parts().0, old.encode(), |word| self.core.free(Entry::decode(word)));
+                let keep = !self.is_tight();
+                let free = |word| self.core.free(Entry::decode(word));
+                self.core.streams.retire(taken.parts().0, old.encode(), keep, free);
             }
             _ => self.core.free(old),
         }
@@ -414,6 +446,15 @@ impl<L: EntryLock> Store<L> {
         }
         self.core.free(old);
         self.core.relieve();
+    }
+}
+
+/// The length of the object that an entry names, 0 if it names none.
+fn object_bytes(entry: Entry) -> usize {
+    match entry {
+        Entry::Empty | Entry::Same(_) => 0,
+        Entry::Object { len_bytes, .. } => len_bytes,
+        Entry::Raw { .. } => PAGE_SIZE,
     }
 }
 

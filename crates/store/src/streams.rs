@@ -290,10 +290,10 @@ impl Streams {
     }
 
     /// Keeps the object of `word`, which was swapped out of its entry, until no pin names it; passes the words of objects
-    /// whose time has come to `free`.
-    pub(crate) fn retire(&self, working: &mut Working, word: u64, free: impl FnMut(u64)) {
+    /// whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
+    pub(crate) fn retire(&self, working: &mut Working, word: u64, keep: bool, free: impl FnMut(u64)) {
         working.retired.push(word);
-        if working.retired.len() >= RETIRED_BATCH {
+        if !keep || working.retired.len() >= RETIRED_BATCH {
             self.pins.release(&mut working.retired, free);
         }
     }
@@ -411,8 +411,8 @@ mod tests {
         let reader = streams.take(77, &budget).expect("no limit");
         let mut writer = streams.take(0, &budget).expect("no limit");
         let mut freed = Vec::new();
-        streams.retire(writer.parts().0, 77, |word| freed.push(word));
-        streams.retire(writer.parts().0, 78, |word| freed.push(word));
+        streams.retire(writer.parts().0, 77, true, |word| freed.push(word));
+        streams.retire(writer.parts().0, 78, true, |word| freed.push(word));
         streams.release_all(Some(writer.parts().0), |word| freed.push(word));
         assert_eq!(freed, [78]);
         drop(reader);
