@@ -9,7 +9,7 @@ use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, trained};
 
 /// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the highest.
 pub fn names() -> Vec<String> {
-    let mut names = Vec::new();
+    let mut names = vec!["lz4-dict".to_owned()];
     for &name in NAMES {
         match name.strip_suffix("-LEVEL") {
             Some("zstd") => names.extend(["zstd--7", "zstd-1", "zstd-22", "zstd-1-dict"].map(str::to_owned)),

@@ -184,3 +184,21 @@ fn a_page_of_noise_takes_the_worst_case_and_no_more() {
         assert_eq!(stream(codec).compress(&page, &mut [0; PAGE_SIZE]), None);
     }
 }
+
+/// What costs most beside its bytes: 19 literals, whose length takes two bytes, before a match of 4 that takes three.
+#[test]
+fn the_costliest_page_stays_within_the_bound() {
+    let mut state = 7u64;
+    let mut page = [0; PAGE_SIZE];
+    for at in 0..PAGE_SIZE {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Far enough back for the longer form.
+        let repeats = at >= 2300 && at % 23 >= 19;
+        page[at] = if repeats { page[at - 2300] } else { (state >> 56) as u8 };
+    }
+    for codec in [Lzo::PLAIN, Lzo::RUNS] {
+        let object = compressed(codec, &page);
+        assert!(object.len() < PAGE_SIZE + PAGE_SIZE / 16, "{} bytes", object.len());
+        assert_eq!(decompressed(codec, &object), Ok(page));
+    }
+}
