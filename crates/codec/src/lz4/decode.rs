@@ -25,7 +25,7 @@ use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, load16, wild_copy16},
+    mem::{copy, load16, wild_copy},
 };
 
 use super::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near};
@@ -187,11 +187,10 @@ impl Decoder {
             } else {
                 let more = length(&mut ip, self.input_end)?;
                 literals += more;
-                if literals + QUICK_INPUT > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op)
-                {
+                if literals + 32 > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op) {
                     return None;
                 }
-                wild_copy16(ip, op, literals);
+                wild_copy::<32>(ip, op, literals);
             }
             ip = ip.add(literals);
             op = op.add(literals);

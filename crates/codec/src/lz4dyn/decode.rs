@@ -16,7 +16,7 @@
 use crate::{
     Corrupt,
     lz4::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near},
-    mem::{copy, load16, wild_copy16},
+    mem::{copy, load16, wild_copy},
 };
 
 const MIN_MATCH: usize = 3;
@@ -140,7 +140,7 @@ impl Decoder {
                 let more = length(&mut ip, self.input_end)?;
                 literals += more;
             }
-            if literals + 16 > self.input_end.addr() - ip.addr()
+            if literals + 32 > self.input_end.addr() - ip.addr()
                 || literals + len + OVERSHOOT > self.output_end.addr() - op.addr()
             {
                 return None;
@@ -149,8 +149,12 @@ impl Decoder {
             if offset == 0 || offset > match_at.addr() - self.output_start.addr() {
                 return None;
             }
-            wild_copy16(ip, op, literals);
-            if len < 15 + MIN_MATCH {
+            if token < 0xF0 {
+                copy::<16>(ip, op);
+            } else {
+                wild_copy::<32>(ip, op, literals);
+            }
+            if token & 15 < 15 {
                 short_match(match_at, offset);
             } else {
                 long_match(match_at, offset, len);
