@@ -66,11 +66,24 @@ struct Decoder {
     long: usize,
 }
 
+/// Whether a sequence with this token has length bytes: one look-up is cheaper than two comparisons.
+const LENGTH_BYTES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut token = 0;
+    while token < 256 {
+        table[token] = token >> 4 == 15 || token & 15 == 15;
+        token += 1;
+    }
+    table
+};
+
+/// The bits of an offset of one byte and of two, once the bit that is not part of it is shifted out.
+const OFFSET_MASKS: [u16; 2] = [0x7F, 0x7FFF];
+
 /// The offset that stands in the low byte of `bits`, or, if `long` is 1, in both.
 #[inline(always)]
 fn offset(bits: u16, long: usize) -> usize {
-    let mask = if long == 0 { 0x7F } else { 0x7FFF };
-    usize::from(bits >> 1 & mask)
+    usize::from(bits >> 1 & OFFSET_MASKS[long & 1])
 }
 
 impl Decoder {
@@ -89,7 +102,7 @@ impl Decoder {
             // anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
                 let token = usize::from(*ip);
-                if token >= 0xF0 || token & 15 == 15 {
+                if LENGTH_BYTES[token] {
                     let Some(next) = self.long_sequence(ip, op, long) else { break };
                     (ip, op, long) = next;
                     continue;
