@@ -22,7 +22,7 @@
 use std::{hint::select_unpredictable, marker::PhantomData};
 
 use super::{format::Format, table::Table};
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy16};
+use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy};
 
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
@@ -57,7 +57,7 @@ pub(crate) fn encode<F: Format, T: Table>(
     let mut anchor = 0;
     if input.len() > F::LAST_START {
         // SAFETY: `input` has more than `LAST_START` bytes.
-        anchor = unsafe { sequences(table, input, &mut writer, fit) }?;
+        (writer, anchor) = unsafe { sequences(table, input, writer, fit) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
@@ -97,9 +97,9 @@ fn most_literals(room: usize) -> Option<usize> {
 unsafe fn sequences<F: Format, T: Table>(
     table: &mut T,
     input: &[u8],
-    writer: &mut Writer<F>,
+    mut writer: Writer<F>,
     fit: Fit,
-) -> Option<usize> {
+) -> Option<(Writer<F>, usize)> {
     // Positions run from the table's `first` on; `s.add(position)` is the byte there.
     let first = table.begin(input.len());
     let s = input.as_ptr().wrapping_sub(first);
@@ -112,7 +112,21 @@ unsafe fn sequences<F: Format, T: Table>(
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
         let mut start = first + 1;
-        while let Some((at, seen)) = find(table, s, start, last_start) {
+        loop {
+            let (at, seen, back);
+            let bytes = load64(s.add(start));
+            let hash = T::hash(bytes);
+            let last_seen = table.get(hash, start);
+            table.set(hash, start);
+            if load32(s.add(last_seen)) == bytes as u32 {
+                (at, seen) = (start, last_seen);
+                // One literal, if it is the block's first byte.
+                back = 0;
+            } else {
+                let Some(found) = find(table, s, start + 1, last_start) else { break };
+                (at, seen) = found;
+                back = common_suffix(s, first, anchor, at, seen);
+            }
             let far = at + FAR <= end;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
             let forward = if far {
@@ -123,7 +137,6 @@ unsafe fn sequences<F: Format, T: Table>(
             } else {
                 common_prefix(forward_at, forward_seen, s.add(match_end))
             };
-            let back = common_suffix(s, first, anchor, at, seen);
             let literals = at - back - anchor;
             let code = back + FOUND + forward - F::MIN_MATCH;
             let offset = at - seen;
@@ -131,9 +144,11 @@ unsafe fn sequences<F: Format, T: Table>(
             if far && writer.at + literals + (literals >> 7) + (code >> 7) + SLACK <= writer.cap {
                 writer.sequence(s.add(anchor), literals, offset, code);
             } else {
-                match writer.careful(fit, s.add(anchor), literals, offset, code) {
+                let written;
+                (writer, written) = writer.careful(fit, s.add(anchor), literals, offset, code);
+                match written {
                     Written::Whole => {}
-                    Written::Cut { code } => return Some(at - back + F::MIN_MATCH + code - first),
+                    Written::Cut { code } => return Some((writer, at - back + F::MIN_MATCH + code - first)),
                     Written::Nothing if fit == Fit::Front => break,
                     Written::Nothing => return None,
                 }
@@ -146,7 +161,7 @@ unsafe fn sequences<F: Format, T: Table>(
             table.set(T::hash(load64(s.add(next - 2))), next - 2);
         }
     }
-    Some(anchor - first)
+    Some((writer, anchor - first))
 }
 
 /// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and returns both. The table then
@@ -156,17 +171,22 @@ unsafe fn sequences<F: Format, T: Table>(
 /// 8 bytes can be read from any position up to `last_start`, and all the table returns.
 #[inline(always)]
 unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: usize) -> Option<(usize, usize)> {
-    const PAIRS: usize = 32;
+    const PAIRS: usize = 24;
+    const SINGLES: usize = 8;
     // SAFETY: `at <= last_start`, or `at < last_start` where the next byte's position is tried too.
     unsafe {
-        let bytes = load64(s.add(start));
-        let hash = T::hash(bytes);
-        let seen = table.get(hash, start);
-        table.set(hash, start);
-        if load32(s.add(seen)) == bytes as u32 {
-            return Some((start, seen));
+        let mut at = start;
+        let singles_end = last_start.min(start + SINGLES);
+        while at < singles_end {
+            let bytes = load64(s.add(at));
+            let hash = T::hash(bytes);
+            let seen = table.get(hash, at);
+            table.set(hash, at);
+            if load32(s.add(seen)) == bytes as u32 {
+                return Some((at, seen));
+            }
+            at += 1;
         }
-        let mut at = start + 1;
         let pairs_end = last_start.min(at + 2 * PAIRS);
         while at < pairs_end {
             let (bytes, next_bytes) = (load64(s.add(at)), load64(s.add(at + 1)));
@@ -223,6 +243,7 @@ unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, se
 }
 
 /// The output. `at <= cap` always.
+#[derive(Clone, Copy)]
 struct Writer<F> {
     format: PhantomData<F>,
     /// Where the last offset began; in a block that has none, where the first will.
@@ -263,7 +284,7 @@ impl<F: Format> Writer<F> {
                 copy::<16>(literals, self.out.add(self.at));
             } else {
                 self.length(len - 15);
-                wild_copy16(literals, self.out.add(self.at), len);
+                wild_copy::<16>(literals, self.out.add(self.at), len);
             }
             self.at += len;
             if !F::DYNAMIC {
@@ -282,7 +303,14 @@ impl<F: Format> Writer<F> {
     /// `len` bytes can be read from `literals`.
     #[cold]
     #[inline(never)]
-    unsafe fn careful(&mut self, fit: Fit, literals: *const u8, len: usize, offset: usize, code: usize) -> Written {
+    unsafe fn careful(
+        mut self,
+        fit: Fit,
+        literals: *const u8,
+        len: usize,
+        offset: usize,
+        code: usize,
+    ) -> (Self, Written) {
         let start = self.at + 1 + length_bytes(len) + len + self.offset_bytes(self.at, offset);
         let fits = |code: usize| {
             let last = F::LAST_LITERALS.max(F::LAST_START.saturating_sub(code + F::MIN_MATCH));
@@ -293,18 +321,18 @@ impl<F: Format> Writer<F> {
         let mut code = code;
         if !fits(code) {
             if fit == Fit::All {
-                return Written::Nothing;
+                return (self, Written::Nothing);
             }
             let length_room = self.cap.saturating_sub(start + 1 + F::LAST_LITERALS);
             code = code.min(14 + 255 * length_room);
             if !fits(code) {
-                return Written::Nothing;
+                return (self, Written::Nothing);
             }
             written = Written::Cut { code };
         }
         // SAFETY: the caller's, and all bytes were counted above.
         unsafe { self.exact(literals, len, Some((offset, code))) };
-        written
+        (self, written)
     }
 
     /// Writes a token, `len` literals and, unless they are the block's last, a match.

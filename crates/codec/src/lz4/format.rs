@@ -1,7 +1,7 @@
 //! What LZ4 and its variant with dynamic offsets differ in.
 
 /// A format of blocks: sequences of a token, literals, offset and match.
-pub(crate) trait Format {
+pub(crate) trait Format: Copy {
     /// Bytes of the shortest match that can be written.
     const MIN_MATCH: usize;
 
@@ -16,6 +16,7 @@ pub(crate) trait Format {
 }
 
 /// LZ4's block format.
+#[derive(Clone, Copy)]
 pub(crate) struct Plain;
 
 impl Format for Plain {
@@ -26,6 +27,7 @@ impl Format for Plain {
 }
 
 /// LZ4 with dynamic offsets, of up to 32 KiB, which is also the longest input; see `docs/lz4dyn.md`.
+#[derive(Clone, Copy)]
 pub(crate) struct Dynamic;
 
 impl Format for Dynamic {

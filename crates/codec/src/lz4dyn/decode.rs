@@ -16,7 +16,7 @@
 use crate::{
     Corrupt,
     lz4::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near},
-    mem::{copy, load16, wild_copy16},
+    mem::{copy, load16, wild_copy},
 };
 
 const MIN_MATCH: usize = 3;
@@ -66,11 +66,24 @@ struct Decoder {
     long: usize,
 }
 
+/// Whether a sequence with this token has length bytes: one look-up is cheaper than two comparisons.
+const LENGTH_BYTES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut token = 0;
+    while token < 256 {
+        table[token] = token >> 4 == 15 || token & 15 == 15;
+        token += 1;
+    }
+    table
+};
+
+/// The bits of an offset of one byte and of two, once the bit that is not part of it is shifted out.
+const OFFSET_MASKS: [u16; 2] = [0x7F, 0x7FFF];
+
 /// The offset that stands in the low byte of `bits`, or, if `long` is 1, in both.
 #[inline(always)]
 fn offset(bits: u16, long: usize) -> usize {
-    let mask = if long == 0 { 0x7F } else { 0x7FFF };
-    usize::from(bits >> 1 & mask)
+    usize::from(bits >> 1 & OFFSET_MASKS[long & 1])
 }
 
 impl Decoder {
@@ -89,7 +102,7 @@ impl Decoder {
             // anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
                 let token = usize::from(*ip);
-                if token >= 0xF0 || token & 15 == 15 {
+                if LENGTH_BYTES[token] {
                     let Some(next) = self.long_sequence(ip, op, long) else { break };
                     (ip, op, long) = next;
                     continue;
@@ -140,7 +153,7 @@ impl Decoder {
                 let more = length(&mut ip, self.input_end)?;
                 literals += more;
             }
-            if literals + 16 > self.input_end.addr() - ip.addr()
+            if literals + 32 > self.input_end.addr() - ip.addr()
                 || literals + len + OVERSHOOT > self.output_end.addr() - op.addr()
             {
                 return None;
@@ -149,8 +162,12 @@ impl Decoder {
             if offset == 0 || offset > match_at.addr() - self.output_start.addr() {
                 return None;
             }
-            wild_copy16(ip, op, literals);
-            if len < 15 + MIN_MATCH {
+            if token < 0xF0 {
+                copy::<16>(ip, op);
+            } else {
+                wild_copy::<32>(ip, op, literals);
+            }
+            if token & 15 < 15 {
                 short_match(match_at, offset);
             } else {
                 long_match(match_at, offset, len);
