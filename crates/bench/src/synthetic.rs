@@ -61,12 +61,15 @@ pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
         .collect()
 }
 
+/// Makes the next page of a kind.
+pub(crate) type Maker = fn(&mut Random) -> Page;
+
 /// The kinds of page that stand for data everyone has, without being anyone's.
-pub(crate) const KINDS: &[(&str, fn(&mut Random) -> Page)] =
+pub(crate) const KINDS: &[(&str, Maker)] =
     &[("text", text), ("heap", heap), ("binary", binary), ("records", records), ("random", random)];
 
 /// `count` pages of a kind of [`KINDS`]; another `seed`, other pages of the same kind.
-pub(crate) fn of_kind(make: fn(&mut Random) -> Page, seed: u64, count: usize) -> Vec<Page> {
+pub(crate) fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
     let mut random = Random::new(seed);
     (0..count).map(|_| make(&mut random)).collect()
 }
@@ -140,7 +143,7 @@ fn binary(random: &mut Random) -> Page {
             4 => bytes.extend([0x74 | random.below(2) as u8, short]),
             5 => bytes.extend([0x48, 0x8d, 0x05 | register << 3, random.next() as u8, random.below(64) as u8, 0, 0]),
             6 => bytes.extend([0x0f, 0xb6, 0x40 | register, short]),
-            7 => bytes.extend([0x48, 0x85, 0xc0 | register * 9]),
+            7 => bytes.extend([0x48, 0x85, 0xc0 | (register * 9)]),
             _ => bytes.extend([0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, short]),
         }
     })
