@@ -23,7 +23,7 @@ pub fn names() -> Vec<String> {
 /// The codec that `PAGEFOLD_CODEC` names, its tables trained on pages made here.
 pub static CODEC: LazyLock<Arc<dyn Codec>> = LazyLock::new(|| {
     let name = std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz");
-    let pages: Vec<Page> = (0..128).map(sample_page).collect();
+    let pages: Vec<Page> = (0..64).map(sample_page).collect();
     let sample: Vec<&Page> = pages.iter().collect();
     trained(&name, &sample).expect("a name of a codec")
 });

@@ -61,15 +61,15 @@ pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
         .collect()
 }
 
-/// Makes one page of a kind.
-pub(crate) type MakePage = fn(&mut Random) -> Page;
+/// Makes the next page of a kind.
+pub(crate) type Maker = fn(&mut Random) -> Page;
 
 /// The kinds of page that stand for data everyone has, without being anyone's.
-pub(crate) const KINDS: &[(&str, MakePage)] =
+pub(crate) const KINDS: &[(&str, Maker)] =
     &[("text", text), ("heap", heap), ("binary", binary), ("records", records), ("random", random)];
 
 /// `count` pages of a kind of [`KINDS`]; another `seed`, other pages of the same kind.
-pub(crate) fn of_kind(make: MakePage, seed: u64, count: usize) -> Vec<Page> {
+pub(crate) fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
     let mut random = Random::new(seed);
     (0..count).map(|_| make(&mut random)).collect()
 }

@@ -187,8 +187,7 @@ impl Decoder {
             if self.op == self.output_end {
                 return Ok(());
             }
-            let left = self.input_end.offset_from_unsigned(self.ip);
-            if left < 2 + self.long {
+            if self.input_end.offset_from_unsigned(self.ip) < 2 + self.long {
                 return Err(TRUNCATED);
             }
             let token = usize::from(*self.ip);
@@ -210,7 +209,9 @@ impl Decoder {
             if literals > self.output_end.offset_from_unsigned(self.op) {
                 return Err(TOO_LONG);
             }
-            if literals <= 16 && left >= 20 && self.output_end.offset_from_unsigned(self.op) >= 16 {
+            let wild = self.input_end.offset_from_unsigned(self.ip) >= 16
+                && self.output_end.offset_from_unsigned(self.op) >= 16;
+            if literals <= 16 && wild {
                 copy::<16>(self.ip, self.op);
             } else {
                 self.op.copy_from_nonoverlapping(self.ip, literals);
