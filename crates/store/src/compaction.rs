@@ -2,12 +2,12 @@
 //!
 //! | pressure | free bytes of a shard             | who empties segments                                        |
 //! |----------|-----------------------------------|-------------------------------------------------------------|
-//! | none     | ≤ 1/20 of the live ones + 64 KiB  | nobody                                                      |
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                                      |
 //! | soft     | above                             | one thread for all stores of the process, made when needed  |
-//! | hard     | > 1/14 of the live ones + 128 KiB | that thread, and each writer [`HELP_OBJECTS`] a write       |
+//! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
 //!
-//! They stop at 1/25. An object moves while its entry is held, for the time of a copy: a reader never waits for more, and
-//! with the default strategy not even for that.
+//! They stop at 1/30 + 16 KiB. An object moves while its entry is held, for the time of a copy: a reader never waits for
+//! more, and with the default strategy not even for that.
 #![allow(unsafe_code)] // frees objects that are in no entry
 
 use std::{
@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Objects that a writer moves when the pressure is hard.
-const HELP_OBJECTS: usize = 8;
+const HELP_OBJECTS: usize = 24;
 
 /// Objects that a writer moves at most when there is no room for its own.
 const LAST_RESORT_OBJECTS: usize = 256;
@@ -157,10 +157,11 @@ trait Compact: Send + Sync {
 impl<L: EntryLock> Compact for Core<L> {
     fn turn(&self) -> bool {
         self.told.store(false, Release);
-        let _turning = self.pause();
+        let turning = self.pause();
         if self.pool.compact(self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }
+        drop(turning);
         if self.pool.pressure() > Pressure::None {
             thread::sleep(PAUSE);
         }

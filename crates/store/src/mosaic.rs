@@ -88,9 +88,9 @@ impl Part {
 fn pressure(shard: &Shard) -> Pressure {
     let Shard { live_bytes, free_bytes, .. } = *shard;
     let segment = u64::from(SEGMENT);
-    if free_bytes <= live_bytes / 20 + segment {
+    if free_bytes <= live_bytes / 24 + segment / 2 {
         Pressure::None
-    } else if free_bytes <= live_bytes / 14 + 2 * segment {
+    } else if free_bytes <= live_bytes / 18 + segment {
         Pressure::Soft
     } else {
         Pressure::Hard
@@ -99,8 +99,8 @@ fn pressure(shard: &Shard) -> Pressure {
 
 fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
-        Goal::Relief => shard.live_bytes / 25 + u64::from(SEGMENT),
-        Goal::Densest => u64::from(SEGMENT),
+        Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
+        Goal::Densest => u64::from(SEGMENT) / 4,
     };
     shard.free_bytes > enough
 }

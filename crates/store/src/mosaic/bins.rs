@@ -14,7 +14,7 @@ const WORDS: usize = BINS / 64;
 const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= super::SEGMENT);
 
 /// How many blocks of the bin that may hold blocks too short are tried.
-const TRIES: usize = 4;
+const TRIES: usize = 1;
 
 #[derive(Debug)]
 pub(super) struct Bins {
