@@ -4,4 +4,5 @@ mod history;
 mod limit;
 mod model;
 mod pages;
+mod stress;
 mod threads;
