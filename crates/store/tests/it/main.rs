@@ -5,4 +5,5 @@ mod history;
 mod limit;
 mod model;
 mod pages;
+mod stress;
 mod threads;
