@@ -27,7 +27,7 @@ pub const MAX_REPLIES: usize = 10_000;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection.
-    #[error("cannot connect to {address}: {source}")]
+    #[error("cannot connect to {address}")]
     Connect {
         /// Where.
         address: String,
@@ -38,8 +38,11 @@ pub enum ClientError {
     #[error("the server does not answer in time")]
     Timeout,
     /// The connection broke.
-    #[error("the connection broke: {0}")]
-    Io(io::Error),
+    #[error("the connection broke")]
+    Io(#[source] io::Error),
+    /// The server closed the connection before it said anything.
+    #[error("the server closed the connection at once: it may have reached its limit on connections")]
+    ClosedAtOnce,
     /// What answers does not follow the protocol.
     #[error("this is not an NBD server, or it breaks the protocol: {0}")]
     Protocol(&'static str),
