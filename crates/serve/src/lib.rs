@@ -26,8 +26,10 @@ mod request;
 mod server;
 mod transport;
 
+mod uri;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
 pub use server::{Builder, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
+pub use uri::unix_uri;
