@@ -74,31 +74,9 @@ impl Listener {
         Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
     }
 
-    /// The sockets that the service manager passed with `LISTEN_FDS`.
-    pub(crate) fn activation() -> Result<Vec<Self>, Error> {
-        let mut passed = listenfd::ListenFd::from_env();
-        if passed.len() == 0 {
-            return Err(Error::NoActivation);
-        }
-        (0..passed.len())
-            .map(|index| {
-                let failed = |source| Error::Activation { index, source };
-                match passed.take_tcp_listener(index) {
-                    Ok(Some(listener)) => {
-                        listener.set_nonblocking(true).map_err(failed)?;
-                        let address = listener.local_addr().map_err(failed)?;
-                        Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
-                    }
-                    Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
-                    Err(_) => {
-                        let listener = passed.take_unix_listener(index).map_err(failed)?;
-                        let listener = listener.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-                        listener.set_nonblocking(true).map_err(failed)?;
-                        Ok(Self { fd: listener.into(), tcp: None, file: None })
-                    }
-                }
-            })
-            .collect()
+    /// Takes over a socket that listens already; nothing is done to its file.
+    pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>) -> Self {
+        Self { file: None, fd, tcp }
     }
 
     /// The TCP address, with the port that was chosen.

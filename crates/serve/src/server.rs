@@ -17,7 +17,7 @@ use std::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::{
-    Error, Export, Exports, Limits,
+    Error, Export, Exports, Limits, activation,
     connection::{Connection, spawn},
     listen::Listener,
     negotiate::negotiate,
@@ -84,7 +84,7 @@ impl Builder {
             listeners.push(Listener::tcp(address)?);
         }
         if self.activation {
-            listeners.extend(Listener::activation()?);
+            listeners.extend(activation::listeners()?);
         }
         if listeners.is_empty() {
             return Err(Error::NoListener);
@@ -170,6 +170,12 @@ impl Server {
     /// A server to be made.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Whether a service manager passed sockets to this process, for [`Builder::activation`] to take. Variables that
+    /// were meant for another process, or are empty, do not count.
+    pub fn is_activated() -> bool {
+        activation::is_for_us()
     }
 
     /// What stops this server.
