@@ -1,6 +1,6 @@
 use std::{
     os::unix::net::{UnixListener, UnixStream},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
@@ -90,6 +90,43 @@ fn an_address_in_use_is_a_clear_error_and_stays_in_use() {
     let address = first.tcp_addresses().next().unwrap();
     let error = Server::builder().export(export()).tcp(address).bind().unwrap_err();
     assert!(matches!(error, Error::AddressInUse(found) if found == address), "{error}");
+}
+
+#[test]
+fn of_many_servers_that_start_on_one_stale_socket_one_wins() {
+    const STARTS: usize = 4;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    for round in 0..500 {
+        drop(UnixListener::bind(&path).unwrap());
+        let start = Barrier::new(STARTS);
+        let ends: Vec<Result<Server, Error>> = std::thread::scope(|scope| {
+            let start_one = || {
+                start.wait();
+                bind(&path)
+            };
+            let starts: Vec<_> = (0..STARTS).map(|_| scope.spawn(start_one)).collect();
+            starts.into_iter().map(|start| start.join().unwrap()).collect()
+        });
+        let (winners, losers): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
+        assert_eq!(winners.len(), 1, "round {round}: {losers:?}");
+        for loser in losers {
+            assert!(matches!(loser, Err(Error::PathInUse(_))), "round {round}: {loser:?}");
+        }
+        UnixStream::connect(&path).unwrap();
+        drop(winners);
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_directory_that_stays_locked_holds_up_nobody_for_ever() {
+    use rustix::fs::{FlockOperation, flock};
+    let directory = tempfile::tempdir().unwrap();
+    let held = std::fs::File::open(directory.path()).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let error = bind(&directory.path().join("nbd.sock")).unwrap_err();
+    assert!(matches!(error, Error::Unix { .. }), "{error:?}");
 }
 
 #[test]
