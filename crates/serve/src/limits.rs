@@ -16,8 +16,8 @@ pub struct Limits {
     pub memory_per_connection_bytes: usize,
     /// Within this time a peer has to choose an export.
     pub handshake_timeout: Duration,
-    /// A peer that stops in the middle of a request, or does not read its replies, is dropped after this time. Between
-    /// requests it may be silent for ever.
+    /// A peer that stops in the middle of a request, or does not read its replies, is dropped after this time. For all of
+    /// a message it has this time and one second for each 64 KiB. Between requests it may be silent for ever.
     pub io_timeout: Duration,
     /// When the server stops, connections that are not done by then are closed.
     pub stop_grace: Duration,

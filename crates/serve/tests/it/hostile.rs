@@ -60,6 +60,44 @@ fn a_large_payload_that_stops_is_dropped() {
 }
 
 #[test]
+fn a_peer_that_dribbles_a_request_is_dropped() {
+    let slow = Arc::new(Ram { may_block: true, ..Ram::new(64 << 10) });
+    // By the leader, by a follower, and with a payload that is dropped because the write is refused.
+    for (device, offset) in [(Ram::shared(64 << 10), 0), (slow, 4096), (Ram::shared(64 << 10), 1 << 30)] {
+        let server = Running::limited(device, quick());
+        let mut raw = server.simple();
+        let mut message =
+            Request { flags: 0, kind: command::WRITE, cookie: 1, offset, len_bytes: 8192 }.encode().to_vec();
+        message.resize(message.len() + 8192, 5);
+        let start = Instant::now();
+        for byte in message.chunks(1) {
+            if std::io::Write::write_all(&mut raw.stream, byte).is_err() {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "still served");
+            std::thread::sleep(IO / 10);
+        }
+        assert!(start.elapsed() >= IO);
+        server.assert_alive();
+    }
+}
+
+#[test]
+fn a_reply_that_stays_half_read_is_given_up_after_one_timeout() {
+    let io_timeout = Duration::from_secs(2);
+    let server = Running::limited(Ram::shared(64 << 20), Limits { io_timeout, ..Limits::default() });
+    let mut raw = server.simple();
+    let start = Instant::now();
+    raw.request(command::READ, 0, 1, 0, 32 << 20);
+    raw.bytes(100);
+    while server.handle.connections() != 0 {
+        assert!(start.elapsed() < io_timeout * 2, "the timeout began anew after a part was sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(start.elapsed() >= io_timeout);
+}
+
+#[test]
 fn a_disconnect_in_the_middle_of_a_write_leaves_the_page_old_or_new_and_others_served() {
     let device = Ram::shared(1 << 20);
     device.bytes.lock().unwrap().fill(7);
