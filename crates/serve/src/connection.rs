@@ -33,7 +33,7 @@ use pagefold_disk::BlockDevice;
 use crate::{
     Limits,
     negotiate::{Ended, Session},
-    pool::{Lent, Pool},
+    pool::{Budget, Lent, Pool},
     protocol::{CHUNK_HEADER_BYTES, REQUEST_BYTES, Request, command, command_flag},
     request::{MAX_EXTENTS, REPLY_OVERHEAD_BYTES, Replies, check, reply_bytes},
     transport::{Deadline, Transport},
@@ -153,6 +153,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         session: Session,
         limits: Limits,
         stopping: Arc<AtomicBool>,
+        budget: Arc<Budget>,
         guard: G,
     ) -> Result<(), Ended> {
         let output = Replies::new(MmapMut::map_anon(OUTPUT_BYTES)?);
@@ -162,7 +163,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             session,
             limits,
             stopping,
-            pool: Pool::new(limits.memory_per_connection_bytes.max(Limits::LEAST_MEMORY_BYTES)),
+            pool: Pool::new(Limits::OWN_MEMORY_BYTES, limits.memory_per_connection_bytes, budget),
             roles: Mutex::new(Roles { free: Some(leader), idle: 0, threads: 1, ended: false }),
             lead_is_free: Condvar::new(),
             sending: Mutex::new(()),

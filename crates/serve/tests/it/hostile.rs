@@ -186,6 +186,30 @@ fn the_memory_of_a_connection_is_bounded_by_waiting() {
 }
 
 #[test]
+fn connections_that_spend_the_servers_memory_hold_up_no_other() {
+    // Nothing beyond each connection's own share.
+    let limits = Limits { memory_bytes: 0, ..Limits::default() };
+    let device = Ram::shared(33 << 20);
+    let server = Running::limited(Arc::clone(&device) as _, limits);
+    let mut unread: Vec<_> = (0..3).map(|_| server.simple()).collect();
+    for raw in &mut unread {
+        // The first is being sent, and its memory is held, because nobody reads it.
+        for cookie in 0..3 {
+            raw.request(command::READ, 0, cookie, 1, 20 << 20);
+        }
+        raw.bytes(1);
+    }
+    let mut other = server.simple();
+    for cookie in 0..3 {
+        other.request(command::READ, 0, cookie, 1, 20 << 20);
+        assert_eq!(other.simple_reply(), (0, cookie));
+        other.bytes(20 << 20);
+    }
+    // Three for those that do not read, one for each of the other's: no connection had two at a time, though three fit in its limit.
+    assert_eq!(device.total_reads.load(Ordering::SeqCst), 6);
+}
+
+#[test]
 fn a_device_that_panics_costs_only_the_connection() {
     let server = Running::of(Arc::new(Ram { panics: true, ..Ram::new(1 << 20) }));
     let mut other = server.simple();
