@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -19,9 +19,11 @@ use crate::{
 /// Options of `pagefold-bench soak`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Four fio connections write and read their own quarters of a disk at random and verify each block (crc32c). The memory
-limit is below what the disk would need, so that writes fail with ENOSPC all along; fio counts those and goes on. Fails if
-a block is lost, or if the process takes more than BASE + 1.03 x what `stat` says is spent.")]
+Half of the disk is written, and then the other half with noise until the memory limit is met. From there on the disk is
+full: four fio connections write and read their own quarters of the first half at random and verify each block that was
+accepted (crc32c). A block that needs more room than the one it replaces may be refused with ENOSPC. Fails if a block is
+lost, if a round has more than half of its writes refused or the limit is not met, or if the process takes more than BASE
++ 1.03 x what `stat` says is spent.")]
 pub(crate) struct Args {
     /// Seconds
     #[arg(long, default_value_t = 600)]
@@ -30,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 512)]
     mib: u64,
     /// Memory limit in MiB
-    #[arg(long, default_value_t = 192)]
+    #[arg(long, default_value_t = 256)]
     limit_mib: u64,
     /// The pagefold program; by default the one beside this program
     #[arg(long)]
@@ -50,47 +52,42 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let pagefold = pagefold(args.pagefold.as_deref())?;
     let (size, limit) = (format!("{}M", args.mib), format!("{}M", args.limit_mib));
     let server = Server::pagefold(&pagefold, &["--size", &size, "--memory-limit", &limit])?;
+    let half = args.mib / 2;
+    let quarter = half / CONNECTIONS;
+    let fill = Job { rw: "write", offset_mib: 0, size_mib: half, jobs: 1, percent: 60, seed: 0 };
+    let ballast = Job { offset_mib: half, percent: 0, ..fill };
+    let mut totals = run_job(&fio, &server, &fill, &mut || Ok(()))?;
+    ensure!(totals.refused == 0.0, "half of the disk does not fit the memory limit: choose a higher one");
+    totals = run_job(&fio, &server, &ballast, &mut || Ok(()))?;
+    ensure!(totals.refused > 0.0, "the memory limit was not met: choose a lower one");
+
+    totals = Totals::default();
+    let (mut worst_excess, mut last, mut rounds) = (f64::MIN, (0.0, 0.0), 0);
     let deadline = Instant::now() + Duration::from_secs(args.seconds);
-    let (mut worst_excess, mut blocks, mut refused, mut rounds) = (f64::MIN, 0.0, 0.0, 0u64);
-    let mut last = (0.0, 0.0);
     while Instant::now() < deadline {
         rounds += 1;
-        let report = server.folder().join("fio.json");
-        let mut child = Command::new(&fio)
-            .current_dir(server.folder())
-            .args(["--name=soak", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
-            .args(["--rw=randrw", "--rwmixread=40", "--bs=4k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"])
-            .args(["--verify_backlog=4096", "--buffer_compress_percentage=60", "--refill_buffers"])
-            .args(["--ignore_error=,ENOSPC", "--error_dump=0"])
-            .arg(format!("--randseed={rounds}"))
-            .arg(format!("--numjobs={CONNECTIONS}"))
-            .arg(format!("--size={}M", args.mib / CONNECTIONS))
-            .arg(format!("--offset_increment={}M", args.mib / CONNECTIONS))
-            .arg(format!("--uri={}", server.uri("")))
-            .arg(format!("--output={}", report.display()))
-            .stderr(Stdio::inherit())
-            .spawn()
-            .context("cannot start fio")?;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            thread::sleep(Duration::from_millis(200));
+        let job = Job { rw: "randrw", offset_mib: 0, size_mib: quarter, jobs: CONNECTIONS, percent: 60, seed: rounds };
+        let round = run_job(&fio, &server, &job, &mut || {
             let (rss, spent) = (server.rss_bytes()?, spent_bytes(&pagefold, &server)?);
             worst_excess = worst_excess.max(rss - spent * 1.03);
             last = (rss, spent);
-        };
-        ensure!(status.success(), "fio failed in round {rounds}: {status}; see its messages above");
-        let text = fs::read_to_string(&report).context("fio left no report")?;
-        let fio: Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report")?;
-        let job = &fio["jobs"][0];
-        blocks += job["read"]["total_ios"].as_f64().context("fio's report lacks a figure")?;
-        refused += job["total_err"].as_f64().unwrap_or(0.0);
+            Ok(())
+        })?;
+        ensure!(
+            round.refused < round.accepted,
+            "round {rounds}: {} writes were refused, {} accepted",
+            round.refused,
+            round.accepted
+        );
+        totals.accepted += round.accepted;
+        totals.refused += round.refused;
+        totals.read += round.read;
     }
     let figures = [
         ("rounds", rounds as f64, "rounds"),
-        ("blocks_read_and_verified", blocks, "blocks"),
-        ("writes_refused", refused, "writes"),
+        ("writes_accepted_and_verified", totals.accepted, "writes"),
+        ("writes_refused", totals.refused, "writes"),
+        ("reads", totals.read, "reads"),
         ("rss_bytes", last.0, "bytes"),
         ("spent_bytes", last.1, "bytes"),
         ("worst_rss_over_103_percent_of_spent", worst_excess, "bytes"),
@@ -105,11 +102,75 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     ensure!(worst_excess <= BASE_BYTES, "the process took {worst_excess:.0} bytes more than 1.03 x what is spent");
-    ensure!(refused > 0.0, "the memory limit was never reached: choose a lower one");
     Ok(())
 }
 
-fn spent_bytes(pagefold: &PathBuf, server: &Server) -> anyhow::Result<f64> {
+/// A fio job on the disk, every written block verified.
+struct Job {
+    rw: &'static str,
+    offset_mib: u64,
+    /// Of each connection, one after the other.
+    size_mib: u64,
+    jobs: u64,
+    /// How much of a block is compressible.
+    percent: u64,
+    seed: u64,
+}
+
+#[derive(Default)]
+struct Totals {
+    accepted: f64,
+    refused: f64,
+    read: f64,
+}
+
+/// Runs the job, with `look` now and then meanwhile.
+fn run_job(
+    fio: &Path,
+    server: &Server,
+    job: &Job,
+    look: &mut dyn FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Totals> {
+    let report = server.folder().join("fio.json");
+    let mut child = Command::new(fio)
+        .current_dir(server.folder())
+        .args(["--name=soak", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
+        .args(["--rwmixread=40", "--bs=4k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--refill_buffers"])
+        // Without a backlog, fio 3.33 expects the seeds of refused blocks.
+        .args(["--verify_backlog=4096", "--ignore_error=,ENOSPC", "--error_dump=0"])
+        .arg(format!("--rw={}", job.rw))
+        .arg(format!("--buffer_compress_percentage={}", job.percent))
+        .arg(format!("--randseed={}", job.seed))
+        .arg(format!("--numjobs={}", job.jobs))
+        .arg(format!("--offset={}M", job.offset_mib))
+        .arg(format!("--size={}M", job.size_mib))
+        .arg(format!("--offset_increment={}M", job.size_mib))
+        .arg(format!("--uri={}", server.uri("")))
+        .arg(format!("--output={}", report.display()))
+        .stderr(Stdio::inherit())
+        .spawn()
+        .context("cannot start fio")?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(200));
+        look()?;
+    };
+    ensure!(status.success(), "fio failed: {status}; see its messages above");
+    let text = fs::read_to_string(&report).context("fio left no report")?;
+    let fio: Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report")?;
+    let job = &fio["jobs"][0];
+    let count = |value: &Value| value.as_f64().context("fio's report lacks a figure");
+    let refused = count(&job["total_err"])?;
+    Ok(Totals {
+        accepted: count(&job["write"]["total_ios"])? - refused,
+        refused,
+        read: count(&job["read"]["total_ios"])?,
+    })
+}
+
+fn spent_bytes(pagefold: &Path, server: &Server) -> anyhow::Result<f64> {
     let output = Command::new(pagefold).args(["stat", "--json", "--unix"]).arg(server.socket()).output()?;
     ensure!(output.status.success(), "stat failed: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
