@@ -22,7 +22,7 @@
 //! 4. [`fast`] copies 16 bytes of each match before it looks at the length, or 32 where the object's header says that
 //!    it pays: a branch on the length is mispredicted where lengths vary, but bytes copied for nothing are loads that
 //!    wait for stores where offsets are short (+4 %).
-#![allow(unsafe_code)] // A bounds check for each of the copies would double the work of a token.
+#![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
 
 use core::hint::select_unpredictable;
 
