@@ -19,6 +19,8 @@ pub enum CodecId {
     Zstd = 1,
     /// LZ4 with dynamic offsets; see `docs/lz4dyn.md`.
     Lz4Dyn = 2,
+    /// The fast page codec of pagefold; see `docs/fold.md`.
+    Fold = 3,
     /// LZO1X, bitstream version 0.
     Lzo = 5,
     /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.

@@ -22,6 +22,7 @@
 mod codec;
 mod deflate;
 mod dictionary;
+mod fold;
 pub mod lz4;
 mod lz4_dict;
 pub mod lz4dyn;
@@ -36,6 +37,7 @@ mod zstd;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;
+pub use fold::Fold;
 pub use lz4::{Lz4, Lz4Encoder};
 pub use lz4_dict::Lz4Dict;
 pub use lz4dyn::Lz4Dyn;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Dictionary, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, X842, Zstd};
+use crate::{Codec, Deflate, Dictionary, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
 pub const NAMES: &[&str] = &[
+    "fold",
     "lz4",
     "lz4dyn",
     "lz4hc",
@@ -35,6 +36,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
     };
     let unknown = || UnknownCodec { name: name.to_owned() };
     match (family, level) {
+        ("fold", None) => Ok(Arc::new(Fold)),
         ("lz4", None) => Ok(Arc::new(Lz4)),
         ("lz4hc", None) => Ok(Arc::new(Lz4Hc::default())),
         ("lz4hc", Some(level)) => {

@@ -1,0 +1,423 @@
+//! The decoder.
+//!
+//! ```text
+//! while the page is not full:
+//!     token := the next token, from the object's end towards its start
+//!     if token is END: stop
+//!     length, run, offset field := the token's bases plus its extra bits
+//!     offset := the last one, the one before, or the field
+//!     copy `run` literals, then `length` bytes from `offset` back
+//! the rest of the literals end the page
+//! ```
+//!
+//! What differs from that, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
+//! of the work; the log in `docs/codecs-log/fold.md` has the command):
+//!
+//! 1. The object is first copied to the middle of a buffer, which has room on both sides for as far as any run of
+//!    tokens can make the three cursors go. So no token needs a check of the input; one check at the end finds that
+//!    each cursor stopped where it must.
+//! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28 %).
+//! 3. Tokens that neither end the page nor have a run over 48 go through [`fast`], a function of its own whose state
+//!    stays in registers; all else goes through [`careful`] (+5 %).
+//! 4. [`fast`] copies 16 bytes of each match before it looks at the length, or 32 where the object's header says that
+//!    it pays: a branch on the length is mispredicted where lengths vary, but bytes copied for nothing are loads that
+//!    wait for stores where offsets are short (+4 %).
+#![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
+
+use core::hint::select_unpredictable;
+
+use super::{
+    Isa,
+    tables::{BITS_MAX, END, LONG, RUN_FAST, Source, TOKENS, Token},
+};
+use crate::{Corrupt, PAGE_SIZE, Page, mem};
+
+/// Every token but [`END`] fills 3 bytes of the page or more, so there are at most this many, END included.
+const TOKENS_MAX: usize = PAGE_SIZE / 3 + 2;
+
+/// Room before the object: the tokens are read backwards.
+const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
+
+/// Room after it: the extra bits of as many tokens, or a page of literals, and what is read at once.
+const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 64).next_multiple_of(64);
+
+const _: () = assert!(BACK > PAGE_SIZE + RUN_FAST + 16);
+
+/// The header's bits.
+const LITERALS_MASK: usize = 0xFFF;
+const WIDE_SHIFT: usize = 12;
+
+const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
+const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
+const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" };
+
+pub(super) struct Decoder {
+    isa: Isa,
+    /// [`TOKENS`]. By a pointer that the compiler cannot see through: it would else compute a token's source from the
+    /// token, by more instructions than the load takes.
+    tokens: &'static [Token; 256],
+    input: [u8; FRONT + PAGE_SIZE + BACK],
+}
+
+/// Where the three streams and the page stand between two tokens.
+struct Cursor {
+    /// The next byte of the page to write.
+    at: usize,
+    literals: *const u8,
+    /// The next token.
+    token: *const u8,
+    /// Where the extra bits begin, and how many are used.
+    bits: *const u8,
+    bit: usize,
+    last: usize,
+    before: usize,
+}
+
+impl Decoder {
+    pub(super) fn new(isa: Isa) -> Box<Self> {
+        Box::new(Self { isa, tokens: &TOKENS, input: [0; FRONT + PAGE_SIZE + BACK] })
+    }
+
+    /// See [`Stream::decompress`](crate::Stream::decompress).
+    pub(super) fn decode(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        let Some(&[low, high]) = object.first_chunk::<2>() else { return Err(SHORT) };
+        let header = usize::from(u16::from_le_bytes([low, high]));
+        let literals = header & LITERALS_MASK;
+        if object.len() > PAGE_SIZE || header >> WIDE_SHIFT > 1 || 2 + literals > object.len() {
+            return Err(HEADER);
+        }
+        let Some(input) = self.input.get_mut(FRONT..FRONT + object.len()) else { return Err(HEADER) };
+        input.copy_from_slice(object);
+
+        let input = self.input.as_ptr();
+        let page = page.as_mut_ptr();
+        // SAFETY: the object lies at `FRONT` in `input`, and 2 + literals is at most its length.
+        let (mut cursor, bits, end) = unsafe {
+            let bits = input.add(FRONT + 2 + literals);
+            let end = input.add(FRONT + object.len());
+            let cursor =
+                Cursor { at: 0, literals: input.add(FRONT + 2), token: end.sub(1), bits, bit: 0, last: 1, before: 1 };
+            (cursor, bits, end)
+        };
+        let wide = header >> WIDE_SHIFT == 1;
+        loop {
+            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes 3 bytes
+            // of the page or more, and both functions stop when it is full. That bounds what all of them together can
+            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals; `input` has room for it in front
+            // and behind.
+            unsafe { self.isa.fast(wide, self.tokens, &mut cursor, page) };
+            if cursor.at >= PAGE_SIZE {
+                break;
+            }
+            // SAFETY: as above.
+            match unsafe { careful(&mut cursor, page) } {
+                Step::Token => {}
+                Step::End => break,
+                Step::Corrupt => return Err(LENGTHS),
+            }
+        }
+        let rest = PAGE_SIZE.wrapping_sub(cursor.at);
+        let literals_left = bits.addr().wrapping_sub(cursor.literals.addr());
+        let bits_end = bits.addr() + cursor.bit.div_ceil(8);
+        if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 || bits_end > end.addr() {
+            return Err(LENGTHS);
+        }
+        // SAFETY: `rest` bytes are left of the page, and as many literals before `bits`.
+        unsafe { cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), rest) };
+        Ok(())
+    }
+}
+
+impl Isa {
+    /// # Safety
+    /// That of [`fast`].
+    unsafe fn fast(self, wide: bool, tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+        // SAFETY: the caller's; the stream found BMI1 and BMI2 before it chose `Bmi`.
+        unsafe {
+            match (self, wide) {
+                #[cfg(target_arch = "x86_64")]
+                (Self::Bmi, false) => fast_bmi::<16>(tokens, cursor, page),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Bmi, true) => fast_bmi::<32>(tokens, cursor, page),
+                (Self::Portable, false) => fast_portable::<16>(tokens, cursor, page),
+                (Self::Portable, true) => fast_portable::<32>(tokens, cursor, page),
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "bmi1,bmi2")]
+#[inline(never)] // Inlined, it would share its registers with `decode`.
+unsafe fn fast_bmi<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { fast::<COPIED>(tokens, cursor, page) }
+}
+
+#[inline(never)] // Inlined, it would share its registers with `decode`.
+unsafe fn fast_portable<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { fast::<COPIED>(tokens, cursor, page) }
+}
+
+/// 57 bits or more from `bit` on.
+///
+/// # Safety
+/// 8 bytes can be read from the one that `bit` is in.
+#[inline(always)]
+unsafe fn extra_bits(bits: *const u8, bit: usize) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { mem::load64(bits.add(bit >> 3)) >> (bit & 7) }
+}
+
+impl Token {
+    #[inline(always)]
+    fn length(&self, extra: u64) -> usize {
+        (extra as u32 & self.length_mask) as usize + self.length_base as usize
+    }
+
+    #[inline(always)]
+    fn run(&self, extra: u64) -> usize {
+        ((extra >> (self.run_shift & 63)) as u32 & self.run_mask) as usize + self.run_base as usize
+    }
+
+    /// The new offset; 0 where the token has none.
+    #[inline(always)]
+    fn offset(&self, extra: u64) -> usize {
+        (((extra << 3) >> (self.offset_shift & 63)) as u32 & self.offset_mask) as usize
+    }
+}
+
+/// Decodes tokens until the page is nearly full, or one is [`LONG`], or a run comes too near the page's end. Leaves
+/// `at` past [`PAGE_SIZE`] if a token was corrupt.
+///
+/// # Safety
+/// `page` is a page to write. The cursor's streams can be read as far as the tokens that fill it reach.
+#[inline(always)]
+unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+    let Cursor { mut at, mut literals, mut token, bits, mut bit, mut last, mut before } = *cursor;
+    // SAFETY: for the reads of the streams, the caller's. For the page, in each round:
+    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or less, COPIED bytes of
+    //   the match after it.
+    // - With a longer run, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
+    // - A match begins at `op`, and `1 <= offset <= at` there, so its source lies in the page, before `op`.
+    // - More than COPIED bytes of a match are only written once its end, or 64 bytes from `op`, is seen to lie in the
+    //   page.
+    unsafe {
+        while at <= PAGE_SIZE - 16 - COPIED {
+            let t = &tokens[usize::from(*token)];
+            let source = t.source;
+            if source >= LONG {
+                break;
+            }
+            let extra = extra_bits(bits, bit);
+            mem::copy::<16>(literals, page.add(at));
+            let run = t.run(extra);
+            if run > 16 {
+                if at > PAGE_SIZE - RUN_FAST - 32 {
+                    break;
+                }
+                mem::copy::<32>(literals.add(16), page.add(at + 16));
+            }
+            at += run;
+            literals = literals.add(run);
+            token = token.sub(1);
+            bit += usize::from(t.bits);
+            let offset = select_unpredictable(source == Source::Before as u8, before, t.offset(extra));
+            let offset = select_unpredictable(source == Source::Last as u8, last, offset);
+            before = select_unpredictable(source == Source::Last as u8, before, last);
+            last = offset;
+            if offset.wrapping_sub(1) >= at {
+                at = usize::MAX;
+                break;
+            }
+            let length = t.length(extra);
+            let op = page.add(at);
+            at += length;
+            if offset < 8 {
+                if at <= PAGE_SIZE {
+                    copy_match(op, offset, length, PAGE_SIZE - at);
+                }
+                continue;
+            }
+            let src = op.sub(offset);
+            mem::copy::<8>(src, op);
+            mem::copy::<8>(src.add(8), op.add(8));
+            if COPIED == 32 {
+                mem::copy::<8>(src.add(16), op.add(16));
+                mem::copy::<8>(src.add(24), op.add(24));
+            }
+            if length > COPIED {
+                if at > PAGE_SIZE - 64 {
+                    if at <= PAGE_SIZE {
+                        copy_match(op, offset, length, PAGE_SIZE - at);
+                    }
+                    continue;
+                }
+                if COPIED == 16 {
+                    mem::copy::<8>(src.add(16), op.add(16));
+                    mem::copy::<8>(src.add(24), op.add(24));
+                }
+                mem::copy::<8>(src.add(32), op.add(32));
+                mem::copy::<8>(src.add(40), op.add(40));
+                mem::copy::<8>(src.add(48), op.add(48));
+                mem::copy::<8>(src.add(56), op.add(56));
+                if length > 64 {
+                    extend_match(op, offset, length);
+                }
+            }
+        }
+    }
+    *cursor = Cursor { at, literals, token, bits, bit, last, before };
+}
+
+/// What [`careful`] found.
+enum Step {
+    Token,
+    End,
+    Corrupt,
+}
+
+/// Decodes any one token, with every bound checked.
+///
+/// # Safety
+/// That of [`fast`]; the page is not full.
+#[cold]
+#[inline(never)]
+unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
+    // SAFETY: for the reads of the streams, the caller's. `at + run + length <= PAGE_SIZE`, and `1 <= offset <= at`
+    // where the match begins.
+    unsafe {
+        let token = *cursor.token;
+        cursor.token = cursor.token.sub(1);
+        if token == END {
+            return Step::End;
+        }
+        let t = &TOKENS[usize::from(token)];
+        let extra = extra_bits(cursor.bits, cursor.bit);
+        cursor.bit += usize::from(t.bits);
+        let (run, length) = (t.run(extra), t.length(extra));
+        let offset = match t.source & !LONG {
+            source if source == Source::Last as u8 => cursor.last,
+            source if source == Source::Before as u8 => cursor.before,
+            _ => t.offset(extra),
+        };
+        if t.source & !LONG != Source::Last as u8 {
+            cursor.before = cursor.last;
+        }
+        cursor.last = offset;
+        if run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
+            return Step::Corrupt;
+        }
+        if cursor.at + run + 16 <= PAGE_SIZE {
+            mem::wild_copy::<16>(cursor.literals, page.add(cursor.at), run);
+        } else {
+            cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), run);
+        }
+        cursor.literals = cursor.literals.add(run);
+        cursor.at += run + length;
+        copy_match(page.add(cursor.at - length), offset, length, PAGE_SIZE - cursor.at);
+        Step::Token
+    }
+}
+
+/// Copies a match of any offset and length to `op`. May overwrite `room` bytes after it.
+///
+/// # Safety
+/// `1 <= offset`; `op - offset` to `op + length + room` lie in one buffer.
+#[cold]
+#[inline(never)]
+unsafe fn copy_match(op: *mut u8, offset: usize, length: usize, room: usize) {
+    let mut done = 0;
+    // SAFETY: `start_match` writes 32 bytes, which fit in `length + room`; `extend_match` writes less than 32 bytes past
+    // the length that it is given; what is left is written to the byte.
+    unsafe {
+        if room >= 32 {
+            start_match(op, offset);
+            if length > 32 {
+                extend_match(op, offset, length);
+            }
+            return;
+        }
+        if length > 64 {
+            start_match(op, offset);
+            done = length - 32;
+            extend_match(op, offset, done);
+        }
+        if offset >= 8 {
+            while done + 8 <= length {
+                mem::copy::<8>(op.add(done).sub(offset), op.add(done));
+                done += 8;
+            }
+        }
+        while done < length {
+            *op.add(done) = *op.add(done).sub(offset);
+            done += 1;
+        }
+    }
+}
+
+/// The smallest multiple of an offset below 8 that is 8 or more.
+static MULTIPLE_FROM_8: [u8; 8] = [0, 8, 8, 9, 8, 10, 12, 14];
+
+/// The largest multiple of an offset below 16 that is 16 or less.
+static MULTIPLE_TO_16: [u8; 16] = [0, 16, 16, 15, 16, 15, 12, 14, 16, 9, 10, 11, 12, 13, 14, 15];
+
+/// Writes the first 32 bytes of a match.
+///
+/// # Safety
+/// `1 <= offset`; `op - offset` to `op + 32` lie in one buffer.
+#[inline(always)]
+unsafe fn start_match(op: *mut u8, offset: usize) {
+    // SAFETY: the caller's. Each step reads what lies before it: `back` is a multiple of the offset, 8 or more, and not
+    // more than 8 bytes beyond the offset, which are written by then.
+    unsafe {
+        let mut back = offset;
+        let mut done = 0;
+        if offset < 8 {
+            while done < 8 {
+                *op.add(done) = *op.add(done).sub(offset);
+                done += 1;
+            }
+            back = usize::from(MULTIPLE_FROM_8[offset]);
+        }
+        while done < 32 {
+            mem::copy::<8>(op.add(done).sub(back), op.add(done));
+            done += 8;
+        }
+    }
+}
+
+/// Goes on with a match of which the first 32 bytes are written, past its end by less than 32 bytes.
+///
+/// # Safety
+/// `1 <= offset`, `32 < length`; `op - offset` to `op + length + 32` lie in one buffer.
+#[cold]
+#[inline(never)]
+unsafe fn extend_match(op: *mut u8, offset: usize, length: usize) {
+    let mut done = 32;
+    // SAFETY: the caller's; each step begins before the match's end. A step of 32 bytes reads what lies 32 bytes or
+    // more before it, one of 16 bytes what lies 16 bytes or more before it.
+    unsafe {
+        if offset >= 32 {
+            while done < length {
+                mem::copy::<32>(op.add(done).sub(offset), op.add(done));
+                done += 32;
+            }
+        } else if offset >= 16 {
+            while done < length {
+                mem::copy::<16>(op.add(done).sub(offset), op.add(done));
+                done += 16;
+            }
+        } else {
+            // The 16 bytes at `op` repeat at every multiple of the offset: keep them in a register, and read none back.
+            let pattern = op.cast::<[u8; 16]>().read();
+            let step = usize::from(MULTIPLE_TO_16[offset]);
+            done = step;
+            while done < length {
+                op.add(done).cast::<[u8; 16]>().write(pattern);
+                done += step;
+            }
+        }
+    }
+}

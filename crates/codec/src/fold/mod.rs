@@ -1,0 +1,87 @@
+//! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; the designs that were tried before it, with
+//! their figures, are in `docs/codecs-log/fold.md`.
+//!
+//! It is an LZ77 codec for pages of 4 KiB and nothing else. Three facts about the pages of running programs shape it:
+//!
+//! - the distance of a match is that of the match before, or of the one before that, in half of all cases, so these two
+//!   need no offset;
+//! - the rest are short and multiples of eight, as records and pointers are;
+//! - literals between two matches are few: the low bytes of a pointer, a counter.
+//!
+//! A token is one byte and says where the offset comes from, how many literals come first, and how long the match is;
+//! what it leaves open follows in a stream of bits. Literals, bits and tokens are apart from each other, so that the
+//! decoder knows the next token's place before it has looked at this one.
+
+mod decode;
+mod encode;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use self::{decode::Decoder, encode::Encoder};
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+
+/// The fast page codec of pagefold.
+#[derive(Clone, Copy, Debug)]
+pub struct Fold;
+
+impl Codec for Fold {
+    fn id(&self) -> CodecId {
+        CodecId::Fold
+    }
+
+    fn name(&self) -> String {
+        "fold".to_owned()
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
+        Ok(Box::new(FoldStream::new(Isa::of_this_cpu())))
+    }
+}
+
+/// Which build of the hot loops a stream runs. Both give the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Isa {
+    /// What the compiler's target has.
+    Portable,
+    /// x86-64 with BMI1, BMI2 and LZCNT: shifts by a register that do not touch the flags, and bit counts without a
+    /// special case for zero.
+    #[cfg(target_arch = "x86_64")]
+    Bmi,
+}
+
+impl Isa {
+    fn of_this_cpu() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("lzcnt") {
+            return Self::Bmi;
+        }
+        Self::Portable
+    }
+}
+
+struct FoldStream {
+    encoder: Box<Encoder>,
+    decoder: Box<Decoder>,
+}
+
+impl FoldStream {
+    fn new(isa: Isa) -> Self {
+        Self { encoder: Encoder::new(isa), decoder: Decoder::new(isa) }
+    }
+}
+
+impl Stream for FoldStream {
+    /// An object is shorter than a page, so `None` also means that the page does not compress.
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.encoder.encode(page, out)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        self.decoder.decode(object, page)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + size_of::<Encoder>() + size_of::<Decoder>()
+    }
+}

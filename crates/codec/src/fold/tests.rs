@@ -1,0 +1,329 @@
+//! Both builds of the codec against each other, against a decoder written the plain way, and against fixed objects.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::{
+    FoldStream, Isa,
+    decode::Decoder,
+    encode::Encoder,
+    tables::{END, LONG, Source, TOKENS},
+};
+use crate::{PAGE_SIZE, Page, Stream};
+
+/// The builds that this machine can run.
+fn isas() -> Vec<Isa> {
+    let mut isas = vec![Isa::Portable];
+    if Isa::of_this_cpu() != Isa::Portable {
+        isas.push(Isa::of_this_cpu());
+    }
+    isas
+}
+
+/// `docs/fold.md`, read bit by bit.
+fn plain_decode(object: &[u8]) -> Option<Vec<u8>> {
+    let (header, body) = object.split_first_chunk::<2>()?;
+    let header = usize::from(u16::from_le_bytes(*header));
+    if header >> 13 != 0 || object.len() > PAGE_SIZE {
+        return None;
+    }
+    let (literals, rest) = body.split_at_checked(header & 0xFFF)?;
+    let mut literals = literals.iter();
+    let mut tokens = rest.iter().rev();
+    let mut bit = 0;
+    let mut take = |count: usize| -> Option<usize> {
+        let mut value = 0;
+        for at in 0..count {
+            value |= usize::from(rest.get(bit / 8)? >> (bit % 8) & 1) << at;
+            bit += 1;
+        }
+        Some(value)
+    };
+    let mut page = Vec::new();
+    let (mut last, mut before) = (1, 1);
+    while page.len() < PAGE_SIZE {
+        let &token = tokens.next()?;
+        if token == END {
+            break;
+        }
+        let t = TOKENS[usize::from(token)];
+        let length = t.length_base as usize + take(t.length_mask.count_ones() as usize)?;
+        let run = t.run_base as usize + take(t.run_mask.count_ones() as usize)?;
+        let new = take(t.offset_mask.count_ones() as usize)? << t.offset_mask.trailing_zeros().min(3);
+        let source = t.source & !LONG;
+        let offset = match source {
+            source if source == Source::Last as u8 => last,
+            source if source == Source::Before as u8 => before,
+            _ => new,
+        };
+        if source != Source::Last as u8 {
+            (last, before) = (offset, last);
+        }
+        for _ in 0..run {
+            page.push(*literals.next()?);
+        }
+        if offset == 0 || offset > page.len() || page.len() + length > PAGE_SIZE {
+            return None;
+        }
+        for _ in 0..length {
+            page.push(page[page.len() - offset]);
+        }
+    }
+    page.extend(literals);
+    (page.len() == PAGE_SIZE && bit.div_ceil(8) == tokens.len()).then_some(page)
+}
+
+/// Decodes with every build, and with the plain decoder; all must say the same.
+fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
+    let plain = plain_decode(object);
+    for isa in isas() {
+        let mut page = [0xA5; PAGE_SIZE];
+        let found = Decoder::new(isa).decode(object, &mut page).ok().map(|()| page.to_vec());
+        assert!(found == plain, "{isa:?} and the plain decoder differ on {object:02x?}");
+    }
+    plain
+}
+
+/// Compresses with every build, which must agree, and decodes again.
+fn round_trip(page: &Page) -> Option<Vec<u8>> {
+    let mut objects = isas().into_iter().map(|isa| {
+        let mut out = [0; PAGE_SIZE];
+        let len = Encoder::new(isa).encode(page, &mut out)?;
+        Some(out[..len].to_vec())
+    });
+    let object = objects.next()?;
+    for other in objects {
+        assert!(other == object, "the builds' objects differ");
+    }
+    if let Some(object) = &object {
+        assert!(object.len() < PAGE_SIZE);
+        assert_eq!(decode_everywhere(object).as_deref(), Some(&page[..]));
+    }
+    object
+}
+
+fn page_of(bytes: impl IntoIterator<Item = u8>) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    for (to, byte) in page.iter_mut().zip(bytes) {
+        *to = byte;
+    }
+    page
+}
+
+/// Numbers that are the same on every machine and in every year.
+struct Lcg(u64);
+
+impl Lcg {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Records of a counter, a type, and two pointers, as a heap has them.
+fn heap_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    let words = (0..PAGE_SIZE / 8).map(|at| match at % 6 {
+        0 => 1 + random.below(3),
+        1 => 0x7f31_a0c2_8000 + 64 * random.below(4),
+        2 => random.below(5),
+        3 | 4 => 0x7f31_9c00_0000 + 16 * random.below(1 << 16),
+        _ => 0,
+    });
+    page_of(words.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+}
+
+fn text_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    let words = ["page", "slot", "the", "of", "compressed", "entry", "run", "lock", "and", "object", "class"];
+    let mut text = String::new();
+    while text.len() < PAGE_SIZE {
+        text += words[random.below(words.len() as u64) as usize];
+        text += if random.below(9) == 0 { ".\n" } else { " " };
+    }
+    page_of(text.into_bytes())
+}
+
+fn random_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    page_of((0..PAGE_SIZE).map(|_| random.below(256) as u8).collect::<Vec<_>>())
+}
+
+/// Pages made of literals and of copies of what lies behind, with every length and distance that a token can say.
+fn pages() -> impl Strategy<Value = Page> {
+    let literals = vec(any::<u8>(), 0..100).prop_map(|bytes| (bytes, 0, 0));
+    let lengths = prop_oneof![8 => 1..20_usize, 3 => 20..200_usize, 1 => 200..4096_usize];
+    let offsets = prop_oneof![4 => 1..130_usize, 3 => (1..512_usize).prop_map(|n| 8 * n), 2 => 1..4096_usize];
+    let few = vec(any::<u8>(), 0..4);
+    let copy = (few, offsets, lengths);
+    vec(prop_oneof![1 => literals, 8 => copy], 1..500).prop_map(|parts| {
+        let mut page = Vec::new();
+        for (literals, offset, length) in parts {
+            page.extend(literals);
+            for _ in 0..length {
+                if page.len() < offset || page.len() >= PAGE_SIZE {
+                    break;
+                }
+                page.push(page[page.len() - offset]);
+            }
+        }
+        page_of(page)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn pages_come_back(page in pages()) {
+        round_trip(&page);
+    }
+
+    #[test]
+    fn pages_of_few_values_come_back(seed: u64, values in 1..6_u64) {
+        let mut random = Lcg(seed);
+        round_trip(&page_of((0..PAGE_SIZE).map(|_| random.below(values) as u8).collect::<Vec<_>>()));
+    }
+
+    #[test]
+    fn any_bytes_decode_alike_or_not_at_all(object in vec(any::<u8>(), 0..600), literals in 0..60_u16, tail in vec(any::<u8>(), 0..5)) {
+        let mut object = object;
+        decode_everywhere(&object);
+        // A small number of literals, so that the tokens are reached.
+        object.splice(..0, literals.to_le_bytes());
+        object.extend(tail);
+        decode_everywhere(&object);
+    }
+
+    #[test]
+    fn damaged_objects_decode_alike_or_not_at_all(
+        page in pages(),
+        damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let Some(mut object) = round_trip(&page) else { return Ok(()) };
+        decode_everywhere(&object[..cut.index(object.len())]);
+        decode_everywhere(&object[cut.index(object.len())..]);
+        for (at, byte) in damage {
+            let at = at.index(object.len());
+            object[at] ^= byte;
+            decode_everywhere(&object);
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_and_every_cut_is_survived() {
+    for page in [heap_page(1), text_page(1), [7; PAGE_SIZE]] {
+        let object = round_trip(&page).unwrap();
+        for len in 0..object.len() {
+            assert_eq!(decode_everywhere(&object[..len]), None, "cut to {len}");
+        }
+        let mut damaged = object;
+        for bit in 0..damaged.len() * 8 {
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            decode_everywhere(&damaged);
+            damaged[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+#[test]
+fn runs_and_matches_of_every_length_come_back() {
+    for run in 0..300 {
+        for length in [3, 4, 5, 16, 17, 32, 33, 64, 65, 300] {
+            let mut random = Lcg(run);
+            let mut bytes: Vec<u8> = (0..200 + run).map(|_| random.below(256) as u8).collect();
+            for repeat in 0..4 {
+                let from = 40 * repeat;
+                let copy: Vec<u8> = bytes[from..].iter().copied().cycle().take(length).collect();
+                bytes.extend((0..run).map(|_| random.below(256) as u8));
+                bytes.extend(copy);
+            }
+            let filled = bytes.len().min(PAGE_SIZE);
+            // At the page's start and at its end, where the careful paths are.
+            round_trip(&page_of(bytes.iter().copied()));
+            let zeros = std::iter::repeat_n(0, PAGE_SIZE - filled);
+            round_trip(&page_of(zeros.chain(bytes.into_iter().take(filled)).collect::<Vec<_>>()));
+        }
+    }
+}
+
+#[test]
+fn short_distances_repeat_to_the_last_byte() {
+    for offset in 1..70_usize {
+        for end in (PAGE_SIZE - 80..=PAGE_SIZE).chain([200, 1000]) {
+            let mut random = Lcg(offset as u64);
+            let pattern: Vec<u8> = (0..offset).map(|_| random.below(256) as u8).collect();
+            let repeated = pattern.iter().copied().cycle().take(end);
+            let rest = (end..PAGE_SIZE).map(|at| (at * 37 % 251) as u8);
+            let object = round_trip(&page_of(repeated.chain(rest).collect::<Vec<_>>()));
+            assert!(object.is_some());
+        }
+    }
+}
+
+#[test]
+fn an_object_fits_its_bound_or_there_is_none() {
+    for page in [heap_page(2), text_page(2), random_page(2), [0; PAGE_SIZE]] {
+        let mut stream = FoldStream::new(Isa::of_this_cpu());
+        let mut whole = [0; PAGE_SIZE];
+        let len = stream.compress(&page, &mut whole);
+        for bound in 0..=PAGE_SIZE {
+            let mut out = vec![0; bound];
+            let found = stream.compress(&page, &mut out);
+            assert_eq!(found, len.filter(|&len| len <= bound));
+            if let Some(len) = found {
+                assert_eq!(out[..len], whole[..len]);
+            }
+        }
+        // More room than a page makes no longer objects.
+        assert_eq!(stream.compress(&page, &mut [0; 2 * PAGE_SIZE]), len);
+    }
+}
+
+#[test]
+fn what_came_before_leaves_no_trace() {
+    let mut used = FoldStream::new(Isa::of_this_cpu());
+    for seed in 0..50 {
+        let page = if seed % 2 == 0 { heap_page(seed) } else { text_page(seed) };
+        let mut out = [0; PAGE_SIZE];
+        let len = used.compress(&page, &mut out).unwrap();
+        assert_eq!(round_trip(&page).as_deref(), Some(&out[..len]));
+        // A cut object must not be completed from the one before.
+        let mut back = [0; PAGE_SIZE];
+        used.decompress(&out[..len], &mut back).unwrap();
+        assert!(used.decompress(&out[..len - 1], &mut back).is_err());
+        assert!(used.decompress(&out[..len / 2], &mut back).is_err());
+    }
+}
+
+#[test]
+fn random_bytes_do_not_compress() {
+    assert_eq!(round_trip(&random_page(3)), None);
+}
+
+/// FNV-1a.
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[test]
+fn the_format_stays_as_it_is() {
+    // Changed objects here mean another format: it needs another codec id, not another number.
+    let golden: [(Page, usize, u64); 4] = [
+        (heap_page(9), 1138, 0xdc33_d55e_1fa0_bc21),
+        (text_page(9), 1407, 0xa5af_918b_a78c_56aa),
+        (page_of((0..PAGE_SIZE).map(|at| (at / 300) as u8)), 51, 0x8495_a38c_5850_7df8),
+        (page_of((0..PAGE_SIZE).map(|at| ((at * at) >> 7) as u8)), 4086, 0xe732_cf8b_efd0_1058),
+    ];
+    for (at, (page, len, want)) in golden.into_iter().enumerate() {
+        let object = round_trip(&page).unwrap();
+        assert_eq!((object.len(), sum(&object)), (len, want), "page {at}");
+    }
+    // The example of docs/fold.md.
+    let mut page = [0; PAGE_SIZE];
+    page[0] = 5;
+    page[4092..].copy_from_slice(b"fold");
+    let object = [0x06, 0x10, 0x05, 0x00, b'f', b'o', b'l', b'd', 0x8a, 0x0f, 0xff, 0x17];
+    assert_eq!(round_trip(&page).unwrap(), object);
+}
