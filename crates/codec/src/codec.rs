@@ -17,6 +17,8 @@ pub enum CodecId {
     Lz4 = 0,
     /// A Zstandard frame without its magic number.
     Zstd = 1,
+    /// `pleat`, the dense page codec.
+    Pleat = 4,
     /// LZO1X, bitstream version 0.
     Lzo = 5,
     /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.

@@ -26,6 +26,7 @@ mod lz4;
 mod lz4hc;
 mod lzo;
 mod names;
+mod pleat;
 mod same;
 mod zstd;
 
@@ -36,5 +37,6 @@ pub use lz4::Lz4;
 pub use lz4hc::Lz4Hc;
 pub use lzo::Lzo;
 pub use names::{NAMES, UnknownCodec, by_name, trained};
+pub use pleat::{BadTables, Pleat, PleatTables};
 pub use same::{fill, same_filled};
 pub use zstd::Zstd;
