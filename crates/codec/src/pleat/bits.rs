@@ -92,7 +92,7 @@ impl<const DOWN: bool> Reader<DOWN> {
     /// Goes `count` bits on.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
-        self.bits >>= count;
+        self.bits >>= count & 63;
         self.count = self.count.wrapping_sub(count);
     }
 
@@ -100,6 +100,56 @@ impl<const DOWN: bool> Reader<DOWN> {
     pub(super) fn place(&self) -> usize {
         let unread = (self.count >> 3) as usize;
         if DOWN { self.at.wrapping_add(unread) } else { self.at.wrapping_sub(unread) }
+    }
+}
+
+/// Reads a stream like [`Reader`], with less state but a longer way to more bits: for streams of which several are read
+/// at once. The highest set bit of `bits` is a mark above the unread ones; it counts those read.
+#[derive(Clone, Copy)]
+pub(super) struct LaneReader<const DOWN: bool> {
+    at: usize,
+    bits: u64,
+}
+
+const MARK: u64 = 1 << 63;
+
+impl<const DOWN: bool> LaneReader<DOWN> {
+    /// A reader of the bytes from `at` upwards, or of those before `at` downwards.
+    pub(super) fn new(at: usize) -> Self {
+        Self { at, bits: MARK }
+    }
+
+    /// Makes at least 56 bits ready.
+    #[inline(always)]
+    pub(super) fn refill(&mut self, room: &Room) {
+        let done = self.bits.leading_zeros();
+        let bytes = (done >> 3) as usize;
+        let next = if DOWN {
+            self.at = self.at.wrapping_sub(bytes);
+            word(room, self.at.wrapping_sub(8)).swap_bytes()
+        } else {
+            self.at = self.at.wrapping_add(bytes);
+            word(room, self.at)
+        };
+        self.bits = (next | MARK) >> (done & 7);
+    }
+
+    /// The bits ahead; those made ready less those skipped are valid.
+    #[inline(always)]
+    pub(super) fn peek(&self) -> u64 {
+        self.bits
+    }
+
+    /// Goes `count` bits on, at most to the end of those made ready.
+    #[inline(always)]
+    pub(super) fn skip(&mut self, count: u32) {
+        self.bits >>= count & 63;
+    }
+
+    /// Where the next whole unread byte begins (upwards) or ends (downwards).
+    pub(super) fn place(&self) -> usize {
+        let read = self.bits.leading_zeros().div_ceil(8) as usize;
+        if DOWN { self.at.wrapping_sub(read) } else { self.at.wrapping_add(read) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     PleatTables,
-    bits::{Reader, Room},
+    bits::{LaneReader, Reader, Room},
     encode::{FOUR_LANES, RAW},
     format::{FIRST_REPS, MIN_MATCH, TRIPLE_BITS, meaning},
     tables::{LITERAL_MAX, LiteralSet, TOKEN_ESCAPE, TOKEN_MAX},
@@ -184,103 +184,160 @@ fn wide(literals: &[u8; LITERALS + 16], at: usize) -> [u8; 16] {
     literals[at..at + 16].try_into().unwrap_or([0; 16])
 }
 
+/// Literals that one refill serves.
+const STEP: usize = 5;
+/// Steps of the longest lane: a quarter of a page, and what is left over by the division.
+const STEPS: usize = PAGE_SIZE / 4 / STEP + 2;
+
+/// The literals of one lane. Lanes are decoded to rows at fixed places, which saves a register for each.
+type Row = [[u8; STEP]; STEPS];
+
+/// Bit of an entry: it is an escape.
+const ESCAPED: u16 = 1 << 15;
+
 /// A lane of literals.
+#[derive(Clone, Copy)]
 struct Lane<const DOWN: bool> {
-    reader: Reader<DOWN>,
-    /// The next literal's context, times the entries of one context's table.
-    context: usize,
+    reader: LaneReader<DOWN>,
+    /// The entry of the literal before.
+    entry: u16,
 }
 
 impl<const DOWN: bool> Lane<DOWN> {
     #[inline(always)]
     fn new(set: &LiteralSet, at: usize) -> Self {
-        Self { reader: Reader::new(at), context: usize::from(set.context_after[0]) << LITERAL_MAX }
+        Self { reader: LaneReader::new(at), entry: u16::from(set.context_after[0]) << 12 }
     }
 
-    /// Decodes one literal. 10 bits must be ready; after an escape, 56 are.
+    /// Goes one literal on: `entry` becomes its entry, or that of an escape. 10 bits must be ready.
     #[inline(always)]
-    fn next(&mut self, set: &LiteralSet, room: &Room) -> u8 {
+    fn step(&mut self, set: &LiteralSet) {
+        let context = usize::from(self.entry & 0x7000) >> (12 - LITERAL_MAX);
         let bits = self.reader.peek() as usize & ((1 << LITERAL_MAX) - 1);
-        let entry = set.decode[(self.context | bits) & (set.decode.len() - 1)];
-        self.reader.skip(u32::from(entry & 15));
-        self.context = usize::from(entry & 0x7000) >> 12 << LITERAL_MAX;
-        if entry >> 15 == 0 {
-            return (entry >> 4) as u8;
+        self.entry = set.decode[context | bits];
+        self.reader.skip(u32::from(self.entry & 15));
+    }
+
+    /// The literal that the last step went to.
+    #[inline(always)]
+    fn literal(&self) -> u8 {
+        (self.entry >> 4) as u8
+    }
+
+    /// If the last step went to an escape, takes the 8 bits after it, and makes 56 ready. (By value, so that the
+    /// state of a lane stays in registers.)
+    #[inline(always)]
+    fn resolved(mut self, set: &LiteralSet, room: &Room) -> Self {
+        if self.entry & ESCAPED != 0 {
+            self.reader.refill(room);
+            let literal = self.reader.peek() as u8;
+            self.reader.skip(8);
+            self.reader.refill(room);
+            self.entry = u16::from(literal) << 4 | u16::from(set.context_after[usize::from(literal)]) << 12;
         }
-        self.reader.refill(room);
-        let literal = self.reader.peek() as u8;
-        self.reader.skip(8);
-        self.reader.refill(room);
-        self.context = usize::from(set.context_after[usize::from(literal)]) << LITERAL_MAX;
-        literal
+        self
+    }
+
+    /// Decodes the literals of `row` from `from` to `to`.
+    #[inline(always)]
+    fn finish(mut self, set: &LiteralSet, room: &Room, row: &mut Row, from: usize, to: usize) -> usize {
+        for (at, literal) in row.as_flattened_mut().iter_mut().enumerate().take(to).skip(from) {
+            if at % STEP == 0 {
+                self.reader.refill(room);
+            }
+            self.step(set);
+            self = self.resolved(set, room);
+            *literal = self.literal();
+        }
+        self.reader.place()
     }
 }
 
-/// Literals that one refill serves.
-const STEP: usize = 5;
+/// Two lanes, of which one or both may have come to an escape.
+#[cold]
+#[inline(never)]
+fn both(a: Lane<false>, b: Lane<true>, set: &LiteralSet, room: &Room) -> (Lane<false>, Lane<true>) {
+    (a.resolved(set, room), b.resolved(set, room))
+}
 
 #[inline(always)]
 fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], literals: &mut [u8]) -> Result<(), Corrupt> {
     let each = literals.len() / 2;
+    let last = literals.len() - each;
     let mut a = Lane::<false>::new(set, bounds[0]);
     let mut b = Lane::<true>::new(set, bounds[1]);
-    let (to_a, to_b) = literals.split_at_mut(each);
-    let (to_b, tail) = to_b.split_at_mut(each);
-    let (steps_a, rest_a) = to_a.as_chunks_mut::<STEP>();
-    let (steps_b, rest_b) = to_b.as_chunks_mut::<STEP>();
-    for (to_a, to_b) in steps_a.iter_mut().zip(steps_b) {
+    let mut rows = [[[0; STEP]; STEPS]; 2];
+    let [row_a, row_b] = &mut rows;
+    if last > row_a.as_flattened().len() {
+        return Err(LANES);
+    }
+    for (to_a, to_b) in row_a.iter_mut().zip(&mut *row_b).take(each / STEP) {
         a.reader.refill(room);
         b.reader.refill(room);
-        for k in 0..STEP {
-            to_a[k] = a.next(set, room);
-            to_b[k] = b.next(set, room);
+        macro_rules! round {
+            ($($at:literal)*) => { $(
+                a.step(set);
+                b.step(set);
+                if (a.entry | b.entry) & ESCAPED != 0 {
+                    (a, b) = both(a, b, set, room);
+                }
+                to_a[$at] = a.literal();
+                to_b[$at] = b.literal();
+            )* };
         }
+        round!(0 1 2 3 4);
     }
-    a.reader.refill(room);
-    b.reader.refill(room);
-    rest_a.iter_mut().for_each(|to| *to = a.next(set, room));
-    rest_b.iter_mut().for_each(|to| *to = b.next(set, room));
-    b.reader.refill(room);
-    tail.iter_mut().for_each(|to| *to = b.next(set, room));
-    if a.reader.place() == b.reader.place() { Ok(()) } else { Err(LANES) }
+    let from = each / STEP * STEP;
+    let a = a.finish(set, room, row_a, from, each);
+    let b = b.finish(set, room, row_b, from, last);
+    let (to_a, to_b) = literals.split_at_mut(each);
+    to_a.copy_from_slice(&row_a.as_flattened()[..each]);
+    to_b.copy_from_slice(&row_b.as_flattened()[..last]);
+    if a == b { Ok(()) } else { Err(LANES) }
 }
 
 #[inline(always)]
 fn lanes_4(set: &LiteralSet, room: &Room, bounds: [usize; 3], literals: &mut [u8]) -> Result<(), Corrupt> {
     let each = literals.len() / 4;
+    let last = literals.len() - 3 * each;
     let mut a = Lane::<false>::new(set, bounds[0]);
     let mut b = Lane::<true>::new(set, bounds[1]);
     let mut c = Lane::<false>::new(set, bounds[1]);
     let mut d = Lane::<true>::new(set, bounds[2]);
-    let (to_a, rest) = literals.split_at_mut(each);
-    let (to_b, rest) = rest.split_at_mut(each);
-    let (to_c, rest) = rest.split_at_mut(each);
-    let (to_d, tail) = rest.split_at_mut(each);
-    let (steps_a, rest_a) = to_a.as_chunks_mut::<STEP>();
-    let (steps_b, rest_b) = to_b.as_chunks_mut::<STEP>();
-    let (steps_c, rest_c) = to_c.as_chunks_mut::<STEP>();
-    let (steps_d, rest_d) = to_d.as_chunks_mut::<STEP>();
-    for (((to_a, to_b), to_c), to_d) in steps_a.iter_mut().zip(steps_b).zip(steps_c).zip(steps_d) {
+    let mut rows = [[[0; STEP]; STEPS]; 4];
+    let [row_a, row_b, row_c, row_d] = &mut rows;
+    let (steps, room) = (each / STEP, &*room);
+    for step in 0..steps.min(STEPS) {
         a.reader.refill(room);
         b.reader.refill(room);
         c.reader.refill(room);
         d.reader.refill(room);
-        for k in 0..STEP {
-            to_a[k] = a.next(set, room);
-            to_b[k] = b.next(set, room);
-            to_c[k] = c.next(set, room);
-            to_d[k] = d.next(set, room);
+        macro_rules! round {
+            ($($at:literal)*) => { $(
+                a.step(set);
+                b.step(set);
+                c.step(set);
+                d.step(set);
+                if (a.entry | b.entry | c.entry | d.entry) & ESCAPED != 0 {
+                    (a, b) = both(a, b, set, room);
+                    (c, d) = both(c, d, set, room);
+                }
+                row_a[step][$at] = a.literal();
+                row_b[step][$at] = b.literal();
+                row_c[step][$at] = c.literal();
+                row_d[step][$at] = d.literal();
+            )* };
         }
+        round!(0 1 2 3 4);
     }
-    a.reader.refill(room);
-    b.reader.refill(room);
-    c.reader.refill(room);
-    d.reader.refill(room);
-    rest_a.iter_mut().for_each(|to| *to = a.next(set, room));
-    rest_b.iter_mut().for_each(|to| *to = b.next(set, room));
-    rest_c.iter_mut().for_each(|to| *to = c.next(set, room));
-    rest_d.iter_mut().for_each(|to| *to = d.next(set, room));
-    d.reader.refill(room);
-    tail.iter_mut().for_each(|to| *to = d.next(set, room));
-    if a.reader.place() == b.reader.place() && c.reader.place() == d.reader.place() { Ok(()) } else { Err(LANES) }
+    let from = steps * STEP;
+    let a = a.finish(set, room, row_a, from, each);
+    let b = b.finish(set, room, row_b, from, each);
+    let c = c.finish(set, room, row_c, from, each);
+    let d = d.finish(set, room, row_d, from, last);
+    for (to, row) in literals.chunks_mut(each.max(1)).zip([&*row_a, row_b, row_c]) {
+        to.copy_from_slice(&row.as_flattened()[..to.len()]);
+    }
+    literals[3 * each..].copy_from_slice(&row_d.as_flattened()[..last]);
+    if a == b && c == d { Ok(()) } else { Err(LANES) }
 }

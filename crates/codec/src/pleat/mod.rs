@@ -13,6 +13,7 @@ mod dictionary;
 mod encode;
 mod format;
 mod huffman;
+mod isa;
 mod parse;
 mod tables;
 mod train;
@@ -69,6 +70,7 @@ struct PleatStream {
     encoder: Box<encode::Scratch>,
     decoder: Box<decode::Scratch>,
     tables: Arc<PleatTables>,
+    shims: isa::Shims,
 }
 
 impl PleatStream {
@@ -78,6 +80,7 @@ impl PleatStream {
             encoder: Box::new(encode::Scratch::new()),
             decoder: Box::new(decode::Scratch::new()),
             tables,
+            shims: isa::Shims::best(),
         }
     }
 }
@@ -85,11 +88,11 @@ impl PleatStream {
 impl Stream for PleatStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.window.set_page(page);
-        encode::encode(&self.tables, &self.window, &mut self.encoder, out)
+        (self.shims.encode)(&self.tables, &self.window, &mut self.encoder, out)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        decode::decode(&self.tables, object, &mut self.window, &mut self.decoder, page)
+        (self.shims.decode)(&self.tables, object, &mut self.window, &mut self.decoder, page)
     }
 
     fn memory_bytes(&self) -> usize {

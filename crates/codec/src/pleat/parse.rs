@@ -48,6 +48,7 @@ struct Match {
 
 /// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives their number. What
 /// they leave of the page is literals. `seen` is changed.
+#[inline(always)]
 pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence; MAX_SEQUENCES]) -> usize {
     let mut reps = FIRST_REPS.map(usize::from);
     let mut count = 0;

@@ -163,7 +163,7 @@ fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)
 fn lengths_with_escape(counts: &[u32], escape: usize, max: u8) -> Vec<u8> {
     let mut counts = counts.to_vec();
     let total: u32 = counts.iter().sum();
-    let rare = total >> (max + 1);
+    let rare = total >> (max + 3);
     for symbol in 0..counts.len() {
         if symbol != escape && counts[symbol] <= rare {
             counts[escape] += std::mem::take(&mut counts[symbol]);
