@@ -1,11 +1,13 @@
 //! An object to a page.
 
+use std::hint::select_unpredictable;
+
 use super::{
     PleatTables,
     bits::{LaneReader, Reader, Room},
     encode::{FOUR_LANES, RAW},
-    format::{FIRST_REPS, MIN_MATCH, TRIPLE_BITS, meaning},
-    tables::{LITERAL_MAX, LiteralSet, TOKEN_ESCAPE, TOKEN_MAX},
+    format::{FIRST_REPS, TRIPLE_BITS, meaning},
+    tables::{LITERAL_MAX, LiteralSet, SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX, TokenSet},
     window::{PAGE_AT, Window},
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
@@ -64,92 +66,28 @@ pub(super) fn decode(
         lanes_2(literal_set, &scratch.object, [OBJECT_AT, second_at], literals)?;
     }
 
-    let room = &scratch.object;
-    let mut tokens = Reader::<false>::new(tokens_at);
-    let mut extras = Reader::<true>::new(end);
-    let mut reps = FIRST_REPS.map(usize::from);
-    let mut at = PAGE_AT;
-    let mut literal = 0;
-    let mut literals_left = literal_count as isize;
-    let mut matches_left = (PAGE_SIZE - literal_count) as isize;
-    while matches_left > 0 {
-        tokens.refill(room);
-        extras.refill(room);
-        let entry = token_set.decode[tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
-        tokens.skip(u32::from(entry & 15));
-        let symbol = usize::from(entry >> 4) & 1023;
-        let meaning = if symbol == TOKEN_ESCAPE {
-            let triple = tokens.peek() as u16 & ((1 << TRIPLE_BITS) - 1);
-            tokens.skip(TRIPLE_BITS);
-            meaning(triple).ok_or(Corrupt { what: "pleat token without meaning" })?
-        } else {
-            tables.meanings[symbol]
-        };
-        let bits = u32::from(meaning.bits);
-        let mut take = |count: u32| {
-            let low = extras.peek() & !(u64::MAX << count);
-            extras.skip(count);
-            low as usize
-        };
-        let offset = (usize::from(meaning.offset_base) + take(bits >> 8 & 15)) << (bits >> 12 & 3);
-        let mut run = usize::from(meaning.run_base) + take(bits & 15);
-        let mut length = usize::from(meaning.length_base) + take(bits >> 4 & 15);
-        debug_assert!(length >= MIN_MATCH);
-        let rep = bits >> 14;
-        let offset = match rep {
-            0 => reps[0],
-            1 => reps[1],
-            2 => reps[2],
-            _ => offset,
-        };
-        reps[2] = if rep >= 2 { reps[1] } else { reps[2] };
-        reps[1] = if rep >= 1 { reps[0] } else { reps[1] };
-        reps[0] = offset;
-
-        literals_left -= run as isize;
-        matches_left -= length as isize;
-        if (literals_left | matches_left) < 0 {
-            return Err(Corrupt { what: "pleat sequences longer than a page" });
-        }
-        let mut to = at;
-        let mut from = literal;
-        at += run;
-        literal += run;
-        loop {
-            window.set::<16>(to, wide(&scratch.literals, from));
-            if run <= 16 {
-                break;
+    let mut state = State {
+        tokens: Reader::new(tokens_at),
+        extras: Reader::new(end),
+        reps: FIRST_REPS.map(usize::from),
+        at: PAGE_AT,
+        literal: 0,
+        literals_left: literal_count as isize,
+        matches_left: (PAGE_SIZE - literal_count) as isize,
+    };
+    'page: while state.matches_left > 0 {
+        state.tokens.refill(&scratch.object);
+        for _ in 0..TOKENS_A_REFILL {
+            state.sequence(tables, token_set, window, scratch)?;
+            if state.matches_left <= 0 {
+                break 'page;
             }
-            run -= 16;
-            to += 16;
-            from += 16;
-        }
-        let mut to = at;
-        at += length;
-        if offset < 16 {
-            // Sixteen bytes singly; from then on a multiple of the offset that is no less than 16 serves.
-            for k in 0..length.min(16) {
-                window.set(to + k, window.get::<1>(to + k - offset));
-            }
-            if length <= 16 {
-                continue;
-            }
-            to += 16;
-            length -= 16;
-        }
-        let distance = if offset < 16 { offset * 16usize.div_ceil(offset) } else { offset };
-        loop {
-            window.set(to, window.get::<16>(to - distance));
-            if length <= 16 {
-                break;
-            }
-            length -= 16;
-            to += 16;
         }
     }
-    if tokens.place() != extras.place() {
+    if state.tokens.place() != state.extras.place() {
         return Err(Corrupt { what: "pleat tokens of another length" });
     }
+    let State { mut at, mut literal, mut literals_left, .. } = state;
     while literals_left > 0 {
         window.set::<16>(at, wide(&scratch.literals, literal));
         at += 16;
@@ -158,6 +96,131 @@ pub(super) fn decode(
     }
     *page = *window.page();
     Ok(())
+}
+
+/// Tokens that one refill serves, if none is an escape.
+const TOKENS_A_REFILL: usize = 4;
+
+/// How far a page is decoded.
+struct State {
+    tokens: Reader<false>,
+    extras: Reader<true>,
+    reps: [usize; 3],
+    /// Place in the window.
+    at: usize,
+    /// Next literal.
+    literal: usize,
+    /// Literals that no sequence has taken.
+    literals_left: isize,
+    /// Bytes that matches have yet to give.
+    matches_left: isize,
+}
+
+impl State {
+    /// Decodes one sequence. 12 bits of tokens must be ready.
+    #[inline(always)]
+    fn sequence(
+        &mut self,
+        tables: &PleatTables,
+        set: &TokenSet,
+        window: &mut Window,
+        scratch: &Scratch,
+    ) -> Result<(), Corrupt> {
+        self.extras.refill(&scratch.object);
+        let entry = set.decode[self.tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
+        self.tokens.skip(u32::from(entry & 15));
+        let symbol = usize::from(entry >> 4) & (SYMBOLS - 1);
+        let escaped;
+        let meaning = if symbol == TOKEN_ESCAPE {
+            self.tokens.refill(&scratch.object);
+            let triple = self.tokens.peek() as u16 & ((1 << TRIPLE_BITS) - 1);
+            self.tokens.skip(TRIPLE_BITS);
+            self.tokens.refill(&scratch.object);
+            escaped = meaning(triple).ok_or(Corrupt { what: "pleat token without meaning" })?;
+            &escaped
+        } else {
+            &tables.meanings[symbol]
+        };
+        let extra = self.extras.peek();
+        self.extras.skip(u32::from(meaning.all_bits));
+        let offset = (usize::from(meaning.offset_base) + low(extra, meaning.offset_bits)) << (meaning.offset_shift & 3);
+        let extra = extra >> (meaning.offset_bits & 63);
+        let run = usize::from(meaning.run_base) + low(extra, meaning.run_bits);
+        let extra = extra >> (meaning.run_bits & 63);
+        let length = usize::from(meaning.length_base) + low(extra, meaning.length_bits);
+        let rep = meaning.rep;
+        let [newest, second, third] = self.reps;
+        let offset = select_unpredictable(rep == 0, newest, offset);
+        let offset = select_unpredictable(rep == 1, second, offset);
+        let offset = select_unpredictable(rep == 2, third, offset);
+        self.reps = [
+            offset,
+            select_unpredictable(rep >= 1, newest, second),
+            select_unpredictable(rep >= 2, second, third),
+        ];
+        self.literals_left -= run as isize;
+        self.matches_left -= length as isize;
+        if (self.literals_left | self.matches_left) < 0 {
+            return Err(Corrupt { what: "pleat sequences longer than a page" });
+        }
+        window.set::<16>(self.at, wide(&scratch.literals, self.literal));
+        let mut done = 16;
+        while done < run {
+            window.set::<16>(self.at + done, wide(&scratch.literals, self.literal + done));
+            done += 16;
+        }
+        self.literal += run;
+        self.at += run;
+        copy_match(window, self.at, offset, length);
+        self.at += length;
+        Ok(())
+    }
+}
+
+/// Copies the match of `length` bytes at `at`, and up to 39 bytes more.
+///
+/// By words: a word whose source overlaps it is made of the bytes before, and all later words are copied over a
+/// multiple of the offset that is no less than a word. That multiple is at most 7 more than the offset's own reach:
+/// what it reads before the match repeats there.
+#[inline(always)]
+fn copy_match(window: &mut Window, at: usize, offset: usize, length: usize) {
+    let short = offset.min(8);
+    let word = (window.word(at - offset) & FIRST[short]).wrapping_mul(REPEAT[short]);
+    let distance = offset.max(MULTIPLE[short]);
+    window.set(at, word.to_le_bytes());
+    let mut done = 8;
+    loop {
+        for _ in 0..3 {
+            window.set(at + done, window.get::<8>(at + done - distance));
+            done += 8;
+        }
+        if done >= length {
+            return;
+        }
+    }
+}
+
+/// By offset: the bytes of a word that it holds before it repeats.
+const FIRST: [u64; 9] = [0, 0xff, 0xffff, 0xff_ffff, 0xffff_ffff, 0xff_ffff_ffff, 0xffff_ffff_ffff, u64::MAX >> 8, u64::MAX];
+/// By offset: what to multiply these bytes by to repeat them.
+const REPEAT: [u64; 9] = [
+    0,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0001_0000_0100_0001,
+    0x0000_0001_0000_0001,
+    0x0000_0100_0000_0001,
+    0x0001_0000_0000_0001,
+    0x0100_0000_0000_0001,
+    1,
+];
+/// By offset: its least multiple that is 8 or more.
+const MULTIPLE: [usize; 9] = [8, 8, 8, 9, 8, 10, 12, 14, 8];
+
+/// The low `count` bits of `bits`.
+#[inline(always)]
+fn low(bits: u64, count: u8) -> usize {
+    (bits & !(u64::MAX << (count & 63))) as usize
 }
 
 const CUT_SHORT: Corrupt = Corrupt { what: "pleat object cut short" };

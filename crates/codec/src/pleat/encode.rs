@@ -83,10 +83,12 @@ pub(super) fn encode(tables: &PleatTables, window: &Window, scratch: &mut Scratc
                 *symbol = as_word;
             }
         }
+        let escaped;
         let meaning = if usize::from(*symbol) == TOKEN_ESCAPE {
-            super::format::meaning(*triple)?
+            escaped = super::format::meaning(*triple)?;
+            &escaped
         } else {
-            tables.meanings[usize::from(*symbol)]
+            &tables.meanings[usize::from(*symbol)]
         };
         let (bits, bit_count) = extra(sequence, meaning);
         extras.put(bits, bit_count);

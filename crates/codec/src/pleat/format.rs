@@ -85,16 +85,23 @@ pub(super) struct Sequence {
     pub(super) rep: u16,
 }
 
-/// How a token gives a sequence. Eight bytes, so that the decoder has it in one load.
+/// How a token gives a sequence: each number is a base plus extra bits, the offset's after a shift.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C, align(8))]
+#[repr(C, align(16))]
 pub(super) struct Meaning {
     pub(super) run_base: u16,
-    /// Extra bits, from the low end: 4 bits for the run, 4 for the length, 4 for the offset; above them, 2 bits for
-    /// the offset's shift (0 or 3), and 2 for the repeated offset (3: none).
-    pub(super) bits: u16,
     pub(super) length_base: u16,
     pub(super) offset_base: u16,
+    /// 3 for a class of multiples of 8, else 0.
+    pub(super) offset_shift: u8,
+    /// Which of the last three offsets is repeated; 3: none of them.
+    pub(super) rep: u8,
+    /// Extra bits, in their order in the stream.
+    pub(super) offset_bits: u8,
+    pub(super) run_bits: u8,
+    pub(super) length_bits: u8,
+    /// The sum of the three.
+    pub(super) all_bits: u8,
 }
 
 /// What `triple` means; `None` for one without meaning.
@@ -103,15 +110,14 @@ pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     let &(length_base, length_bits) = LENGTHS.get(triple & 31)?;
     let &(run_base, run_bits) = RUNS.get(triple >> 5 & 15)?;
     let class = triple >> 9;
-    let (offset_base, offset_bits, shift, rep) = match class {
-        0..ANY => (0, 0, 0, class),
-        ANY..WORDS => (1 << (class - ANY), class - ANY, 0, 3),
-        WORDS..OFFSETS => (1 << (class - WORDS), class - WORDS, 3, 3),
+    let (offset_base, offset_bits, offset_shift, rep) = match class {
+        0..ANY => (0, 0, 0, class as u8),
+        ANY..WORDS => (1 << (class - ANY), (class - ANY) as u8, 0, 3),
+        WORDS..OFFSETS => (1 << (class - WORDS), (class - WORDS) as u8, 3, 3),
         _ => return None,
     };
-    let bits = u16::from(run_bits) | u16::from(length_bits) << 4;
-    let bits = bits | ((offset_bits | shift << 4 | rep << 6) << 8) as u16;
-    Some(Meaning { run_base, bits, length_base, offset_base })
+    let all_bits = offset_bits + run_bits + length_bits;
+    Some(Meaning { run_base, length_base, offset_base, offset_shift, rep, offset_bits, run_bits, length_bits, all_bits })
 }
 
 /// The classes of every run and length of a page, looked up.
@@ -171,18 +177,13 @@ const fn last_at_most<const N: usize>(classes: &[(u16, u8); N], value: usize) ->
 }
 
 /// The extra bits of `sequence` coded as `meaning`, and how many: offset lowest, then run, then length.
-#[inline]
-pub(super) fn extra(sequence: Sequence, meaning: Meaning) -> (u64, u32) {
-    let bits = u32::from(meaning.bits);
-    let (run_bits, length_bits, offset_bits) = (bits & 15, bits >> 4 & 15, bits >> 8 & 15);
-    let offset = if meaning.bits >> 14 == 3 {
-        u64::from((sequence.offset >> (bits >> 12 & 3)) - meaning.offset_base)
-    } else {
-        0
-    };
+#[inline(always)]
+pub(super) fn extra(sequence: Sequence, meaning: &Meaning) -> (u64, u32) {
+    let offset = if meaning.rep == 3 { (sequence.offset >> meaning.offset_shift) - meaning.offset_base } else { 0 };
     let run = u64::from(sequence.run - meaning.run_base);
     let length = u64::from(sequence.length - meaning.length_base);
-    (offset | run << offset_bits | length << (offset_bits + run_bits), offset_bits + run_bits + length_bits)
+    let bits = u64::from(offset) | (run | length << (meaning.run_bits & 63)) << (meaning.offset_bits & 63);
+    (bits, u32::from(meaning.all_bits))
 }
 
 #[cfg(test)]
@@ -190,12 +191,11 @@ mod tests {
     use super::*;
 
     fn back(meaning: Meaning, extra: u64) -> (u64, u64, u64) {
-        let bits = u32::from(meaning.bits);
-        let (run_bits, length_bits, offset_bits) = (bits & 15, bits >> 4 & 15, bits >> 8 & 15);
-        let low = |value: u64, bits: u32| value & ((1 << bits) - 1);
-        let offset = (u64::from(meaning.offset_base) + low(extra, offset_bits)) << (bits >> 12 & 3);
-        let run = u64::from(meaning.run_base) + low(extra >> offset_bits, run_bits);
-        let length = u64::from(meaning.length_base) + low(extra >> (offset_bits + run_bits), length_bits);
+        let low = |value: u64, bits: u8| value & ((1 << bits) - 1);
+        let offset = (u64::from(meaning.offset_base) + low(extra, meaning.offset_bits)) << meaning.offset_shift;
+        let extra = extra >> meaning.offset_bits;
+        let run = u64::from(meaning.run_base) + low(extra, meaning.run_bits);
+        let length = u64::from(meaning.length_base) + low(extra >> meaning.run_bits, meaning.length_bits);
         (run, length, offset)
     }
 
@@ -206,7 +206,7 @@ mod tests {
             let (any, word) = classes.triples(sequence);
             for triple in [Some(any), word].into_iter().flatten() {
                 let meaning = meaning(triple).expect("a triple of a sequence has a meaning");
-                let (bits, count) = extra(sequence, meaning);
+                let (bits, count) = extra(sequence, &meaning);
                 assert!(count <= 38 && bits >> count == 0);
                 let (run, length, offset) = back(meaning, bits);
                 assert_eq!((run, length), (u64::from(sequence.run), u64::from(sequence.length)));
@@ -230,12 +230,11 @@ mod tests {
     fn no_meaning_gives_offset_zero_or_too_far() {
         for triple in 0..TRIPLES as u16 {
             if let Some(meaning) = meaning(triple)
-                && meaning.bits >> 14 == 3
+                && meaning.rep == 3
             {
-                let shift = meaning.bits >> 12 & 3;
                 let most = (usize::from(meaning.offset_base) << 1) - 1;
                 assert!(meaning.offset_base > 0);
-                assert!(most << shift <= MAX_OFFSET);
+                assert!(most << meaning.offset_shift <= MAX_OFFSET);
             }
         }
     }
