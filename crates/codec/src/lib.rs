@@ -25,6 +25,7 @@ mod dictionary;
 mod lz4;
 mod lz4hc;
 mod lzo;
+mod mem;
 mod names;
 mod pleat;
 mod same;

@@ -1,0 +1,181 @@
+//! Unaligned loads and stores, and copies that write more than asked: what the match loops of the codecs are made of.
+//!
+//! All of it is by raw pointer, because an LZ decoder's source and destination are parts of one buffer and may overlap;
+//! `&` and `&mut` to them at once would be undefined behaviour. A codec checks its bounds once for several of these.
+//! Integers are little-endian on every machine.
+#![allow(unsafe_code)] // Unaligned access without a bounds check for each; the callers check once a sequence.
+
+/// The 16 bits at `p`.
+///
+/// # Safety
+/// 2 bytes from `p` can be read.
+#[inline(always)]
+pub(crate) unsafe fn load16(p: *const u8) -> u16 {
+    // SAFETY: the caller's; the read is unaligned.
+    u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+/// The 32 bits at `p`.
+///
+/// # Safety
+/// 4 bytes from `p` can be read.
+#[inline(always)]
+pub(crate) unsafe fn load32(p: *const u8) -> u32 {
+    // SAFETY: the caller's; the read is unaligned.
+    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
+}
+
+/// The 64 bits at `p`.
+///
+/// # Safety
+/// 8 bytes from `p` can be read.
+#[inline(always)]
+pub(crate) unsafe fn load64(p: *const u8) -> u64 {
+    // SAFETY: the caller's; the read is unaligned.
+    u64::from_le(unsafe { p.cast::<u64>().read_unaligned() })
+}
+
+/// Stores the 16 bits of `value` at `p`.
+///
+/// # Safety
+/// 2 bytes from `p` can be written.
+#[inline(always)]
+pub(crate) unsafe fn store16(p: *mut u8, value: u16) {
+    // SAFETY: the caller's; the write is unaligned.
+    unsafe { p.cast::<u16>().write_unaligned(value.to_le()) }
+}
+
+/// Stores the 32 bits of `value` at `p`.
+///
+/// # Safety
+/// 4 bytes from `p` can be written.
+#[inline(always)]
+pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
+    // SAFETY: the caller's; the write is unaligned.
+    unsafe { p.cast::<u32>().write_unaligned(value.to_le()) }
+}
+
+/// Stores the 64 bits of `value` at `p`.
+///
+/// # Safety
+/// 8 bytes from `p` can be written.
+#[inline(always)]
+pub(crate) unsafe fn store64(p: *mut u8, value: u64) {
+    // SAFETY: the caller's; the write is unaligned.
+    unsafe { p.cast::<u64>().write_unaligned(value.to_le()) }
+}
+
+/// Copies `N` bytes (8, 16, 32: one or two registers). All are read before the first is written, so the two may overlap.
+///
+/// # Safety
+/// `N` bytes can be read from `src` and written to `dst`.
+#[inline(always)]
+pub(crate) unsafe fn copy<const N: usize>(src: *const u8, dst: *mut u8) {
+    // SAFETY: the caller's; arrays of bytes need no alignment.
+    unsafe { dst.cast::<[u8; N]>().write(src.cast::<[u8; N]>().read()) }
+}
+
+/// Copies `len` bytes, rounded up to 16 and at least 16, in steps of 16. Bytes that an earlier step wrote are read by
+/// later ones: with `dst - src` of 16 or more and less than `len`, the distance repeats as an LZ match does.
+///
+/// # Safety
+/// `len.next_multiple_of(16).max(16)` bytes can be read from `src` and written to `dst`.
+#[inline(always)]
+pub(crate) unsafe fn wild_copy16(mut src: *const u8, mut dst: *mut u8, len: usize) {
+    // SAFETY: `end` is at most `len` bytes on, inside what the caller gave.
+    let end = unsafe { dst.add(len) };
+    loop {
+        // SAFETY: each step but the first starts before `end`, so it stays within `len` rounded up.
+        unsafe {
+            copy::<16>(src, dst);
+            src = src.add(16);
+            dst = dst.add(16);
+        }
+        if dst >= end {
+            return;
+        }
+    }
+}
+
+/// How many bytes from `a` on, before `a_end`, equal those from `b` on.
+///
+/// # Safety
+/// `a <= a_end`; the bytes `a..a_end` can be read, and as many from `b`.
+#[inline(always)]
+pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
+    // SAFETY: the caller's: both lie in one buffer, `a` first.
+    let len = unsafe { a_end.offset_from_unsigned(a) };
+    let mut at = 0;
+    while at + 8 <= len {
+        // SAFETY: `at + 8 <= len` bytes can be read from both.
+        let diff = unsafe { load64(a.add(at)) ^ load64(b.add(at)) };
+        if diff != 0 {
+            return at + diff.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    // SAFETY: `at < len` bytes can be read from both.
+    while at < len && unsafe { *a.add(at) == *b.add(at) } {
+        at += 1;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_little_endian_at_any_alignment() {
+        let mut bytes: [u8; 12] = std::array::from_fn(|at| at as u8);
+        for at in 0..4 {
+            // SAFETY: 8 bytes from `at < 4` lie in the 12.
+            unsafe {
+                let p = bytes.as_mut_ptr().add(at);
+                assert_eq!(load16(p), u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()));
+                assert_eq!(load32(p), u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
+                assert_eq!(load64(p), u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()));
+                store16(p, load16(p));
+                store32(p, load32(p));
+                store64(p, load64(p));
+            }
+        }
+        assert_eq!(bytes, std::array::from_fn(|at| at as u8));
+    }
+
+    #[test]
+    fn wild_copy_repeats_a_distance_and_stays_within_the_rounded_length() {
+        for len in 0..70_usize {
+            for distance in 16..40 {
+                let mut buffer: Vec<u8> = (0..160).map(|at| at as u8).collect();
+                let mut want = buffer.clone();
+                let written = len.next_multiple_of(16).max(16);
+                for at in distance..distance + written {
+                    want[at] = want[at - distance];
+                }
+                // SAFETY: `distance + written` is at most 40 + 80.
+                unsafe {
+                    let p = buffer.as_mut_ptr();
+                    wild_copy16(p, p.add(distance), len);
+                }
+                assert_eq!(buffer, want, "len {len} distance {distance}");
+            }
+        }
+    }
+
+    #[test]
+    fn common_prefix_agrees_with_the_bytewise_count() {
+        for len in 0..40_usize {
+            for differ in 0..=len {
+                let a = vec![7; len];
+                let mut b = a.clone();
+                if let Some(byte) = b.get_mut(differ) {
+                    *byte = 8;
+                }
+                // SAFETY: both have `len` bytes.
+                let found = unsafe { common_prefix(a.as_ptr(), b.as_ptr(), a.as_ptr().add(len)) };
+                assert_eq!(found, differ);
+            }
+        }
+    }
+}
