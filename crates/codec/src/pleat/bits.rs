@@ -17,6 +17,12 @@ fn word(room: &Room, at: usize) -> u64 {
     u64::from_le_bytes(room[at..at + 8].try_into().unwrap_or([0; 8]))
 }
 
+/// The 8 bytes before `at`, the last of them lowest: the next bits of a stream that is read downwards.
+#[inline(always)]
+pub(super) fn word_before(room: &Room, at: usize) -> u64 {
+    word(room, at.wrapping_sub(8)).swap_bytes()
+}
+
 /// Writes a stream. More than [`SIZE`] bytes wrap around and spoil it; no page needs as many.
 pub(super) struct Writer<'a> {
     room: &'a mut Room,
@@ -57,63 +63,17 @@ impl<'a> Writer<'a> {
 
 /// Reads a stream: upwards, or downwards if `DOWN`.
 ///
-/// A read beyond the section gives whatever bits lie there; [`Reader::place`] shows it afterwards.
+/// The highest set bit of `bits` is a mark above the unread ones; it counts those read. A read beyond the section gives
+/// whatever bits lie there; [`Reader::place`] shows it afterwards.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<const DOWN: bool> {
-    at: usize,
-    bits: u64,
-    count: u32,
-}
-
-impl<const DOWN: bool> Reader<DOWN> {
-    /// A reader of the bytes from `at` upwards, or of those before `at` downwards.
-    pub(super) fn new(at: usize) -> Self {
-        Self { at, bits: 0, count: 0 }
-    }
-
-    /// Makes at least 56 bits ready. (Giesen, "Reading bits in far too many ways", part 2, variant 4: the bits above
-    /// the ready ones are right already, so that another `|=` does no harm.)
-    #[inline(always)]
-    pub(super) fn refill(&mut self, room: &Room) {
-        let next =
-            if DOWN { word(room, self.at.wrapping_sub(8)).swap_bytes() } else { word(room, self.at) };
-        self.bits |= next << self.count;
-        let bytes = ((63 - self.count) >> 3) as usize;
-        self.at = if DOWN { self.at.wrapping_sub(bytes) } else { self.at.wrapping_add(bytes) };
-        self.count |= 56;
-    }
-
-    /// The bits ahead; of them, those made ready less those skipped are valid.
-    #[inline(always)]
-    pub(super) fn peek(&self) -> u64 {
-        self.bits
-    }
-
-    /// Goes `count` bits on.
-    #[inline(always)]
-    pub(super) fn skip(&mut self, count: u32) {
-        self.bits >>= count & 63;
-        self.count = self.count.wrapping_sub(count);
-    }
-
-    /// Where the next whole unread byte begins (upwards) or ends (downwards).
-    pub(super) fn place(&self) -> usize {
-        let unread = (self.count >> 3) as usize;
-        if DOWN { self.at.wrapping_add(unread) } else { self.at.wrapping_sub(unread) }
-    }
-}
-
-/// Reads a stream like [`Reader`], with less state but a longer way to more bits: for streams of which several are read
-/// at once. The highest set bit of `bits` is a mark above the unread ones; it counts those read.
-#[derive(Clone, Copy)]
-pub(super) struct LaneReader<const DOWN: bool> {
     at: usize,
     bits: u64,
 }
 
 const MARK: u64 = 1 << 63;
 
-impl<const DOWN: bool> LaneReader<DOWN> {
+impl<const DOWN: bool> Reader<DOWN> {
     /// A reader of the bytes from `at` upwards, or of those before `at` downwards.
     pub(super) fn new(at: usize) -> Self {
         Self { at, bits: MARK }
@@ -126,7 +86,7 @@ impl<const DOWN: bool> LaneReader<DOWN> {
         let bytes = (done >> 3) as usize;
         let next = if DOWN {
             self.at = self.at.wrapping_sub(bytes);
-            word(room, self.at.wrapping_sub(8)).swap_bytes()
+            word_before(room, self.at)
         } else {
             self.at = self.at.wrapping_add(bytes);
             word(room, self.at)

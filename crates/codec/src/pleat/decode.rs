@@ -1,37 +1,37 @@
 //! An object to a page.
 
-use std::hint::select_unpredictable;
-
 use super::{
     PleatTables,
-    bits::{LaneReader, Reader, Room},
+    bits::{Reader, Room},
     encode::{FOUR_LANES, RAW},
-    format::{FIRST_REPS, TRIPLE_BITS, meaning},
-    tables::{LITERAL_MAX, LiteralSet, SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX, TokenSet},
-    window::{PAGE_AT, Window},
+    isa::Isa,
+    sequences,
+    tables::{LITERAL_MAX, LiteralSet},
+    window::Window,
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
 
 /// Where an object stands in its room: a stream read downwards may read 8 bytes before it.
 const OBJECT_AT: usize = 8;
-/// Literals, and room for wide copies.
-const LITERALS: usize = 2 * PAGE_SIZE;
+/// The literals of a page, and room for wide copies.
+pub(super) type Literals = [u8; PAGE_SIZE + 64];
 
 /// Working memory of a decoder.
 pub(super) struct Scratch {
     object: Room,
-    literals: [u8; LITERALS + 16],
+    literals: Literals,
+    rows: [Row; 4],
 }
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self { object: [0; _], literals: [0; _] }
+        Self { object: [0; _], literals: [0; _], rows: [[[0; STEP]; STEPS]; 4] }
     }
 }
 
 /// Decodes `object` to the page of `window`, or directly to `page` if it is raw.
 #[inline(always)]
-pub(super) fn decode(
+pub(super) fn decode<I: Isa>(
     tables: &PleatTables,
     object: &[u8],
     window: &mut Window,
@@ -61,166 +61,17 @@ pub(super) fn decode(
 
     let literals = &mut scratch.literals[..literal_count];
     if head & FOUR_LANES != 0 {
-        lanes_4(literal_set, &scratch.object, [OBJECT_AT, second_at, tokens_at], literals)?;
+        lanes_4(literal_set, &scratch.object, [OBJECT_AT, second_at, tokens_at], &mut scratch.rows, literals)?;
     } else {
-        lanes_2(literal_set, &scratch.object, [OBJECT_AT, second_at], literals)?;
+        lanes_2(literal_set, &scratch.object, [OBJECT_AT, second_at], &mut scratch.rows, literals)?;
     }
 
-    let mut state = State {
-        tokens: Reader::new(tokens_at),
-        extras: Reader::new(end),
-        reps: FIRST_REPS.map(usize::from),
-        at: PAGE_AT,
-        literal: 0,
-        literals_left: literal_count as isize,
-        matches_left: (PAGE_SIZE - literal_count) as isize,
-    };
-    'page: while state.matches_left > 0 {
-        state.tokens.refill(&scratch.object);
-        for _ in 0..TOKENS_A_REFILL {
-            state.sequence(tables, token_set, window, scratch)?;
-            if state.matches_left <= 0 {
-                break 'page;
-            }
-        }
-    }
-    if state.tokens.place() != state.extras.place() {
-        return Err(Corrupt { what: "pleat tokens of another length" });
-    }
-    let State { mut at, mut literal, mut literals_left, .. } = state;
-    while literals_left > 0 {
-        window.set::<16>(at, wide(&scratch.literals, literal));
-        at += 16;
-        literal += 16;
-        literals_left -= 16;
-    }
-    *page = *window.page();
+    let rooms = sequences::Rooms { object: &scratch.object, literals: &scratch.literals };
+    let copied = sequences::decode::<I>(tables, token_set, rooms, tokens_at..end, literal_count, window)?;
+    let (at, rest) = (PAGE_SIZE - (literal_count - copied), &scratch.literals[copied..literal_count]);
+    page[..at].copy_from_slice(&window.page()[..at]);
+    page[at..].copy_from_slice(rest);
     Ok(())
-}
-
-/// Tokens that one refill serves, if none is an escape.
-const TOKENS_A_REFILL: usize = 4;
-
-/// How far a page is decoded.
-struct State {
-    tokens: Reader<false>,
-    extras: Reader<true>,
-    reps: [usize; 3],
-    /// Place in the window.
-    at: usize,
-    /// Next literal.
-    literal: usize,
-    /// Literals that no sequence has taken.
-    literals_left: isize,
-    /// Bytes that matches have yet to give.
-    matches_left: isize,
-}
-
-impl State {
-    /// Decodes one sequence. 12 bits of tokens must be ready.
-    #[inline(always)]
-    fn sequence(
-        &mut self,
-        tables: &PleatTables,
-        set: &TokenSet,
-        window: &mut Window,
-        scratch: &Scratch,
-    ) -> Result<(), Corrupt> {
-        self.extras.refill(&scratch.object);
-        let entry = set.decode[self.tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
-        self.tokens.skip(u32::from(entry & 15));
-        let symbol = usize::from(entry >> 4) & (SYMBOLS - 1);
-        let escaped;
-        let meaning = if symbol == TOKEN_ESCAPE {
-            self.tokens.refill(&scratch.object);
-            let triple = self.tokens.peek() as u16 & ((1 << TRIPLE_BITS) - 1);
-            self.tokens.skip(TRIPLE_BITS);
-            self.tokens.refill(&scratch.object);
-            escaped = meaning(triple).ok_or(Corrupt { what: "pleat token without meaning" })?;
-            &escaped
-        } else {
-            &tables.meanings[symbol]
-        };
-        let extra = self.extras.peek();
-        self.extras.skip(u32::from(meaning.all_bits));
-        let offset = (usize::from(meaning.offset_base) + low(extra, meaning.offset_bits)) << (meaning.offset_shift & 3);
-        let extra = extra >> (meaning.offset_bits & 63);
-        let run = usize::from(meaning.run_base) + low(extra, meaning.run_bits);
-        let extra = extra >> (meaning.run_bits & 63);
-        let length = usize::from(meaning.length_base) + low(extra, meaning.length_bits);
-        let rep = meaning.rep;
-        let [newest, second, third] = self.reps;
-        let offset = select_unpredictable(rep == 0, newest, offset);
-        let offset = select_unpredictable(rep == 1, second, offset);
-        let offset = select_unpredictable(rep == 2, third, offset);
-        self.reps = [
-            offset,
-            select_unpredictable(rep >= 1, newest, second),
-            select_unpredictable(rep >= 2, second, third),
-        ];
-        self.literals_left -= run as isize;
-        self.matches_left -= length as isize;
-        if (self.literals_left | self.matches_left) < 0 {
-            return Err(Corrupt { what: "pleat sequences longer than a page" });
-        }
-        window.set::<16>(self.at, wide(&scratch.literals, self.literal));
-        let mut done = 16;
-        while done < run {
-            window.set::<16>(self.at + done, wide(&scratch.literals, self.literal + done));
-            done += 16;
-        }
-        self.literal += run;
-        self.at += run;
-        copy_match(window, self.at, offset, length);
-        self.at += length;
-        Ok(())
-    }
-}
-
-/// Copies the match of `length` bytes at `at`, and up to 39 bytes more.
-///
-/// By words: a word whose source overlaps it is made of the bytes before, and all later words are copied over a
-/// multiple of the offset that is no less than a word. That multiple is at most 7 more than the offset's own reach:
-/// what it reads before the match repeats there.
-#[inline(always)]
-fn copy_match(window: &mut Window, at: usize, offset: usize, length: usize) {
-    let short = offset.min(8);
-    let word = (window.word(at - offset) & FIRST[short]).wrapping_mul(REPEAT[short]);
-    let distance = offset.max(MULTIPLE[short]);
-    window.set(at, word.to_le_bytes());
-    let mut done = 8;
-    loop {
-        for _ in 0..3 {
-            window.set(at + done, window.get::<8>(at + done - distance));
-            done += 8;
-        }
-        if done >= length {
-            return;
-        }
-    }
-}
-
-/// By offset: the bytes of a word that it holds before it repeats.
-const FIRST: [u64; 9] = [0, 0xff, 0xffff, 0xff_ffff, 0xffff_ffff, 0xff_ffff_ffff, 0xffff_ffff_ffff, u64::MAX >> 8, u64::MAX];
-/// By offset: what to multiply these bytes by to repeat them.
-const REPEAT: [u64; 9] = [
-    0,
-    0x0101_0101_0101_0101,
-    0x0001_0001_0001_0001,
-    0x0001_0000_0100_0001,
-    0x0000_0001_0000_0001,
-    0x0000_0100_0000_0001,
-    0x0001_0000_0000_0001,
-    0x0100_0000_0000_0001,
-    1,
-];
-/// By offset: its least multiple that is 8 or more.
-const MULTIPLE: [usize; 9] = [8, 8, 8, 9, 8, 10, 12, 14, 8];
-
-/// The low `count` bits of `bits`.
-#[inline(always)]
-fn low(bits: u64, count: u8) -> usize {
-    (bits & !(u64::MAX << (count & 63))) as usize
 }
 
 const CUT_SHORT: Corrupt = Corrupt { what: "pleat object cut short" };
@@ -241,12 +92,6 @@ fn number(rest: &mut &[u8]) -> Result<usize, Corrupt> {
     }
 }
 
-#[inline(always)]
-fn wide(literals: &[u8; LITERALS + 16], at: usize) -> [u8; 16] {
-    let at = at & (LITERALS - 1);
-    literals[at..at + 16].try_into().unwrap_or([0; 16])
-}
-
 /// Literals that one refill serves.
 const STEP: usize = 5;
 /// Steps of the longest lane: a quarter of a page, and what is left over by the division.
@@ -261,7 +106,7 @@ const ESCAPED: u16 = 1 << 15;
 /// A lane of literals.
 #[derive(Clone, Copy)]
 struct Lane<const DOWN: bool> {
-    reader: LaneReader<DOWN>,
+    reader: Reader<DOWN>,
     /// The entry of the literal before.
     entry: u16,
 }
@@ -269,7 +114,7 @@ struct Lane<const DOWN: bool> {
 impl<const DOWN: bool> Lane<DOWN> {
     #[inline(always)]
     fn new(set: &LiteralSet, at: usize) -> Self {
-        Self { reader: LaneReader::new(at), entry: u16::from(set.context_after[0]) << 12 }
+        Self { reader: Reader::new(at), entry: u16::from(set.context_after[0]) << 12 }
     }
 
     /// Goes one literal on: `entry` becomes its entry, or that of an escape. 10 bits must be ready.
@@ -324,13 +169,12 @@ fn both(a: Lane<false>, b: Lane<true>, set: &LiteralSet, room: &Room) -> (Lane<f
 }
 
 #[inline(always)]
-fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], literals: &mut [u8]) -> Result<(), Corrupt> {
+fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], rows: &mut [Row; 4], literals: &mut [u8]) -> Result<(), Corrupt> {
     let each = literals.len() / 2;
     let last = literals.len() - each;
     let mut a = Lane::<false>::new(set, bounds[0]);
     let mut b = Lane::<true>::new(set, bounds[1]);
-    let mut rows = [[[0; STEP]; STEPS]; 2];
-    let [row_a, row_b] = &mut rows;
+    let [row_a, row_b, ..] = rows;
     if last > row_a.as_flattened().len() {
         return Err(LANES);
     }
@@ -360,15 +204,14 @@ fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], literals: &mut [u8
 }
 
 #[inline(always)]
-fn lanes_4(set: &LiteralSet, room: &Room, bounds: [usize; 3], literals: &mut [u8]) -> Result<(), Corrupt> {
+fn lanes_4(set: &LiteralSet, room: &Room, bounds: [usize; 3], rows: &mut [Row; 4], literals: &mut [u8]) -> Result<(), Corrupt> {
     let each = literals.len() / 4;
     let last = literals.len() - 3 * each;
     let mut a = Lane::<false>::new(set, bounds[0]);
     let mut b = Lane::<true>::new(set, bounds[1]);
     let mut c = Lane::<false>::new(set, bounds[1]);
     let mut d = Lane::<true>::new(set, bounds[2]);
-    let mut rows = [[[0; STEP]; STEPS]; 4];
-    let [row_a, row_b, row_c, row_d] = &mut rows;
+    let [row_a, row_b, row_c, row_d] = rows;
     let (steps, room) = (each / STEP, &*room);
     for step in 0..steps.min(STEPS) {
         a.reader.refill(room);

@@ -1,14 +1,16 @@
 //! A page to an object.
+#![allow(unsafe_code)] // Copies of literals without a check for each.
 
 use super::{
     PleatTables,
     bits::{Room, Writer},
-    format::{Classes, Sequence, TRIPLE_BITS, extra},
+    format::{Classes, Sequence, TRIPLE_BITS, meaning},
+    isa::Isa,
     parse::{MAX_SEQUENCES, Seen, parse},
     tables::{LiteralSet, SETS, TOKEN_ESCAPE},
-    window::{PAGE_AT, Window},
+    window::{END, PAGE_AT, Window},
 };
-use crate::PAGE_SIZE;
+use crate::{PAGE_SIZE, mem::wild_copy16};
 
 /// First byte of an object that holds the page as it is.
 pub(super) const RAW: u8 = 0xff;
@@ -19,12 +21,15 @@ const FOUR_LANES_FROM: usize = 256;
 
 static CLASSES: Classes = Classes::NEW;
 
+/// The literals of a page, and room for wide copies.
+type Literals = [u8; PAGE_SIZE + 64];
+
 /// Working memory of an encoder.
 pub(super) struct Scratch {
     sequences: [Sequence; MAX_SEQUENCES],
     triples: [u16; MAX_SEQUENCES],
     symbols: [u16; MAX_SEQUENCES],
-    literals: [u8; PAGE_SIZE + 64],
+    literals: Literals,
     seen: Seen,
     lanes: [Room; 4],
     tokens: Room,
@@ -48,7 +53,12 @@ impl Scratch {
 
 /// Compresses the page in `window` to the front of `out`; `None` if it does not fit.
 #[inline(always)]
-pub(super) fn encode(tables: &PleatTables, window: &Window, scratch: &mut Scratch, out: &mut [u8]) -> Option<usize> {
+pub(super) fn encode<I: Isa>(
+    tables: &PleatTables,
+    window: &Window,
+    scratch: &mut Scratch,
+    out: &mut [u8],
+) -> Option<usize> {
     scratch.seen.copy_from_slice(&*tables.seen);
     let count = parse(window, &mut scratch.seen, &mut scratch.sequences);
     let sequences = &scratch.sequences[..count];
@@ -59,39 +69,24 @@ pub(super) fn encode(tables: &PleatTables, window: &Window, scratch: &mut Scratc
     let mut at = PAGE_AT;
     let mut costs = [0u16; SETS];
     for ((&sequence, triple), symbol) in sequences.iter().zip(&mut scratch.triples).zip(&mut scratch.symbols) {
-        let mut run = usize::from(sequence.run);
-        let mut from = at;
-        at += run + usize::from(sequence.length);
-        let mut to = literal_count;
+        let run = sequence.run();
+        copy_literals(&mut scratch.literals, literal_count, window, at, run);
         literal_count += run;
-        loop {
-            copy16(&mut scratch.literals, to, window, from);
-            if run <= 16 {
-                break;
-            }
-            run -= 16;
-            from += 16;
-            to += 16;
-        }
+        at += run + sequence.length();
         let (any, word) = CLASSES.triples(sequence);
-        *triple = any;
-        *symbol = tables.symbol_of[usize::from(any)];
-        if let Some(word) = word {
-            let as_word = tables.symbol_of[usize::from(word)];
-            if usize::from(as_word) != TOKEN_ESCAPE {
-                *triple = word;
-                *symbol = as_word;
-            }
-        }
+        let (as_any, as_word) = (tables.symbol_of[usize::from(any)], tables.symbol_of[usize::from(word)]);
+        let is_word = usize::from(as_word) != TOKEN_ESCAPE;
+        *triple = if is_word { word } else { any };
+        *symbol = if is_word { as_word } else { as_any };
         let escaped;
         let meaning = if usize::from(*symbol) == TOKEN_ESCAPE {
-            escaped = super::format::meaning(*triple)?;
+            escaped = meaning(*triple)?;
             &escaped
         } else {
             &tables.meanings[usize::from(*symbol)]
         };
-        let (bits, bit_count) = extra(sequence, meaning);
-        extras.put(bits, bit_count);
+        let extra = (sequence.0 & Sequence::NUMBERS).wrapping_sub(meaning.base & Sequence::NUMBERS);
+        extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
         extras.flush();
         add(&mut costs, &tables.token_costs[usize::from(*symbol)]);
     }
@@ -153,10 +148,13 @@ pub(super) fn encode(tables: &PleatTables, window: &Window, scratch: &mut Scratc
     (object.at <= object.out.len()).then_some(object.at)
 }
 
+/// Copies the `run` bytes at `from` in the window, and some more, to `to` in `literals`.
 #[inline(always)]
-fn copy16(literals: &mut [u8; PAGE_SIZE + 64], to: usize, window: &Window, from: usize) {
-    let to = to & (PAGE_SIZE - 1);
-    literals[to..to + 16].copy_from_slice(&window.get::<16>(from));
+fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usize, run: usize) {
+    debug_assert!(to + run <= PAGE_SIZE && from + run <= END);
+    // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its size and `from + run`
+    // at most END. Up to 16 bytes more are copied than `run`, rounded up; both buffers have 64 more.
+    unsafe { wild_copy16(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 
 #[inline(always)]

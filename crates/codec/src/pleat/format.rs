@@ -72,36 +72,55 @@ pub(super) const TRIPLE_BITS: u32 = 14;
 /// Number of triples, those without meaning included.
 pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 
-/// One sequence.
+/// The three numbers of a sequence in one word, so that few instructions serve them all:
+///
+/// ```text
+/// bits  0..16  literals before the match
+/// bits 16..32  length of the match, at least MIN_MATCH
+/// bits 32..48  offset; 0 if an offset is repeated
+/// bits 48..50  which of the last three offsets is repeated; 3: none
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sequence {
-    /// Literals before the match.
-    pub(super) run: u16,
-    /// Length of the match, at least [`MIN_MATCH`].
-    pub(super) length: u16,
-    /// Offset of the match; unused when `rep` is less than 3.
-    pub(super) offset: u16,
-    /// Which of the last three offsets is repeated; 3: none of them.
-    pub(super) rep: u16,
+pub(super) struct Sequence(pub(super) u64);
+
+impl Sequence {
+    /// Bits of the three numbers.
+    pub(super) const NUMBERS: u64 = (1 << 48) - 1;
+
+    #[inline(always)]
+    pub(super) fn new(run: usize, length: usize, offset: usize, rep: usize) -> Self {
+        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 48)
+    }
+
+    #[inline(always)]
+    pub(super) fn run(self) -> usize {
+        usize::from(self.0 as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn length(self) -> usize {
+        usize::from((self.0 >> 16) as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn offset(self) -> usize {
+        usize::from((self.0 >> 32) as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn rep(self) -> usize {
+        (self.0 >> 48 & 3) as usize
+    }
 }
 
-/// How a token gives a sequence: each number is a base plus extra bits, the offset's after a shift.
+/// How a token gives a sequence: `base`, plus its extra bits where `mask` has ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Meaning {
-    pub(super) run_base: u16,
-    pub(super) length_base: u16,
-    pub(super) offset_base: u16,
-    /// 3 for a class of multiples of 8, else 0.
-    pub(super) offset_shift: u8,
-    /// Which of the last three offsets is repeated; 3: none of them.
-    pub(super) rep: u8,
-    /// Extra bits, in their order in the stream.
-    pub(super) offset_bits: u8,
-    pub(super) run_bits: u8,
-    pub(super) length_bits: u8,
-    /// The sum of the three.
-    pub(super) all_bits: u8,
+    /// A [`Sequence`], and from bit 56 on the number of extra bits.
+    pub(super) base: u64,
+    /// The places of the extra bits, the lowest first, below bit 48.
+    pub(super) mask: u64,
 }
 
 /// What `triple` means; `None` for one without meaning.
@@ -111,13 +130,16 @@ pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     let &(run_base, run_bits) = RUNS.get(triple >> 5 & 15)?;
     let class = triple >> 9;
     let (offset_base, offset_bits, offset_shift, rep) = match class {
-        0..ANY => (0, 0, 0, class as u8),
-        ANY..WORDS => (1 << (class - ANY), (class - ANY) as u8, 0, 3),
-        WORDS..OFFSETS => (1 << (class - WORDS), (class - WORDS) as u8, 3, 3),
+        0..ANY => (0, 0, 0, class),
+        ANY..WORDS => (1 << (class - ANY), class - ANY, 0, 3),
+        WORDS..OFFSETS => (8 << (class - WORDS), class - WORDS, 3, 3),
         _ => return None,
     };
-    let all_bits = offset_bits + run_bits + length_bits;
-    Some(Meaning { run_base, length_base, offset_base, offset_shift, rep, offset_bits, run_bits, length_bits, all_bits })
+    let ones = |count: usize| (1u64 << count) - 1;
+    let (run_bits, length_bits) = (usize::from(run_bits), usize::from(length_bits));
+    let mask = ones(run_bits) | ones(length_bits) << 16 | ones(offset_bits) << (32 + offset_shift);
+    let Sequence(base) = Sequence::new(usize::from(run_base), usize::from(length_base), offset_base, rep);
+    Some(Meaning { base: base | u64::from(mask.count_ones()) << 56, mask })
 }
 
 /// The classes of every run and length of a page, looked up.
@@ -140,31 +162,26 @@ impl Classes {
     };
 
     /// Class of a literal run.
-    fn run(&self, run: u16) -> u16 {
-        if run < 256 { u16::from(self.run[usize::from(run)]) } else { u16::from(last_at_most(&RUNS, usize::from(run))) }
+    #[inline(always)]
+    fn run(&self, run: usize) -> u16 {
+        u16::from(if run < 256 { self.run[run] } else { last_at_most(&RUNS, run) })
     }
 
     /// Class of a match length.
-    fn length(&self, length: u16) -> u16 {
-        if length < 256 {
-            u16::from(self.length[usize::from(length)])
-        } else {
-            u16::from(last_at_most(&LENGTHS, usize::from(length)))
-        }
+    #[inline(always)]
+    fn length(&self, length: usize) -> u16 {
+        u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
     }
 
-    /// The triple of `sequence`, by its offset's general class, and, if the offset is a multiple of 8, by the class
-    /// of those.
-    #[inline]
-    pub(super) fn triples(&self, sequence: Sequence) -> (u16, Option<u16>) {
-        let rest = self.run(sequence.run) << 5 | self.length(sequence.length);
-        if sequence.rep < 3 {
-            return (sequence.rep << 9 | rest, None);
-        }
-        let log = 15 - sequence.offset.leading_zeros() as u16;
-        let any = (ANY as u16 + log) << 9 | rest;
-        let word = (sequence.offset & 7 == 0).then(|| (WORDS as u16 + log - 3) << 9 | rest);
-        (any, word)
+    /// The triple of `sequence`, and another if its offset is a multiple of 8 (else the same).
+    #[inline(always)]
+    pub(super) fn triples(&self, sequence: Sequence) -> (u16, u16) {
+        let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());
+        let (offset, rep) = (sequence.offset(), sequence.rep() as u16);
+        let log = 15 - (offset as u16 | 1).leading_zeros() as u16;
+        let any = if rep < 3 { rep } else { ANY as u16 + log };
+        let word = if rep == 3 && offset & 7 == 0 { WORDS as u16 + log.wrapping_sub(3) } else { any };
+        (any << 9 | rest, word << 9 | rest)
     }
 }
 
@@ -176,65 +193,42 @@ const fn last_at_most<const N: usize>(classes: &[(u16, u8); N], value: usize) ->
     class as u8
 }
 
-/// The extra bits of `sequence` coded as `meaning`, and how many: offset lowest, then run, then length.
-#[inline(always)]
-pub(super) fn extra(sequence: Sequence, meaning: &Meaning) -> (u64, u32) {
-    let offset = if meaning.rep == 3 { (sequence.offset >> meaning.offset_shift) - meaning.offset_base } else { 0 };
-    let run = u64::from(sequence.run - meaning.run_base);
-    let length = u64::from(sequence.length - meaning.length_base);
-    let bits = u64::from(offset) | (run | length << (meaning.run_bits & 63)) << (meaning.offset_bits & 63);
-    (bits, u32::from(meaning.all_bits))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn back(meaning: Meaning, extra: u64) -> (u64, u64, u64) {
-        let low = |value: u64, bits: u8| value & ((1 << bits) - 1);
-        let offset = (u64::from(meaning.offset_base) + low(extra, meaning.offset_bits)) << meaning.offset_shift;
-        let extra = extra >> meaning.offset_bits;
-        let run = u64::from(meaning.run_base) + low(extra, meaning.run_bits);
-        let length = u64::from(meaning.length_base) + low(extra >> meaning.run_bits, meaning.length_bits);
-        (run, length, offset)
-    }
 
     #[test]
     fn every_number_comes_back_from_its_class() {
         let classes = Classes::NEW;
         let check = |sequence: Sequence| {
             let (any, word) = classes.triples(sequence);
-            for triple in [Some(any), word].into_iter().flatten() {
-                let meaning = meaning(triple).expect("a triple of a sequence has a meaning");
-                let (bits, count) = extra(sequence, &meaning);
-                assert!(count <= 38 && bits >> count == 0);
-                let (run, length, offset) = back(meaning, bits);
-                assert_eq!((run, length), (u64::from(sequence.run), u64::from(sequence.length)));
-                if sequence.rep == 3 {
-                    assert_eq!(offset, u64::from(sequence.offset));
-                }
+            for triple in [any, word] {
+                let Meaning { base, mask } = meaning(triple).expect("a triple of a sequence has a meaning");
+                let extra = (sequence.0 & Sequence::NUMBERS) - (base & Sequence::NUMBERS);
+                assert_eq!(extra & !mask, 0, "{sequence:?} as {triple}");
+                assert!(mask.count_ones() <= 38 && u64::from(mask.count_ones()) == base >> 56);
+                assert_eq!(Sequence(base).rep(), sequence.rep());
             }
         };
         for run in 0..=4093 {
-            check(Sequence { run, length: 3, offset: 0, rep: 1 });
+            check(Sequence::new(run, 3, 0, 1));
         }
         for length in 3..=4096 {
-            check(Sequence { run: 0, length, offset: 0, rep: 0 });
+            check(Sequence::new(0, length, 0, 0));
         }
-        for offset in 1..=MAX_OFFSET as u16 {
-            check(Sequence { run: 1, length: 9, offset, rep: 3 });
+        for offset in 1..=MAX_OFFSET {
+            check(Sequence::new(1, 9, offset, 3));
         }
     }
 
     #[test]
-    fn no_meaning_gives_offset_zero_or_too_far() {
+    fn no_meaning_gives_a_number_out_of_range() {
         for triple in 0..TRIPLES as u16 {
-            if let Some(meaning) = meaning(triple)
-                && meaning.rep == 3
-            {
-                let most = (usize::from(meaning.offset_base) << 1) - 1;
-                assert!(meaning.offset_base > 0);
-                assert!(most << meaning.offset_shift <= MAX_OFFSET);
+            if let Some(Meaning { base, mask }) = meaning(triple) {
+                let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
+                assert!(least.length() >= MIN_MATCH && most.length() < 1 << 15 && most.run() < 1 << 15);
+                assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
+                assert!(most.offset() <= MAX_OFFSET);
             }
         }
     }

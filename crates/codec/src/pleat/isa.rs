@@ -8,6 +8,39 @@ use crate::{Corrupt, Page};
 type Encode = fn(&PleatTables, &Window, &mut encode::Scratch, &mut [u8]) -> Option<usize>;
 type Decode = fn(&PleatTables, &[u8], &mut Window, &mut decode::Scratch, &mut Page) -> Result<(), Corrupt>;
 
+/// What one machine has an instruction for, and another has not.
+pub(super) trait Isa {
+    /// The bits of `value` where `mask` has ones, together at the low end (BMI2's `pext`). `mask` is a
+    /// [`Meaning`](super::format::Meaning)'s.
+    fn gather(value: u64, mask: u64) -> u64;
+
+    /// The low bits of `value`, moved to where `mask` has ones (BMI2's `pdep`). `mask` is a
+    /// [`Meaning`](super::format::Meaning)'s.
+    fn scatter(value: u64, mask: u64) -> u64;
+}
+
+/// Any machine.
+pub(super) struct Generic;
+
+impl Isa for Generic {
+    #[inline(always)]
+    fn gather(value: u64, mask: u64) -> u64 {
+        let [run, length, offset] = [mask & 0xffff, mask >> 16 & 0xffff, mask >> 32];
+        let lengths = (value & run) | (value >> 16 & length) << run.count_ones();
+        let offset_at = offset.trailing_zeros() & 63;
+        lengths | (value >> 32 & offset) >> offset_at << (run.count_ones() + length.count_ones())
+    }
+
+    #[inline(always)]
+    fn scatter(value: u64, mask: u64) -> u64 {
+        let [run, length, offset] = [mask & 0xffff, mask >> 16 & 0xffff, mask >> 32];
+        let after_run = value >> run.count_ones();
+        let after_length = after_run >> length.count_ones();
+        let offset_at = offset.trailing_zeros() & 63;
+        value & run | (after_run & length) << 16 | (after_length << offset_at & offset) << 32
+    }
+}
+
 /// An encoder and a decoder.
 #[derive(Clone, Copy)]
 pub(super) struct Shims {
@@ -18,8 +51,8 @@ pub(super) struct Shims {
 impl Shims {
     /// For any machine.
     pub(super) const GENERIC: Self = Self {
-        encode: |tables, window, scratch, out| encode::encode(tables, window, scratch, out),
-        decode: |tables, object, window, scratch, page| decode::decode(tables, object, window, scratch, page),
+        encode: |tables, window, scratch, out| encode::encode::<Generic>(tables, window, scratch, out),
+        decode: |tables, object, window, scratch, page| decode::decode::<Generic>(tables, object, window, scratch, page),
     };
 
     /// The fastest for this machine.
@@ -34,6 +67,22 @@ impl Shims {
 
 #[cfg(target_arch = "x86_64")]
 fn v3() -> Option<Shims> {
+    struct V3;
+
+    impl Isa for V3 {
+        #[inline(always)]
+        fn gather(value: u64, mask: u64) -> u64 {
+            // SAFETY: `V3` is only used by functions compiled for BMI2, which run only where it was found present.
+            unsafe { std::arch::x86_64::_pext_u64(value, mask) }
+        }
+
+        #[inline(always)]
+        fn scatter(value: u64, mask: u64) -> u64 {
+            // SAFETY: as above.
+            unsafe { std::arch::x86_64::_pdep_u64(value, mask) }
+        }
+    }
+
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
     fn encode_v3(
         tables: &PleatTables,
@@ -41,7 +90,7 @@ fn v3() -> Option<Shims> {
         scratch: &mut encode::Scratch,
         out: &mut [u8],
     ) -> Option<usize> {
-        encode::encode(tables, window, scratch, out)
+        encode::encode::<V3>(tables, window, scratch, out)
     }
 
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
@@ -52,7 +101,7 @@ fn v3() -> Option<Shims> {
         scratch: &mut decode::Scratch,
         page: &mut Page,
     ) -> Result<(), Corrupt> {
-        decode::decode(tables, object, window, scratch, page)
+        decode::decode::<V3>(tables, object, window, scratch, page)
     }
 
     let present = is_x86_feature_detected!("avx2")

@@ -15,6 +15,7 @@ mod format;
 mod huffman;
 mod isa;
 mod parse;
+mod sequences;
 mod tables;
 mod train;
 mod window;
@@ -96,7 +97,7 @@ impl Stream for PleatStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<encode::Scratch>() + size_of::<decode::Scratch>() + Window::BYTES
+        size_of::<Self>() + size_of::<encode::Scratch>() + size_of::<decode::Scratch>() + window::SIZE
     }
 }
 
@@ -107,7 +108,7 @@ fn total(tables: &PleatTables, pages: &[&Page]) -> usize {
     let mut out = [0; crate::PAGE_SIZE];
     let mut bytes = |page: &&Page| {
         window.set_page(page);
-        encode::encode(tables, &window, &mut scratch, &mut out).unwrap_or(out.len())
+        encode::encode::<isa::Generic>(tables, &window, &mut scratch, &mut out).unwrap_or(out.len())
     };
     pages.iter().map(&mut bytes).sum()
 }

@@ -6,7 +6,7 @@ use super::{
     format::{Meaning, TRIPLE_BITS, TRIPLES, meaning},
     huffman,
     parse::{Seen, seen_in_dictionary},
-    window::{MAX_DICTIONARY, Window},
+    window::{self, MAX_DICTIONARY, Window},
 };
 
 /// Bits of the longest literal code.
@@ -260,7 +260,7 @@ impl PleatTables {
             + size_of::<[[u16; SETS]; SYMBOLS]>()
             + size_of::<[[u16; SETS]; 256]>()
             + size_of::<Seen>()
-            + Window::BYTES
+            + window::SIZE
             + self.model.dictionary.len()
             + 2 * self.model.triples.len()
             + SETS * token

@@ -18,8 +18,8 @@ const ROUNDS: usize = 8;
 
 /// What is counted of one page.
 struct Parsed {
-    /// Triples, with a second choice for offsets that are multiples of 8.
-    triples: Vec<(u16, Option<u16>)>,
+    /// Triples of each sequence's offset as any, and as one that is a multiple of 8 if it is one.
+    triples: Vec<(u16, u16)>,
     literals: Vec<u8>,
 }
 
@@ -49,9 +49,9 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
         let mut rest = page.as_slice();
         for &sequence in &sequences[..count] {
             triples.push(classes.triples(sequence));
-            let (run, after) = rest.split_at(usize::from(sequence.run));
+            let (run, after) = rest.split_at(sequence.run());
             literals.extend_from_slice(run);
-            rest = &after[usize::from(sequence.length)..];
+            rest = &after[sequence.length()..];
         }
         literals.extend_from_slice(rest);
         parsed.push(Parsed { triples, literals });
@@ -63,22 +63,14 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
 /// The triples that become symbols, rising, and each page's symbols (0 for the others).
 fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     let mut counts = vec![0u32; super::format::TRIPLES];
-    for &(any, word) in parsed.iter().flat_map(|page| &page.triples) {
-        counts[usize::from(word.unwrap_or(any))] += 1;
-    }
+    let all = || parsed.iter().flat_map(|page| &page.triples);
+    all().for_each(|&(_, word)| counts[usize::from(word)] += 1);
     let total: u32 = counts.iter().sum();
-    // One in 4096 is the rarest that a code can pay for.
+    // Rarer ones are coded as any offset's, or escaped.
     let enough = (total / 16384).max(3);
-    let fold = |counts: &mut Vec<u32>, rare: &dyn Fn(u32) -> bool| {
-        for &(any, word) in parsed.iter().flat_map(|page| &page.triples) {
-            if let Some(word) = word
-                && rare(counts[usize::from(word)])
-            {
-                counts[usize::from(any)] += 1;
-            }
-        }
-    };
-    fold(&mut counts, &|count| count < enough);
+    let by_word = counts.clone();
+    let rare = |word: u16| by_word[usize::from(word)] < enough;
+    all().filter(|&&(any, word)| any != word && rare(word)).for_each(|&(any, _)| counts[usize::from(any)] += 1);
     let mut triples: Vec<u16> =
         (0..counts.len()).filter(|&triple| counts[triple] >= enough).map(|triple| triple as u16).collect();
     triples.sort_by_key(|&triple| std::cmp::Reverse(counts[usize::from(triple)]));
@@ -88,9 +80,9 @@ fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     for (&triple, symbol) in triples.iter().zip(1..) {
         symbol_of[usize::from(triple)] = symbol;
     }
-    let symbol = |&(any, word): &(u16, Option<u16>)| match word.map(|word| symbol_of[usize::from(word)]) {
-        None | Some(0) => symbol_of[usize::from(any)],
-        Some(symbol) => symbol,
+    let symbol = |&(any, word): &(u16, u16)| match symbol_of[usize::from(word)] {
+        0 => symbol_of[usize::from(any)],
+        symbol => symbol,
     };
     let symbols = parsed.iter().map(|page| page.triples.iter().map(symbol).collect()).collect();
     (triples, symbols)
