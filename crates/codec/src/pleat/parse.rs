@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! at each position not yet covered:
-//!     look for a match: at the last three offsets (3 bytes or more), then where the hash of 5 bytes was seen last
-//!     none: go on, in longer steps the longer nothing was found
+//!     look for a match: at the last three offsets (3 bytes or more), then where the hash of 6 bytes was seen last
+//!     none: go two on, and further the longer nothing was found
 //!     unless it is at the newest offset or long: take that of the next position instead if it is better
 //!     extend it to the left over the literals before it; keep the sequence
 //! ```
@@ -28,12 +28,12 @@ pub(super) const MAX_SEQUENCES: usize = 1366;
 /// No match starts this close to the page's end or closer.
 const TAIL: usize = 9;
 /// A match of this length is taken without looking at the next position.
-const LONG: usize = 16;
+const LONG: usize = 12;
 
-/// The entry for 5 bytes, the low ones of `word`.
+/// The entry for 6 bytes, the low ones of `word`.
 #[inline(always)]
 fn hash(word: u64) -> usize {
-    ((word << 24).wrapping_mul(0x9e37_79b1_85eb_ca87) >> (64 - HASH_BITS)) as usize
+    ((word << 16).wrapping_mul(0x9e37_79b1_85eb_ca87) >> (64 - HASH_BITS)) as usize
 }
 
 /// The table in which a page's search starts: the positions of the dictionary, `dictionary_len` bytes before the page
@@ -93,7 +93,7 @@ impl Bytes {
         }
         let difference = word ^ self.word(seen_at);
         let offset = at - seen_at;
-        (difference << 24 == 0).then(|| Match { length: self.common(at, offset, difference), offset, rep: 3 })
+        (difference << 16 == 0).then(|| Match { length: self.common(at, offset, difference), offset, rep: 3 })
     }
 }
 
@@ -127,7 +127,7 @@ pub(super) fn parse(
     let mut at = PAGE_AT;
     while at < END - TAIL {
         let Some(mut found) = bytes.find(seen, &reps, at) else {
-            at += 1 + ((at - done) >> 6);
+            at += 2 + ((at - done) >> 5);
             continue;
         };
         if found.rep != 0
