@@ -4,8 +4,6 @@
 //! a class and that class's extra bits. The three classes together are one *triple*, and a triple is one symbol of the
 //! token code.
 
-/// Shortest match.
-pub(super) const MIN_MATCH: usize = 3;
 /// Offsets are below this, so that a match reaches at most this far before its place.
 pub(super) const MAX_OFFSET: usize = (1 << 15) - 1;
 /// Repeated offsets at the start of a page: a word, two words, half a word.
@@ -76,7 +74,7 @@ pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 ///
 /// ```text
 /// bits  0..16  literals before the match
-/// bits 16..32  length of the match, at least MIN_MATCH
+/// bits 16..32  length of the match, at least 3
 /// bits 32..48  offset; 0 if an offset is repeated
 /// bits 48..50  which of the last three offsets is repeated; 3: none
 /// ```
@@ -226,7 +224,7 @@ mod tests {
         for triple in 0..TRIPLES as u16 {
             if let Some(Meaning { base, mask }) = meaning(triple) {
                 let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
-                assert!(least.length() >= MIN_MATCH && most.length() < 1 << 15 && most.run() < 1 << 15);
+                assert!(least.length() >= 3 && most.length() < 1 << 15 && most.run() < 1 << 15);
                 assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
                 assert!(most.offset() <= MAX_OFFSET);
             }

@@ -17,6 +17,8 @@ mod isa;
 mod parse;
 mod sequences;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod train;
 mod window;
 
@@ -62,7 +64,7 @@ impl Codec for Pleat {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
-        Ok(Box::new(PleatStream::new(Arc::clone(&self.tables))))
+        Ok(Box::new(PleatStream::new(Arc::clone(&self.tables), isa::Shims::best())))
     }
 }
 
@@ -75,13 +77,13 @@ struct PleatStream {
 }
 
 impl PleatStream {
-    fn new(tables: Arc<PleatTables>) -> Self {
+    fn new(tables: Arc<PleatTables>, shims: isa::Shims) -> Self {
         Self {
             window: tables.window.clone(),
             encoder: Box::new(encode::Scratch::new()),
             decoder: Box::new(decode::Scratch::new()),
             tables,
-            shims: isa::Shims::best(),
+            shims,
         }
     }
 }

@@ -27,7 +27,6 @@ pub(super) const TOKEN_ESCAPE: usize = 0;
 const MAGIC: [u8; 4] = *b"plt\x01";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
-const LITERAL_SET_BYTES: usize = CLASS_BYTES + CONTEXTS * CONTEXT_BYTES + 256;
 
 /// The bytes are no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,11 +120,6 @@ impl PleatTables {
     /// A hash of everything in the tables: equal tables have equal ids, on every machine.
     pub fn id(&self) -> u32 {
         self.id
-    }
-
-    /// Length of the dictionary.
-    pub(super) fn dictionary_len(&self) -> usize {
-        self.model.dictionary.len()
     }
 
     /// The tables as bytes, at most 51 KiB, as docs/pleat.md describes.
@@ -242,9 +236,7 @@ impl PleatTables {
             }
             tables.literals.push(literal_set(code)?);
         }
-        // FNV-1a over what `to_bytes` gives, but for the id.
-        let hash = |hash: u32, &byte: &u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-        tables.id = tables.to_bytes()[8..].iter().fold(0x811c_9dc5, hash);
+        tables.id = id_of(&tables.to_bytes());
         Ok(tables)
     }
 
@@ -266,6 +258,12 @@ impl PleatTables {
             + SETS * token
             + SETS * literal
     }
+}
+
+/// The id of the tables that `bytes` are: FNV-1a of what stands after the id.
+pub(super) fn id_of(bytes: &[u8]) -> u32 {
+    let hash = |hash: u32, &byte: &u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    bytes.iter().skip(8).fold(0x811c_9dc5, hash)
 }
 
 fn put_nibbles(bytes: &mut Vec<u8>, values: &[u8]) {

@@ -3,11 +3,11 @@
 use super::{
     PleatTables,
     dictionary,
-    format::{Classes, Sequence},
+    format::{Classes, Sequence, TRIPLES},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
-    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_MAX},
-    window::{PAGE_AT, Window},
+    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX},
+    window::{MAX_DICTIONARY, Window},
 };
 use crate::Page;
 
@@ -25,7 +25,7 @@ struct Parsed {
 
 /// A model for pages like `samples`, with a dictionary of `dictionary_len` bytes or less.
 pub(super) fn model(samples: &[&Page], dictionary_len: usize) -> Model {
-    let dictionary = dictionary::select(samples, dictionary_len);
+    let dictionary = dictionary::select(samples, dictionary_len.min(MAX_DICTIONARY));
     let parsed = parse_all(samples, &dictionary);
     let (triples, symbols) = alphabet(&parsed);
     let token_lengths = token_codes(&symbols, triples.len() + 1);
@@ -56,13 +56,12 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
         literals.extend_from_slice(rest);
         parsed.push(Parsed { triples, literals });
     }
-    debug_assert!(PAGE_AT > dictionary.len());
     parsed
 }
 
 /// The triples that become symbols, rising, and each page's symbols (0 for the others).
 fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
-    let mut counts = vec![0u32; super::format::TRIPLES];
+    let mut counts = vec![0u32; TRIPLES];
     let all = || parsed.iter().flat_map(|page| &page.triples);
     all().for_each(|&(_, word)| counts[usize::from(word)] += 1);
     let total: u32 = counts.iter().sum();
@@ -75,6 +74,9 @@ fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
         (0..counts.len()).filter(|&triple| counts[triple] >= enough).map(|triple| triple as u16).collect();
     triples.sort_by_key(|&triple| std::cmp::Reverse(counts[usize::from(triple)]));
     triples.truncate(SYMBOLS - 1);
+    if triples.is_empty() {
+        triples.push(0);
+    }
     triples.sort_unstable();
     let mut symbol_of = vec![0u16; counts.len()];
     for (&triple, symbol) in triples.iter().zip(1..) {
@@ -104,30 +106,26 @@ fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
     };
     let mut all = vec![0; symbols];
     pages.iter().for_each(|page| add(&mut all, page));
-    // Seeds: the whole first, then always the page that the seeds so far serve worst (of a sample), with the pages
-    // near it.
+    if all.iter().all(|&count| count == 0) {
+        return vec![all];
+    }
+    // Seeds: the whole, then always the page of a sample that loses most by the seeds so far.
     let mut bits = vec![ideal_bits(&all, 0.5)];
+    let alone = |page: &Vec<(u16, u32)>| {
+        let mut counts = vec![0; symbols];
+        add(&mut counts, page);
+        ideal_bits(&counts, 0.3)
+    };
     let step = (pages.len() / 256).max(1);
-    let mut best: Vec<f32> = pages.iter().step_by(step).map(|page| cost(page, &bits[0])).collect();
-    while bits.len() < SETS && !pages.is_empty() {
-        let own = |page: &[(u16, u32)]| {
-            let mut counts = vec![0; symbols];
-            add(&mut counts, page);
-            ideal_bits(&counts, 0.3)
-        };
-        let gain = |page: &Vec<(u16, u32)>, best: f32| best - cost(page, &own(page));
-        let gains = pages.iter().step_by(step).zip(&best).map(|(page, &best)| gain(page, best));
-        let Some((worst, _)) = gains.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
-        let seed = ideal_bits(
-            &{
-                let mut counts = vec![0; symbols];
-                add(&mut counts, &pages[worst * step]);
-                counts
-            },
-            0.3,
-        );
-        for (best, page) in best.iter_mut().zip(pages.iter().step_by(step)) {
-            *best = best.min(cost(page, &seed));
+    let sample: Vec<_> = pages.iter().step_by(step).collect();
+    let most: Vec<f32> = sample.iter().map(|page| cost(page, &alone(page))).collect();
+    let mut now: Vec<f32> = sample.iter().map(|page| cost(page, &bits[0])).collect();
+    while bits.len() < SETS {
+        let gains = now.iter().zip(&most).map(|(now, most)| now - most).enumerate();
+        let Some((worst, _)) = gains.max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
+        let seed = alone(sample[worst]);
+        for (now, page) in now.iter_mut().zip(&sample) {
+            *now = now.min(cost(page, &seed));
         }
         bits.push(seed);
     }
@@ -142,7 +140,7 @@ fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
         counts.retain(|counts| counts.iter().any(|&count| count > 0));
         bits = counts.iter().map(|counts| ideal_bits(counts, 0.3)).collect();
     }
-    if counts.is_empty() { vec![all] } else { counts }
+    counts
 }
 
 fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)> {
@@ -170,11 +168,10 @@ fn lengths_with_escape(counts: &[u32], escape: usize, max: u8) -> Vec<u8> {
 }
 
 fn token_codes(pages: &[Vec<u16>], symbols: usize) -> Vec<Vec<u8>> {
-    let symbols_or_two = symbols.max(2);
     let pages: Vec<_> = pages.iter().map(|page| histogram(page.iter().copied(), symbols)).collect();
-    cluster(&pages, symbols_or_two)
+    cluster(&pages, symbols)
         .iter()
-        .map(|counts| lengths_with_escape(counts, super::tables::TOKEN_ESCAPE, TOKEN_MAX))
+        .map(|counts| lengths_with_escape(counts, TOKEN_ESCAPE, TOKEN_MAX))
         .collect()
 }
 
@@ -243,6 +240,14 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     LiteralCode { context_after, lengths, costs }
 }
 
+/// Lengths of dictionary that training tries, in this order: a longer one must be worth its memory.
+const DICTIONARIES: [usize; 3] = [0, 16 << 10, 28_000];
+
+/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer dictionary.
+fn worth_it(bytes: usize, before: usize) -> bool {
+    bytes * 100 <= before * 98
+}
+
 impl PleatTables {
     /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly; same-filled pages should be
     /// left out. Takes about a second for 16 MiB, and the same samples give the same tables.
@@ -260,16 +265,15 @@ impl PleatTables {
             return None;
         }
         let mut best: Option<(usize, Self)> = None;
-        for dictionary_len in [0, 16 << 10] {
+        for dictionary_len in DICTIONARIES {
             let Ok(tables) = Self::new(model(&kept, dictionary_len)) else { continue };
             let bytes = super::total(&tables, &judged);
-            if best.as_ref().is_none_or(|(least, _)| bytes < *least) {
+            if best.as_ref().is_none_or(|&(least, _)| worth_it(bytes, least)) {
                 best = Some((bytes, tables));
             }
         }
         let (bytes, tables) = best?;
-        let builtin = super::total(&Self::builtin(), &judged);
-        (bytes * 100 <= builtin * 98).then_some(tables)
+        worth_it(bytes, super::total(&Self::builtin(), &judged)).then_some(tables)
     }
 
     /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for the built-in
