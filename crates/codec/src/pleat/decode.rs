@@ -169,7 +169,13 @@ fn both(a: Lane<false>, b: Lane<true>, set: &LiteralSet, room: &Room) -> (Lane<f
 }
 
 #[inline(always)]
-fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], rows: &mut [Row; 4], literals: &mut [u8]) -> Result<(), Corrupt> {
+fn lanes_2(
+    set: &LiteralSet,
+    room: &Room,
+    bounds: [usize; 2],
+    rows: &mut [Row; 4],
+    literals: &mut [u8],
+) -> Result<(), Corrupt> {
     let each = literals.len() / 2;
     let last = literals.len() - each;
     let mut a = Lane::<false>::new(set, bounds[0]);
@@ -204,7 +210,13 @@ fn lanes_2(set: &LiteralSet, room: &Room, bounds: [usize; 2], rows: &mut [Row; 4
 }
 
 #[inline(always)]
-fn lanes_4(set: &LiteralSet, room: &Room, bounds: [usize; 3], rows: &mut [Row; 4], literals: &mut [u8]) -> Result<(), Corrupt> {
+fn lanes_4(
+    set: &LiteralSet,
+    room: &Room,
+    bounds: [usize; 3],
+    rows: &mut [Row; 4],
+    literals: &mut [u8],
+) -> Result<(), Corrupt> {
     let each = literals.len() / 4;
     let last = literals.len() - 3 * each;
     let mut a = Lane::<false>::new(set, bounds[0]);

@@ -52,7 +52,9 @@ impl Shims {
     /// For any machine.
     pub(super) const GENERIC: Self = Self {
         encode: |tables, window, scratch, out| encode::encode::<Generic>(tables, window, scratch, out),
-        decode: |tables, object, window, scratch, page| decode::decode::<Generic>(tables, object, window, scratch, page),
+        decode: |tables, object, window, scratch, page| {
+            decode::decode::<Generic>(tables, object, window, scratch, page)
+        },
     };
 
     /// The fastest for this machine.

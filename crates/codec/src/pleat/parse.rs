@@ -115,11 +115,7 @@ impl Match {
 /// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives their number. What
 /// they leave of the page is literals. `seen` is changed.
 #[inline(always)]
-pub(super) fn parse(
-    window: &Window,
-    seen: &mut Seen,
-    sequences: &mut [Sequence; MAX_SEQUENCES],
-) -> usize {
+pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence; MAX_SEQUENCES]) -> usize {
     let bytes = Bytes(window.as_ptr());
     let mut reps = FIRST_REPS.map(usize::from);
     let mut count = 0;

@@ -111,10 +111,7 @@ pub(super) fn decode<I: Isa>(
 /// The meaning after an escape.
 #[cold]
 #[inline(never)]
-fn escaped(
-    mut tokens: Reader<false>,
-    object: &Room,
-) -> Result<(Reader<false>, super::format::Meaning), Corrupt> {
+fn escaped(mut tokens: Reader<false>, object: &Room) -> Result<(Reader<false>, super::format::Meaning), Corrupt> {
     tokens.refill(object);
     let triple = tokens.peek() as u16 & ((1 << TRIPLE_BITS) - 1);
     tokens.skip(TRIPLE_BITS);

@@ -308,7 +308,8 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
     let mut encode = Box::new([0; CONTEXTS << 8]);
     let mut decode = Box::new([0; CONTEXTS << LITERAL_MAX]);
     for (context, lengths) in lengths.iter().enumerate() {
-        let codes = huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal lengths that are no code" })?;
+        let codes =
+            huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal lengths that are no code" })?;
         let escape = codes[ESCAPE];
         if escape.length == 0 {
             return Err(BadTables { what: "literal lengths without an escape" });

@@ -1,8 +1,7 @@
 //! Tables from sample pages.
 
 use super::{
-    PleatTables,
-    dictionary,
+    PleatTables, dictionary,
     format::{Classes, Sequence, TRIPLES},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
@@ -169,10 +168,7 @@ fn lengths_with_escape(counts: &[u32], escape: usize, max: u8) -> Vec<u8> {
 
 fn token_codes(pages: &[Vec<u16>], symbols: usize) -> Vec<Vec<u8>> {
     let pages: Vec<_> = pages.iter().map(|page| histogram(page.iter().copied(), symbols)).collect();
-    cluster(&pages, symbols)
-        .iter()
-        .map(|counts| lengths_with_escape(counts, TOKEN_ESCAPE, TOKEN_MAX))
-        .collect()
+    cluster(&pages, symbols).iter().map(|counts| lengths_with_escape(counts, TOKEN_ESCAPE, TOKEN_MAX)).collect()
 }
 
 fn literal_codes(parsed: &[Parsed]) -> Vec<LiteralCode> {
@@ -226,8 +222,12 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
         let bits: Vec<Vec<f32>> =
             counts_of(&context_after).iter().map(|counts| ideal_bits(&counts[..256], 0.2)).collect();
         for (row, context) in rows.iter().zip(&mut context_after) {
-            let used: Vec<(usize, f32)> =
-                row.iter().enumerate().filter(|&(_, &count)| count > 0).map(|(at, &count)| (at, count as f32)).collect();
+            let used: Vec<(usize, f32)> = row
+                .iter()
+                .enumerate()
+                .filter(|&(_, &count)| count > 0)
+                .map(|(at, &count)| (at, count as f32))
+                .collect();
             let cost = |bits: &Vec<f32>| -> f32 { used.iter().map(|&(at, count)| bits[at] * count).sum() };
             let costs = bits.iter().map(cost).enumerate();
             *context = costs.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(context, _)| context as u8);
