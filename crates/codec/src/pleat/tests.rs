@@ -317,7 +317,7 @@ const GOLDEN: [(usize, u32); KINDS as usize] = [
     (9, 203_380_375),
 ];
 /// A page of words 0, 1, 2 and 3, a quarter of it each.
-const GOLDEN_WORDS: [u8; 1] = [0];
+const GOLDEN_WORDS: [u8; 20] = [25, 3, 3, 26, 0, 38, 88, 0, 216, 0, 216, 0, 216, 0, 39, 2, 112, 39, 2, 113];
 
 proptest! {
     #[test]
