@@ -40,7 +40,7 @@ pub(super) fn decode<I: Isa>(
 ) -> Result<(), Corrupt> {
     let (&head, mut rest) = object.split_first().ok_or(CUT_SHORT)?;
     if head == RAW {
-        *page = *rest.as_array().ok_or(Corrupt { what: "raw pleat object of another length" })?;
+        *page = rest.try_into().map_err(|_| Corrupt { what: "raw pleat object of another length" })?;
         return Ok(());
     }
     if object.len() > PAGE_SIZE || head >> 7 != 0 {
@@ -224,7 +224,7 @@ fn lanes_4(
     let mut c = Lane::<false>::new(set, bounds[1]);
     let mut d = Lane::<true>::new(set, bounds[2]);
     let [row_a, row_b, row_c, row_d] = rows;
-    let (steps, room) = (each / STEP, &*room);
+    let steps = each / STEP;
     for step in 0..steps.min(STEPS) {
         a.reader.refill(room);
         b.reader.refill(room);

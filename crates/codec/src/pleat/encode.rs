@@ -120,11 +120,11 @@ pub(super) fn encode<I: Isa>(
     let set = &tables.literals[literal_set];
     let mut lane_lens = [0; 4];
     let mut rest = literals;
-    for lane in 0..lane_count {
+    for (lane, (lane_len, room)) in lane_lens.iter_mut().zip(&mut scratch.lanes).enumerate().take(lane_count) {
         let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
         let (now, later) = rest.split_at(len);
         rest = later;
-        lane_lens[lane] = encode_lane(set, now, &mut scratch.lanes[lane]);
+        *lane_len = encode_lane(set, now, room);
     }
 
     let mut object = Object { out, at: 0 };
