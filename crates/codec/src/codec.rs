@@ -17,6 +17,8 @@ pub enum CodecId {
     Lz4 = 0,
     /// A Zstandard frame without its magic number.
     Zstd = 1,
+    /// LZ4 with dynamic offsets; see `docs/lz4dyn.md`.
+    Lz4Dyn = 2,
     /// `pleat`, the dense page codec.
     Pleat = 4,
     /// LZO1X, bitstream version 0.

@@ -10,7 +10,7 @@ use super::{
     tables::{LiteralSet, SETS, TOKEN_ESCAPE},
     window::{END, PAGE_AT, Window},
 };
-use crate::{PAGE_SIZE, mem::wild_copy16};
+use crate::{PAGE_SIZE, mem::wild_copy};
 
 /// First byte of an object that holds the page as it is.
 pub(super) const RAW: u8 = 0xff;
@@ -154,7 +154,7 @@ fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usiz
     debug_assert!(to + run <= PAGE_SIZE && from + run <= END);
     // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its size and `from + run`
     // at most END. Up to 16 bytes more are copied than `run`, rounded up; both buffers have 64 more.
-    unsafe { wild_copy16(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
+    unsafe { wild_copy::<16>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 
 #[inline(always)]

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Corrupt, PAGE_SIZE,
-    mem::{copy, load64, store64, wild_copy16},
+    mem::{copy, load64, store64, wild_copy},
 };
 
 /// Where the decoder has what the sequences need.
@@ -88,11 +88,11 @@ pub(super) fn decode<I: Isa>(
             }
             // SAFETY: `left` shows that runs and matches so far, this sequence's included, are no more than
             // `literal_count` and the rest of the page. So `literal + run` is at most PAGE_SIZE, and `literals` has 64
-            // bytes more; `at + run + length` is at most END, and the window has 128 bytes more. `wild_copy16` goes at
+            // bytes more; `at + run + length` is at most END, and the window has 128 bytes more. `wild_copy` goes at
             // most 16 bytes beyond, `copy_match` 32. An offset is at least 1 and at most MAX_OFFSET (a test shows it
             // for every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
             unsafe {
-                wild_copy16(literals.as_ptr().add(literal), window.add(at), run);
+                wild_copy::<16>(literals.as_ptr().add(literal), window.add(at), run);
                 copy_match(window.add(at + run), offset, length);
             }
             literal += run;

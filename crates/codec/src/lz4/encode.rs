@@ -1,0 +1,436 @@
+//! The encoder of an LZ4 block.
+//!
+//! ```text
+//! from the second byte on, until 12 bytes are left:
+//!     find a position whose next 4 bytes were seen before, by a hash table that remembers every position tried;
+//!         after 64 misses try every second position, after 64 more every third, and so on
+//!     extend the match backwards over literals, and forwards up to 5 bytes before the end
+//!     write token, literals, offset, length
+//!     remember the position 2 before the match's end
+//! write what is left as literals
+//! ```
+//!
+//! What is done for speed:
+//!
+//! 1. `find` tries one position, then two at a time, and takes the first hit of a pair without a branch: a mispredicted
+//!    branch costs more than the second try.
+//! 2. Matches are extended backwards by 8 bytes, and forwards by 16, without a loop; few are longer.
+//! 3. One comparison a sequence says that it ends far from the ends of input and output. Then 16 literals are copied
+//!    whatever their number. Otherwise `careful` writes it, to the byte.
+#![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
+
+use std::{hint::select_unpredictable, marker::PhantomData};
+
+use super::{format::Format, table::Table};
+use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy};
+
+/// Bytes that a match found has at least.
+const FOUND: usize = 4;
+
+/// A match that starts this far before the end of the input or further can be compared, and literals before it copied, 16 bytes
+/// at a time.
+const FAR: usize = FOUND + 16 + 5;
+
+/// Bytes of output that a sequence's token, offset, rounding of its literals to 16, and length bytes beyond one in
+/// 128 can take, and that `Fit::Front` keeps for the literals after it.
+const SLACK: usize = 40;
+
+/// What has to fit the output.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// All of the input, or nothing.
+    All,
+    /// As much of its front as does.
+    Front,
+}
+
+/// Compresses `input`, at most `T::MAX_INPUT` bytes, or its front, into `out`, and returns the bytes taken and the bytes
+/// written. `None` if it does not fit: of `Fit::Front`, if `out` is empty.
+#[inline(always)]
+pub(crate) fn encode<F: Format, T: Table>(
+    table: &mut T,
+    input: &[u8],
+    out: &mut [u8],
+    fit: Fit,
+) -> Option<(usize, usize)> {
+    let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
+    let mut anchor = 0;
+    if input.len() > F::LAST_START {
+        // SAFETY: `input` has more than `LAST_START` bytes.
+        (writer, anchor) = unsafe { sequences(table, input, writer, fit) }?;
+    }
+    if F::LAST_LITERALS == 0 && anchor == input.len() {
+        return Some((anchor, writer.at));
+    }
+    let no_offset = if F::DYNAMIC { writer.offset_bytes(writer.at, 0) } else { 0 };
+    let room = (writer.cap - writer.at).saturating_sub(no_offset);
+    let left = input.len() - anchor;
+    let literals = match fit {
+        Fit::All if 1 + length_bytes(left) + left > room => return None,
+        Fit::All => left,
+        Fit::Front => left.min(most_literals(room)?),
+    };
+    // SAFETY: `literals` bytes are left of `input`, and they fit.
+    unsafe { writer.exact(input.as_ptr().add(anchor), literals, None) };
+    Some((anchor + literals, writer.at))
+}
+
+/// Bytes that say a length of `length` beyond the token.
+fn length_bytes(length: usize) -> usize {
+    if length < 15 { 0 } else { (length - 15) / 255 + 1 }
+}
+
+/// The most literals that a last sequence of at most `room` bytes holds.
+fn most_literals(room: usize) -> Option<usize> {
+    match room {
+        0 => None,
+        1..=16 => Some((room - 1).min(14)),
+        _ => Some(room - 2 - (room - 16) / 256),
+    }
+}
+
+/// Writes all sequences with a match, and returns where the literals after the last begin. `None` if one did not fit and had to.
+///
+/// # Safety
+/// `input` has more than `LAST_START` bytes.
+#[inline(always)]
+unsafe fn sequences<F: Format, T: Table>(
+    table: &mut T,
+    input: &[u8],
+    mut writer: Writer<F>,
+    fit: Fit,
+) -> Option<(Writer<F>, usize)> {
+    // Positions run from the table's `first` on; `s.add(position)` is the byte there.
+    let first = table.begin(input.len());
+    let s = input.as_ptr().wrapping_sub(first);
+    let end = first + input.len();
+    let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
+    let mut anchor = first;
+    // SAFETY: positions lie between `first` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
+    // position up to `last_start`, and from `anchor - 2` after a match; 16 bytes beyond a match's first 4 from one that starts
+    // `FAR` before the end. Before each use of `wild` copies the writer has `SLACK` to spare.
+    unsafe {
+        table.set(T::hash(load64(s.add(first))), first);
+        let mut start = first + 1;
+        loop {
+            let (at, seen, back);
+            let bytes = load64(s.add(start));
+            let hash = T::hash(bytes);
+            let last_seen = table.get(hash, start);
+            table.set(hash, start);
+            if load32(s.add(last_seen)) == bytes as u32 {
+                (at, seen) = (start, last_seen);
+                // One literal, if it is the block's first byte.
+                back = 0;
+            } else {
+                let Some(found) = find(table, s, start + 1, last_start) else { break };
+                (at, seen) = found;
+                back = common_suffix(s, first, anchor, at, seen);
+            }
+            let far = at + FAR <= end;
+            let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
+            let forward = if far {
+                match common_prefix16(forward_at, forward_seen) {
+                    16 => 16 + common_prefix(forward_at.add(16), forward_seen.add(16), s.add(match_end)),
+                    short => short,
+                }
+            } else {
+                common_prefix(forward_at, forward_seen, s.add(match_end))
+            };
+            let literals = at - back - anchor;
+            let code = back + FOUND + forward - F::MIN_MATCH;
+            let offset = at - seen;
+            let next = at + FOUND + forward;
+            if far && writer.at + literals + (literals >> 7) + (code >> 7) + SLACK <= writer.cap {
+                writer.sequence(s.add(anchor), literals, offset, code);
+            } else {
+                let written;
+                (writer, written) = writer.careful(fit, s.add(anchor), literals, offset, code);
+                match written {
+                    Written::Whole => {}
+                    Written::Cut { code } => return Some((writer, at - back + F::MIN_MATCH + code - first)),
+                    Written::Nothing if fit == Fit::Front => break,
+                    Written::Nothing => return None,
+                }
+            }
+            anchor = next;
+            start = next;
+            if start > last_start {
+                break;
+            }
+            table.set(T::hash(load64(s.add(next - 2))), next - 2);
+        }
+    }
+    Some((writer, anchor - first))
+}
+
+/// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and returns both. The table then
+/// has every position tried.
+///
+/// # Safety
+/// 8 bytes can be read from any position up to `last_start`, and all the table returns.
+#[inline(always)]
+unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: usize) -> Option<(usize, usize)> {
+    const PAIRS: usize = 24;
+    const SINGLES: usize = 8;
+    // SAFETY: `at <= last_start`, or `at < last_start` where the next byte's position is tried too.
+    unsafe {
+        let mut at = start;
+        let singles_end = last_start.min(start + SINGLES);
+        while at < singles_end {
+            let bytes = load64(s.add(at));
+            let hash = T::hash(bytes);
+            let seen = table.get(hash, at);
+            table.set(hash, at);
+            if load32(s.add(seen)) == bytes as u32 {
+                return Some((at, seen));
+            }
+            at += 1;
+        }
+        let pairs_end = last_start.min(at + 2 * PAIRS);
+        while at < pairs_end {
+            let (bytes, next_bytes) = (load64(s.add(at)), load64(s.add(at + 1)));
+            let (hash, next_hash) = (T::hash(bytes), T::hash(next_bytes));
+            let seen = table.get(hash, at);
+            table.set(hash, at);
+            let hit = load32(s.add(seen)) == bytes as u32;
+            let next_seen = table.get(next_hash, at + 1);
+            table.set(next_hash, select_unpredictable(hit, next_seen, at + 1));
+            let next_hit = load32(s.add(next_seen)) == next_bytes as u32;
+            if hit | next_hit {
+                return Some((select_unpredictable(hit, at, at + 1), select_unpredictable(hit, seen, next_seen)));
+            }
+            at += 2;
+        }
+        let mut tries = 2 * PAIRS;
+        while at <= last_start {
+            let bytes = load64(s.add(at));
+            let hash = T::hash(bytes);
+            let seen = table.get(hash, at);
+            table.set(hash, at);
+            if load32(s.add(seen)) == bytes as u32 {
+                return Some((at, seen));
+            }
+            tries += 1;
+            at += tries / (2 * PAIRS);
+        }
+    }
+    None
+}
+
+/// How many bytes before `at`, down to `anchor`, equal those before `seen`, down to `first`.
+///
+/// # Safety
+/// `first <= seen < at`, `anchor <= at`, and the bytes from `first` to `at` can be read.
+#[inline(always)]
+unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, seen: usize) -> usize {
+    let literals = at - anchor;
+    let mut back = 0;
+    if seen >= first + 8 {
+        // SAFETY: 8 bytes lie before `seen`, and more before `at`.
+        let diff = unsafe { load64(s.add(at - 8)) ^ load64(s.add(seen - 8)) };
+        back = literals.min(diff.leading_zeros() as usize / 8);
+        if back < 8 {
+            return back;
+        }
+    }
+    let most = literals.min(seen - first);
+    // SAFETY: `back < most`, so both positions are at `first` or after.
+    while back < most && unsafe { *s.add(at - back - 1) == *s.add(seen - back - 1) } {
+        back += 1;
+    }
+    back
+}
+
+/// The output. `at <= cap` always.
+#[derive(Clone, Copy)]
+struct Writer<F> {
+    format: PhantomData<F>,
+    /// Where the last offset began; in a block that has none, where the first will.
+    last_offset: usize,
+    out: *mut u8,
+    at: usize,
+    cap: usize,
+}
+
+/// What [`Writer::careful`] wrote.
+enum Written {
+    /// The sequence.
+    Whole,
+    /// The sequence with a shorter match, after which only literals fit.
+    Cut { code: usize },
+    /// Nothing: it does not fit.
+    Nothing,
+}
+
+impl<F: Format> Writer<F> {
+    /// Writes a sequence of `len` literals and a match of `code + F::MIN_MATCH` bytes.
+    ///
+    /// # Safety
+    /// `len + 16` bytes can be read from `literals`, and `len + (len >> 7) + (code >> 7) + SLACK` bytes are free.
+    #[inline(always)]
+    unsafe fn sequence(&mut self, literals: *const u8, len: usize, offset: usize, code: usize) {
+        // SAFETY: the caller's: 1 token, `len` rounded up to 16, 2 of offset, and at most `1 + (length >> 7)` bytes a length.
+        unsafe {
+            *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
+            self.at += 1;
+            if F::DYNAMIC {
+                self.offset::<true>(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
+            if len < 15 {
+                copy::<16>(literals, self.out.add(self.at));
+            } else {
+                self.length(len - 15);
+                wild_copy::<16>(literals, self.out.add(self.at), len);
+            }
+            self.at += len;
+            if !F::DYNAMIC {
+                self.offset::<true>(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
+        }
+    }
+
+    /// Writes a sequence if it fits. For `Fit::Front` so much has to stay free that a block which ends after it, with literals,
+    /// keeps the format's rules for its end; a match for which that is not so is cut to what does fit.
+    ///
+    /// # Safety
+    /// `len` bytes can be read from `literals`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn careful(
+        mut self,
+        fit: Fit,
+        literals: *const u8,
+        len: usize,
+        offset: usize,
+        code: usize,
+    ) -> (Self, Written) {
+        let start = self.at + 1 + length_bytes(len) + len + self.offset_bytes(self.at, offset);
+        let fits = |code: usize| {
+            let last = F::LAST_LITERALS.max(F::LAST_START.saturating_sub(code + F::MIN_MATCH));
+            let kept = if fit == Fit::Front { 1 + last } else { 0 };
+            start + length_bytes(code) + kept <= self.cap
+        };
+        let mut written = Written::Whole;
+        let mut code = code;
+        if !fits(code) {
+            if fit == Fit::All {
+                return (self, Written::Nothing);
+            }
+            let length_room = self.cap.saturating_sub(start + 1 + F::LAST_LITERALS);
+            code = code.min(14 + 255 * length_room);
+            if !fits(code) {
+                return (self, Written::Nothing);
+            }
+            written = Written::Cut { code };
+        }
+        // SAFETY: the caller's, and all bytes were counted above.
+        unsafe { self.exact(literals, len, Some((offset, code))) };
+        (self, written)
+    }
+
+    /// Writes a token, `len` literals and, unless they are the block's last, a match.
+    ///
+    /// # Safety
+    /// `len` bytes can be read from `literals`, and all that is written is free.
+    unsafe fn exact(&mut self, literals: *const u8, len: usize, found: Option<(usize, usize)>) {
+        let (offset, code) = found.unwrap_or((0, 0));
+        // SAFETY: the caller's.
+        unsafe {
+            self.byte(len.min(15) << 4 | code.min(15));
+            if F::DYNAMIC {
+                self.offset::<false>(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
+            if len >= 15 {
+                self.length(len - 15);
+            }
+            self.out.add(self.at).copy_from_nonoverlapping(literals, len);
+            self.at += len;
+            if !F::DYNAMIC && found.is_some() {
+                self.offset::<false>(offset);
+                if code >= 15 {
+                    self.length(code - 15);
+                }
+            }
+        }
+    }
+
+    /// Writes one byte.
+    ///
+    /// # Safety
+    /// It is free.
+    #[inline(always)]
+    unsafe fn byte(&mut self, byte: usize) {
+        // SAFETY: the caller's.
+        unsafe { *self.out.add(self.at) = byte as u8 };
+        self.at += 1;
+    }
+
+    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence always has two.
+    #[inline(always)]
+    fn offset_bytes(&self, token: usize, offset: usize) -> usize {
+        if F::DYNAMIC { 1 + usize::from((offset > 0x7F) | (token == 0)) } else { 2 }
+    }
+
+    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks in the last offset before, if any,
+    /// how many bytes this one has.
+    ///
+    /// # Safety
+    /// Its bytes are free; two, if `WIDE`.
+    #[inline(always)]
+    unsafe fn offset<const WIDE: bool>(&mut self, offset: usize) {
+        let bytes = if F::DYNAMIC { self.offset_bytes(self.at - 1, offset) } else { 2 };
+        let bits = if F::DYNAMIC { offset << 1 } else { offset };
+        // SAFETY: the caller's; `last_offset` is before or at `at`.
+        unsafe {
+            if F::DYNAMIC {
+                // In the first sequence this is the byte about to be written.
+                *self.out.add(self.last_offset) |= (bytes - 1) as u8;
+                self.last_offset = self.at;
+            }
+            if WIDE || bytes == 2 {
+                store16(self.out.add(self.at), bits as u16);
+            } else {
+                *self.out.add(self.at) = bits as u8;
+            }
+        }
+        self.at += bytes;
+    }
+
+    /// Writes `length / 255` bytes of 255, and one of the rest.
+    ///
+    /// # Safety
+    /// So many bytes are free.
+    #[inline(always)]
+    unsafe fn length(&mut self, length: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            if length >= 255 {
+                self.full_bytes(length / 255);
+            }
+            *self.out.add(self.at) = (length % 255) as u8;
+        }
+        self.at += 1;
+    }
+
+    /// Writes `count` bytes of 255.
+    ///
+    /// # Safety
+    /// So many bytes are free.
+    #[cold]
+    #[inline(never)]
+    unsafe fn full_bytes(&mut self, count: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.out.add(self.at).write_bytes(255, count) };
+        self.at += count;
+    }
+}

@@ -1,0 +1,168 @@
+//! LZ4's block format (lz4's `doc/lz4_Block_format.md`), interoperable both ways with liblz4.
+//!
+//! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and in place.
+
+pub(crate) mod copies;
+mod decode;
+pub(crate) mod encode;
+pub(crate) mod format;
+pub(crate) mod table;
+
+use std::ops::Range;
+
+use decode::Extent;
+use encode::Fit;
+use format::Plain;
+use table::{Narrow, Table, Wide};
+
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+
+/// LZ4 at its default acceleration.
+#[derive(Clone, Copy, Debug)]
+pub struct Lz4;
+
+impl Codec for Lz4 {
+    fn id(&self) -> CodecId {
+        CodecId::Lz4
+    }
+
+    fn name(&self) -> String {
+        "lz4".to_owned()
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
+        Ok(Box::new(Lz4Stream { table: Narrow::new() }))
+    }
+}
+
+struct Lz4Stream {
+    table: Narrow,
+}
+
+impl Stream for Lz4Stream {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        encode::encode::<Plain, _>(&mut self.table, page, out, Fit::All).map(|(_, len)| len)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        decompress(object, page)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + Narrow::BYTES
+    }
+}
+
+/// An LZ4 encoder for blocks of any length: its hash tables, 48 KiB, used again for every block.
+///
+/// What a block compresses to does not depend on the blocks before it.
+pub struct Lz4Encoder {
+    narrow: Narrow,
+    wide: Wide,
+}
+
+impl std::fmt::Debug for Lz4Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lz4Encoder").finish_non_exhaustive()
+    }
+}
+
+impl Default for Lz4Encoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lz4Encoder {
+    /// The most input of one call, in bytes.
+    pub const MAX_INPUT: usize = Wide::MAX_INPUT;
+
+    /// A new encoder. Allocates; nothing later does.
+    pub fn new() -> Self {
+        Self { narrow: Narrow::new(), wide: Wide::new() }
+    }
+
+    /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block would be longer than
+    /// `out`, or `input` is longer than [`Lz4Encoder::MAX_INPUT`]; `out` then holds unspecified bytes. With `out` of
+    /// [`compress_bound`] bytes every input fits.
+    pub fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        self.encode(input, out, Fit::All).map(|(_, len)| len)
+    }
+
+    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of `input` and the block's length.
+    /// If not all of `input` was taken, the block's length is `out.len()`, or one less where no block has that length. `None`:
+    /// `out` is empty, or `input` longer than [`Lz4Encoder::MAX_INPUT`].
+    pub fn compress_fill(&mut self, input: &[u8], out: &mut [u8]) -> Option<(usize, usize)> {
+        self.encode(input, out, Fit::Front)
+    }
+
+    fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
+        if input.len() <= Narrow::MAX_INPUT {
+            encode::encode::<Plain, _>(&mut self.narrow, input, out, fit)
+        } else if input.len() <= Wide::MAX_INPUT {
+            encode::encode::<Plain, _>(&mut self.wide, input, out, fit)
+        } else {
+            None
+        }
+    }
+}
+
+/// The most bytes that a block of `input_len` bytes of input can have.
+pub const fn compress_bound(input_len: usize) -> usize {
+    input_len + input_len / 255 + 16
+}
+
+/// Decodes `block` to exactly `out`.
+///
+/// # Errors
+/// [`Corrupt`] if `block` is malformed or has another length than `out`. `out` then holds unspecified bytes.
+pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    match decode::separate(block, out, Extent::Whole)? {
+        len if len == out.len() => Ok(()),
+        _ => Err(SHORT),
+    }
+}
+
+/// Decodes the front of `block` until `out` is full, and returns the bytes of output: fewer than `out.len()` only if the block
+/// ends. What follows in `block` is not looked at.
+///
+/// # Errors
+/// [`Corrupt`] if `block` is malformed as far as it was read. `out` then holds unspecified bytes.
+pub fn decompress_partial(block: &[u8], out: &mut [u8]) -> Result<usize, Corrupt> {
+    decode::separate(block, out, Extent::Prefix)
+}
+
+/// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed block of `block_len` bytes
+/// at the buffer's end (liblz4's `LZ4_DECOMPRESS_INPLACE_MARGIN`).
+pub const fn in_place_margin(block_len: usize) -> usize {
+    (block_len >> 8) + 32
+}
+
+/// Decodes a block in the buffer it lies in: `buffer[block]` to exactly `buffer[..out_len]`.
+///
+/// ```text
+/// before   |                                |<----------- block ------------>|
+/// buffer   |-----------------------------------------------------------------|
+/// after    |<---------------------- out_len -------------------->|<- margin->|
+///
+/// during   |<- output so far ->|  free  |<- unread input ->|
+///                              op       ip
+/// ```
+///
+/// The output grows towards the unread input and may never pass it. `op <= ip` holds throughout for a well-formed block that ends
+/// `out_len + in_place_margin(block.len())` bytes or more into the buffer; with less it may hold, and is checked for each sequence.
+///
+/// # Errors
+/// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if
+/// `block` or `out_len` reach outside `buffer`. `buffer` then holds unspecified bytes.
+pub fn decompress_in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<(), Corrupt> {
+    match decode::in_place(buffer, block, out_len)? {
+        len if len == out_len => Ok(()),
+        _ => Err(SHORT),
+    }
+}
+
+const SHORT: Corrupt = Corrupt { what: "lz4 block is shorter than its output" };
+
+#[cfg(test)]
+mod tests;

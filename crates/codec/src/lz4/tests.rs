@@ -1,0 +1,356 @@
+//! liblz4 is the oracle: it must read what we write, and we what it writes.
+
+use lzzzz::{lz4, lz4_hc};
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::PAGE_SIZE;
+
+/// Inputs of up to `max` bytes of the kinds that take different ways through the codec.
+fn inputs(max: usize) -> impl Strategy<Value = Vec<u8>> {
+    let random = vec(any::<u8>(), 0..max);
+    let few_symbols = vec(prop_oneof![8 => Just(0_u8), 2 => Just(7), 1 => any::<u8>()], 0..max);
+    let words = (vec(any::<[u8; 5]>(), 1..20), vec(any::<prop::sample::Index>(), 0..max / 5))
+        .prop_map(|(words, picks)| picks.iter().flat_map(|pick| *pick.get(&words)).collect());
+    let pointers = (any::<u64>(), vec(0_u64..1 << 12, 0..max / 8))
+        .prop_map(|(base, steps)| steps.iter().flat_map(|step| (base ^ step << 4).to_le_bytes()).collect());
+    let runs = vec((any::<u8>(), 0..max / 4), 0..8).prop_map(move |runs| {
+        let mut bytes: Vec<u8> = runs.iter().flat_map(|&(byte, len)| vec![byte; len]).collect();
+        bytes.truncate(max);
+        bytes
+    });
+    let periods = (vec(any::<u8>(), 1..40), 0..max)
+        .prop_map(|(unit, len)| unit.iter().copied().cycle().take(len).collect::<Vec<u8>>());
+    prop_oneof![random, few_symbols, words, pointers, runs, periods]
+}
+
+fn compressed(encoder: &mut Lz4Encoder, input: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; compress_bound(input.len())];
+    let len = encoder.compress(input, &mut out).expect("the bound is enough");
+    out.truncate(len);
+    out
+}
+
+/// The block in the tail of a buffer with `margin` bytes more than the output, and where it lies.
+fn tail(block: &[u8], out_len: usize, margin: usize) -> (Vec<u8>, Range<usize>) {
+    let len = (out_len + margin).max(block.len());
+    let mut buffer = vec![0xA5; len - block.len()];
+    buffer.extend_from_slice(block);
+    (buffer, len - block.len()..len)
+}
+
+/// Everything that must hold of an input, whatever it is.
+fn check(encoder: &mut Lz4Encoder, input: &[u8]) {
+    let block = compressed(encoder, input);
+    let mut out = vec![0; input.len()];
+
+    // Ours to liblz4 and to us.
+    assert_eq!(lz4::decompress(&block, &mut out).expect("liblz4 reads it"), input.len());
+    assert_eq!(out, input);
+    out.fill(0);
+    decompress(&block, &mut out).expect("we read it");
+    assert_eq!(out, input);
+
+    // liblz4's to us, fast and high compression.
+    let mut theirs = vec![0; compress_bound(input.len())];
+    if !input.is_empty() {
+        for high in [false, true] {
+            let len = if high {
+                lz4_hc::compress(input, &mut theirs, 9).unwrap()
+            } else {
+                lz4::compress(input, &mut theirs, lz4::ACC_LEVEL_DEFAULT).unwrap()
+            };
+            out.fill(0);
+            decompress(&theirs[..len], &mut out).expect("we read liblz4's");
+            assert_eq!(out, input);
+            in_place_agrees(&theirs[..len], input);
+        }
+    }
+    in_place_agrees(&block, input);
+
+    // A front of it.
+    for wanted in [0, 1, input.len() / 3, input.len().saturating_sub(1), input.len() + 5] {
+        let mut front = vec![0xEE; wanted];
+        let len = decompress_partial(&block, &mut front).expect("a front decodes");
+        assert_eq!(len, wanted.min(input.len()));
+        assert_eq!(front[..len], input[..len]);
+    }
+
+    // Any bound: all or nothing, and the same bytes.
+    for cap in [0, 1, block.len() / 2, block.len().saturating_sub(1), block.len(), block.len() + 1, block.len() + 30] {
+        let mut small = vec![0; cap];
+        match encoder.compress(input, &mut small) {
+            Some(len) => assert_eq!(small[..len], block),
+            None => assert!(cap < block.len()),
+        }
+    }
+}
+
+fn in_place_agrees(block: &[u8], input: &[u8]) {
+    let (mut buffer, range) = tail(block, input.len(), in_place_margin(block.len()));
+    decompress_in_place(&mut buffer, range, input.len()).expect("the margin is enough");
+    assert_eq!(buffer[..input.len()], *input);
+}
+
+/// What [`Lz4Encoder::compress_fill`] promises, and the end-of-block rules of the format.
+fn check_fill(encoder: &mut Lz4Encoder, input: &[u8], cap: usize) {
+    let mut out = vec![0; cap];
+    let Some((taken, len)) = encoder.compress_fill(input, &mut out) else {
+        assert_eq!(cap, 0);
+        return;
+    };
+    assert!(taken <= input.len() && len <= cap);
+    assert!(taken == input.len() || len + 1 >= cap, "{len} of {cap} filled");
+    let mut back = vec![0; taken];
+    assert_eq!(lz4::decompress(&out[..len], &mut back).expect("liblz4 reads it"), taken);
+    assert_eq!(back, input[..taken]);
+    back.fill(0);
+    decompress(&out[..len], &mut back).expect("we read it");
+    assert_eq!(back, input[..taken]);
+    in_place_agrees(&out[..len], &input[..taken]);
+
+    // Walk the sequences: the last match starts 12 before the end, and 5 literals follow it.
+    let (mut ip, mut op, mut last) = (0, 0, None);
+    loop {
+        let token = out[ip];
+        ip += 1;
+        let length = |ip: &mut usize, nibble: u8| {
+            let mut length = usize::from(nibble);
+            if nibble == 15 {
+                loop {
+                    length += usize::from(out[*ip]);
+                    *ip += 1;
+                    if out[*ip - 1] != 255 {
+                        break;
+                    }
+                }
+            }
+            length
+        };
+        let literals = length(&mut ip, token >> 4);
+        ip += literals;
+        op += literals;
+        if ip == len {
+            break;
+        }
+        ip += 2;
+        last = Some(op);
+        op += 4 + length(&mut ip, token & 15);
+        assert!(op + 5 <= taken);
+    }
+    assert!(last.is_none_or(|start| start + 12 <= taken));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn blocks_go_both_ways(inputs in vec(inputs(6000), 1..4)) {
+        let mut encoder = Lz4Encoder::new();
+        for input in &inputs {
+            check(&mut encoder, input);
+        }
+    }
+
+    #[test]
+    fn fill_takes_a_front_and_fills(inputs in vec(inputs(6000), 1..3), caps in vec(0_usize..600, 4)) {
+        let mut encoder = Lz4Encoder::new();
+        for input in &inputs {
+            for &cap in &caps {
+                check_fill(&mut encoder, input, cap);
+            }
+        }
+    }
+
+    #[test]
+    fn corrupt_blocks_are_errors_or_bytes_and_decoders_agree(
+        input in inputs(5000),
+        flips in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(),
+        margin in 0_usize..80,
+    ) {
+        let mut block = compressed(&mut Lz4Encoder::new(), &input);
+        for (at, byte) in flips {
+            let at = at.index(block.len());
+            block[at] = byte;
+        }
+        decoders_agree(&block, input.len(), margin);
+        block.truncate(cut.index(block.len() + 1));
+        decoders_agree(&block, input.len(), margin);
+    }
+
+    #[test]
+    fn any_bytes_are_an_error_or_bytes(block in vec(any::<u8>(), 0..300), out_len in 0_usize..2000, margin in 0_usize..80) {
+        decoders_agree(&block, out_len, margin);
+    }
+}
+
+/// Hostile `block`: liblz4 and we give the same bytes, or both an error; and so in place, if it does not overrun.
+fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
+    let mut ours = vec![0; out_len];
+    let mut theirs = vec![0; out_len];
+    let result = decompress(block, &mut ours);
+    let oracle = lz4::decompress(block, &mut theirs);
+    // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need, and takes offset 0,
+    // which the format forbids.
+    if let Ok(len) = oracle
+        && !block.is_empty()
+        && result != Err(decode::BAD_OFFSET)
+    {
+        assert_eq!(result.is_ok(), len == out_len, "{result:?}");
+        assert!(result.is_err() || ours == theirs);
+    }
+    let (mut buffer, range) = tail(block, out_len, margin);
+    if decompress_in_place(&mut buffer, range, out_len).is_ok() {
+        assert!(result.is_ok());
+        assert_eq!(buffer[..out_len], ours);
+    }
+    let mut front = vec![0; out_len / 2];
+    if result.is_ok() {
+        assert_eq!(decompress_partial(block, &mut front), Ok(out_len / 2));
+        assert_eq!(front, ours[..out_len / 2]);
+    }
+}
+
+/// Bytes with matches of all lengths and distances in them, the same on every run.
+fn mixed(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
+    let mut bytes = Vec::with_capacity(len + 400);
+    while bytes.len() < len {
+        if bytes.len() < 16 || next(3) == 0 {
+            for _ in 0..=next(20) {
+                bytes.push(next(256) as u8);
+            }
+        } else {
+            let reach = [16, 300, 70_000][next(3)];
+            let distance = 1 + next(reach.min(bytes.len()));
+            let longest = [20, 300][next(2)];
+            for _ in 0..4 + next(longest) {
+                bytes.push(bytes[bytes.len() - distance]);
+            }
+        }
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+#[test]
+fn lengths_around_every_limit() {
+    let mut encoder = Lz4Encoder::new();
+    let long = mixed(300, 3);
+    for len in 0..=long.len() {
+        check(&mut encoder, &long[..len]);
+        check(&mut encoder, &vec![9; len]);
+    }
+}
+
+#[test]
+fn long_blocks() {
+    let mut encoder = Lz4Encoder::new();
+    for len in [65_535, 65_536, 65_537, 300_000, 1 << 20, (1 << 20) + 77] {
+        check(&mut encoder, &mixed(len, len as u64));
+        for cap in [4096, 8192, 65_536] {
+            check_fill(&mut encoder, &mixed(len, len as u64), cap);
+        }
+    }
+    check(&mut encoder, &vec![0; 1 << 20]);
+    check_fill(&mut encoder, &vec![0; 1 << 20], 4096);
+}
+
+#[test]
+fn every_output_bound_of_a_page() {
+    let mut encoder = Lz4Encoder::new();
+    let page = mixed(PAGE_SIZE, 11);
+    let block = compressed(&mut encoder, &page);
+    for cap in 0..block.len() + 50 {
+        let mut out = vec![0; cap];
+        assert_eq!(encoder.compress(&page, &mut out).is_some(), cap >= block.len(), "cap {cap}");
+        check_fill(&mut encoder, &page, cap);
+    }
+}
+
+#[test]
+fn a_block_does_not_depend_on_the_blocks_before_it() {
+    let mut used = Lz4Encoder::new();
+    for seed in 1..40 {
+        let input = mixed(if seed % 5 == 0 { 100_000 } else { PAGE_SIZE }, seed);
+        assert_eq!(compressed(&mut used, &input), compressed(&mut Lz4Encoder::new(), &input));
+    }
+}
+
+#[test]
+fn positions_start_again_when_they_run_out() {
+    let mut encoder = Lz4Encoder::new();
+    let input = mixed(100_000, 5);
+    let want = compressed(&mut encoder, &input);
+    encoder.wide.run_out();
+    assert_eq!(compressed(&mut encoder, &input), want);
+    assert_eq!(compressed(&mut encoder, &input), want);
+}
+
+#[test]
+fn offsets_of_every_size_and_match_lengths() {
+    for offset in 1..40_u16 {
+        for extra in 0..60_u8 {
+            let mut block = vec![0xF0 | extra.min(15), 40 - 15];
+            block.extend(0..40);
+            block.extend(offset.to_le_bytes());
+            if extra >= 15 {
+                block.push(extra - 15);
+            }
+            block.extend([0x50, 1, 2, 3, 4, 5]);
+            let mut want: Vec<u8> = (0..40).collect();
+            for _ in 0..4 + extra {
+                want.push(want[want.len() - usize::from(offset)]);
+            }
+            want.extend([1, 2, 3, 4, 5]);
+            // More room than the block needs lets it run wide of its end.
+            for more in [0, 200] {
+                let mut out = vec![0; want.len() + more];
+                assert_eq!(decode::separate(&block, &mut out, Extent::Whole), Ok(want.len()));
+                assert_eq!(out[..want.len()], want, "offset {offset} length {}", 4 + extra);
+            }
+        }
+    }
+}
+
+#[test]
+fn in_place_refuses_to_overrun_its_input() {
+    // 100 zeros, then 60 literals: the zeros would go over the literals.
+    let mut block = vec![0x1F, 0, 1, 0, 99 - 19, 0xF0, 60 - 15];
+    block.extend(1..=60);
+    let mut want = vec![0; 100];
+    want.extend(1..=60);
+    let mut out = vec![9; want.len()];
+    decompress(&block, &mut out).unwrap();
+    assert_eq!(out, want);
+    let mut overruns = 0;
+    for margin in 0..200 {
+        let len = block.len() + margin;
+        let mut buffer = vec![0; len];
+        buffer[margin..].copy_from_slice(&block);
+        buffer.resize(len.max(want.len()), 0);
+        match decompress_in_place(&mut buffer, margin..len, want.len()) {
+            Ok(()) => assert_eq!(buffer[..want.len()], want),
+            Err(_) => overruns += 1,
+        }
+    }
+    assert!((90..=110).contains(&overruns), "{overruns}");
+}
+
+#[test]
+fn in_place_ranges_outside_the_buffer_are_errors() {
+    let mut buffer = [0; 64];
+    for (block, out_len) in [(60..65, 10), (0..10, 65), (usize::MAX - 1..usize::MAX, 1)] {
+        assert!(decompress_in_place(&mut buffer, block, out_len).is_err());
+    }
+    #[expect(clippy::reversed_empty_ranges)]
+    let reversed = 10..5;
+    assert!(decompress_in_place(&mut buffer, reversed, 10).is_err());
+}
