@@ -21,6 +21,8 @@ pub enum CodecId {
     Lz4Dyn = 2,
     /// The fast page codec of pagefold; see `docs/fold.md`.
     Fold = 3,
+    /// `pleat`, the dense page codec.
+    Pleat = 4,
     /// LZO1X, bitstream version 0.
     Lzo = 5,
     /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Dictionary, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, X842, Zstd};
+use crate::{Codec, Deflate, Dictionary, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, Pleat, PleatTables, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
 pub const NAMES: &[&str] = &[
@@ -16,6 +16,7 @@ pub const NAMES: &[&str] = &[
     "deflate",
     "deflate-LEVEL",
     "842",
+    "pleat",
     "zstd",
     "zstd-LEVEL",
 ];
@@ -52,6 +53,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
         }
         ("lz4dyn", None) => Ok(Arc::new(Lz4Dyn)),
         ("842", None) => Ok(Arc::new(X842)),
+        ("pleat", None) => Ok(Arc::new(Pleat::default())),
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
         ("zstd", Some(level)) => {
             let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;
@@ -63,8 +65,12 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
 
 /// The codec that `name` stands for, trained on the pages of `sample` where it has something to train. Beside the names of
 /// [`by_name`], which mean what they mean there, it takes `lz4-dict` and `zstd-LEVEL-dict`: with a dictionary of the sample, or
-/// without one if none helps.
+/// without one if none helps; and `pleat-trained`, with tables trained on the sample, or the built-in ones if those do not help.
 pub fn trained(name: &str, sample: &[&Page]) -> Result<Arc<dyn Codec>, UnknownCodec> {
+    if name == "pleat-trained" {
+        let tables = PleatTables::train(sample).map_or_else(PleatTables::builtin, Arc::new);
+        return Ok(Arc::new(Pleat::with_tables(tables)));
+    }
     let Some(plain) = name.strip_suffix("-dict") else { return by_name(name) };
     if plain == "lz4" {
         return Ok(match Dictionary::train(sample, &Lz4, Lz4Dict::new) {

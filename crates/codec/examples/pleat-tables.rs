@@ -1,0 +1,29 @@
+//! Trains tables of `pleat` and writes them to a file; so were the built-in ones made (docs/pleat.md says of what).
+//!
+//! usage: pleat-tables OUT DICTIONARY_BYTES FILE…
+//!
+//! Each file gives equally many pages, spread evenly over it; same-filled ones are left out.
+
+use std::{env, fs};
+
+use pagefold_codec::{PAGE_SIZE, Page, PleatTables};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = env::args().skip(1);
+    let (Some(out), Some(dictionary), true) = (args.next(), args.next(), args.len() > 0) else {
+        return Err("usage: pleat-tables OUT DICTIONARY_BYTES FILE…".into());
+    };
+    let each = 4096 / args.len();
+    let mut pages: Vec<Page> = Vec::new();
+    for file in args {
+        let bytes = fs::read(&file)?;
+        let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
+        let mixed: Vec<&Page> = all.iter().filter(|page| page[8..] != page[..PAGE_SIZE - 8]).collect();
+        let step = mixed.len().div_ceil(each).max(1);
+        pages.extend(mixed.into_iter().step_by(step));
+    }
+    let tables = PleatTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), dictionary.parse()?)?;
+    println!("{} pages; {tables:?}", pages.len());
+    fs::write(out, tables.to_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! The classes that a sequence's numbers are coded in; `docs/pleat.md` has them as tables.
+//!
+//! A sequence is a run of literals and then a match. Each of its three numbers (literal run, match length, offset) is
+//! a class and that class's extra bits. The three classes together are one *triple*, and a triple is one symbol of the
+//! token code.
+
+/// Offsets are below this, so that a match reaches at most this far before its place.
+pub(super) const MAX_OFFSET: usize = (1 << 15) - 1;
+/// Repeated offsets at the start of a page: a word, two words, half a word.
+pub(super) const FIRST_REPS: [u16; 3] = [8, 16, 4];
+/// Number of offset classes that repeat an offset: classes 0, 1 and 2.
+const REPS: usize = 3;
+
+/// Classes of literal runs: base and extra bits.
+const RUNS: [(u16, u8); 15] = [
+    (0, 0),
+    (1, 0),
+    (2, 0),
+    (3, 0),
+    (4, 0),
+    (5, 0),
+    (6, 0),
+    (7, 0),
+    (8, 2),
+    (12, 3),
+    (20, 4),
+    (36, 5),
+    (68, 6),
+    (132, 8),
+    (388, 12),
+];
+
+/// Classes of match lengths: base and extra bits.
+const LENGTHS: [(u16, u8); 23] = [
+    (3, 0),
+    (4, 0),
+    (5, 0),
+    (6, 0),
+    (7, 0),
+    (8, 0),
+    (9, 0),
+    (10, 0),
+    (11, 0),
+    (12, 0),
+    (13, 0),
+    (14, 0),
+    (15, 0),
+    (16, 0),
+    (17, 0),
+    (18, 0),
+    (19, 2),
+    (23, 3),
+    (31, 4),
+    (47, 5),
+    (79, 6),
+    (143, 8),
+    (399, 12),
+];
+
+/// First class of offsets of any alignment; class `ANY + n` holds `1 << n` and the `n`-bit numbers above.
+const ANY: usize = REPS;
+/// First class of offsets that are multiples of 8; class `WORDS + n` holds `8 << n` and `n` extra bits for the words
+/// above.
+const WORDS: usize = ANY + 15;
+/// Number of offset classes.
+const OFFSETS: usize = WORDS + 12;
+
+/// Bits of a triple: 5 of offset class, 4 of run class, 5 of length class.
+pub(super) const TRIPLE_BITS: u32 = 14;
+/// Number of triples, those without meaning included.
+pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
+
+/// The three numbers of a sequence in one word, so that few instructions serve them all:
+///
+/// ```text
+/// bits  0..16  literals before the match
+/// bits 16..32  length of the match, at least 3
+/// bits 32..48  offset; 0 if an offset is repeated
+/// bits 48..50  which of the last three offsets is repeated; 3: none
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sequence(pub(super) u64);
+
+impl Sequence {
+    /// Bits of the three numbers.
+    pub(super) const NUMBERS: u64 = (1 << 48) - 1;
+
+    #[inline(always)]
+    pub(super) fn new(run: usize, length: usize, offset: usize, rep: usize) -> Self {
+        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 48)
+    }
+
+    #[inline(always)]
+    pub(super) fn run(self) -> usize {
+        usize::from(self.0 as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn length(self) -> usize {
+        usize::from((self.0 >> 16) as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn offset(self) -> usize {
+        usize::from((self.0 >> 32) as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn rep(self) -> usize {
+        (self.0 >> 48 & 3) as usize
+    }
+}
+
+/// How a token gives a sequence: `base`, plus its extra bits where `mask` has ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub(super) struct Meaning {
+    /// A [`Sequence`], and from bit 56 on the number of extra bits.
+    pub(super) base: u64,
+    /// The places of the extra bits, the lowest first, below bit 48.
+    pub(super) mask: u64,
+}
+
+/// What `triple` means; `None` for one without meaning.
+pub(super) fn meaning(triple: u16) -> Option<Meaning> {
+    let triple = usize::from(triple);
+    let &(length_base, length_bits) = LENGTHS.get(triple & 31)?;
+    let &(run_base, run_bits) = RUNS.get(triple >> 5 & 15)?;
+    let class = triple >> 9;
+    let (offset_base, offset_bits, offset_shift, rep) = match class {
+        0..ANY => (0, 0, 0, class),
+        ANY..WORDS => (1 << (class - ANY), class - ANY, 0, 3),
+        WORDS..OFFSETS => (8 << (class - WORDS), class - WORDS, 3, 3),
+        _ => return None,
+    };
+    let ones = |count: usize| (1u64 << count) - 1;
+    let (run_bits, length_bits) = (usize::from(run_bits), usize::from(length_bits));
+    let mask = ones(run_bits) | ones(length_bits) << 16 | ones(offset_bits) << (32 + offset_shift);
+    let Sequence(base) = Sequence::new(usize::from(run_base), usize::from(length_base), offset_base, rep);
+    Some(Meaning { base: base | u64::from(mask.count_ones()) << 56, mask })
+}
+
+/// The classes of every run and length of a page, looked up.
+#[derive(Debug)]
+pub(super) struct Classes {
+    run: [u8; 256],
+    length: [u8; 256],
+}
+
+impl Classes {
+    pub(super) const NEW: Self = {
+        let mut classes = Self { run: [0; 256], length: [0; 256] };
+        let mut value = 0;
+        while value < 256 {
+            classes.run[value] = last_at_most(&RUNS, value);
+            classes.length[value] = last_at_most(&LENGTHS, value);
+            value += 1;
+        }
+        classes
+    };
+
+    /// Class of a literal run.
+    #[inline(always)]
+    fn run(&self, run: usize) -> u16 {
+        u16::from(if run < 256 { self.run[run] } else { last_at_most(&RUNS, run) })
+    }
+
+    /// Class of a match length.
+    #[inline(always)]
+    fn length(&self, length: usize) -> u16 {
+        u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
+    }
+
+    /// The triple of `sequence`, and another if its offset is a multiple of 8 (else the same).
+    #[inline(always)]
+    pub(super) fn triples(&self, sequence: Sequence) -> (u16, u16) {
+        let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());
+        let (offset, rep) = (sequence.offset(), sequence.rep() as u16);
+        let log = 15 - (offset as u16 | 1).leading_zeros() as u16;
+        let any = if rep < 3 { rep } else { ANY as u16 + log };
+        let word = if rep == 3 && offset & 7 == 0 { WORDS as u16 + log.wrapping_sub(3) } else { any };
+        (any << 9 | rest, word << 9 | rest)
+    }
+}
+
+const fn last_at_most<const N: usize>(classes: &[(u16, u8); N], value: usize) -> u8 {
+    let mut class = 0;
+    while class + 1 < N && classes[class + 1].0 as usize <= value {
+        class += 1;
+    }
+    class as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_comes_back_from_its_class() {
+        let classes = Classes::NEW;
+        let check = |sequence: Sequence| {
+            let (any, word) = classes.triples(sequence);
+            for triple in [any, word] {
+                let Meaning { base, mask } = meaning(triple).expect("a triple of a sequence has a meaning");
+                let extra = (sequence.0 & Sequence::NUMBERS) - (base & Sequence::NUMBERS);
+                assert_eq!(extra & !mask, 0, "{sequence:?} as {triple}");
+                assert!(mask.count_ones() <= 38 && u64::from(mask.count_ones()) == base >> 56);
+                assert_eq!(Sequence(base).rep(), sequence.rep());
+            }
+        };
+        for run in 0..=4093 {
+            check(Sequence::new(run, 3, 0, 1));
+        }
+        for length in 3..=4096 {
+            check(Sequence::new(0, length, 0, 0));
+        }
+        for offset in 1..=MAX_OFFSET {
+            check(Sequence::new(1, 9, offset, 3));
+        }
+    }
+
+    #[test]
+    fn no_meaning_gives_a_number_out_of_range() {
+        for triple in 0..TRIPLES as u16 {
+            if let Some(Meaning { base, mask }) = meaning(triple) {
+                let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
+                assert!(least.length() >= 3 && most.length() < 1 << 15 && most.run() < 1 << 15);
+                assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
+                assert!(most.offset() <= MAX_OFFSET);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! `pleat`, the dense page codec: matches, and prefix codes whose tables a store's pages share. The format is in
+//! `docs/pleat.md`, the designs tried in `docs/codecs-log/pleat.md`.
+//!
+//! ```text
+//! train:    sample pages -> dictionary, token codes, literal codes    (once for a store)
+//! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set -> bit streams
+//! decode:   literals first, all at once; then a token a sequence, its extra bits, and two copies
+//! ```
+
+mod bits;
+mod decode;
+mod dictionary;
+mod encode;
+mod format;
+mod huffman;
+mod isa;
+mod parse;
+mod sequences;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod train;
+mod window;
+
+use std::sync::Arc;
+
+pub use tables::{BadTables, PleatTables};
+use window::Window;
+
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+
+/// The dense page codec.
+#[derive(Clone, Debug)]
+pub struct Pleat {
+    tables: Arc<PleatTables>,
+}
+
+impl Pleat {
+    /// The codec with the given tables; it decodes only what was made with the same.
+    pub fn with_tables(tables: Arc<PleatTables>) -> Self {
+        Self { tables }
+    }
+
+    /// The tables it works with.
+    pub fn tables(&self) -> &Arc<PleatTables> {
+        &self.tables
+    }
+}
+
+impl Default for Pleat {
+    /// The codec with the built-in tables.
+    fn default() -> Self {
+        Self::with_tables(PleatTables::builtin())
+    }
+}
+
+impl Codec for Pleat {
+    fn id(&self) -> CodecId {
+        CodecId::Pleat
+    }
+
+    fn name(&self) -> String {
+        "pleat".to_owned()
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
+        Ok(Box::new(PleatStream::new(Arc::clone(&self.tables), isa::Shims::best())))
+    }
+}
+
+struct PleatStream {
+    window: Window,
+    encoder: Box<encode::Scratch>,
+    decoder: Box<decode::Scratch>,
+    tables: Arc<PleatTables>,
+    shims: isa::Shims,
+}
+
+impl PleatStream {
+    fn new(tables: Arc<PleatTables>, shims: isa::Shims) -> Self {
+        Self {
+            window: tables.window.clone(),
+            encoder: Box::new(encode::Scratch::new()),
+            decoder: Box::new(decode::Scratch::new()),
+            tables,
+            shims,
+        }
+    }
+}
+
+impl Stream for PleatStream {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.window.set_page(page);
+        (self.shims.encode)(&self.tables, &self.window, &mut self.encoder, out)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        (self.shims.decode)(&self.tables, object, &mut self.window, &mut self.decoder, page)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + size_of::<encode::Scratch>() + size_of::<decode::Scratch>() + window::SIZE
+    }
+}
+
+/// Bytes of the objects of `pages` under `tables`.
+fn total(tables: &PleatTables, pages: &[&Page]) -> usize {
+    let mut window = tables.window.clone();
+    let mut scratch = Box::new(encode::Scratch::new());
+    let mut out = [0; crate::PAGE_SIZE];
+    let mut bytes = |page: &&Page| {
+        window.set_page(page);
+        encode::encode::<isa::Generic>(tables, &window, &mut scratch, &mut out).unwrap_or(out.len())
+    };
+    pages.iter().map(&mut bytes).sum()
+}

@@ -1,0 +1,336 @@
+//! The tables that the pages of a store share, and their bytes.
+
+use std::sync::{Arc, OnceLock};
+
+use super::{
+    format::{Meaning, TRIPLE_BITS, TRIPLES, meaning},
+    huffman,
+    parse::{Seen, seen_in_dictionary},
+    window::{self, MAX_DICTIONARY, Window},
+};
+
+/// Bits of the longest literal code.
+pub(super) const LITERAL_MAX: u8 = 10;
+/// Bits of the longest token code.
+pub(super) const TOKEN_MAX: u8 = 12;
+/// Contexts of a literal set.
+pub(super) const CONTEXTS: usize = 8;
+/// Most literal sets, and most token sets.
+pub(super) const SETS: usize = 8;
+/// Most symbols of the token code, the escape included.
+pub(super) const SYMBOLS: usize = 1024;
+/// The symbol of a literal that has no code in its context: 8 bits follow.
+pub(super) const ESCAPE: usize = 256;
+/// Symbol of a token that has no code in its set: a triple follows.
+pub(super) const TOKEN_ESCAPE: usize = 0;
+
+const MAGIC: [u8; 4] = *b"plt\x01";
+const CLASS_BYTES: usize = 128;
+const CONTEXT_BYTES: usize = 129;
+
+/// The bytes are no tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not pleat tables: {what}")]
+pub struct BadTables {
+    /// What was found wrong.
+    pub what: &'static str,
+}
+
+/// How one kind of literals is coded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LiteralCode {
+    /// The context that each literal makes for the next, below [`CONTEXTS`].
+    pub(super) context_after: [u8; 256],
+    /// Code lengths in each context; the last is [`ESCAPE`]'s.
+    pub(super) lengths: [[u8; 257]; CONTEXTS],
+    /// Each literal's cost without context, in eighths of a bit: a sum of these chooses the set for a page.
+    pub(super) costs: [u8; 256],
+}
+
+/// What is trained and stored; everything else follows from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Model {
+    /// The triple of each token symbol from 1 on; rising.
+    pub(super) triples: Vec<u16>,
+    /// Code lengths of the token symbols, the escape first, in each token set.
+    pub(super) token_lengths: Vec<Vec<u8>>,
+    pub(super) literals: Vec<LiteralCode>,
+    pub(super) dictionary: Vec<u8>,
+}
+
+/// One token set, ready.
+pub(super) struct TokenSet {
+    /// `code | length << 27`; a symbol without code holds the escape's and its own triple.
+    pub(super) encode: Box<[u32; SYMBOLS]>,
+    /// `length | symbol << 4` by the next [`TOKEN_MAX`] bits.
+    pub(super) decode: Box<[u16; 1 << TOKEN_MAX]>,
+}
+
+/// One literal set, ready.
+pub(super) struct LiteralSet {
+    pub(super) context_after: [u8; 256],
+    /// `code | length << 27` by `context << 8 | literal`; a literal without code holds the escape's and its own 8 bits.
+    pub(super) encode: Box<[u32; CONTEXTS << 8]>,
+    /// By `context << LITERAL_MAX | next bits`: bits 0 to 3 the length, 4 to 11 the literal, 12 to 14 the context
+    /// after it; bit 15 is set, and the rest but the length 0, for the escape.
+    pub(super) decode: Box<[u16; CONTEXTS << LITERAL_MAX]>,
+}
+
+/// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes for tokens and
+/// literals in up to eight sets each, of which a page takes one.
+///
+/// A store may hold objects of several tables; each object must be decoded with the tables it was made with, and does
+/// not name them. (With others it gives an error or another page, never anything worse.)
+pub struct PleatTables {
+    id: u32,
+    model: Model,
+    /// Symbol of each triple; 0 is the escape.
+    pub(super) symbol_of: Box<[u16; TRIPLES]>,
+    pub(super) meanings: Box<[Meaning; SYMBOLS]>,
+    pub(super) tokens: Vec<TokenSet>,
+    pub(super) literals: Vec<LiteralSet>,
+    /// Each token symbol's bits in each set, the triple after an escape included.
+    pub(super) token_costs: Box<[[u16; SETS]; SYMBOLS]>,
+    /// Each literal's cost in each set, in eighths of a bit.
+    pub(super) literal_costs: Box<[[u16; SETS]; 256]>,
+    pub(super) window: Window,
+    pub(super) seen: Box<Seen>,
+}
+
+impl std::fmt::Debug for PleatTables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PleatTables")
+            .field("id", &self.id)
+            .field("token_sets", &self.tokens.len())
+            .field("literal_sets", &self.literals.len())
+            .field("symbols", &self.model.triples.len())
+            .field("dictionary_bytes", &self.model.dictionary.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PleatTables {
+    /// The tables that come with the library, trained on a mixture of heaps, programs, text and data.
+    pub fn builtin() -> Arc<Self> {
+        static BUILTIN: OnceLock<Arc<PleatTables>> = OnceLock::new();
+        let tables = || Self::from_bytes(include_bytes!("builtin.tables")).unwrap_or_else(|error| panic!("{error}"));
+        Arc::clone(BUILTIN.get_or_init(|| Arc::new(tables())))
+    }
+
+    /// A hash of everything in the tables: equal tables have equal ids, on every machine.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The tables as bytes, at most 51 KiB, as docs/pleat.md describes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let model = &self.model;
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend((model.dictionary.len() as u16).to_le_bytes());
+        bytes.extend((model.triples.len() as u16).to_le_bytes());
+        bytes.extend([model.token_lengths.len() as u8, model.literals.len() as u8]);
+        bytes.extend(model.triples.iter().flat_map(|triple| triple.to_le_bytes()));
+        for lengths in &model.token_lengths {
+            put_nibbles(&mut bytes, lengths);
+        }
+        for code in &model.literals {
+            put_nibbles(&mut bytes, &code.context_after);
+            for lengths in &code.lengths {
+                put_nibbles(&mut bytes, lengths);
+            }
+            bytes.extend(code.costs);
+        }
+        bytes.extend(&model.dictionary);
+        bytes
+    }
+
+    /// The tables that [`PleatTables::to_bytes`] gave `bytes` for. `bytes` is untrusted; what is accepted is safe to
+    /// use, and gives the same bytes again.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
+        const SHORT: BadTables = BadTables { what: "cut short" };
+        let mut rest = bytes;
+        let mut take = |len: usize| -> Result<&[u8], BadTables> {
+            let (head, tail) = rest.split_at_checked(len).ok_or(SHORT)?;
+            rest = tail;
+            Ok(head)
+        };
+        if take(4)? != MAGIC {
+            return Err(BadTables { what: "another format or version" });
+        }
+        let id = u32::from_le_bytes(take(4)?.try_into().map_err(|_| SHORT)?);
+        let &[d0, d1, t0, t1, token_sets, literal_sets] = take(6)? else { return Err(SHORT) };
+        let dictionary_len = usize::from(u16::from_le_bytes([d0, d1]));
+        let symbols = usize::from(u16::from_le_bytes([t0, t1]));
+        if symbols >= SYMBOLS || dictionary_len > MAX_DICTIONARY {
+            return Err(BadTables { what: "more symbols or dictionary than can be" });
+        }
+        let possible = 1..=SETS as u8;
+        if !possible.contains(&token_sets) || !possible.contains(&literal_sets) {
+            return Err(BadTables { what: "an impossible number of sets" });
+        }
+        let triples: Vec<u16> = take(2 * symbols)?.as_chunks().0.iter().map(|&pair| u16::from_le_bytes(pair)).collect();
+        let mut token_lengths = Vec::with_capacity(SETS);
+        for _ in 0..token_sets {
+            token_lengths.push(nibbles(take((symbols + 2) / 2)?, symbols + 1)?);
+        }
+        let mut literals = Vec::with_capacity(SETS);
+        for _ in 0..literal_sets {
+            let mut context_after = [0; 256];
+            context_after.copy_from_slice(&nibbles(take(CLASS_BYTES)?, 256)?);
+            let mut lengths = [[0; 257]; CONTEXTS];
+            for lengths in &mut lengths {
+                lengths.copy_from_slice(&nibbles(take(CONTEXT_BYTES)?, 257)?);
+            }
+            let mut costs = [0; 256];
+            costs.copy_from_slice(take(256)?);
+            literals.push(LiteralCode { context_after, lengths, costs });
+        }
+        let dictionary = take(dictionary_len)?.to_vec();
+        if !rest.is_empty() {
+            return Err(BadTables { what: "more bytes than the tables have" });
+        }
+        let tables = Self::new(Model { triples, token_lengths, literals, dictionary })?;
+        if tables.id != id {
+            return Err(BadTables { what: "the id is not that of the contents" });
+        }
+        Ok(tables)
+    }
+
+    /// Makes everything that follows from `model`, and checks it.
+    pub(super) fn new(model: Model) -> Result<Self, BadTables> {
+        if !model.triples.is_sorted_by(|a, b| a < b) {
+            return Err(BadTables { what: "token symbols out of order" });
+        }
+        let mut symbol_of = Box::new([0; TRIPLES]);
+        let mut meanings = Box::new([Meaning::default(); SYMBOLS]);
+        for (&triple, symbol) in model.triples.iter().zip(1..) {
+            let meaning = meaning(triple).ok_or(BadTables { what: "a token symbol without meaning" })?;
+            symbol_of[usize::from(triple)] = symbol as u16;
+            meanings[symbol] = meaning;
+        }
+        let mut tables = Self {
+            id: 0,
+            symbol_of,
+            meanings,
+            tokens: Vec::with_capacity(SETS),
+            literals: Vec::with_capacity(SETS),
+            token_costs: Box::new([[u16::MAX; SETS]; SYMBOLS]),
+            literal_costs: Box::new([[u16::MAX; SETS]; 256]),
+            window: Window::new(&model.dictionary),
+            seen: Box::new([0; _]),
+            model,
+        };
+        tables.seen = seen_in_dictionary(&tables.window, tables.model.dictionary.len());
+        for (set, lengths) in tables.model.token_lengths.iter().enumerate() {
+            let token = token_set(lengths, &tables.model.triples)?;
+            for (costs, code) in tables.token_costs.iter_mut().zip(token.encode.iter()) {
+                costs[set] = (code >> 27) as u16;
+            }
+            tables.token_costs[TOKEN_ESCAPE][set] += TRIPLE_BITS as u16;
+            tables.tokens.push(token);
+        }
+        for (set, code) in tables.model.literals.iter().enumerate() {
+            for (costs, &cost) in tables.literal_costs.iter_mut().zip(&code.costs) {
+                costs[set] = u16::from(cost);
+            }
+            tables.literals.push(literal_set(code)?);
+        }
+        tables.id = id_of(&tables.to_bytes());
+        Ok(tables)
+    }
+
+    /// Heap bytes of the tables.
+    pub fn memory_bytes(&self) -> usize {
+        let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
+        let literal = size_of::<[u32; CONTEXTS << 8]>()
+            + size_of::<[u16; CONTEXTS << LITERAL_MAX]>()
+            + size_of::<LiteralSet>()
+            + size_of::<LiteralCode>();
+        size_of::<[u16; TRIPLES]>()
+            + size_of::<[Meaning; SYMBOLS]>()
+            + size_of::<[[u16; SETS]; SYMBOLS]>()
+            + size_of::<[[u16; SETS]; 256]>()
+            + size_of::<Seen>()
+            + window::SIZE
+            + self.model.dictionary.len()
+            + 2 * self.model.triples.len()
+            + SETS * token
+            + SETS * literal
+    }
+}
+
+/// The id of the tables that `bytes` are: FNV-1a of what stands after the id.
+pub(super) fn id_of(bytes: &[u8]) -> u32 {
+    let hash = |hash: u32, &byte: &u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    bytes.iter().skip(8).fold(0x811c_9dc5, hash)
+}
+
+fn put_nibbles(bytes: &mut Vec<u8>, values: &[u8]) {
+    bytes.extend(values.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 4)));
+}
+
+fn nibbles(bytes: &[u8], count: usize) -> Result<Vec<u8>, BadTables> {
+    let mut values: Vec<u8> = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
+    if values.drain(count..).any(|padding| padding != 0) {
+        return Err(BadTables { what: "padding that is not zero" });
+    }
+    Ok(values)
+}
+
+fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
+    let codes = huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token lengths that are no code" })?;
+    let escape = codes[TOKEN_ESCAPE];
+    if escape.length == 0 {
+        return Err(BadTables { what: "token lengths without an escape" });
+    }
+    let mut encode = Box::new([0; SYMBOLS]);
+    let mut decode = Box::new([0; 1 << TOKEN_MAX]);
+    for (symbol, code) in codes.iter().enumerate() {
+        if code.length == 0 {
+            let bits = u32::from(escape.bits) | u32::from(triples[symbol - 1]) << escape.length;
+            encode[symbol] = bits | (u32::from(escape.length) + TRIPLE_BITS) << 27;
+            continue;
+        }
+        encode[symbol] = u32::from(code.bits) | u32::from(code.length) << 27;
+        for slot in decode.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
+            *slot = u16::from(code.length) | (symbol as u16) << 4;
+        }
+    }
+    Ok(TokenSet { encode, decode })
+}
+
+fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
+    let LiteralCode { context_after, lengths, .. } = code;
+    if context_after.iter().any(|&context| usize::from(context) >= CONTEXTS) {
+        return Err(BadTables { what: "a context that does not exist" });
+    }
+    let mut encode = Box::new([0; CONTEXTS << 8]);
+    let mut decode = Box::new([0; CONTEXTS << LITERAL_MAX]);
+    for (context, lengths) in lengths.iter().enumerate() {
+        let codes =
+            huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal lengths that are no code" })?;
+        let escape = codes[ESCAPE];
+        if escape.length == 0 {
+            return Err(BadTables { what: "literal lengths without an escape" });
+        }
+        for (literal, code) in codes.iter().enumerate() {
+            let entry = if literal == ESCAPE {
+                1 << 15
+            } else {
+                let own = u32::from(code.bits) | u32::from(code.length) << 27;
+                let bits = u32::from(escape.bits) | (literal as u32) << escape.length;
+                let escaped = bits | (u32::from(escape.length) + 8) << 27;
+                encode[context << 8 | literal] = if code.length == 0 { escaped } else { own };
+                (literal as u16) << 4 | u16::from(context_after[literal]) << 12
+            };
+            if code.length > 0 {
+                let table = &mut decode[context << LITERAL_MAX..][..1 << LITERAL_MAX];
+                for slot in table.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
+                    *slot = entry | u16::from(code.length);
+                }
+            }
+        }
+    }
+    Ok(LiteralSet { context_after: *context_after, encode, decode })
+}

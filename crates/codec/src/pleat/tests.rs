@@ -1,0 +1,349 @@
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+
+use super::{encode::RAW, isa::Shims, tables::id_of, *};
+use crate::PAGE_SIZE;
+
+/// A small generator, the same on every machine (xorshift64*, Vigna 2016).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+const KINDS: u64 = 7;
+
+/// A page of one of several kinds: like a heap, text, records, samples, sparse, noise, one byte.
+fn page(kind: u64, seed: u64) -> Page {
+    let mut random = Random(seed.wrapping_mul(2).wrapping_add(1));
+    let mut page = [0; PAGE_SIZE];
+    match kind % KINDS {
+        0 => {
+            for word in page.chunks_exact_mut(8) {
+                let value = match random.below(4) {
+                    0 => 0,
+                    1 => 0x7f3a_1240_0000 + random.below(64) * 48,
+                    2 => random.below(1000),
+                    _ => 0x5581_0000_1000 + random.below(4) * 0x120,
+                };
+                word.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        1 => {
+            const WORDS: [&[u8]; 12] = [
+                b"page ",
+                b"store ",
+                b"of ",
+                b"the ",
+                b"entry ",
+                b"object ",
+                b"and ",
+                b"is ",
+                b"a ",
+                b"pool, ",
+                b"compressed ",
+                b"memory. ",
+            ];
+            let mut at = 0;
+            while at < PAGE_SIZE {
+                let word = WORDS[random.below(12) as usize];
+                let len = word.len().min(PAGE_SIZE - at);
+                page[at..at + len].copy_from_slice(&word[..len]);
+                at += len;
+            }
+        }
+        2 => {
+            for (number, record) in page.chunks_mut(40).enumerate() {
+                let text = format!("{number:08};user{:04};{};\n---------------", random.below(99), random.below(7));
+                let len = record.len().min(text.len());
+                record[..len].copy_from_slice(&text.as_bytes()[..len]);
+            }
+        }
+        3 => {
+            let mut level = 1000i64;
+            for sample in page.chunks_exact_mut(2) {
+                level += random.below(21) as i64 - 10;
+                sample.copy_from_slice(&(level as u16).to_le_bytes());
+            }
+        }
+        4 => {
+            for _ in 0..random.below(60) {
+                page[random.below(PAGE_SIZE as u64) as usize] = random.next() as u8;
+            }
+        }
+        5 => page.fill_with(|| random.next() as u8),
+        _ => page = [random.next() as u8; PAGE_SIZE],
+    }
+    page
+}
+
+fn pages(kinds: std::ops::Range<u64>, count: u64) -> Vec<Page> {
+    (0..count).flat_map(|seed| kinds.clone().map(move |kind| page(kind, seed))).collect()
+}
+
+/// Tables trained on these kinds of pages, with a dictionary.
+fn trained() -> Arc<PleatTables> {
+    static TABLES: OnceLock<Arc<PleatTables>> = OnceLock::new();
+    let train = || {
+        let pages = pages(0..5, 64);
+        PleatTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), 8192).expect("valid tables")
+    };
+    Arc::clone(TABLES.get_or_init(|| Arc::new(train())))
+}
+
+fn all_tables() -> [Arc<PleatTables>; 2] {
+    [PleatTables::builtin(), trained()]
+}
+
+/// Makes the object of `page` with both shims, which must agree, and decodes it with both.
+fn round_trip(tables: &Arc<PleatTables>, page: &Page) -> Vec<u8> {
+    let [mut generic, mut best] =
+        [Shims::GENERIC, Shims::best()].map(|shims| PleatStream::new(Arc::clone(tables), shims));
+    let mut objects = [[0; PAGE_SIZE + 1]; 2];
+    let len = generic.compress(page, &mut objects[0]).expect("a raw page fits");
+    assert_eq!(best.compress(page, &mut objects[1]), Some(len));
+    assert!(objects[0] == objects[1], "the shims give different bytes");
+    for mut stream in [generic, best] {
+        let mut back = [0xee; PAGE_SIZE];
+        assert_eq!(stream.decompress(&objects[0][..len], &mut back), Ok(()));
+        assert!(back == *page);
+    }
+    objects[0][..len].to_vec()
+}
+
+#[test]
+fn pages_come_back() {
+    for tables in all_tables() {
+        for kind in 0..KINDS {
+            for seed in 100..110 {
+                round_trip(&tables, &page(kind, seed));
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_of_kinds() {
+    let size = |kind| round_trip(&PleatTables::builtin(), &page(kind, 1)).len();
+    assert!(size(0) < 1600 && size(1) < 1400 && size(2) < 1000 && size(4) < 300 && size(6) < 40);
+    assert_eq!(size(5), PAGE_SIZE + 1);
+}
+
+#[test]
+fn any_bound_is_kept() {
+    for tables in all_tables() {
+        let mut stream = PleatStream::new(Arc::clone(&tables), Shims::best());
+        for kind in 0..KINDS {
+            let page = page(kind, 7);
+            let object = round_trip(&tables, &page);
+            for bound in 0..=PAGE_SIZE + 8 {
+                let mut out = vec![0; bound];
+                let len = stream.compress(&page, &mut out);
+                assert_eq!(len, (bound >= object.len()).then_some(object.len()), "kind {kind} bound {bound}");
+                assert!(len.is_none_or(|len| out[..len] == object));
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_objects_do_no_harm() {
+    for tables in all_tables() {
+        let mut stream = PleatStream::new(Arc::clone(&tables), Shims::best());
+        let mut back = [0; PAGE_SIZE];
+        for kind in 0..KINDS {
+            let page = page(kind, 3);
+            let object = round_trip(&tables, &page);
+            for len in 0..object.len() {
+                assert!(stream.decompress(&object[..len], &mut back).is_err(), "kind {kind} cut to {len}");
+            }
+            let mut longer = object.clone();
+            longer.push(0);
+            assert!(stream.decompress(&longer, &mut back).is_err());
+            let mut damaged = object.clone();
+            for bit in (0..object.len() * 8).step_by(if cfg!(miri) { 97 } else { 1 }) {
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                let _ = stream.decompress(&damaged, &mut back);
+                damaged[bit / 8] ^= 1 << (bit % 8);
+            }
+            // The dictionary and the tables are as they were.
+            assert_eq!(stream.decompress(&object, &mut back), Ok(()));
+            assert!(back == page);
+        }
+    }
+}
+
+#[test]
+fn both_shims_judge_damage_alike() {
+    for tables in all_tables() {
+        let [mut generic, mut best] =
+            [Shims::GENERIC, Shims::best()].map(|shims| PleatStream::new(Arc::clone(&tables), shims));
+        let mut random = Random(99);
+        let [mut a, mut b] = [[0; PAGE_SIZE]; 2];
+        for kind in 0..5 {
+            let object = round_trip(&tables, &page(kind, 11));
+            for _ in 0..400 {
+                let mut damaged = object.clone();
+                for _ in 0..=random.below(3) {
+                    let at = random.below(damaged.len() as u64) as usize;
+                    damaged[at] = random.next() as u8;
+                }
+                let verdict = generic.decompress(&damaged, &mut a);
+                assert_eq!(verdict, best.decompress(&damaged, &mut b));
+                assert!(verdict.is_err() || a == b);
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_come_back_from_their_bytes() {
+    for tables in all_tables() {
+        let bytes = tables.to_bytes();
+        let back = PleatTables::from_bytes(&bytes).expect("what to_bytes gave");
+        assert_eq!((back.id(), back.to_bytes()), (tables.id(), bytes.clone()));
+        let page = page(0, 5);
+        assert_eq!(round_trip(&Arc::new(back), &page), round_trip(&tables, &page));
+    }
+}
+
+#[test]
+fn cut_or_flipped_tables_are_refused() {
+    let bytes = trained().to_bytes();
+    for len in 0..bytes.len() {
+        assert!(PleatTables::from_bytes(&bytes[..len]).is_err());
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(PleatTables::from_bytes(&longer).is_err());
+    let mut damaged = bytes.clone();
+    for bit in (0..bytes.len() * 8).step_by(7) {
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(PleatTables::from_bytes(&damaged).is_err(), "bit {bit}");
+        damaged[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
+fn damaged_tables_with_a_right_id_are_refused_or_work() {
+    let bytes = trained().to_bytes();
+    let mut random = Random(5);
+    let mut accepted = 0;
+    for round in 0..600 {
+        let mut damaged = bytes.clone();
+        // Half of the time only the dictionary and the costs at the end, which may hold anything.
+        let from = if round % 2 == 0 { 0 } else { bytes.len() - 8192 };
+        for _ in 0..=random.below(3) {
+            let at = from + random.below((bytes.len() - from) as u64) as usize;
+            damaged[at] ^= 1 << random.below(8);
+        }
+        let id = id_of(&damaged);
+        damaged[4..8].copy_from_slice(&id.to_le_bytes());
+        if let Ok(tables) = PleatTables::from_bytes(&damaged) {
+            accepted += 1;
+            round_trip(&Arc::new(tables), &page(round, round));
+        }
+    }
+    assert!(accepted > 200, "{accepted}");
+}
+
+#[test]
+fn training_on_little_or_nothing() {
+    let nothing: [&Page; 0] = [];
+    assert!(PleatTables::train(&nothing).is_none());
+    let noise: Vec<Page> = (0..64).map(|seed| page(5, seed)).collect();
+    assert!(PleatTables::train(&noise.iter().collect::<Vec<_>>()).is_none(), "noise has nothing to learn");
+    let one = page(0, 1);
+    let same = page(6, 1);
+    let text = page(1, 1);
+    let samples: [&[&Page]; 5] = [&nothing, &[&one], &[&same; 100], &[&noise[0], &noise[1], &noise[2]], &[&text; 9]];
+    for sample in samples {
+        for dictionary_len in [0, 1, 64, 28_671, 1 << 20] {
+            let tables = Arc::new(PleatTables::train_unjudged(sample, dictionary_len).expect("valid tables"));
+            for kind in 0..KINDS {
+                round_trip(&tables, &page(kind, 2));
+            }
+            let back = PleatTables::from_bytes(&tables.to_bytes()).expect("what to_bytes gave");
+            assert_eq!(back.id(), tables.id());
+        }
+    }
+}
+
+#[test]
+fn training_helps_on_pages_not_seen_and_is_repeatable() {
+    let samples = pages(0..5, 40);
+    let samples: Vec<&Page> = samples.iter().collect();
+    let tables = PleatTables::train(&samples).expect("these pages have much in common");
+    assert_eq!(PleatTables::train(&samples).map(|tables| tables.id()), Some(tables.id()));
+    let others: Vec<Page> = (500..520).flat_map(|seed| (0..5).map(move |kind| page(kind, seed))).collect();
+    let others: Vec<&Page> = others.iter().collect();
+    assert!(total(&tables, &others) * 100 < total(&PleatTables::builtin(), &others) * 95);
+}
+
+/// Objects of format version 1 with the built-in tables: a change of either shows here.
+#[test]
+fn golden_objects() {
+    let tables = PleatTables::builtin();
+    let hash = |bytes: &[u8]| id_of(&[&[0; 8], bytes].concat());
+    let found: Vec<(usize, u32)> = (0..KINDS)
+        .map(|kind| round_trip(&tables, &page(kind, 42)))
+        .map(|object| (object.len(), hash(&object)))
+        .collect();
+    assert_eq!((tables.id(), found.as_slice()), (GOLDEN_ID, GOLDEN.as_slice()));
+    let words = std::array::from_fn(|at| if at % 8 == 0 { (at / 1024) as u8 } else { 0 });
+    assert_eq!(round_trip(&tables, &words), GOLDEN_WORDS);
+    assert_eq!(round_trip(&tables, &page(5, 42))[0], RAW);
+}
+
+const GOLDEN_ID: u32 = 4_069_187_150;
+/// Length and FNV-1a of the object of each kind of page.
+const GOLDEN: [(usize, u32); KINDS as usize] = [
+    (927, 608_065_354),
+    (984, 193_091_633),
+    (521, 2_619_073_733),
+    (2633, 1_326_860_783),
+    (46, 3_705_186_527),
+    (4097, 1_277_126_270),
+    (9, 203_380_375),
+];
+/// A page of words 0, 1, 2 and 3, a quarter of it each.
+const GOLDEN_WORDS: [u8; 20] = [25, 3, 3, 26, 0, 38, 88, 0, 216, 0, 216, 0, 216, 0, 39, 2, 112, 39, 2, 113];
+
+proptest! {
+    #[test]
+    fn any_page_comes_back(
+        kind in 0..KINDS, seed: u64, edits in proptest::collection::vec((0..PAGE_SIZE, 0..PAGE_SIZE, 0..300usize), 0..12),
+    ) {
+        let mut page = page(kind, seed);
+        for (from, to, len) in edits {
+            let len = len.min(PAGE_SIZE - from.max(to));
+            page.copy_within(from..from + len, to);
+        }
+        for tables in all_tables() {
+            round_trip(&tables, &page);
+        }
+    }
+
+    #[test]
+    fn any_bytes_give_a_page_or_an_error(mut object in proptest::collection::vec(any::<u8>(), 0..600), lanes in 0..128u8) {
+        // Most random first bytes would be refused at once.
+        if let Some(head) = object.first_mut() {
+            *head = lanes;
+        }
+        for tables in all_tables() {
+            let mut stream = PleatStream::new(tables, Shims::best());
+            let mut page = [0; PAGE_SIZE];
+            let _ = stream.decompress(&object, &mut page);
+        }
+    }
+}

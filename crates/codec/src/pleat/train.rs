@@ -1,0 +1,286 @@
+//! Tables from sample pages.
+
+use super::{
+    PleatTables, dictionary,
+    format::{Classes, Sequence, TRIPLES},
+    huffman,
+    parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
+    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX},
+    window::{MAX_DICTIONARY, Window},
+};
+use crate::Page;
+
+/// Most sample pages that training looks at: it takes these, spread evenly, of more.
+pub(super) const MAX_SAMPLES: usize = 4096;
+/// Rounds of the k-means search for sets and for contexts.
+const ROUNDS: usize = 8;
+
+/// What is counted of one page.
+struct Parsed {
+    /// Triples of each sequence's offset as any, and as one that is a multiple of 8 if it is one.
+    triples: Vec<(u16, u16)>,
+    literals: Vec<u8>,
+}
+
+/// A model for pages like `samples`, with a dictionary of `dictionary_len` bytes or less.
+pub(super) fn model(samples: &[&Page], dictionary_len: usize) -> Model {
+    let dictionary = dictionary::select(samples, dictionary_len.min(MAX_DICTIONARY));
+    let parsed = parse_all(samples, &dictionary);
+    let (triples, symbols) = alphabet(&parsed);
+    let token_lengths = token_codes(&symbols, triples.len() + 1);
+    let literals = literal_codes(&parsed);
+    Model { triples, token_lengths, literals, dictionary }
+}
+
+fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
+    let classes = Classes::NEW;
+    let mut window = Window::new(dictionary);
+    let start = seen_in_dictionary(&window, dictionary.len());
+    let mut seen = Box::new([0; HASHES]);
+    let mut sequences = Box::new([Sequence::default(); MAX_SEQUENCES]);
+    let mut parsed = Vec::with_capacity(samples.len());
+    for page in samples {
+        window.set_page(page);
+        seen.copy_from_slice(&*start);
+        let count = parse(&window, &mut seen, &mut sequences);
+        let mut triples = Vec::with_capacity(count);
+        let mut literals = Vec::new();
+        let mut rest = page.as_slice();
+        for &sequence in &sequences[..count] {
+            triples.push(classes.triples(sequence));
+            let (run, after) = rest.split_at(sequence.run());
+            literals.extend_from_slice(run);
+            rest = &after[sequence.length()..];
+        }
+        literals.extend_from_slice(rest);
+        parsed.push(Parsed { triples, literals });
+    }
+    parsed
+}
+
+/// The triples that become symbols, rising, and each page's symbols (0 for the others).
+fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
+    let mut counts = vec![0u32; TRIPLES];
+    let all = || parsed.iter().flat_map(|page| &page.triples);
+    all().for_each(|&(_, word)| counts[usize::from(word)] += 1);
+    let total: u32 = counts.iter().sum();
+    // Rarer ones are coded as any offset's, or escaped.
+    let enough = (total / 16384).max(3);
+    let by_word = counts.clone();
+    let rare = |word: u16| by_word[usize::from(word)] < enough;
+    all().filter(|&&(any, word)| any != word && rare(word)).for_each(|&(any, _)| counts[usize::from(any)] += 1);
+    let mut triples: Vec<u16> =
+        (0..counts.len()).filter(|&triple| counts[triple] >= enough).map(|triple| triple as u16).collect();
+    triples.sort_by_key(|&triple| std::cmp::Reverse(counts[usize::from(triple)]));
+    triples.truncate(SYMBOLS - 1);
+    if triples.is_empty() {
+        triples.push(0);
+    }
+    triples.sort_unstable();
+    let mut symbol_of = vec![0u16; counts.len()];
+    for (&triple, symbol) in triples.iter().zip(1..) {
+        symbol_of[usize::from(triple)] = symbol;
+    }
+    let symbol = |&(any, word): &(u16, u16)| match symbol_of[usize::from(word)] {
+        0 => symbol_of[usize::from(any)],
+        symbol => symbol,
+    };
+    let symbols = parsed.iter().map(|page| page.triples.iter().map(symbol).collect()).collect();
+    (triples, symbols)
+}
+
+/// Bits of each of `counts`'s symbols under the distribution that `counts` shows.
+fn ideal_bits(counts: &[u32], prior: f32) -> Vec<f32> {
+    let total: f32 = counts.iter().map(|&count| count as f32 + prior).sum();
+    counts.iter().map(|&count| (total / (count as f32 + prior)).log2()).collect()
+}
+
+/// k-means over pages: each page belongs to the set that codes its symbols in the fewest bits. Gives each set's counts.
+fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
+    let cost = |page: &[(u16, u32)], bits: &[f32]| -> f32 {
+        page.iter().map(|&(symbol, count)| bits[usize::from(symbol)] * count as f32).sum()
+    };
+    let add = |counts: &mut [u32], page: &[(u16, u32)]| {
+        page.iter().for_each(|&(symbol, count)| counts[usize::from(symbol)] += count);
+    };
+    let mut all = vec![0; symbols];
+    pages.iter().for_each(|page| add(&mut all, page));
+    if all.iter().all(|&count| count == 0) {
+        return vec![all];
+    }
+    // Seeds: the whole, then always the page of a sample that loses most by the seeds so far.
+    let mut bits = vec![ideal_bits(&all, 0.5)];
+    let alone = |page: &Vec<(u16, u32)>| {
+        let mut counts = vec![0; symbols];
+        add(&mut counts, page);
+        ideal_bits(&counts, 0.3)
+    };
+    let step = (pages.len() / 256).max(1);
+    let sample: Vec<_> = pages.iter().step_by(step).collect();
+    let most: Vec<f32> = sample.iter().map(|page| cost(page, &alone(page))).collect();
+    let mut now: Vec<f32> = sample.iter().map(|page| cost(page, &bits[0])).collect();
+    while bits.len() < SETS {
+        let gains = now.iter().zip(&most).map(|(now, most)| now - most).enumerate();
+        let Some((worst, _)) = gains.max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
+        let seed = alone(sample[worst]);
+        for (now, page) in now.iter_mut().zip(&sample) {
+            *now = now.min(cost(page, &seed));
+        }
+        bits.push(seed);
+    }
+    let mut counts = Vec::new();
+    for _ in 0..ROUNDS {
+        counts = vec![vec![0; symbols]; bits.len()];
+        for page in pages {
+            let costs = bits.iter().map(|bits| cost(page, bits));
+            let nearest = costs.enumerate().min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(set, _)| set);
+            add(&mut counts[nearest], page);
+        }
+        counts.retain(|counts| counts.iter().any(|&count| count > 0));
+        bits = counts.iter().map(|counts| ideal_bits(counts, 0.3)).collect();
+    }
+    counts
+}
+
+fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)> {
+    let mut counts = vec![0; kinds];
+    symbols.for_each(|symbol| counts[usize::from(symbol)] += 1);
+    counts.iter().enumerate().filter(|&(_, &count)| count > 0).map(|(symbol, &count)| (symbol as u16, count)).collect()
+}
+
+/// Code lengths for `counts`, with symbols that are too rare for a code of `max` bits left to the escape.
+fn lengths_with_escape(counts: &[u32], escape: usize, max: u8) -> Vec<u8> {
+    let mut counts = counts.to_vec();
+    let total: u32 = counts.iter().sum();
+    let rare = total >> (max + 3);
+    for symbol in 0..counts.len() {
+        if symbol != escape && counts[symbol] <= rare {
+            counts[escape] += std::mem::take(&mut counts[symbol]);
+        }
+    }
+    counts[escape] = counts[escape].max(1);
+    if counts.iter().filter(|&&count| count > 0).count() < 2 {
+        let other = usize::from(escape == 0);
+        counts[other] = 1;
+    }
+    huffman::lengths(&counts, max)
+}
+
+fn token_codes(pages: &[Vec<u16>], symbols: usize) -> Vec<Vec<u8>> {
+    let pages: Vec<_> = pages.iter().map(|page| histogram(page.iter().copied(), symbols)).collect();
+    cluster(&pages, symbols).iter().map(|counts| lengths_with_escape(counts, TOKEN_ESCAPE, TOKEN_MAX)).collect()
+}
+
+fn literal_codes(parsed: &[Parsed]) -> Vec<LiteralCode> {
+    let pages: Vec<_> =
+        parsed.iter().map(|page| histogram(page.literals.iter().map(|&literal| u16::from(literal)), 256)).collect();
+    let sets = cluster(&pages, 256);
+    let costs: Vec<[u8; 256]> = sets
+        .iter()
+        .map(|counts| {
+            let mut costs = [0; 256];
+            for (cost, bits) in costs.iter_mut().zip(ideal_bits(counts, 0.3)) {
+                *cost = (bits * 8.0).min(144.0) as u8;
+            }
+            costs
+        })
+        .collect();
+    let mut pairs = vec![vec![0u32; 1 << 16]; sets.len()];
+    for page in parsed {
+        let cost = |costs: &[u8; 256]| -> u32 {
+            page.literals.iter().map(|&literal| u32::from(costs[usize::from(literal)])).sum()
+        };
+        let set = (0..sets.len()).min_by_key(|&set| cost(&costs[set])).unwrap_or(0);
+        let mut before = 0;
+        for &literal in &page.literals {
+            pairs[set][before << 8 | usize::from(literal)] += 1;
+            before = usize::from(literal);
+        }
+    }
+    pairs.iter().zip(costs).map(|(pairs, costs)| literal_code(pairs, costs)).collect()
+}
+
+/// Contexts and codes for literals with the counts `pairs` (by the literal before, times 256, and the literal).
+fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
+    let rows: Vec<&[u32]> = pairs.chunks(256).collect();
+    let mut by_count: Vec<usize> = (0..256).collect();
+    by_count.sort_by_key(|&before| std::cmp::Reverse(rows[before].iter().sum::<u32>()));
+    let mut context_after = [0; 256];
+    for (rank, &before) in by_count.iter().enumerate() {
+        context_after[before] = rank.min(CONTEXTS - 1) as u8;
+    }
+    let counts_of = |context_after: &[u8; 256]| {
+        let mut counts = vec![vec![0u32; 257]; CONTEXTS];
+        for (row, &context) in rows.iter().zip(context_after) {
+            for (count, more) in counts[usize::from(context)].iter_mut().zip(*row) {
+                *count += more;
+            }
+        }
+        counts
+    };
+    for _ in 0..ROUNDS {
+        let bits: Vec<Vec<f32>> =
+            counts_of(&context_after).iter().map(|counts| ideal_bits(&counts[..256], 0.2)).collect();
+        for (row, context) in rows.iter().zip(&mut context_after) {
+            let used: Vec<(usize, f32)> = row
+                .iter()
+                .enumerate()
+                .filter(|&(_, &count)| count > 0)
+                .map(|(at, &count)| (at, count as f32))
+                .collect();
+            let cost = |bits: &Vec<f32>| -> f32 { used.iter().map(|&(at, count)| bits[at] * count).sum() };
+            let costs = bits.iter().map(cost).enumerate();
+            *context = costs.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(context, _)| context as u8);
+        }
+    }
+    let mut lengths = [[0; 257]; CONTEXTS];
+    for (lengths, counts) in lengths.iter_mut().zip(counts_of(&context_after)) {
+        lengths.copy_from_slice(&lengths_with_escape(&counts, ESCAPE, LITERAL_MAX));
+    }
+    LiteralCode { context_after, lengths, costs }
+}
+
+/// Lengths of dictionary that training tries, in this order: a longer one must be worth its memory.
+const DICTIONARIES: [usize; 3] = [0, 16 << 10, 28_000];
+
+/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer dictionary.
+fn worth_it(bytes: usize, before: usize) -> bool {
+    bytes * 100 <= before * 98
+}
+
+impl PleatTables {
+    /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly; same-filled pages should be
+    /// left out. Takes about a second for 16 MiB, and the same samples give the same tables.
+    ///
+    /// `None`: tables of their own would not help pages like these. That is judged by every eighth sample, kept from
+    /// training: the trained tables must make these at least 2 % smaller than the built-in tables do.
+    pub fn train(samples: &[&Page]) -> Option<Self> {
+        let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
+        let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
+        let (mut kept, mut judged) = (Vec::new(), Vec::new());
+        for (at, page) in samples.iter().enumerate() {
+            if at % 8 == 7 { judged.push(*page) } else { kept.push(*page) }
+        }
+        if judged.is_empty() {
+            return None;
+        }
+        let mut best: Option<(usize, Self)> = None;
+        for dictionary_len in DICTIONARIES {
+            let Ok(tables) = Self::new(model(&kept, dictionary_len)) else { continue };
+            let bytes = super::total(&tables, &judged);
+            if best.as_ref().is_none_or(|&(least, _)| worth_it(bytes, least)) {
+                best = Some((bytes, tables));
+            }
+        }
+        let (bytes, tables) = best?;
+        worth_it(bytes, super::total(&Self::builtin(), &judged)).then_some(tables)
+    }
+
+    /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for the built-in
+    /// tables, and for measurements.
+    pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
+        let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
+        let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
+        Self::new(model(&samples, dictionary_len))
+    }
+}

@@ -1,0 +1,63 @@
+//! The bytes that matches reach: zeros, the dictionary, the page.
+//!
+//! ```text
+//! 0                     PAGE_AT - dictionary        PAGE_AT          END      SIZE
+//! | zeros               | dictionary                | page (4096)    | slack  |
+//! ```
+//!
+//! The page's place never changes, and an offset, which [`MAX_OFFSET`](super::format::MAX_OFFSET) bounds, never reaches
+//! before the array's start: so a match needs no check of its offset. The slack lets wide accesses go beyond the page's
+//! end. Positions, the page's end included, fit 16 bits.
+
+use crate::{PAGE_SIZE, Page};
+
+/// Where the page ends: 64 bytes below 65536, so that this position too fits 16 bits.
+pub(super) const END: usize = (1 << 16) - 64;
+/// Where the page starts.
+pub(super) const PAGE_AT: usize = END - PAGE_SIZE;
+/// Most bytes of a dictionary: its first byte can be reached from the page's last.
+pub(super) const MAX_DICTIONARY: usize = super::format::MAX_OFFSET - PAGE_SIZE;
+
+/// Bytes of a window.
+pub(super) const SIZE: usize = (1 << 16) + 64;
+
+/// A page and what lies before it.
+#[derive(Clone)]
+pub(super) struct Window {
+    bytes: Box<[u8; SIZE]>,
+}
+
+impl Window {
+    /// A window with `dictionary`, of at most [`MAX_DICTIONARY`] bytes, before its page.
+    pub(super) fn new(dictionary: &[u8]) -> Self {
+        let bytes = vec![0; SIZE].into_boxed_slice();
+        let mut bytes: Box<[u8; SIZE]> = bytes.try_into().unwrap_or_else(|_| unreachable!("made of SIZE bytes"));
+        bytes[PAGE_AT - dictionary.len()..PAGE_AT].copy_from_slice(dictionary);
+        Self { bytes }
+    }
+
+    /// The page.
+    pub(super) fn page(&self) -> &Page {
+        self.bytes[PAGE_AT..].first_chunk().unwrap_or_else(|| unreachable!("a page lies between PAGE_AT and END"))
+    }
+
+    /// Sets the page.
+    pub(super) fn set_page(&mut self, page: &Page) {
+        self.bytes[PAGE_AT..END].copy_from_slice(page);
+    }
+
+    /// The start of the window, of which [`SIZE`] bytes can be read.
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// The start of the window, of which [`SIZE`] bytes can be read and written.
+    pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes.as_mut_ptr()
+    }
+
+    /// The 8 bytes at `at`, little-endian.
+    pub(super) fn word(&self, at: usize) -> u64 {
+        self.bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+}
