@@ -15,7 +15,8 @@
 //!
 //! So sixteen requests of 4 KiB that arrived together cost one receive and one send, and no thread is woken; and a
 //! slow request holds up none. Followers are started when a leader finds none idle, and leave after a while without
-//! work. The measured gains are in `docs/nbd.md`.
+//! work. At most one is on its way to the lead at a time; who is done before it comes takes the lead back. The measured
+//! gains are in `docs/nbd.md`.
 
 use std::{
     io,
@@ -73,8 +74,14 @@ pub(crate) struct Connection<T, G> {
 }
 
 /// Exactly one thread holds the [`Leader`], or it waits here to be taken.
+///
+/// While it waits and nothing has ended, a thread is on its way to take it: `waking`, or all threads are at work and the
+/// first that is done will.
 struct Roles {
     free: Option<Box<Leader>>,
+    /// A follower has been woken or started and has not come yet. Until it does, no other needs to be: with requests that
+    /// are done sooner than a thread wakes, the thread that passed the lead on takes it back, and few are woken.
+    waking: bool,
     idle: usize,
     threads: usize,
     ended: bool,
@@ -164,7 +171,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             limits,
             stopping,
             pool: Pool::new(Limits::OWN_MEMORY_BYTES, limits.memory_per_connection_bytes, budget),
-            roles: Mutex::new(Roles { free: Some(leader), idle: 0, threads: 1, ended: false }),
+            roles: Mutex::new(Roles { free: Some(leader), waking: false, idle: 0, threads: 1, ended: false }),
             lead_is_free: Condvar::new(),
             sending: Mutex::new(()),
             _guard: guard,
@@ -209,6 +216,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             roles.idle += 1;
             let (after, timeout) = self.lead_is_free.wait_timeout(roles, IDLE).unwrap_or_else(PoisonError::into_inner);
             roles = after;
+            roles.waking = false;
             roles.idle -= 1;
             waited = timeout.timed_out();
         }
@@ -218,16 +226,27 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     fn pass_lead(connection: &Arc<Self>, leader: Box<Leader>) {
         let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.free = Some(leader);
+        if roles.waking {
+            return;
+        }
         if roles.idle != 0 {
+            roles.waking = true;
             drop(roles);
             connection.lead_is_free.notify_one();
         } else if roles.threads < connection.limits.threads_per_connection {
+            roles.waking = true;
             roles.threads += 1;
             drop(roles);
             let follower = Arc::clone(connection);
-            if spawn("nbd-follower", move || follower.work()).is_err() {
+            let body = move || {
+                follower.roles.lock().unwrap_or_else(PoisonError::into_inner).waking = false;
+                follower.work();
+            };
+            if spawn("nbd-follower", body).is_err() {
                 // Without a follower, this thread takes the lead again when it is done.
-                connection.roles.lock().unwrap_or_else(PoisonError::into_inner).threads -= 1;
+                let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
+                roles.waking = false;
+                roles.threads -= 1;
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{
 
 use pagefold_serve::{
     Limits,
-    protocol::{command, command_flag},
+    protocol::{Request, command, command_flag},
 };
 
 use crate::{device::Ram, raw::Running};
@@ -141,4 +141,31 @@ fn mixed_sizes_at_depth_keep_every_reply_whole() {
         missing[chunk.cookie as usize] -= data.len() as u32;
     }
     sent.join().unwrap();
+}
+
+/// A lost wake-up would leave a connection without a leader, and this test without its last replies.
+#[test]
+fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
+    const ROUNDS: u64 = 40;
+    const DEPTH: u64 = 100;
+    for threads_per_connection in [1, 2, 16] {
+        let limits = Limits { threads_per_connection, ..Limits::default() };
+        let device = Arc::new(Ram { may_block: true, ..Ram::new(1 << 20) });
+        let server = Running::limited(device, limits);
+        let mut raw = server.simple();
+        for round in 0..ROUNDS {
+            let mut flood = Vec::new();
+            for cookie in 0..DEPTH {
+                let kind = if cookie % 2 == 0 { command::FLUSH } else { command::WRITE };
+                let len_bytes = if kind == command::WRITE { 512 } else { 0 };
+                let offset = u64::from(len_bytes) * cookie;
+                flood.extend(Request { flags: 0, kind, cookie, offset, len_bytes }.encode());
+                flood.extend(vec![round as u8; len_bytes as usize]);
+            }
+            raw.send(&flood);
+            let mut cookies: Vec<u64> = (0..DEPTH).map(|_| raw.simple_reply().1).collect();
+            cookies.sort_unstable();
+            assert_eq!(cookies, (0..DEPTH).collect::<Vec<_>>());
+        }
+    }
 }
