@@ -91,6 +91,9 @@ pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zra
     let before = resident_bytes()?;
     let store = Store::new(Config { slots, codec: by_name(codec)?, ..Config::default() })?;
     measure(output, &case, PoolKind::Mosaic.name(), &store, first, second, Some(before))?;
+    let stats = store.stats();
+    output.put(&case, PoolKind::Mosaic.name(), "stream_bytes", stats.stream_bytes as f64, "bytes");
+    output.put(&case, PoolKind::Mosaic.name(), "table_bytes", stats.table_bytes as f64, "bytes");
     store.check().map_err(anyhow::Error::msg)?;
     drop(store);
     if zram && codec == "lz4" {
