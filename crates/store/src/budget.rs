@@ -12,12 +12,12 @@ pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
     limit: u64,
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     faults: Faults,
 }
 
 /// Which calls of [`Budget::take`] are to fail.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[derive(Debug, Default)]
 struct Faults {
     calls: AtomicU64,
@@ -25,7 +25,7 @@ struct Faults {
     count: AtomicU64,
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 impl Faults {
     fn strikes(&self) -> bool {
         let call = self.calls.fetch_add(1, Relaxed);
@@ -40,13 +40,13 @@ impl Budget {
             used: AtomicU64::new(0),
             max: AtomicU64::new(0),
             limit,
-            #[cfg(test)]
+            #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
         }
     }
 
     /// Lets the next `after` calls of [`take`](Self::take) pass and makes the `count` after those fail.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn fail(&self, after: u64, count: u64) {
         self.faults.calls.store(0, Relaxed);
         self.faults.first.store(after, Relaxed);
@@ -54,14 +54,14 @@ impl Budget {
     }
 
     /// Whether a call has failed since [`fail`](Self::fail) said that some would.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn has_failed(&self) -> bool {
         self.faults.calls.load(Relaxed) > self.faults.first.load(Relaxed)
     }
 
     /// Takes `bytes`, or nothing if that would go over the limit.
     pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if self.faults.strikes() {
             return Err(Full);
         }

@@ -347,7 +347,7 @@ impl<L: EntryLock> Store<L> {
         Ok(())
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
