@@ -1,7 +1,6 @@
 //! `pagefold serve`: compressed RAM disks over NBD.
 
 use std::{
-    env,
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
     path::PathBuf,
     sync::Arc,
@@ -11,7 +10,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
-use pagefold_serve::{Export, Limits, Server};
+use pagefold_serve::{Export, Limits, Server, unix_uri};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -56,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
 
-    #[arg(long, default_value = "lz4", help = format!("What compresses the pages: {}", NAMES.join(", ")))]
+    #[arg(long, default_value = "fold", help = format!("What compresses the pages: {}", NAMES.join(", ")))]
     codec: String,
 
     /// The most memory that each disk may take, everything counted; writes over it fail with ENOSPC
@@ -136,7 +135,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let activated = env::var_os("LISTEN_FDS").is_some();
+    let activated = Server::is_activated();
     if args.unix.is_empty() && args.tcp.is_empty() && !activated {
         bail!("nowhere to listen: give --unix PATH or --tcp ADDRESS:PORT");
     }
@@ -167,7 +166,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         })
         .context("cannot start a thread")?;
     for path in server.unix_paths() {
-        tell(&format!("serving on nbd+unix:///?socket={}", path.display()));
+        tell(&format!("serving on {}", unix_uri(path, "")));
     }
     for address in server.tcp_addresses() {
         tell(&format!("serving on nbd://{address}"));

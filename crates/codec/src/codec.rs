@@ -57,6 +57,11 @@ pub trait Codec: Send + Sync + fmt::Debug {
     /// The name that [`by_name`](crate::by_name) takes, parameters included: `lz4`, `zstd-3`.
     fn name(&self) -> String;
 
+    /// Whether a page takes it more than about 50 µs, so that whoever has other things to do should not wait for it.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     /// A new working state. Allocates; call it outside the hot path and keep the result.
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }

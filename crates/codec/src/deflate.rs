@@ -53,6 +53,10 @@ impl Codec for Deflate {
         CodecId::Deflate
     }
 
+    fn is_slow(&self) -> bool {
+        self.number() >= 8
+    }
+
     fn name(&self) -> String {
         format!("deflate-{}", self.number())
     }

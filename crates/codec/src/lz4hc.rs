@@ -45,6 +45,10 @@ impl Codec for Lz4Hc {
         CodecId::Lz4
     }
 
+    fn is_slow(&self) -> bool {
+        self.level >= 10
+    }
+
     fn name(&self) -> String {
         format!("lz4hc-{}", self.level)
     }

@@ -72,6 +72,10 @@ impl Codec for X842 {
         CodecId::X842
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         "842".to_owned()
     }

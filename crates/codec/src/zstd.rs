@@ -39,6 +39,10 @@ impl Codec for Zstd {
         CodecId::Zstd
     }
 
+    fn is_slow(&self) -> bool {
+        self.level > 5
+    }
+
     fn name(&self) -> String {
         let dictionary = if self.dictionary.is_some() { "-dict" } else { "" };
         format!("zstd-{}{dictionary}", self.level)

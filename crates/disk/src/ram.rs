@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, ops::Range, sync::Arc};
 
-use pagefold_codec::{Codec, Lz4};
+use pagefold_codec::{Codec, Fold};
 use pagefold_store::{self as store, Config, PAGE_SIZE, Stats, Status, Store};
 
 use crate::{BlockDevice, Error, Extent, Zeroes};
@@ -25,7 +25,7 @@ pub struct RamConfig {
 
 impl Default for RamConfig {
     fn default() -> Self {
-        Self { size_bytes: 0, codec: Arc::new(Lz4), memory_limit: u64::MAX }
+        Self { size_bytes: 0, codec: Arc::new(Fold), memory_limit: u64::MAX }
     }
 }
 
@@ -128,6 +128,10 @@ impl From<store::Error> for Error {
 impl BlockDevice for RamDisk {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn may_block(&self) -> bool {
+        self.store.is_slow()
     }
 
     fn description(&self) -> String {

@@ -14,7 +14,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use pagefold_codec::{Codec, Lz4, PAGE_SIZE, Page, Stream};
+use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream};
 
 use crate::{
     budget::{Budget, Full},
@@ -53,7 +53,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             slots: 0,
-            codec: Arc::new(Lz4),
+            codec: Arc::new(Fold),
             memory_limit: u64::MAX,
             streams: StreamPolicy::default(),
             pool: PoolKind::default(),
@@ -65,7 +65,7 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 pub enum NewError {
     /// The address space has no room for that many slots.
-    #[error("{slots} slots need more address space than there is")]
+    #[error("{slots} pages of 4 KiB ({} GiB) need more address space than there is", slots >> 18)]
     TooLarge {
         /// The slots asked for.
         slots: u64,
@@ -178,6 +178,11 @@ impl<L: EntryLock> Store<L> {
     /// The codec's name.
     pub fn codec_name(&self) -> String {
         self.core.streams.codec().name()
+    }
+
+    /// Whether its codec takes long for a page, see [`Codec::is_slow`].
+    pub fn is_slow(&self) -> bool {
+        self.core.streams.codec().is_slow()
     }
 
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.

@@ -38,7 +38,7 @@ fn run<L: EntryLock>(store: &Store<L>, turns: u64) {
                     let mut model = vec![Box::new([0; PAGE_SIZE]); slots as usize];
                     let mut page = [0; PAGE_SIZE];
                     for turn in 0..turns {
-                        let at = (turn * 2_654_435_761 >> 9) % slots;
+                        let at = ((turn * 2_654_435_761) >> 9) % slots;
                         let slot = at * THREADS + thread;
                         let expected = &mut model[at as usize];
                         store.read(slot, &mut page).expect("a readable page");
