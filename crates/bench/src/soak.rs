@@ -73,12 +73,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             last = (rss, spent);
             Ok(())
         })?;
-        ensure!(
-            round.refused < round.accepted,
-            "round {rounds}: {} writes were refused, {} accepted",
-            round.refused,
-            round.accepted
-        );
+        let (refused, accepted) = (round.refused, round.accepted);
+        ensure!(refused < accepted, "round {rounds}: {refused} writes were refused, {accepted} accepted");
         totals.accepted += round.accepted;
         totals.refused += round.refused;
         totals.read += round.read;

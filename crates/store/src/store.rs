@@ -392,7 +392,7 @@ impl<L: EntryLock> Store<L> {
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let alloc = || {
-            if len_bytes > replaced_bytes && self.is_tight() && !self.has_room_beyond_reserve(len_bytes) {
+            if len_bytes > replaced_bytes && self.is_tight() && !self.may_grow(len_bytes - replaced_bytes) {
                 return Err(Full);
             }
             self.core.pool.alloc(len_bytes, slot)
@@ -424,11 +424,12 @@ impl<L: EntryLock> Store<L> {
         self.budget.limit() - self.budget.used() < 2 * self.reserve_bytes
     }
 
-    /// Whether an object of `len_bytes` leaves the reserve alone: room in the pool, or that the pool may still take.
-    fn has_room_beyond_reserve(&self, len_bytes: usize) -> bool {
+    /// Whether the objects together may grow by `bytes` and leave the reserve alone: room in the pool, or that the pool may
+    /// still take.
+    fn may_grow(&self, bytes: usize) -> bool {
         let account = self.core.pool.account();
         let left = self.budget.limit() - self.budget.used();
-        left + account.free_bytes + account.tail_bytes >= self.reserve_bytes + len_bytes as u64
+        left + account.free_bytes + account.tail_bytes >= self.reserve_bytes + bytes as u64
     }
 
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.
