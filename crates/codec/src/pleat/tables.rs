@@ -159,6 +159,9 @@ impl PleatTables {
             return Err(BadTables { what: "another format or version" });
         }
         let id = u32::from_le_bytes(take(4)?.try_into().map_err(|_| SHORT)?);
+        if id != id_of(bytes) {
+            return Err(BadTables { what: "the id is not that of the contents" });
+        }
         let &[d0, d1, t0, t1, token_sets, literal_sets] = take(6)? else { return Err(SHORT) };
         let dictionary_len = usize::from(u16::from_le_bytes([d0, d1]));
         let symbols = usize::from(u16::from_le_bytes([t0, t1]));
@@ -190,11 +193,7 @@ impl PleatTables {
         if !rest.is_empty() {
             return Err(BadTables { what: "more bytes than the tables have" });
         }
-        let tables = Self::new(Model { triples, token_lengths, literals, dictionary })?;
-        if tables.id != id {
-            return Err(BadTables { what: "the id is not that of the contents" });
-        }
-        Ok(tables)
+        Self::new(Model { triples, token_lengths, literals, dictionary })
     }
 
     /// Makes everything that follows from `model`, and checks it.
