@@ -7,9 +7,9 @@
 //! segment  blocks without a gap: header, object, header, object, hole, …    see `block`
 //! ```
 //!
-//! A thread allocates in the shard of its CPU; objects are freed in the shard they lie in. A pool starts with one shard
-//! and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that few free blocks lie where nobody looks for
-//! them.
+//! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
+//! many; objects are freed in the shard they lie in. A pool starts with one shard and uses another for each
+//! [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided.
 //!
 //! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
 //! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
@@ -26,7 +26,7 @@ use std::{
     num::NonZero,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed},
     },
     thread,
 };
@@ -77,6 +77,8 @@ pub(crate) struct Mosaic {
 struct Part {
     blocks: Blocks,
     shard: Mutex<Shard>,
+    /// Whether threads of other CPUs look here before they take new memory.
+    roomy: AtomicBool,
 }
 
 impl Part {
@@ -95,6 +97,10 @@ fn pressure(shard: &Shard) -> Pressure {
     } else {
         Pressure::Hard
     }
+}
+
+fn is_roomy(shard: &Shard) -> bool {
+    shard.free_bytes > shard.live_bytes / 48 + u64::from(SEGMENT) / 4
 }
 
 fn wants(shard: &Shard, goal: Goal) -> bool {
@@ -143,7 +149,8 @@ impl Mosaic {
         let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
         let region = Region::reserve(span as usize).map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
-        let part = Part { blocks: Blocks::new(region, self.owners), shard: Mutex::new(shard) };
+        let part =
+            Part { blocks: Blocks::new(region, self.owners), shard: Mutex::new(shard), roomy: AtomicBool::new(false) };
         if let Err(part) = self.shards[number].set(Box::new(CachePadded::new(part))) {
             self.budget.give(part.lock().index_bytes());
         }
@@ -167,9 +174,32 @@ impl Mosaic {
         Ok(self.location(number, part, at))
     }
 
+    /// Takes room among the free blocks of shard `home`, or else of those that have many.
+    fn fit_in_active(&self, home: usize, active: usize, len_bytes: usize, owner: u64) -> Option<Location> {
+        (0..active).map(|step| (home + step) % active).find_map(|number| {
+            let part = self.shards[number].get()?;
+            if number != home && !part.roomy.load(Relaxed) {
+                return None;
+            }
+            let mut shard = part.lock();
+            let at = shard.fit(&part.blocks, len_bytes as u32, owner)?;
+            let roomy = is_roomy(&shard);
+            drop(shard);
+            if !roomy && part.roomy.load(Relaxed) {
+                part.roomy.store(false, Relaxed);
+            }
+            Some(self.location(number, part, at))
+        })
+    }
+
     fn alloc_anywhere(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         let active = self.active.load(Relaxed);
         let home = if active == 1 { 0 } else { rustix::thread::sched_getcpu() % active };
+        if active > 1
+            && let Some(at) = self.fit_in_active(home, active, len_bytes, owner)
+        {
+            return Ok(at);
+        }
         let own = self.alloc_in(home, len_bytes, owner);
         if own.is_ok() {
             return own;
@@ -294,7 +324,11 @@ impl Pool for Mosaic {
         let mut shard = part.lock();
         shard.free_soon(&part.blocks, body - part.blocks.header_bytes());
         let pressure = pressure(&shard) as u8;
+        let roomy = is_roomy(&shard);
         drop(shard);
+        if roomy && !part.roomy.load(Relaxed) {
+            part.roomy.store(true, Relaxed);
+        }
         if pressure > self.pressure.load(Relaxed) {
             self.pressure.store(pressure, Relaxed);
         }

@@ -135,18 +135,23 @@ impl Shard {
         Self::base_bytes() + (self.segments.capacity() * size_of::<Segment>()) as u64
     }
 
-    /// Takes room for `len_bytes` and returns its block.
-    pub(super) fn alloc(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Result<u32, Full> {
+    /// Takes room for `len_bytes` among the free blocks and returns its block.
+    pub(super) fn fit(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
         let need = blocks.whole_len(len_bytes);
         if let Some(at) = self.bins.best_fit(blocks, need) {
             self.bins.remove(blocks, at, blocks.len(at));
             self.carve(blocks, at, need, Kind::Whole, owner);
-            return Ok(at);
+            return Some(at);
         }
-        if let Some(at) = self.alloc_in_two(blocks, len_bytes, owner) {
-            return Ok(at);
+        self.alloc_in_two(blocks, len_bytes, owner)
+    }
+
+    /// Takes room for `len_bytes` and returns its block.
+    pub(super) fn alloc(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Result<u32, Full> {
+        match self.fit(blocks, len_bytes, owner) {
+            Some(at) => Ok(at),
+            None => self.extend(blocks, blocks.whole_len(len_bytes), owner),
         }
-        self.extend(blocks, need, owner)
     }
 
     fn alloc_in_two(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
