@@ -1,1 +1,24 @@
+//! EROFS images, built and read in user space without unsafe code.
 #![forbid(unsafe_code)]
+
+mod cache;
+mod directory;
+mod error;
+mod file;
+mod format;
+mod image;
+mod inode;
+mod source;
+mod superblock;
+mod xattr;
+mod zmap;
+
+pub use directory::DirEntry;
+pub use error::{Error, Result};
+pub use file::{File, Run};
+pub use format::DataLayout;
+pub use image::{Counts, Image};
+pub use inode::{FileKind, Inode};
+pub use source::ReadAt;
+pub use superblock::Superblock;
+pub use xattr::Xattr;
