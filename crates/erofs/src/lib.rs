@@ -1,6 +1,7 @@
 //! EROFS images, built and read in user space without unsafe code.
 #![forbid(unsafe_code)]
 
+mod build;
 mod cache;
 mod directory;
 mod error;
@@ -13,6 +14,9 @@ mod superblock;
 mod xattr;
 mod zmap;
 
+pub use build::{
+    BuildOptions, BuildReport, Content, Fragments, Indexes, Node, NodeId, NodeKind, ScanOptions, Tree, build,
+};
 pub use directory::DirEntry;
 pub use error::{Error, Result};
 pub use file::{File, Run};

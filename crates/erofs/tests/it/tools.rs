@@ -155,3 +155,38 @@ pub(crate) fn assert_same(left: &Tree, right: &Tree, what: &str) {
         }
     }
 }
+
+/// An image mounted by the kernel, until dropped.
+pub(crate) struct Mount {
+    at: tempfile::TempDir,
+}
+
+impl Mount {
+    /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and not others.
+    pub(crate) fn new(image: &Path) -> Result<Self, String> {
+        let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        if !filesystems.lines().any(|line| line.trim() == "erofs") {
+            return Err("the kernel has no EROFS".to_owned());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err("mounting needs root".to_owned());
+        }
+        let at = tempfile::tempdir().unwrap();
+        run(
+            "mount",
+            [OsStr::new("-t"), OsStr::new("erofs"), OsStr::new("-oloop,ro"), image.as_os_str(), at.path().as_os_str()],
+        )
+        .ok_or("mount is not installed")?;
+        Ok(Self { at })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.at.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.at.path()).status();
+    }
+}
