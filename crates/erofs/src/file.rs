@@ -7,6 +7,7 @@ use pagefold_codec::cluster::{
     ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted, lz4_decode_in_place, lz4_in_place_margin,
 };
 
+use crate::check::Claim;
 use crate::error::{Error, Result};
 use crate::format::{
     CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_EXTENT_BYTES, NULL_ADDR, align, incompat,
@@ -89,6 +90,94 @@ impl<'a> File<'a> {
         let (bits, ..) = self.chunk_format()?;
         let hole = self.chunk_addresses(offset >> bits, 1)?[0].is_none();
         Ok(Run { len: ((1u64 << bits) - (offset & ((1 << bits) - 1))).min(left), hole })
+    }
+
+    /// Where the file's metadata ends: its inode, xattrs, indexes or chunks, and inline data.
+    pub(crate) fn record_end(&self) -> Result<u64> {
+        let inode = &self.inode;
+        let end = match (&self.map, inode.layout) {
+            (Some(map), _) => map.record_end(),
+            (None, DataLayout::FlatInline) => inode.xattr_end + inode.size % self.block_bytes(),
+            (None, DataLayout::ChunkBased) => {
+                let (bits, unit, start) = self.chunk_format()?;
+                inode.size.div_ceil(1 << bits).saturating_mul(unit).saturating_add(start)
+            }
+            _ => inode.xattr_end,
+        };
+        self.image.check_range(0, end)?;
+        Ok(end)
+    }
+
+    /// Reads what the file is made of, and decodes each cluster for which `first_claim` says that it is the first to
+    /// claim its blocks.
+    pub(crate) fn check(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
+        let size = self.inode.size;
+        let claim = |start, len| Claim { start, end: start + len, shareable: true };
+        let bits = self.image.superblock().blkszbits;
+        match self.inode.layout {
+            DataLayout::FlatPlain | DataLayout::FlatInline => {
+                let inline = self.inode.layout == DataLayout::FlatInline;
+                let in_blocks = if inline { size - size % self.block_bytes() } else { size };
+                if in_blocks > 0 {
+                    let start = u64::from(self.inode.raw) << bits;
+                    self.image.check_range(in_blocks, start)?;
+                    first_claim(claim(start, align(in_blocks, self.block_bytes())));
+                }
+                if inline { self.read_at(&mut vec![0; (size - in_blocks) as usize], in_blocks).map(drop) } else { Ok(()) }
+            }
+            DataLayout::ChunkBased => {
+                let (chunk_bits, ..) = self.chunk_format()?;
+                let chunks = size.div_ceil(1 << chunk_bits);
+                let mut first = 0;
+                while first < chunks {
+                    let count = (chunks - first).min(CHUNKS_READ);
+                    for (number, address) in (first..).zip(self.chunk_addresses(first, count)?) {
+                        let Some(blkaddr) = address else { continue };
+                        let len = (size - (number << chunk_bits)).min(1 << chunk_bits);
+                        self.image.check_range(len, u64::from(blkaddr) << bits)?;
+                        first_claim(claim(u64::from(blkaddr) << bits, align(len, self.block_bytes())));
+                    }
+                    first += count;
+                }
+                Ok(())
+            }
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.check_extents(first_claim),
+        }
+    }
+
+    fn check_extents(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
+        let Some(map) = &self.map else { return Ok(()) };
+        let mut cursor = Cursor::default();
+        let mut content = Vec::new();
+        let mut at = 0;
+        while at < self.inode.size {
+            let extent = map.extent_at(self.image, &mut cursor, at)?;
+            match extent.place {
+                Place::Fragment { offset } => {
+                    let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
+                    if offset.checked_add(extent.len).is_none_or(|end| end > size) {
+                        return Error::corrupt("fragment lies outside the packed inode", self.inode.offset);
+                    }
+                }
+                Place::Plain { pa, .. } => {
+                    self.image.check_range(extent.len, pa)?;
+                    if pa % self.block_bytes() == 0 {
+                        first_claim(Claim { start: pa, end: pa + self.block_bytes(), shareable: true });
+                    }
+                }
+                Place::Encoded { pa, plen, .. } => {
+                    // What lies behind indexes is part of the inode's own record.
+                    let inline = pa % self.block_bytes() != 0;
+                    let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
+                    if inline || first_claim(claim) {
+                        content.resize(extent.len as usize + self.margin(&extent), 0);
+                        self.decode(&extent, &mut content, extent.len as usize)?;
+                    }
+                }
+            }
+            at = extent.end();
+        }
+        Ok(())
     }
 
     fn block_bytes(&self) -> u64 {

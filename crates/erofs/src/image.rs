@@ -189,8 +189,12 @@ impl Image {
         }
     }
 
-    pub(crate) fn source(&self) -> &dyn ReadAt {
-        &*self.source
+    /// Where an inode ends, with its xattrs, indexes and inline data.
+    pub(crate) fn record_end(&self, inode: &Inode) -> Result<u64> {
+        match inode.kind {
+            FileKind::Regular | FileKind::Directory | FileKind::Symlink => self.file(inode)?.record_end(),
+            _ => Ok(inode.xattr_end),
+        }
     }
 
     pub(crate) fn long_prefixes(&self) -> &[LongPrefix] {

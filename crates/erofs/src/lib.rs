@@ -3,14 +3,17 @@
 
 mod build;
 mod cache;
+mod check;
 mod directory;
 mod error;
+mod extract;
 mod file;
 mod format;
 mod image;
 mod inode;
 mod source;
 mod superblock;
+mod walk;
 mod xattr;
 mod zmap;
 
@@ -18,7 +21,9 @@ pub use build::{
     BuildOptions, BuildReport, Content, Fragments, Indexes, Node, NodeId, NodeKind, ScanOptions, Tree, build,
 };
 pub use directory::DirEntry;
+pub use check::{CheckReport, Problem};
 pub use error::{Error, Result};
+pub use extract::{ExtractOptions, ExtractReport};
 pub use file::{File, Run};
 pub use format::DataLayout;
 pub use image::{Counts, Image};

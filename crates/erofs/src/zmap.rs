@@ -208,6 +208,11 @@ impl CompressedMap {
         Ok(map)
     }
 
+    /// The image offset at which indexes and inline data end.
+    pub(crate) fn record_end(&self) -> u64 {
+        if self.whole_fragment { self.index_start } else { self.index_end + u64::from(self.idata_len) }
+    }
+
     /// Whether part of the file lies in the packed inode.
     pub(crate) fn has_fragment(&self) -> bool {
         self.whole_fragment || self.has(advise::FRAGMENT_PCLUSTER)
