@@ -234,8 +234,7 @@ impl Image {
             for _ in 0..threads {
                 scope.spawn(|| {
                     while let Some((path, inode)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let first_claim =
-                            |claim| claims.lock().unwrap_or_else(PoisonError::into_inner).insert(claim);
+                        let first_claim = |claim| claims.lock().unwrap_or_else(PoisonError::into_inner).insert(claim);
                         if let Err(error) = self.file(inode).and_then(|file| file.check(&first_claim)) {
                             let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
                             report.add(paths.display(*path), error);

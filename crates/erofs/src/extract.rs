@@ -202,11 +202,8 @@ impl Extraction<'_> {
 
     /// Makes and fills all files, by batches.
     fn fill(&mut self, paths: &Paths) {
-        let batches: Vec<(PathId, &[Listed])> = self
-            .files
-            .iter()
-            .flat_map(|(parent, files)| files.chunks(BATCH).map(|batch| (*parent, batch)))
-            .collect();
+        let batches: Vec<(PathId, &[Listed])> =
+            self.files.iter().flat_map(|(parent, files)| files.chunks(BATCH).map(|batch| (*parent, batch))).collect();
         let next = AtomicUsize::new(0);
         let left = AtomicU64::new(self.options.max_bytes.unwrap_or(u64::MAX));
         let report = Mutex::new(std::mem::take(&mut self.report));

@@ -3,9 +3,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use pagefold_codec::cluster::{
-    ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted, lz4_decode_in_place, lz4_in_place_margin,
-};
+use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
+use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use crate::check::Claim;
 use crate::error::{Error, Result};
@@ -123,7 +122,11 @@ impl<'a> File<'a> {
                     self.image.check_range(in_blocks, start)?;
                     first_claim(claim(start, align(in_blocks, self.block_bytes())));
                 }
-                if inline { self.read_at(&mut vec![0; (size - in_blocks) as usize], in_blocks).map(drop) } else { Ok(()) }
+                if inline {
+                    self.read_at(&mut vec![0; (size - in_blocks) as usize], in_blocks).map(drop)
+                } else {
+                    Ok(())
+                }
             }
             DataLayout::ChunkBased => {
                 let (chunk_bits, ..) = self.chunk_format()?;
@@ -335,31 +338,37 @@ impl<'a> File<'a> {
 
     fn margin(&self, extent: &Extent) -> usize {
         match extent.place {
-            Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => lz4_in_place_margin(plen as usize),
+            Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
             _ => 0,
         }
     }
 
     /// Decodes the `len` bytes of an extent to the front of `room`, all of which may be overwritten.
     ///
-    /// LZ4 is read to the end of what decoding in place needs of `room` and decoded over itself; where `room` is too
-    /// short, and for the other formats, it is read elsewhere first.
+    /// LZ4 is read to the end of what decoding in place needs of `room`, or to the end of `room` if that is nearer, and
+    /// decoded over itself. Only in the second case can the output run into the input; then, and for the other formats,
+    /// the cluster is read elsewhere and decoded from there.
     fn decode(&self, extent: &Extent, room: &mut [u8], len: usize) -> Result<()> {
         let Place::Encoded { pa, plen, format, partial } = extent.place else {
             return Err(Error::NotA("compressed extent"));
         };
         let plen = plen as usize;
         let padded = self.image.superblock().has(incompat::ZERO_PADDING);
-        let needed = len + self.margin(extent);
         let corrupt = |what| Error::Corrupt { what, offset: pa };
-        if format == ClusterFormat::Lz4 && padded && !partial && needed <= room.len() && plen <= needed {
-            let room = &mut room[..needed];
-            let src = &mut room[needed - plen..];
-            self.read_data(src, pa)?;
-            let src_len = plen - self.padding(src, pa)?;
-            lz4_decode_in_place(room, src_len, len).map_err(|error| corrupt(error.what))?;
-            Counters::add(&self.image.counters().in_place);
-            return Ok(());
+        let end = room.len().min(len + self.margin(extent));
+        if format == ClusterFormat::Lz4 && padded && !partial && plen <= end {
+            let room = &mut room[..end];
+            let start = end - plen;
+            self.read_data(&mut room[start..], pa)?;
+            let start = start + self.padding(&room[start..], pa)?;
+            match decompress_in_place(room, start..end, len) {
+                Ok(()) => {
+                    Counters::add(&self.image.counters().in_place);
+                    return Ok(());
+                }
+                Err(error) if end == len + self.margin(extent) => return Err(corrupt(error.what)),
+                Err(_) => {}
+            }
         }
         DECODER.with_borrow_mut(|(decoder, src)| {
             src.resize(plen, 0);

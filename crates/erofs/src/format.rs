@@ -51,6 +51,7 @@ macro_rules! on_disk {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) struct $name { $($(#[$field_doc])* pub(crate) $field: $type,)* }
 
+        #[allow(dead_code, reason = "every structure has both directions, though not all are used in both")]
         impl $name {
             /// Bytes on disk.
             pub(crate) const SIZE: usize = $size;

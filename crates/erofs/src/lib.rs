@@ -20,8 +20,8 @@ mod zmap;
 pub use build::{
     BuildOptions, BuildReport, Content, Fragments, Indexes, Node, NodeId, NodeKind, ScanOptions, Tree, build,
 };
-pub use directory::DirEntry;
 pub use check::{CheckReport, Problem};
+pub use directory::DirEntry;
 pub use error::{Error, Result};
 pub use extract::{ExtractOptions, ExtractReport};
 pub use file::{File, Run};

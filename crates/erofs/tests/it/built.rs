@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
+use pagefold_erofs::{BuildOptions, ExtractOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
 
-use crate::tools::{Mount, assert_same, run, skip, tree_of_directory, tree_of_image};
+use crate::tools::{self, Mount, assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
 
 const LZMA: ClusterCodec = ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 17 };
@@ -44,8 +44,8 @@ fn variants() -> Vec<(String, BuildOptions)> {
         let base = BuildOptions { block_bytes, pcluster_bytes: block_bytes, ..base.clone() };
         add(base.clone());
         add(BuildOptions { codec: None, ..base.clone() });
-        add(BuildOptions { pcluster_bytes: 16384, ztailpacking: true, ..base.clone() });
-        add(BuildOptions { pcluster_bytes: 8192, fragments: Fragments::Tails, ..base.clone() });
+        add(BuildOptions { pcluster_bytes: 16384, ztailpacking: true, dedupe: true, ..base.clone() });
+        add(BuildOptions { pcluster_bytes: 8192, indexes: Indexes::Full, fragments: Fragments::Tails, ..base.clone() });
     }
     variants
 }
@@ -57,26 +57,43 @@ fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs:
     report
 }
 
-#[test]
-fn every_variant_is_read_back_and_mounts() {
+fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("tree");
     fs::create_dir(&source).unwrap();
-    trees::awkward(&source);
-    let expected = tree_of_directory(&source);
+    fill(&source);
     let tree = Tree::scan(&source, &ScanOptions::default()).unwrap();
+    (directory, tree, tree_of_directory(&source))
+}
+
+/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can.
+fn round_trip(
+    directory: &Path,
+    tree: &Tree,
+    expected: &tools::Tree,
+    name: &str,
+    options: BuildOptions,
+) -> Result<(), String> {
+    let path = directory.join("image.erofs");
+    build_at(&path, tree, &BuildOptions { threads: 1, ..options.clone() });
+    let again = directory.join("again.erofs");
+    build_at(&again, tree, &BuildOptions { threads: 3, ..options });
+    assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap(), "threads change the image: {name}");
+    let image = Image::open_path(&path).unwrap();
+    assert_same(expected, &tree_of_image(&image), &format!("read back: {name}"));
+    let report = image.check(2);
+    assert!(report.problems.is_empty(), "check: {name}: {:?}", report.problems);
+    let mount = Mount::new(&path)?;
+    assert_same(expected, &tree_of_directory(mount.path()), &format!("mounted: {name}"));
+    Ok(())
+}
+
+#[test]
+fn every_variant_is_read_back_and_mounts() {
+    let (directory, tree, expected) = source(trees::awkward);
     let mut unmountable = None;
     for (name, options) in variants() {
-        let path = directory.path().join("image.erofs");
-        build_at(&path, &tree, &BuildOptions { threads: 1, ..options.clone() });
-        assert_same(&expected, &tree_of_image(&Image::open_path(&path).unwrap()), &format!("read back: {name}"));
-        let again = directory.path().join("again.erofs");
-        build_at(&again, &tree, &BuildOptions { threads: 3, ..options });
-        assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap(), "threads change the image: {name}");
-        match Mount::new(&path) {
-            Ok(mount) => assert_same(&expected, &tree_of_directory(mount.path()), &format!("mounted: {name}")),
-            Err(why) => unmountable = Some(why),
-        }
+        unmountable = round_trip(directory.path(), &tree, &expected, &name, options).err();
     }
     if let Some(why) = unmountable {
         skip("every_variant_is_read_back_and_mounts", &why);
@@ -84,12 +101,62 @@ fn every_variant_is_read_back_and_mounts() {
 }
 
 #[test]
+fn large_files_are_cut_into_segments() {
+    let (directory, tree, expected) = source(trees::large);
+    let mut unmountable = None;
+    for (name, codec, pcluster_bytes) in [
+        ("lz4", Some(ClusterCodec::Lz4), 4096),
+        ("lz4 64K", Some(ClusterCodec::Lz4), 65536),
+        ("zstd 1M", Some(ZSTD), 1 << 20),
+        ("plain", None, 4096),
+    ] {
+        let options = BuildOptions { codec, pcluster_bytes, dedupe: codec.is_some(), ..BuildOptions::default() };
+        unmountable = round_trip(directory.path(), &tree, &expected, name, options).err();
+    }
+    if let Some(why) = unmountable {
+        skip("large_files_are_cut_into_segments", &why);
+    }
+}
+
+#[test]
+fn extracts_what_was_packed() {
+    let (directory, tree, expected) = source(trees::awkward);
+    for (number, (codec, pcluster_bytes, fragments)) in [
+        (None, 4096, Fragments::Off),
+        (Some(ClusterCodec::Lz4), 65536, Fragments::Off),
+        (Some(ZSTD), 4096, Fragments::Tails),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = directory.path().join("image.erofs");
+        build_at(&path, &tree, &BuildOptions { codec, pcluster_bytes, fragments, ..BuildOptions::default() });
+        let target = directory.path().join(format!("out-{number}"));
+        let image = Image::open_path(&path).unwrap();
+        let report = image.extract(&target, &ExtractOptions { threads: 2, ..ExtractOptions::default() }).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        assert_same(&expected, &tree_of_directory(&target), &format!("extracted {number}"));
+        let again = image.extract(&target, &ExtractOptions::default()).unwrap();
+        assert!(again.names == 0 && !again.problems.is_empty(), "what exists is overwritten");
+    }
+}
+
+#[test]
+fn lz4_is_decoded_in_place() {
+    let (directory, tree, _) = source(|root| fs::write(root.join("text"), trees::text(3 << 20, 2)).unwrap());
+    let path = directory.path().join("image.erofs");
+    build_at(&path, &tree, &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    let inode = image.resolve(b"text").unwrap();
+    image.read_exact_at(&inode, &mut vec![0; inode.size as usize], 0).unwrap();
+    let counts = image.counts();
+    let all = counts.decoded_in_place + counts.decoded_by_copy;
+    assert!(all > 300 && counts.decoded_in_place * 100 >= all * 98, "{counts:?}");
+}
+
+#[test]
 fn fsck_accepts_lz4_images() {
-    let directory = tempfile::tempdir().unwrap();
-    let source = directory.path().join("tree");
-    fs::create_dir(&source).unwrap();
-    trees::awkward(&source);
-    let tree = Tree::scan(&source, &ScanOptions::default()).unwrap();
+    let (directory, tree, _) = source(trees::awkward);
     let path = directory.path().join("image.erofs");
     for (codec, pcluster_bytes, ztailpacking) in
         [(None, 4096, false), (Some(ClusterCodec::Lz4), 4096, false), (Some(ClusterCodec::Lz4Hc(9)), 65536, true)]

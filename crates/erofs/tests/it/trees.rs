@@ -41,25 +41,26 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
 /// Fills `root` with files of every kind and of sizes around block boundaries.
 pub(crate) fn awkward(root: &Path) {
     let write = |name: &str, bytes: &[u8]| fs::write(root.join(name), bytes).unwrap();
-    for len in [0, 1, 31, 511, 512, 513, 4000, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536, 65_537, 300_000] {
+    for len in [0, 1, 31, 511, 512, 513, 4000, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_537] {
         write(&format!("text-{len}"), &text(len, len as u32));
         write(&format!("noise-{len}"), &noise(len, len as u64));
         write(&format!("zeros-{len}"), &vec![0; len]);
     }
     let mut mixed = Vec::new();
-    for part in 0..40 {
+    for part in 0..16 {
         let len = 3000 + part as usize * 331;
         mixed.extend(if part % 3 == 0 { noise(len, part) } else { text(len, part as u32) });
     }
     write("mixed", &mixed);
     write("mixed-again", &mixed);
     write("mixed-longer", &[&mixed[..], &text(10_000, 77)].concat());
-    write("long-zeros", &vec![0; 5 << 20]);
-    write("long-text", &text(2 << 20, 5));
+    write("long-zeros", &vec![0; 1 << 20]);
+    write("long-text", &text(300_000, 5));
+    write("long-noise", &noise(300_000, 5));
     write("-before-dot", b"sorts before dot");
     let sparse = fs::File::create(root.join("sparse")).unwrap();
-    sparse.set_len(3 << 20).unwrap();
-    sparse.write_all_at(&text(5000, 9), 1 << 20).unwrap();
+    sparse.set_len(1 << 20).unwrap();
+    sparse.write_all_at(&text(5000, 9), 300_000).unwrap();
     let long = "n".repeat(255);
     write(&long, b"a name of 255 bytes");
     write("not-utf8", b"");
@@ -74,7 +75,7 @@ pub(crate) fn awkward(root: &Path) {
     fs::hard_link(root.join("mixed"), deep.join("mixed-link")).unwrap();
     let many = root.join("many");
     fs::create_dir(&many).unwrap();
-    for n in 0..700 {
+    for n in 0..400 {
         fs::write(many.join(format!("file-{n}")), format!("{n}")).unwrap();
     }
     fs::create_dir(root.join("empty")).unwrap();
@@ -126,4 +127,15 @@ pub(crate) fn awkward(root: &Path) {
     ];
     set("text-513", "system.posix_acl_access", &acl);
     set("empty", "system.posix_acl_default", &acl);
+}
+
+/// Fills `root` with files that are cut into segments.
+pub(crate) fn large(root: &Path) {
+    let segment = 8 << 20;
+    let mut bytes = vec![0; segment - 3000];
+    bytes.extend(text(200_000, 1));
+    bytes.resize(2 * segment + 5, 0);
+    fs::write(root.join("over-two-segments"), &bytes).unwrap();
+    fs::write(root.join("one-segment"), &bytes[..segment]).unwrap();
+    fs::write(root.join("incompressible"), noise(segment + 5000, 3)).unwrap();
 }
