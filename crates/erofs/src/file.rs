@@ -164,13 +164,13 @@ impl<'a> File<'a> {
                 }
                 Place::Plain { pa, .. } => {
                     self.image.check_range(extent.len, pa)?;
-                    if pa % self.block_bytes() == 0 {
+                    if !map.is_inline(pa) {
                         first_claim(Claim { start: pa, end: pa + self.block_bytes(), shareable: true });
                     }
                 }
                 Place::Encoded { pa, plen, .. } => {
                     // What lies behind indexes is part of the inode's own record.
-                    let inline = pa % self.block_bytes() != 0;
+                    let inline = map.is_inline(pa);
                     let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
                     if inline || first_claim(claim) {
                         content.resize(extent.len as usize + self.margin(&extent), 0);

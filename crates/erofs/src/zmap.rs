@@ -208,6 +208,11 @@ impl CompressedMap {
         Ok(map)
     }
 
+    /// Whether a cluster lies behind the indexes.
+    pub(crate) fn is_inline(&self, pa: u64) -> bool {
+        self.idata_len > 0 && pa == self.index_end
+    }
+
     /// The image offset at which indexes and inline data end.
     pub(crate) fn record_end(&self) -> u64 {
         if self.whole_fragment { self.index_start } else { self.index_end + u64::from(self.idata_len) }
@@ -269,7 +274,11 @@ impl CompressedMap {
         if self.idata_len == 0 || in_block + u64::from(self.idata_len) > 1 << self.bits {
             return self.corrupt("inline cluster is empty or crosses a block boundary");
         }
-        self.place(index, self.index_end, self.idata_len, len)
+        match self.place(index, self.index_end, self.idata_len, len)? {
+            // What lies inline is never turned around.
+            Place::Plain { pa, .. } => Ok(Place::Plain { pa, interlaced: false }),
+            place => Ok(place),
+        }
     }
 
     fn place(&self, index: Lcluster, pa: u64, plen: u32, len: u64) -> Result<Place> {
@@ -278,8 +287,7 @@ impl CompressedMap {
                 if len > u64::from(plen) {
                     return self.corrupt("plain extent is longer than its cluster");
                 }
-                let interlaced = self.has(advise::INTERLACED_PCLUSTER) && pa & ((1 << self.bits) - 1) == 0;
-                return Ok(Place::Plain { pa, interlaced });
+                return Ok(Place::Plain { pa, interlaced: self.has(advise::INTERLACED_PCLUSTER) });
             }
             LclusterType::Head1 => self.formats[0],
             LclusterType::Head2 => self.formats[1],

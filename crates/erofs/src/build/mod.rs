@@ -22,6 +22,7 @@ mod placer;
 mod plan;
 mod scan;
 mod segment;
+mod tar;
 mod tree;
 
 use std::fs::File;

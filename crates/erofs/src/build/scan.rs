@@ -35,7 +35,7 @@ impl ScanOptions {
         self.excludes.iter().any(|pattern| matches(pattern, if pattern.contains(&b'/') { path } else { name }))
     }
 
-    fn apply(&self, node: &mut Node) {
+    pub(crate) fn apply(&self, node: &mut Node) {
         if let Some(mtime_s) = self.mtime_s {
             (node.mtime_s, node.mtime_nsec) = (mtime_s, 0);
         }

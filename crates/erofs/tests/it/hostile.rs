@@ -142,12 +142,12 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         bytes[at] ^= 1;
     });
     craft("inode overlaps another", &|bytes| {
-        let from = nid(bytes, dirent(bytes, ROOT_NAMES, "text-40000")) as usize * 32;
-        let copy: [u8; 32] = bytes[from..from + 32].try_into().unwrap();
-        bytes[from + 32..from + 64].copy_from_slice(&copy);
-        let at = dirent(bytes, ROOT_NAMES, "text-100");
-        let next = (from / 32 + 1) as u64;
-        bytes[at..at + 8].copy_from_slice(&next.to_le_bytes());
+        // An empty file's inode, moved to where another file's indexes are.
+        let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
+        let inside = inode_of("text-40000") + 32;
+        bytes[inside..inside + 32].copy_from_slice(&empty);
+        let at = dirent(bytes, ROOT_NAMES, "text-0");
+        bytes[at..at + 8].copy_from_slice(&(inside as u64 / 32).to_le_bytes());
     });
     craft("file name is empty, too long, or holds a slash or NUL", &|bytes| {
         let joined = ROOT_NAMES.concat();

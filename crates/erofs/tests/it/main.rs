@@ -1,5 +1,6 @@
 //! Images against other implementations, and against bytes that are no image.
 
+mod archives;
 mod built;
 mod hostile;
 mod mkfs;

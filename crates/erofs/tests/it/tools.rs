@@ -47,6 +47,13 @@ pub(crate) struct Facts {
     same_as: PathBuf,
 }
 
+impl Facts {
+    /// Leaves POSIX ACLs out of what is compared.
+    pub(crate) fn forget_acls(&mut self) {
+        self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
+    }
+}
+
 pub(crate) type Tree = BTreeMap<PathBuf, Facts>;
 
 /// The tree under `root` as the operating system shows it.
