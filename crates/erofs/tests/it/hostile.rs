@@ -142,9 +142,9 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         bytes[at] ^= 1;
     });
     craft("inode overlaps another", &|bytes| {
-        // An empty file's inode, moved to where another file's indexes are.
+        // An empty file's inode, moved to where another file's indexes are: behind the map header and the first six.
         let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
-        let inside = inode_of("text-40000") + 32;
+        let inside = inode_of("text-40000") + 64;
         bytes[inside..inside + 32].copy_from_slice(&empty);
         let at = dirent(bytes, ROOT_NAMES, "text-0");
         bytes[at..at + 8].copy_from_slice(&(inside as u64 / 32).to_le_bytes());
