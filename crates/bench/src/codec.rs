@@ -2,10 +2,13 @@
 
 mod corpus;
 mod files;
-mod gather;
-mod heap;
+pub(crate) mod gather;
+pub(crate) mod heap;
+pub(crate) mod in_place;
+pub(crate) mod instructions;
 mod measure;
 mod peer;
+pub(crate) mod sizes;
 mod subject;
 mod verdict;
 
@@ -30,8 +33,8 @@ round. Every page is compressed into one buffer and decoded into one buffer. Per
 included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their own worst case, where \
 they are fastest; ours get one page, as the store calls them.
 
-libzstd-1-dict: the best dictionary of 16, 64 and 110 KiB by ZDICT_trainFromBuffer and of raw sample pages, as decided on \
-held-out sample pages.";
+libzstd-1-dict: the best dictionary of 16, 60 and 110 KiB by ZDICT_trainFromBuffer and of plain sample pages, as decided \
+on held-out sample pages; libzstd-1 where none helps.";
 
 /// Options of `pagefold-bench codec`.
 #[derive(clap::Args)]

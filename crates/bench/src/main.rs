@@ -1,10 +1,19 @@
 //! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
 
 mod codec;
+mod device;
+mod load;
+mod locks;
 mod nbd;
+mod pages;
+mod perf;
+mod pool;
 mod report;
+mod same_filled;
 mod server;
 mod soak;
+mod streams;
+mod subjects;
 mod synthetic;
 
 use clap::{Parser, Subcommand};
@@ -20,16 +29,43 @@ struct Args {
 enum Bench {
     /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
+    /// Finding pages that one word fills, beside a copy of the page
+    SameFilled(same_filled::Args),
+    /// LZ4 decoded in place beside decoding apart, at EROFS's sizes
+    InPlace(codec::in_place::Args),
+    /// Compressed bytes of fixed pages against the committed table
+    Sizes(codec::sizes::Args),
+    /// Instructions of every codec for fixed pages, under callgrind, against the committed table
+    Instructions(codec::instructions::Args),
     /// The NBD server beside nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
     Soak(soak::Args),
+    /// The store against the kernel's zram and against the bare codec
+    Device(device::Args),
+    /// The stream policies under one to ten jobs
+    Streams(streams::Args),
+    /// The entry-lock strategies, alone and contended
+    Locks(locks::Args),
+    /// Memory that compressed pages take in the pools and in zram, and the pools' speed
+    Pool(pool::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::SameFilled(args) => {
+            same_filled::run(&args);
+            Ok(())
+        }
+        Bench::InPlace(args) => codec::in_place::run(&args),
+        Bench::Sizes(args) => codec::sizes::run(&args),
+        Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
+        Bench::Device(args) => device::run(&args),
+        Bench::Streams(args) => streams::run(&args),
+        Bench::Locks(args) => locks::run(&args),
+        Bench::Pool(args) => pool::run(&args),
     }
 }

@@ -23,6 +23,11 @@ impl Random {
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
+
+    /// A number under `end`, small ones more often: the least of `draws`.
+    pub(crate) fn small(&mut self, end: usize, draws: usize) -> usize {
+        (0..draws).map(|_| self.below(end)).min().unwrap_or(0)
+    }
 }
 
 /// Mean length of a segment.
@@ -54,6 +59,114 @@ pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
             page
         })
         .collect()
+}
+
+/// Makes the next page of a kind.
+pub(crate) type Maker = fn(&mut Random) -> Page;
+
+/// The kinds of page that stand for data everyone has, without being anyone's.
+pub(crate) const KINDS: &[(&str, Maker)] =
+    &[("text", text), ("heap", heap), ("binary", binary), ("records", records), ("random", random)];
+
+/// `count` pages of a kind of [`KINDS`]; another `seed`, other pages of the same kind.
+pub(crate) fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
+    let mut random = Random::new(seed);
+    (0..count).map(|_| make(&mut random)).collect()
+}
+
+/// A page of `pieces`, one after another; the last is cut.
+fn joined(mut piece: impl FnMut(&mut Vec<u8>)) -> Page {
+    let mut bytes = Vec::with_capacity(PAGE_SIZE + 256);
+    while bytes.len() < PAGE_SIZE {
+        piece(&mut bytes);
+    }
+    let mut page = [0; PAGE_SIZE];
+    page.copy_from_slice(&bytes[..PAGE_SIZE]);
+    page
+}
+
+/// Sentences of words from one vocabulary, frequent words short and often.
+fn text(random: &mut Random) -> Page {
+    const SYLLABLES: &[&str] = &[
+        "a", "the", "in", "er", "on", "re", "st", "en", "nd", "ing", "to", "or", "is", "ar", "al", "te", "co", "de",
+        "ra", "ro", "li", "ve", "me", "ne", "us", "ly", "ment", "sh", "wh", "pre", "com", "tion",
+    ];
+    let mut column = 0;
+    joined(|bytes| {
+        // The word of a rank is the same on every page: its syllables are the digits of the rank's number.
+        let rank = random.small(4000, 3) + 1;
+        let mut number = Random::new(rank as u64).next();
+        for _ in 0..1 + rank.ilog2() / 4 {
+            bytes.extend(SYLLABLES[(number % SYLLABLES.len() as u64) as usize].bytes());
+            number /= SYLLABLES.len() as u64;
+        }
+        column += 1;
+        bytes.extend(match random.below(14) {
+            0 => &b", "[..],
+            1 => b". ",
+            _ if column % 13 == 0 => b"\n",
+            _ => b" ",
+        });
+    })
+}
+
+/// Objects of an interpreter: a count, a type, sizes, pointers into a few regions, and unused words.
+fn heap(random: &mut Random) -> Page {
+    let region = 0x7f3a_0000_0000 | (random.below(64) as u64) << 20;
+    joined(|bytes| {
+        let kind = random.small(12, 2) as u64;
+        let mut words = vec![1 + random.small(40, 4) as u64, 0x55d0_c0a0_0000 + kind * 0x1a0];
+        for field in 0..2 + kind % 5 {
+            words.push(match (kind + field) % 4 {
+                0 => region + random.small(1 << 16, 2) as u64 * 16,
+                1 => 0,
+                2 => random.small(1 << 12, 3) as u64,
+                _ => region + kind * 4096 + field * 64,
+            });
+        }
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    })
+}
+
+/// Machine code: few opcodes, few registers, short and long displacements, calls.
+fn binary(random: &mut Random) -> Page {
+    joined(|bytes| {
+        let register = random.small(8, 2) as u8;
+        let short = (random.small(32, 2) * 8) as u8;
+        match random.below(9) {
+            0 | 1 => bytes.extend([0x48, 0x8b, 0x40 | register << 3 | 5, short.wrapping_neg()]),
+            2 => bytes.extend([0x48, 0x89, 0xc0 | register << 3 | random.small(8, 2) as u8]),
+            3 => {
+                bytes.push(0xe8);
+                bytes.extend((random.small(1 << 18, 2) as u32).wrapping_neg().to_le_bytes());
+            }
+            4 => bytes.extend([0x74 | random.below(2) as u8, short]),
+            5 => bytes.extend([0x48, 0x8d, 0x05 | register << 3, random.next() as u8, random.below(64) as u8, 0, 0]),
+            6 => bytes.extend([0x0f, 0xb6, 0x40 | register, short]),
+            7 => bytes.extend([0x48, 0x85, 0xc0 | (register * 9)]),
+            _ => bytes.extend([0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, short]),
+        }
+    })
+}
+
+/// Rows of a table, 64 bytes each: a rising number, a rising time, a measurement, a name, flags.
+fn records(random: &mut Random) -> Page {
+    let (mut number, mut time) = (random.below(1 << 24) as u64, 1_700_000_000_000 + random.below(1 << 30) as u64);
+    joined(|bytes| {
+        number += 1;
+        time += random.small(5000, 2) as u64;
+        let measurement = 20.0 + random.below(1000) as f64 / 100.0;
+        let name = format!("sensor-{:03}.example.org", random.small(200, 2));
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(time.to_le_bytes());
+        bytes.extend(measurement.to_le_bytes());
+        bytes.extend([name.as_bytes(), &[0; 32][name.len()..]].concat());
+        bytes.extend([1, 0, random.below(4) as u8, 0, 0, 0, 0, 0]);
+    })
+}
+
+fn random(random: &mut Random) -> Page {
+    joined(|bytes| bytes.extend(random.next().to_le_bytes()))
 }
 
 #[cfg(test)]

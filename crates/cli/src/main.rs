@@ -13,7 +13,10 @@ mod serve;
 mod size;
 mod stat;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, ErrorKind, Write},
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand};
 
@@ -54,9 +57,20 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has had enough of it.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pagefold: {error:#}");
+            tell(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes a line to standard error; that it cannot be written is no reason to fail.
+fn tell(text: &str) {
+    let _ = writeln!(io::stderr(), "pagefold: {text}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|io| io.kind() == ErrorKind::BrokenPipe)
 }

@@ -13,11 +13,11 @@ use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
 use pagefold_serve::{Export, Limits, Server};
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 
-use crate::size;
+use crate::{size, tell};
 
 /// Serve disks whose contents live compressed in RAM, over NBD
 #[derive(clap::Args)]
@@ -33,7 +33,7 @@ Then, with any NBD client:
 
 Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
 Under a service manager's socket activation (LISTEN_FDS) no address is needed.
-SIGINT and SIGTERM finish what is in flight, remove the Unix sockets and end with status 0. What the
+SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the
 disks held is then gone: it lived in RAM.")]
 pub(crate) struct Args {
     /// Size of the disk, a multiple of 512 bytes
@@ -91,23 +91,29 @@ fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn parse_disk(text: &str) -> Result<Disk, String> {
-    let mut disk = Disk::default();
-    let (mut name, mut size_bytes) = (None, None);
+    const KNOWN: [&str; 5] = ["name", "size", "codec", "memory-limit", "read-only"];
+    let mut values: [Option<&str>; KNOWN.len()] = Default::default();
     for part in text.split(',') {
         let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
-        let value = || value.ok_or_else(|| format!("'{key}' needs a value: {key}=…"));
-        match key {
-            "name" => name = Some(value()?.to_owned()),
-            "size" => size_bytes = Some(size::parse(value()?)?),
-            "codec" => disk.codec = Some(value()?.to_owned()),
-            "memory-limit" => disk.memory_limit = Some(size::parse(value()?)?),
-            "read-only" => disk.read_only = true,
-            _ => return Err(format!("unknown '{key}'; known are name, size, codec, memory-limit, read-only")),
+        let index = KNOWN.iter().position(|known| *known == key);
+        let index = index.ok_or_else(|| format!("unknown '{key}'; known are {}", KNOWN.join(", ")))?;
+        let value = match (key, value) {
+            ("read-only", None) => "",
+            ("read-only", Some(_)) => return Err("'read-only' takes no value; leave it out for a disk to write".into()),
+            (_, value) => value.ok_or_else(|| format!("'{key}' needs a value: {key}=…"))?,
+        };
+        if values[index].replace(value).is_some() {
+            return Err(format!("'{key}' is given twice"));
         }
     }
-    disk.name = name.ok_or("it needs name=NAME")?;
-    disk.size = size_bytes.ok_or("it needs size=SIZE")?;
-    Ok(disk)
+    let [name, size_bytes, codec, memory_limit, read_only] = values;
+    Ok(Disk {
+        name: name.ok_or("it needs name=NAME")?.to_owned(),
+        size: size::parse(size_bytes.ok_or("it needs size=SIZE")?)?,
+        codec: codec.map(str::to_owned),
+        memory_limit: memory_limit.map(size::parse).transpose()?,
+        read_only: read_only.is_some(),
+    })
 }
 
 impl Args {
@@ -149,7 +155,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         server = server.activation();
     }
     // Signals are caught from before the sockets exist, so that none is left behind.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
     let server = server.bind()?;
     let handle = server.handle();
     thread::Builder::new()
@@ -161,10 +167,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         })
         .context("cannot start a thread")?;
     for path in server.unix_paths() {
-        eprintln!("pagefold: serving on nbd+unix:///?socket={}", path.display());
+        tell(&format!("serving on nbd+unix:///?socket={}", path.display()));
     }
     for address in server.tcp_addresses() {
-        eprintln!("pagefold: serving on nbd://{address}");
+        tell(&format!("serving on nbd://{address}"));
     }
     server.run()?;
     Ok(())
@@ -200,7 +206,16 @@ mod tests {
 
     #[test]
     fn what_is_no_disk_is_refused() {
-        for text in ["", "name=a", "size=1G", "name=a,size=x", "name=a,size=1G,colour=red", "name,size=1G"] {
+        for text in [
+            "",
+            "name=a",
+            "size=1G",
+            "name=a,size=x",
+            "name=a,size=1G,colour=red",
+            "name,size=1G",
+            "name=a,name=b,size=1G",
+            "name=a,size=1G,read-only=no",
+        ] {
             assert!(parse_disk(text).is_err(), "{text}");
         }
     }

@@ -24,8 +24,11 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         let digits = u32::try_from(fraction.len()).ok().filter(|&digits| (1..=9).contains(&digits));
         let scale = 10u64.pow(digits.ok_or_else(|| bad(text))?);
         let fraction: u64 = fraction.parse().map_err(|_| bad(text))?;
-        let part = u128::from(factor) * u128::from(fraction) / u128::from(scale);
-        let bytes = u128::from(whole) * u128::from(factor) + part;
+        let part = u128::from(factor) * u128::from(fraction);
+        if part % u128::from(scale) != 0 {
+            return Err(format!("'{text}' is not a whole number of bytes"));
+        }
+        let bytes = u128::from(whole) * u128::from(factor) + part / u128::from(scale);
         return u64::try_from(bytes).map_err(|_| too_large());
     }
     if number.is_empty() {
@@ -79,7 +82,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "G", "-1", "8X", "8GG", "1.G", ".5G", "1.2.3", "16E", "99999999999999999999", "8Gibb", "１"] {
+        for text in
+            ["", "G", "-1", "8X", "8GG", "1.G", ".5G", "1.2.3", "16E", "99999999999999999999", "8Gibb", "１", "512.5"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

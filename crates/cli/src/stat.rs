@@ -1,6 +1,10 @@
 //! `pagefold stat`: what a server's disks hold and what that costs.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use pagefold_serve::client::{Client, ExportInfo, Target};
@@ -75,31 +79,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(name) => vec![name.clone()],
         None => client.list()?,
     };
+    let mut out = io::stdout().lock();
     for name in names {
         let info = client.info(&name)?;
         let description = info.description.as_deref().unwrap_or_default();
         let figures = Figures::parse(description).with_context(|| format!("export '{name}' is not a pagefold disk"))?;
-        if args.json { print_json(&name, &info, &figures) } else { print_words(&name, &info, &figures) }
+        let print = if args.json { print_json } else { print_words };
+        print(&mut out, &name, &info, &figures).context("cannot print")?;
     }
     Ok(())
 }
 
-fn print_json(name: &str, info: &ExportInfo, figures: &Figures<'_>) {
+fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figures<'_>) -> io::Result<()> {
     let size = ("size_bytes", info.size_bytes);
     for (metric, value) in [size].iter().chain(&figures.values) {
         let unit = if metric.ends_with("_pages") { "pages" } else { "bytes" };
         // No limit is no figure.
         if (*metric, *value) != ("mem_limit", u64::MAX) {
-            println!(
-                "{}",
-                json!({ "bench": "stat", "case": name, "subject": figures.codec, "metric": metric, "value": value,
-                    "unit": unit })
-            );
+            let figure = json!({
+                "bench": "stat", "case": name, "subject": figures.codec, "metric": metric, "value": value, "unit": unit,
+            });
+            writeln!(out, "{figure}")?;
         }
     }
+    Ok(())
 }
 
-fn print_words(name: &str, info: &ExportInfo, figures: &Figures<'_>) {
+fn print_words(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figures<'_>) -> io::Result<()> {
     let bytes = |name| size::show(figures.get(name));
     let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
     let (stored, spent) = (figures.get("orig_data_size"), figures.get("spent_bytes"));
@@ -107,26 +113,35 @@ fn print_words(name: &str, info: &ExportInfo, figures: &Figures<'_>) {
         u64::MAX => "no limit".to_owned(),
         limit => format!("limit {}", size::show(limit)),
     };
-    println!("export '{name}': {} disk, codec {}", size::show(info.size_bytes), figures.codec);
-    println!("  stored      {:>10}   pages written and not discarded", size::show(stored));
-    println!(
+    writeln!(out, "export '{name}': {} disk, codec {}", size::show(info.size_bytes), figures.codec)?;
+    writeln!(out, "  stored      {:>10}   pages written and not discarded", size::show(stored))?;
+    writeln!(
+        out,
         "  compressed  {:>10}   {:.1} % of what is stored",
         bytes("compr_data_size"),
         percent(figures.get("compr_data_size"), stored)
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  memory      {:>10}   {:.1} % of what is stored; most ever {}; {limit}",
         size::show(spent),
         percent(spent, stored),
         bytes("mem_used_max")
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "    objects {}, table {}, streams {}",
         bytes("mem_used_total"),
         bytes("table_bytes"),
         bytes("stream_bytes")
-    );
-    println!("  pages       same-filled {}, incompressible {}", figures.get("same_pages"), figures.get("huge_pages"));
+    )?;
+    writeln!(
+        out,
+        "  pages       same-filled {}, incompressible {}",
+        figures.get("same_pages"),
+        figures.get("huge_pages")
+    )?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -48,9 +48,9 @@ impl Dictionary {
     /// Candidates are those that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than asked for), and
     /// plain sample pages spread over the sample, both of several sizes. They are made from seven eighths of the sample and judged on the
     /// rest: it helps if they become at least a fiftieth smaller than with `plain`. Takes seconds; not for the hot path.
-    pub fn train<C: Codec>(
+    pub fn train<P: Codec, C: Codec>(
         sample: &[&Page],
-        plain: &C,
+        plain: &P,
         with: impl Fn(Arc<Dictionary>) -> C,
     ) -> Option<Arc<Dictionary>> {
         if sample.len() < SAMPLE_LEAST {
@@ -59,7 +59,7 @@ impl Dictionary {
         let (held_out, training): (Vec<_>, Vec<_>) =
             sample.iter().copied().enumerate().partition(|(index, _)| index % HELD_OUT == HELD_OUT - 1);
         let training: Vec<&Page> = training.into_iter().map(|(_, page)| page).collect();
-        let bytes_of = |codec: &C| {
+        let bytes_of = |codec: &dyn Codec| {
             let mut stream = codec.stream().ok()?;
             let mut out = [0; PAGE_SIZE];
             Some(held_out.iter().map(|(_, page)| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>())

@@ -62,7 +62,7 @@ impl Stream for LzoStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>()
+        size_of::<Self>() + Encoder::HEAP_BYTES
     }
 }
 

@@ -45,16 +45,6 @@ pub(crate) unsafe fn store16(p: *mut u8, value: u16) {
     unsafe { p.cast::<u16>().write_unaligned(value.to_le()) }
 }
 
-/// Stores the 32 bits of `value` at `p`.
-///
-/// # Safety
-/// 4 bytes from `p` can be written.
-#[inline(always)]
-pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
-    // SAFETY: the caller's; the write is unaligned.
-    unsafe { p.cast::<u32>().write_unaligned(value.to_le()) }
-}
-
 /// Stores the 64 bits of `value` at `p`.
 ///
 /// # Safety
@@ -75,21 +65,24 @@ pub(crate) unsafe fn copy<const N: usize>(src: *const u8, dst: *mut u8) {
     unsafe { dst.cast::<[u8; N]>().write(src.cast::<[u8; N]>().read()) }
 }
 
-/// Copies `len` bytes, rounded up to 16 and at least 16, in steps of 16. Bytes that an earlier step wrote are read by
+/// Copies `len` bytes, rounded up to `STEP` and at least `STEP` (16, 32), 16 at a time. Bytes that an earlier step wrote are read by
 /// later ones: with `dst - src` of 16 or more and less than `len`, the distance repeats as an LZ match does.
 ///
 /// # Safety
-/// `len.next_multiple_of(16).max(16)` bytes can be read from `src` and written to `dst`.
+/// `len.next_multiple_of(STEP).max(STEP)` bytes can be read from `src` and written to `dst`.
 #[inline(always)]
-pub(crate) unsafe fn wild_copy16(mut src: *const u8, mut dst: *mut u8, len: usize) {
+pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *mut u8, len: usize) {
     // SAFETY: `end` is at most `len` bytes on, inside what the caller gave.
     let end = unsafe { dst.add(len) };
     loop {
         // SAFETY: each step but the first starts before `end`, so it stays within `len` rounded up.
         unsafe {
             copy::<16>(src, dst);
-            src = src.add(16);
-            dst = dst.add(16);
+            if STEP == 32 {
+                copy::<16>(src.add(16), dst.add(16));
+            }
+            src = src.add(STEP);
+            dst = dst.add(STEP);
         }
         if dst >= end {
             return;
@@ -148,7 +141,6 @@ mod tests {
                 assert_eq!(load32(p), u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
                 assert_eq!(load64(p), u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()));
                 store16(p, load16(p));
-                store32(p, load32(p));
                 store64(p, load64(p));
             }
         }
@@ -157,20 +149,23 @@ mod tests {
 
     #[test]
     fn wild_copy_repeats_a_distance_and_stays_within_the_rounded_length() {
-        for len in 0..70_usize {
+        fn check<const STEP: usize>(len: usize, distance: usize) {
+            let mut buffer: Vec<u8> = (0..160).map(|at| at as u8).collect();
+            let mut want = buffer.clone();
+            for at in distance..distance + len.next_multiple_of(STEP).max(STEP) {
+                want[at] = want[at - distance];
+            }
+            // SAFETY: `distance` and the rounded length are at most 40 and 96.
+            unsafe {
+                let p = buffer.as_mut_ptr();
+                wild_copy::<STEP>(p, p.add(distance), len);
+            }
+            assert_eq!(buffer, want, "len {len} distance {distance}");
+        }
+        for len in 0..70 {
             for distance in 16..40 {
-                let mut buffer: Vec<u8> = (0..160).map(|at| at as u8).collect();
-                let mut want = buffer.clone();
-                let written = len.next_multiple_of(16).max(16);
-                for at in distance..distance + written {
-                    want[at] = want[at - distance];
-                }
-                // SAFETY: `distance + written` is at most 40 + 80.
-                unsafe {
-                    let p = buffer.as_mut_ptr();
-                    wild_copy16(p, p.add(distance), len);
-                }
-                assert_eq!(buffer, want, "len {len} distance {distance}");
+                check::<16>(len, distance);
+                check::<32>(len, distance);
             }
         }
     }

@@ -58,11 +58,16 @@ impl Codec for Zstd {
         let mut decompressor = DCtx::try_create().ok_or(OUT_OF_MEMORY)?;
         decompressor.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(|_| OUT_OF_MEMORY)?;
         if let Some(dictionary) = &self.dictionary {
-            // Digested once, at the first page, and used from then on.
             compressor.load_dictionary(dictionary.bytes()).map_err(|_| OUT_OF_MEMORY)?;
             decompressor.load_dictionary(dictionary.bytes()).map_err(|_| OUT_OF_MEMORY)?;
         }
-        Ok(Box::new(ZstdStream { compressor, decompressor }))
+        // libzstd makes its tables, and digests a dictionary, at the first page. That is now, outside the hot path.
+        let mut stream = ZstdStream { compressor, decompressor };
+        let mut page = [0; PAGE_SIZE];
+        let mut object = [0; PAGE_SIZE];
+        let len = stream.compress(&page, &mut object).ok_or(OUT_OF_MEMORY)?;
+        stream.decompress(&object[..len], &mut page).map_err(|_| OUT_OF_MEMORY)?;
+        Ok(Box::new(stream))
     }
 }
 
@@ -86,5 +91,23 @@ impl Stream for ZstdStream {
 
     fn memory_bytes(&self) -> usize {
         self.compressor.sizeof() + self.decompressor.sizeof()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_has_all_its_memory_from_the_start() {
+        for level in [-7, 1, 3, 9, 22] {
+            let mut stream = Zstd::new(level).unwrap().stream().unwrap();
+            let before = stream.memory_bytes();
+            let page: Page = std::array::from_fn(|at| (at * at / 7) as u8);
+            let (mut object, mut back) = ([0; 2 * PAGE_SIZE], [0; PAGE_SIZE]);
+            let len = stream.compress(&page, &mut object).unwrap();
+            stream.decompress(&object[..len], &mut back).unwrap();
+            assert_eq!((back, stream.memory_bytes()), (page, before), "level {level}");
+        }
     }
 }

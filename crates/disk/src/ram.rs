@@ -79,7 +79,8 @@ impl RamDisk {
         if size_bytes == 0 || size_bytes % SECTOR_BYTES != 0 {
             return Err(NewError::Size(size_bytes));
         }
-        let store = Store::new(Config { slots: size_bytes.div_ceil(PAGE_BYTES), codec, memory_limit })?;
+        let store =
+            Store::new(Config { slots: size_bytes.div_ceil(PAGE_BYTES), codec, memory_limit, ..Config::default() })?;
         Ok(Self { store, size_bytes })
     }
 

@@ -4,7 +4,5 @@
 //! for with `dlopen` and only ever stands beside our own codec.
 
 mod liblzo2;
-mod skip;
 
 pub use liblzo2::{Liblzo2, Liblzo2Work};
-pub use skip::skipped;

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn round_trip() {
         let Some(lzo) = Liblzo2::open() else {
-            return crate::skipped("liblzo2 round trip", "liblzo2.so.2 is not installed");
+            return pagefold_testing::skip("liblzo2 round trip", "liblzo2.so.2 is not installed");
         };
         let input: Vec<u8> = (0..4096u32).map(|at| ((at * at) >> 7) as u8).collect();
         let mut object = vec![0; Liblzo2::bound(input.len())];

@@ -4,6 +4,8 @@
 //! cargo run --release --example ram -- /tmp/ram.sock 1073741824
 //! nbdinfo 'nbd+unix:///?socket=/tmp/ram.sock'
 //! ```
+//!
+//! With a third argument, `may-block`, it says that it may block: then its requests take the path of slow devices.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -11,14 +13,17 @@ use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 use pagefold_serve::{Export, Server};
 
 /// Locked by stretches of 64 KiB, so that each part of a request is applied whole.
-struct Ram(Vec<RwLock<Box<[u8]>>>);
+struct Ram {
+    stretches: Vec<RwLock<Box<[u8]>>>,
+    may_block: bool,
+}
 
 const STRETCH_BYTES: usize = 64 << 10;
 
 impl Ram {
-    fn new(size_bytes: usize) -> Self {
+    fn new(size_bytes: usize, may_block: bool) -> Self {
         let stretch = || RwLock::new(vec![0; STRETCH_BYTES].into_boxed_slice());
-        Self((0..size_bytes.div_ceil(STRETCH_BYTES)).map(|_| stretch()).collect())
+        Self { stretches: (0..size_bytes.div_ceil(STRETCH_BYTES)).map(|_| stretch()).collect(), may_block }
     }
 
     /// The stretches of a range: which one, where in it, how much.
@@ -35,7 +40,11 @@ impl Ram {
 
 impl BlockDevice for Ram {
     fn size_bytes(&self) -> u64 {
-        (self.0.len() * STRETCH_BYTES) as u64
+        (self.stretches.len() * STRETCH_BYTES) as u64
+    }
+
+    fn may_block(&self) -> bool {
+        self.may_block
     }
 
     fn description(&self) -> String {
@@ -44,7 +53,7 @@ impl BlockDevice for Ram {
 
     fn read(&self, offset: u64, mut buf: &mut [u8]) -> Result<(), Error> {
         for (index, within, len_bytes) in Self::stretches(offset, buf.len()) {
-            let stretch = self.0[index].read().unwrap_or_else(PoisonError::into_inner);
+            let stretch = self.stretches[index].read().unwrap_or_else(PoisonError::into_inner);
             let (head, tail) = buf.split_at_mut(len_bytes);
             head.copy_from_slice(&stretch[within..within + len_bytes]);
             buf = tail;
@@ -54,7 +63,7 @@ impl BlockDevice for Ram {
 
     fn write(&self, offset: u64, mut buf: &[u8]) -> Result<(), Error> {
         for (index, within, len_bytes) in Self::stretches(offset, buf.len()) {
-            let mut stretch = self.0[index].write().unwrap_or_else(PoisonError::into_inner);
+            let mut stretch = self.stretches[index].write().unwrap_or_else(PoisonError::into_inner);
             let (head, tail) = buf.split_at(len_bytes);
             stretch[within..within + len_bytes].copy_from_slice(head);
             buf = tail;
@@ -72,7 +81,7 @@ impl BlockDevice for Ram {
 
     fn write_zeroes(&self, offset: u64, len_bytes: u64, _zeroes: Zeroes) -> Result<(), Error> {
         for (index, within, len_bytes) in Self::stretches(offset, len_bytes as usize) {
-            let mut stretch = self.0[index].write().unwrap_or_else(PoisonError::into_inner);
+            let mut stretch = self.stretches[index].write().unwrap_or_else(PoisonError::into_inner);
             stretch[within..within + len_bytes].fill(0);
         }
         Ok(())
@@ -87,9 +96,10 @@ impl BlockDevice for Ram {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(path), Some(size_bytes)) = (args.next(), args.next()) else {
-        return Err("usage: ram SOCKET BYTES".into());
+        return Err("usage: ram SOCKET BYTES [may-block]".into());
     };
-    let device = Arc::new(Ram::new(size_bytes.parse()?));
+    let may_block = args.next().is_some_and(|word| word == "may-block");
+    let device = Arc::new(Ram::new(size_bytes.parse()?, may_block));
     Server::builder().export(Export::new("ram", device)).unix(path).bind()?.run()?;
     Ok(())
 }

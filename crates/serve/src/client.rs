@@ -1,7 +1,8 @@
 //! A small client: what does a server offer?
 //!
 //! It negotiates and never transmits. The server is not trusted: every wait ends at the deadline, and no reply is
-//! larger than [`MAX_REPLY_BYTES`] or comes more often than [`MAX_REPLIES`] times.
+//! larger than [`MAX_REPLY_BYTES`] or comes more often than [`MAX_REPLIES`] times, and all replies that one client hears
+//! have [`MAX_REPLIES_BYTES`] at most. What a server says is cut to about a hundred characters in errors.
 
 use std::{
     io,
@@ -22,12 +23,16 @@ use crate::{
 pub const MAX_REPLY_BYTES: u32 = 64 << 10;
 /// Replies to one option at most.
 pub const MAX_REPLIES: usize = 10_000;
+/// Bytes of all replies to one client at most.
+pub const MAX_REPLIES_BYTES: usize = 4 << 20;
+/// Characters of a server's string that an error quotes.
+const QUOTED_CHARS: usize = 100;
 
 /// Why a server could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection.
-    #[error("cannot connect to {address}: {source}")]
+    #[error("cannot connect to {address}")]
     Connect {
         /// Where.
         address: String,
@@ -38,8 +43,11 @@ pub enum ClientError {
     #[error("the server does not answer in time")]
     Timeout,
     /// The connection broke.
-    #[error("the connection broke: {0}")]
-    Io(io::Error),
+    #[error("the connection broke")]
+    Io(#[source] io::Error),
+    /// The server closed the connection before it said anything.
+    #[error("the server closed the connection at once: it may have reached its limit on connections")]
+    ClosedAtOnce,
     /// What answers does not follow the protocol.
     #[error("this is not an NBD server, or it breaks the protocol: {0}")]
     Protocol(&'static str),
@@ -48,11 +56,11 @@ pub enum ClientError {
     Refused {
         /// The reply's type.
         kind: u32,
-        /// What the server says about it.
+        /// What the server says about it, cut when it is long.
         message: String,
     },
     /// No such export.
-    #[error("the server has no export named `{0}`")]
+    #[error("the server has no export named `{}`", quoted(.0))]
     UnknownExport(String),
 }
 
@@ -100,6 +108,8 @@ pub struct ExportInfo {
 pub struct Client {
     socket: Socket,
     deadline: Deadline,
+    /// How much the server may still say.
+    left_bytes: usize,
 }
 
 impl Client {
@@ -114,14 +124,17 @@ impl Client {
             Target::Tcp(address) => connect_tcp(address, timeout)
                 .map_err(|source| ClientError::Connect { address: address.clone(), source })?,
         };
-        let client = Self { socket, deadline };
+        let client = Self { socket, deadline, left_bytes: MAX_REPLIES_BYTES };
         client.greet()?;
         Ok(client)
     }
 
     fn greet(&self) -> Result<(), ClientError> {
         let mut greeting = [0; GREETING_BYTES];
-        self.deadline.recv_exact(&self.socket, &mut greeting)?;
+        self.deadline.recv_exact(&self.socket, &mut greeting).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => ClientError::ClosedAtOnce,
+            _ => error.into(),
+        })?;
         let mut expected = [0; 16];
         expected[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
         expected[8..].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -149,7 +162,7 @@ impl Client {
 
     /// Hears the replies to `option` up to the last, which is not told to `each`.
     fn hear(
-        &self,
+        &mut self,
         option: u32,
         mut each: impl FnMut(u32, &[u8]) -> Result<(), ClientError>,
     ) -> Result<(), ClientError> {
@@ -163,10 +176,13 @@ impl Client {
             if header.len_bytes > MAX_REPLY_BYTES {
                 return Err(ClientError::Protocol("a reply is too long"));
             }
+            let reply_bytes = OPTION_REPLY_HEADER_BYTES + header.len_bytes as usize;
+            self.left_bytes = (self.left_bytes.checked_sub(reply_bytes))
+                .ok_or(ClientError::Protocol("its replies are too long together"))?;
             let mut data = vec![0; header.len_bytes as usize];
             self.deadline.recv_exact(&self.socket, &mut data)?;
             if header.kind & reply::ERROR_BIT != 0 {
-                return Err(ClientError::Refused { kind: header.kind, message: text(&data) });
+                return Err(ClientError::Refused { kind: header.kind, message: quoted(&text(&data)) });
             }
             if header.kind == reply::ACK {
                 return Ok(());
@@ -182,7 +198,7 @@ impl Client {
         let mut names = Vec::new();
         self.hear(option::LIST, |kind, data| {
             if kind == reply::SERVER {
-                names.push(text(parse_server_reply(data)?));
+                names.push(string(parse_server_reply(data)?)?);
             }
             Ok(())
         })?;
@@ -207,8 +223,8 @@ impl Client {
                     (found.size_bytes, found.flags) = (size_bytes, flags);
                     has_size = true;
                 }
-                InfoReply::Name(name) => found.name = Some(text(name)),
-                InfoReply::Description(line) => found.description = Some(text(line)),
+                InfoReply::Name(name) => found.name = Some(string(name)?),
+                InfoReply::Description(line) => found.description = Some(string(line)?),
                 InfoReply::BlockSize { min_bytes, preferred_bytes, max_bytes } => {
                     found.block_sizes_bytes = Some((min_bytes, preferred_bytes, max_bytes));
                 }
@@ -245,6 +261,23 @@ fn connect_tcp(address: &str, timeout: Duration) -> io::Result<Socket> {
         }
     }
     Err(last)
+}
+
+/// A server's string, within the protocol's limit.
+fn string(bytes: &[u8]) -> Result<String, ClientError> {
+    if bytes.len() > MAX_STRING_BYTES {
+        return Err(ClientError::Protocol("a string is longer than 4096 bytes"));
+    }
+    Ok(text(bytes))
+}
+
+/// The part of a string that an error tells.
+fn quoted(text: &str) -> String {
+    let mut quoted: String = text.chars().take(QUOTED_CHARS).collect();
+    if quoted.len() < text.len() {
+        quoted.push('\u{2026}');
+    }
+    quoted
 }
 
 /// A server's string for people: control characters would let it drive the terminal.

@@ -33,10 +33,10 @@ use pagefold_disk::BlockDevice;
 use crate::{
     Limits,
     negotiate::{Ended, Session},
-    pool::{Lent, Pool},
+    pool::{Budget, Lent, Pool},
     protocol::{CHUNK_HEADER_BYTES, REQUEST_BYTES, Request, command, command_flag},
     request::{MAX_EXTENTS, REPLY_OVERHEAD_BYTES, Replies, check, reply_bytes},
-    transport::{Transport, send_all},
+    transport::{Deadline, Transport},
 };
 
 /// Data of a request that the leader runs itself.
@@ -93,6 +93,8 @@ struct Input {
     bytes: MmapMut,
     start: usize,
     end: usize,
+    /// For the request at the front, once a part of it has been received.
+    deadline: Option<Deadline>,
 }
 
 /// A request that runs while another thread leads.
@@ -104,7 +106,7 @@ struct Task {
 
 impl Input {
     fn new() -> io::Result<Self> {
-        Ok(Self { bytes: MmapMut::map_anon(INPUT_BYTES)?, start: 0, end: 0 })
+        Ok(Self { bytes: MmapMut::map_anon(INPUT_BYTES)?, start: 0, end: 0, deadline: None })
     }
 
     fn len(&self) -> usize {
@@ -129,6 +131,7 @@ impl Input {
 
     fn consume(&mut self, len_bytes: usize) {
         self.start += len_bytes.min(self.len());
+        self.deadline = None;
     }
 
     /// Room for more, after what is unparsed has been moved to the front.
@@ -150,11 +153,9 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         session: Session,
         limits: Limits,
         stopping: Arc<AtomicBool>,
+        budget: Arc<Budget>,
         guard: G,
     ) -> Result<(), Ended> {
-        // One timeout for all receives: between requests the leader just tries again.
-        transport.set_recv_timeout(limits.io_timeout)?;
-        transport.set_send_timeout(limits.io_timeout)?;
         let output = Replies::new(MmapMut::map_anon(OUTPUT_BYTES)?);
         let leader = Box::new(Leader { input: Input::new()?, output, drained: false });
         let connection = Arc::new(Self {
@@ -162,7 +163,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             session,
             limits,
             stopping,
-            pool: Pool::new(limits.memory_per_connection_bytes.max(Limits::LEAST_MEMORY_BYTES)),
+            pool: Pool::new(Limits::OWN_MEMORY_BYTES, limits.memory_per_connection_bytes, budget),
             roles: Mutex::new(Roles { free: Some(leader), idle: 0, threads: 1, ended: false }),
             lead_is_free: Condvar::new(),
             sending: Mutex::new(()),
@@ -245,7 +246,26 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
 
     fn send(&self, bytes: &[u8]) -> Result<(), Ended> {
         let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(send_all(&*self.transport, bytes)?)
+        Ok(self.deadline(bytes.len()).send_all(&*self.transport, bytes)?)
+    }
+
+    /// The time that begins now for a message of `len_bytes`.
+    fn deadline(&self, len_bytes: usize) -> Deadline {
+        Deadline::of_message(len_bytes, self.limits.io_timeout)
+    }
+
+    /// Receives some bytes; 0 is the end. A silent peer is waited for without end.
+    fn recv_any(&self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.transport.recv(buf) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The timeout may be what was left of a deadline; without a change this would be busy.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.transport.set_recv_timeout(self.limits.io_timeout)?;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Whether the leader runs the request itself.
@@ -369,7 +389,14 @@ impl Leader {
             }
             self.drained = true;
         }
-        let received = recv(&*connection.transport, self.input.room(), between_requests)?;
+        let received = if between_requests {
+            connection.recv_any(self.input.room())?
+        } else {
+            // As for the longest that is run from the input buffer.
+            let whole = || connection.deadline(REQUEST_BYTES + INLINE_BYTES as usize);
+            let deadline = *self.input.deadline.get_or_insert_with(whole);
+            deadline.recv(&*connection.transport, self.input.room())?
+        };
         self.input.end += received;
         Ok(received != 0)
     }
@@ -380,6 +407,7 @@ impl Leader {
         connection: &Connection<T, G>,
         mut len_bytes: usize,
     ) -> Result<(), Ended> {
+        let deadline = connection.deadline(len_bytes);
         loop {
             let dropped = len_bytes.min(self.input.len());
             self.input.consume(dropped);
@@ -388,7 +416,7 @@ impl Leader {
                 return Ok(());
             }
             self.send(connection)?;
-            let received = recv(&*connection.transport, self.input.room(), false)?;
+            let received = deadline.recv(&*connection.transport, self.input.room())?;
             if received == 0 {
                 return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -406,16 +434,10 @@ impl Leader {
         self.input.consume(REQUEST_BYTES);
         let payload = if request.kind == command::WRITE {
             let mut payload = connection.pool.lend(request.len_bytes as usize)?;
-            let (have, mut missing) = payload.as_mut().split_at_mut(self.input.len().min(request.len_bytes as usize));
+            let (have, missing) = payload.as_mut().split_at_mut(self.input.len().min(request.len_bytes as usize));
             have.copy_from_slice(self.input.unparsed().get(..have.len()).unwrap_or_default());
             self.input.consume(have.len());
-            while !missing.is_empty() {
-                let received = recv(&*connection.transport, missing, false)?;
-                if received == 0 {
-                    return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
-                }
-                missing = missing.get_mut(received..).unwrap_or_default();
-            }
+            connection.deadline(missing.len()).recv_exact(&*connection.transport, missing)?;
             Some(payload)
         } else {
             None
@@ -426,17 +448,6 @@ impl Leader {
             reply_bytes(&request)
         };
         Ok(Task { request, payload, replies: Replies::new(connection.pool.lend(reply_bytes)?) })
-    }
-}
-
-/// Receives some bytes; 0 is the end. A silent peer is waited for without end if `may_be_silent`.
-fn recv<T: Transport>(transport: &T, buf: &mut [u8], may_be_silent: bool) -> io::Result<usize> {
-    loop {
-        match transport.recv(buf) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && may_be_silent => {}
-            result => return result,
-        }
     }
 }
 

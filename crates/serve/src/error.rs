@@ -1,4 +1,4 @@
-//! What can go wrong before a connection is served.
+//! What can go wrong before a connection is served. A cause is the error's source, and not in its text too.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -24,7 +24,7 @@ pub enum Error {
     #[error("{} exists and is not a socket: choose another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// The Unix socket cannot be made.
-    #[error("cannot listen on {}: {source}", path.display())]
+    #[error("cannot listen on {}", path.display())]
     Unix {
         /// Where.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum Error {
     #[error("address in use: something already listens on {0}: choose another port, or 0 for any free one")]
     AddressInUse(SocketAddr),
     /// The TCP address cannot be used.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Tcp {
         /// Where.
         address: SocketAddr,
@@ -46,7 +46,7 @@ pub enum Error {
     #[error("no socket was passed: LISTEN_FDS and LISTEN_PID are not set for this process")]
     NoActivation,
     /// A passed socket is not one to listen on.
-    #[error("socket {index} that was passed cannot be used: {source}")]
+    #[error("socket {index} that was passed cannot be used")]
     Activation {
         /// Which, from 0.
         index: usize,
@@ -54,7 +54,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The system refuses something a server needs.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}")]
     System {
         /// What was tried.
         what: &'static str,

@@ -13,6 +13,7 @@
 //! What is supported, what a peer may cost and how threads are used is in `docs/nbd.md`.
 #![forbid(unsafe_code)]
 
+mod activation;
 pub mod client;
 mod connection;
 mod error;
@@ -25,9 +26,11 @@ pub mod protocol;
 mod request;
 mod server;
 mod transport;
+mod uri;
 
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
 pub use server::{Builder, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
+pub use uri::unix_uri;

@@ -11,22 +11,32 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use rustix::net::{SocketFlags, accept_with};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock, open},
+    io::Errno,
+    net::{SocketFlags, accept_with},
+};
 
 use crate::{Error, transport::Socket};
 
 /// How long a socket that may be stale is asked whether it is.
 const PROBE: Duration = Duration::from_millis(500);
+/// How long another server may keep the directory of a socket locked.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+/// Between two tries to lock it.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// A listening socket; a Unix socket's file that it made goes with it.
 #[derive(Debug)]
 pub(crate) struct Listener {
+    /// Dropped before the socket, which keeps the file's inode number from being given to another server's file.
+    file: Option<SocketFile>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
-    file: Option<SocketFile>,
 }
 
 /// The file of a Unix socket, known by its inode so that another server's file is not removed.
@@ -38,6 +48,8 @@ struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        // Without the lock the file stays, and the next server finds it stale.
+        let Ok(_lock) = lock_directory(&self.path) else { return };
         if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
             // Gone already is as good as removed.
             let _ = fs::remove_file(&self.path);
@@ -46,9 +58,11 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    /// Listens on a Unix socket. A file left by a server that is gone is replaced.
+    /// Listens on a Unix socket. A file left by a server that is gone is replaced: of several servers that find it, one.
     pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Unix { path: path.into(), source };
+        // From the probe to `listen`: before it listens, a new socket looks stale to another server.
+        let _lock = lock_directory(path).map_err(failed)?;
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_stale(path)?;
@@ -74,31 +88,9 @@ impl Listener {
         Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
     }
 
-    /// The sockets that the service manager passed with `LISTEN_FDS`.
-    pub(crate) fn activation() -> Result<Vec<Self>, Error> {
-        let mut passed = listenfd::ListenFd::from_env();
-        if passed.len() == 0 {
-            return Err(Error::NoActivation);
-        }
-        (0..passed.len())
-            .map(|index| {
-                let failed = |source| Error::Activation { index, source };
-                match passed.take_tcp_listener(index) {
-                    Ok(Some(listener)) => {
-                        listener.set_nonblocking(true).map_err(failed)?;
-                        let address = listener.local_addr().map_err(failed)?;
-                        Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
-                    }
-                    Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
-                    Err(_) => {
-                        let listener = passed.take_unix_listener(index).map_err(failed)?;
-                        let listener = listener.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-                        listener.set_nonblocking(true).map_err(failed)?;
-                        Ok(Self { fd: listener.into(), tcp: None, file: None })
-                    }
-                }
-            })
-            .collect()
+    /// Takes over a socket that listens already; nothing is done to its file.
+    pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>) -> Self {
+        Self { file: None, fd, tcp }
     }
 
     /// The TCP address, with the port that was chosen.
@@ -127,7 +119,32 @@ impl AsFd for Listener {
     }
 }
 
-/// Removes a socket's file that nobody listens on.
+/// Locks the directory of `path` against other servers that start or stop there, until the result is dropped.
+///
+/// A directory that cannot be locked (it may not be read, or its file system has no such locks) is used without.
+/// Fails with [`io::ErrorKind::TimedOut`] when another process keeps it locked.
+fn lock_directory(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let Ok(fd) = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) else {
+        return Ok(None);
+    };
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(fd)),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "another process keeps its directory locked"));
+            }
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// Removes a socket's file that nobody listens on. The directory is locked.
 fn remove_stale(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Unix { path: path.into(), source };
     if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {

@@ -5,7 +5,10 @@
 
 use std::{
     io,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use memmap2::MmapMut;
@@ -21,30 +24,75 @@ struct State {
     kept: Vec<MmapMut>,
 }
 
-/// Lends buffers; all that are lent together have `limit_bytes` at most, unless one alone has more.
+/// What all connections of a server have lent.
+///
+/// ```text
+/// lent_bytes = sum of State::lent_bytes over the pools that share it
+///            ≤ limit_bytes + pools × Pool::own_bytes
+/// ```
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit_bytes: usize,
+    lent_bytes: AtomicUsize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, lent_bytes: AtomicUsize::new(0) })
+    }
+
+    /// Counts `len_bytes` as lent if they fit, or if they are the pool's `own`.
+    fn take(&self, len_bytes: usize, own: bool) -> bool {
+        let fits = |lent: usize| own || lent.saturating_add(len_bytes) <= self.limit_bytes;
+        let taken = |lent| fits(lent).then_some(lent.saturating_add(len_bytes));
+        self.lent_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+
+    fn give_back(&self, len_bytes: usize) {
+        self.lent_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+    }
+}
+
+/// Lends buffers: up to `own_bytes` together always, up to `limit_bytes` while the budget has room, and one alone of any
+/// size. So what other connections hold never keeps this one from going on, though it may then run fewer requests at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct Pool {
+    own_bytes: usize,
     limit_bytes: usize,
+    budget: Arc<Budget>,
     state: Mutex<State>,
     returned: Condvar,
 }
 
 impl Pool {
-    pub(crate) fn new(limit_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, state: Mutex::default(), returned: Condvar::new() })
+    pub(crate) fn new(own_bytes: usize, limit_bytes: usize, budget: Arc<Budget>) -> Arc<Self> {
+        let limit_bytes = limit_bytes.max(own_bytes);
+        Arc::new(Self { own_bytes, limit_bytes, budget, state: Mutex::default(), returned: Condvar::new() })
+    }
+
+    /// Counts `len_bytes` as lent, if that is allowed now.
+    fn take(&self, state: &mut State, len_bytes: usize) -> bool {
+        let lent_bytes = state.lent_bytes.saturating_add(len_bytes);
+        let own = state.lent_bytes == 0 || lent_bytes <= self.own_bytes;
+        let taken = (own || lent_bytes <= self.limit_bytes) && self.budget.take(len_bytes, own);
+        if taken {
+            state.lent_bytes = lent_bytes;
+        }
+        taken
     }
 
     /// Lends `len_bytes`, once enough has been returned. The content is left over from earlier requests of the same
     /// connection. Fails when the system has no memory.
     ///
-    /// Only one thread may wait at a time, and the buffers that it holds already must leave room for this one: then
-    /// what it waits for is held by threads that do not wait for it.
+    /// Only one thread may wait at a time, and this buffer and those that it holds already must fit in `own_bytes`: then
+    /// what it waits for is held by threads of its connection that do not wait. It is not woken when only the budget gets
+    /// room; the next return of its own connection will do.
     pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> io::Result<Lent> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.lent_bytes != 0 && state.lent_bytes + len_bytes > self.limit_bytes {
+        while !self.take(&mut state, len_bytes) {
             state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.lent_bytes += len_bytes;
         let kept = if len_bytes <= KEPT_BUFFER_BYTES { state.kept.pop() } else { None };
         drop(state);
         let buffer = match kept {
@@ -63,6 +111,7 @@ impl Pool {
     fn give_back(&self, len_bytes: usize, buffer: Option<MmapMut>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.lent_bytes -= len_bytes;
+        self.budget.give_back(len_bytes);
         if let Some(buffer) = buffer
             && buffer.len() <= KEPT_BUFFER_BYTES
             && state.kept.len() < KEPT_BUFFERS
@@ -107,9 +156,29 @@ mod tests {
 
     use super::*;
 
+    fn alone(limit_bytes: usize) -> Arc<Pool> {
+        Pool::new(0, limit_bytes, Budget::new(usize::MAX))
+    }
+
+    #[test]
+    fn beyond_its_own_share_a_pool_needs_the_budget() {
+        let budget = Budget::new(100);
+        let [greedy, modest] = [(); 2].map(|()| Pool::new(40, 200, Arc::clone(&budget)));
+        let held = greedy.lend(90).expect("memory");
+        // Its own share is always there, whatever the others hold.
+        let own = [modest.lend(30).expect("memory"), modest.lend(10).expect("memory")];
+        assert_eq!(budget.lent_bytes.load(Ordering::Relaxed), 130);
+        assert!(!modest.take(&mut modest.state.lock().unwrap(), 1), "lent beyond the budget");
+        drop(held);
+        let more = modest.lend(60).expect("memory");
+        assert!(!modest.take(&mut modest.state.lock().unwrap(), 1), "lent beyond the budget");
+        drop((own, more));
+        assert_eq!(budget.lent_bytes.load(Ordering::Relaxed), 0);
+    }
+
     #[test]
     fn more_than_the_limit_waits_for_a_return() {
-        let pool = Pool::new(100);
+        let pool = alone(100);
         let first = pool.lend(60).expect("memory");
         let waiting = thread::spawn({
             let pool = Arc::clone(&pool);
@@ -124,12 +193,12 @@ mod tests {
 
     #[test]
     fn one_alone_may_be_larger_than_the_limit() {
-        assert_eq!(Pool::new(10).lend(11).expect("memory").as_ref().len(), 11);
+        assert_eq!(alone(10).lend(11).expect("memory").as_ref().len(), 11);
     }
 
     #[test]
     fn large_buffers_are_not_kept() {
-        let pool = Pool::new(usize::MAX);
+        let pool = alone(usize::MAX);
         drop(pool.lend(KEPT_BUFFER_BYTES + 1).expect("memory"));
         drop(pool.lend(KEPT_BUFFER_BYTES).expect("memory"));
         let kept: Vec<usize> = pool.state.lock().unwrap().kept.iter().map(|buffer| buffer.len()).collect();

@@ -17,10 +17,11 @@ use std::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::{
-    Error, Export, Exports, Limits,
+    Error, Export, Exports, Limits, activation,
     connection::{Connection, spawn},
     listen::Listener,
     negotiate::negotiate,
+    pool::Budget,
     transport::{Deadline, Socket, Transport},
 };
 
@@ -84,7 +85,7 @@ impl Builder {
             listeners.push(Listener::tcp(address)?);
         }
         if self.activation {
-            listeners.extend(Listener::activation()?);
+            listeners.extend(activation::listeners()?);
         }
         if listeners.is_empty() {
             return Err(Error::NoListener);
@@ -93,6 +94,7 @@ impl Builder {
             .map_err(|error| Error::System { what: "make an eventfd", source: error.into() })?;
         let control = Control {
             stopping: Arc::new(AtomicBool::new(false)),
+            budget: Budget::new(self.limits.memory_bytes),
             wake,
             connections: Mutex::default(),
             connection_ended: Condvar::new(),
@@ -113,6 +115,8 @@ pub struct Server {
 /// What the server, its handles and its connections share.
 struct Control {
     stopping: Arc<AtomicBool>,
+    /// Of the memory that connections hold for slow requests.
+    budget: Arc<Budget>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
     connection_ended: Condvar,
@@ -170,6 +174,12 @@ impl Server {
     /// A server to be made.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Whether a service manager passed sockets to this process, for [`Builder::activation`] to take. Variables that
+    /// were meant for another process, or are empty, do not count.
+    pub fn is_activated() -> bool {
+        activation::is_for_us()
     }
 
     /// What stops this server.
@@ -235,6 +245,7 @@ impl Server {
         let exports = self.exports.clone();
         let limits = self.limits;
         let stopping = Arc::clone(&self.control.stopping);
+        let budget = Arc::clone(&self.control.budget);
         // Without a thread the connection is closed: both are dropped with the closure.
         let _ = spawn("nbd-connection", move || {
             let deadline = Deadline::after(limits.handshake_timeout);
@@ -243,7 +254,7 @@ impl Server {
             drop(exports);
             if let Ok(session) = session {
                 // How it ended concerns the peer alone.
-                let _ = Connection::serve(socket, session, limits, stopping, admission);
+                let _ = Connection::serve(socket, session, limits, stopping, budget, admission);
             }
         });
     }
@@ -256,7 +267,7 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
     let stream = Arc::new(stream);
     if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout)) {
         // How it ended concerns the peer alone.
-        let _ = Connection::serve(stream, session, limits, Arc::default(), guard);
+        let _ = Connection::serve(stream, session, limits, Arc::default(), Budget::new(limits.memory_bytes), guard);
     } else {
         drop(guard);
     }

@@ -1,9 +1,16 @@
 //! Streams of bytes that NBD runs over.
 
-use std::{io, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
 /// A connected, ordered stream of bytes in both directions, used by several threads: at most one receives and one sends
@@ -12,14 +19,12 @@ pub trait Transport: Send + Sync + 'static {
     /// Receives some bytes; 0 is the end. [`io::ErrorKind::WouldBlock`] means that the receive timeout has passed.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Sends some of `bytes`. [`io::ErrorKind::WouldBlock`] means that the send timeout has passed.
-    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+    /// Sends some of `bytes`, as soon as there is room for a part. [`io::ErrorKind::WouldBlock`] means that there was none
+    /// for `timeout`.
+    fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize>;
 
     /// Sets how long `recv` waits.
     fn set_recv_timeout(&self, timeout: Duration) -> io::Result<()>;
-
-    /// Sets how long `send` waits.
-    fn set_send_timeout(&self, timeout: Duration) -> io::Result<()>;
 
     /// Ends both directions at once: what is waiting in `recv` or `send` returns.
     fn shutdown(&self);
@@ -40,7 +45,7 @@ impl Socket {
         let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = Self(fd);
         // Linux waits for a place in the listener's queue as long as for room to send.
-        socket.set_send_timeout(timeout)?;
+        sockopt::set_socket_timeout(&socket.0, sockopt::Timeout::Send, Some(for_socket(timeout)))?;
         net::connect(&socket.0, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     }
@@ -62,9 +67,14 @@ impl Socket {
     }
 }
 
-/// A timeout that the kernel takes for one: 0 would mean to wait for ever.
-fn at_least_a_millisecond(timeout: Duration) -> Duration {
-    timeout.max(Duration::from_millis(1))
+/// A timeout that the kernel takes for one: 0 would mean to wait for ever, and ages do not fit.
+fn for_socket(timeout: Duration) -> Duration {
+    timeout.clamp(Duration::from_millis(1), Duration::from_secs(86_400))
+}
+
+fn at_most_a_day(timeout: Duration) -> Timespec {
+    let timeout = timeout.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) }
 }
 
 impl Transport for Socket {
@@ -73,16 +83,25 @@ impl Transport for Socket {
         Ok(received)
     }
 
-    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(net::send(&self.0, bytes, SendFlags::NOSIGNAL)?)
+    /// The kernel's own timeout would not do: it begins anew whenever room for a part of `bytes` was found.
+    fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            match net::send(&self.0, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => {}
+                result => return Ok(result?),
+            }
+            let left = deadline.left().map_err(|_| io::ErrorKind::WouldBlock)?;
+            let mut polled = [PollFd::new(&self.0, PollFlags::OUT)];
+            match poll(&mut polled, Some(&at_most_a_day(left))) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     fn set_recv_timeout(&self, timeout: Duration) -> io::Result<()> {
-        Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, Some(at_least_a_millisecond(timeout)))?)
-    }
-
-    fn set_send_timeout(&self, timeout: Duration) -> io::Result<()> {
-        Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, Some(at_least_a_millisecond(timeout)))?)
+        Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, Some(for_socket(timeout)))?)
     }
 
     fn shutdown(&self) {
@@ -91,43 +110,53 @@ impl Transport for Socket {
     }
 }
 
-/// Sends all of `bytes`.
-pub(crate) fn send_all<T: Transport + ?Sized>(transport: &T, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match transport.send(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
+/// Bytes a second that a peer must send or read of one message, on average, besides the time it may be silent.
+const LEAST_BYTES_PER_SECOND: u64 = 64 << 10;
 
-/// A peer's time to finish a phase, as a point in time.
+/// A peer's time for a phase or a message: how long it may be silent, and the point in time at which it must be done.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline(std::time::Instant);
+pub(crate) struct Deadline {
+    /// `None` is later than any clock shows.
+    end: Option<Instant>,
+    silence: Duration,
+}
 
 impl Deadline {
     pub(crate) fn after(timeout: Duration) -> Self {
-        Self(std::time::Instant::now() + timeout)
+        Self { end: Instant::now().checked_add(timeout), silence: timeout }
     }
 
+    /// The time for a message: `io_timeout`, and more for a long one. The peer may be silent for `io_timeout` at most.
+    pub(crate) fn of_message(len_bytes: usize, io_timeout: Duration) -> Self {
+        let transfer = Duration::from_millis(len_bytes as u64 * 1000 / LEAST_BYTES_PER_SECOND);
+        Self { silence: io_timeout, ..Self::after(io_timeout.saturating_add(transfer)) }
+    }
+
+    /// How long the next step may take.
     fn left(self) -> io::Result<Duration> {
-        let left = self.0.saturating_duration_since(std::time::Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+        let Some(end) = self.end else { return Ok(self.silence) };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.min(self.silence)) }
+    }
+
+    /// Receives some bytes before the deadline; 0 is the end. The transport's timeout is another one afterwards.
+    pub(crate) fn recv<T: Transport + ?Sized>(self, transport: &T, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            transport.set_recv_timeout(self.left()?)?;
+            match transport.recv(buf) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
+                result => return result,
+            }
+        }
     }
 
     /// Fills `buf` before the deadline.
     pub(crate) fn recv_exact<T: Transport + ?Sized>(self, transport: &T, mut buf: &mut [u8]) -> io::Result<()> {
         while !buf.is_empty() {
-            transport.set_recv_timeout(self.left()?)?;
-            match transport.recv(buf) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(received) => buf = buf.get_mut(received..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
-                Err(error) => return Err(error),
+            match self.recv(transport, buf)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                received => buf = buf.get_mut(received..).unwrap_or_default(),
             }
         }
         Ok(())
@@ -136,8 +165,7 @@ impl Deadline {
     /// Sends all of `bytes` before the deadline.
     pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            transport.set_send_timeout(self.left()?)?;
-            match transport.send(bytes) {
+            match transport.send(bytes, self.left()?) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -146,5 +174,47 @@ impl Deadline {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, os::unix::net::UnixStream, thread};
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_read_too_slowly_is_given_up_though_some_of_it_is_always_read() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let reader = thread::spawn(move || {
+            let mut piece = vec![0; 64 << 10];
+            let mut read = 0;
+            while let Ok(count @ 1..) = theirs.read(&mut piece) {
+                read += count;
+                thread::sleep(Duration::from_millis(20));
+            }
+            read
+        });
+        let socket = Socket::new(ours);
+        let deadline = Deadline { silence: Duration::from_secs(60), ..Deadline::after(Duration::from_millis(300)) };
+        let start = Instant::now();
+        let error = deadline.send_all(&socket, &vec![1; 32 << 20]).expect_err("32 MiB were read in 300 ms");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() < Duration::from_secs(5), "given up after {:?}", start.elapsed());
+        drop(socket);
+        assert!(reader.join().expect("the reader") > 0);
+    }
+
+    #[test]
+    fn long_messages_have_more_time_and_no_time_is_too_long() {
+        let io_timeout = Duration::from_secs(1);
+        let left = |len_bytes| {
+            let deadline = Deadline::of_message(len_bytes, io_timeout);
+            deadline.end.expect("an end").saturating_duration_since(Instant::now()).as_secs()
+        };
+        assert!(left(0) <= 1 && (2..=3).contains(&left(128 << 10)));
+        assert!((512..=513).contains(&left(32 << 20)));
+        let endless = Deadline::of_message(1, Duration::MAX);
+        assert_eq!(endless.left().expect("time"), Duration::MAX);
     }
 }

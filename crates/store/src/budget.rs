@@ -12,16 +12,59 @@ pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
     limit: u64,
+    #[cfg(test)]
+    faults: Faults,
+}
+
+/// Which calls of [`Budget::take`] are to fail.
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct Faults {
+    calls: AtomicU64,
+    first: AtomicU64,
+    count: AtomicU64,
+}
+
+#[cfg(test)]
+impl Faults {
+    fn strikes(&self) -> bool {
+        let call = self.calls.fetch_add(1, Relaxed);
+        call.checked_sub(self.first.load(Relaxed)).is_some_and(|since| since < self.count.load(Relaxed))
+    }
 }
 
 impl Budget {
     /// A budget of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { used: AtomicU64::new(0), max: AtomicU64::new(0), limit }
+        Self {
+            used: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+            limit,
+            #[cfg(test)]
+            faults: Faults::default(),
+        }
+    }
+
+    /// Lets the next `after` calls of [`take`](Self::take) pass and makes the `count` after those fail.
+    #[cfg(test)]
+    pub(crate) fn fail(&self, after: u64, count: u64) {
+        self.faults.calls.store(0, Relaxed);
+        self.faults.first.store(after, Relaxed);
+        self.faults.count.store(count, Relaxed);
+    }
+
+    /// Whether a call has failed since [`fail`](Self::fail) said that some would.
+    #[cfg(test)]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.faults.calls.load(Relaxed) > self.faults.first.load(Relaxed)
     }
 
     /// Takes `bytes`, or nothing if that would go over the limit.
     pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
+        #[cfg(test)]
+        if self.faults.strikes() {
+            return Err(Full);
+        }
         let limit = self.limit;
         let before = self
             .used

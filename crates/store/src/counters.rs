@@ -6,7 +6,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::entry::Entry;
 
-/// A CPU's share of the figures; only the sum over all CPUs means something.
+/// A part of the figures; only the sum over all shares means something.
 #[derive(Debug, Default)]
 struct Share {
     pages: AtomicI64,
@@ -24,28 +24,42 @@ pub(crate) struct Sums {
     pub(crate) huge_pages: u64,
 }
 
-/// Counters of what the slots hold.
+/// Counters of what the slots hold: a share for the holder of each stream, which changes it without a locked instruction,
+/// and one for all who hold none.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    shares: Box<[CachePadded<Share>]>,
+    held: Box<[CachePadded<Share>]>,
+    loose: CachePadded<Share>,
 }
 
 impl Counters {
-    pub(crate) fn new(cpus: usize) -> Self {
-        Self { shares: (0..cpus.max(1)).map(|_| CachePadded::default()).collect() }
+    /// Counters beside `streams` streams.
+    pub(crate) fn new(streams: usize) -> Self {
+        Self { held: (0..streams).map(|_| CachePadded::default()).collect(), loose: CachePadded::default() }
     }
 
-    /// Counts that `new` took the place of `old`, on `cpu`.
-    pub(crate) fn replaced(&self, cpu: usize, old: Entry, new: Entry) {
-        let share = &self.shares[cpu % self.shares.len()];
-        share.count(old, -1);
-        share.count(new, 1);
+    /// Bytes of the counters.
+    pub(crate) fn bytes(&self) -> u64 {
+        (size_of_val(&*self.held) + size_of_val(&self.loose)) as u64
+    }
+
+    /// Counts that `new` took the place of `old`, by a thread that holds no stream.
+    pub(crate) fn replaced(&self, old: Entry, new: Entry) {
+        self.loose.change(old, new, |counter, by| {
+            counter.fetch_add(by, Relaxed);
+        });
+    }
+
+    /// Counts the same by the holder of `stream`, who alone counts there.
+    pub(crate) fn replaced_by_holder(&self, stream: usize, old: Entry, new: Entry) {
+        self.held[stream].change(old, new, |counter, by| counter.store(counter.load(Relaxed) + by, Relaxed));
     }
 
     /// The sums, each exact once no thread is changing slots.
     pub(crate) fn sums(&self) -> Sums {
         let sum = |counter: fn(&Share) -> &AtomicI64| {
-            let total: i64 = self.shares.iter().map(|share| counter(share).load(Relaxed)).sum();
+            let shares = self.held.iter().chain([&self.loose]);
+            let total: i64 = shares.map(|share| counter(share).load(Relaxed)).sum();
             u64::try_from(total).unwrap_or(0)
         };
         Sums {
@@ -58,22 +72,24 @@ impl Counters {
 }
 
 impl Share {
-    fn count(&self, entry: Entry, sign: i64) {
-        let len_bytes = match entry {
-            Entry::Empty => return,
-            Entry::Same(_) => {
-                self.same_pages.fetch_add(sign, Relaxed);
-                0
+    /// Passes each counter that changes to `add`, with the difference.
+    fn change(&self, old: Entry, new: Entry, add: impl Fn(&AtomicI64, i64)) {
+        let (old, new) = (figures(old), figures(new));
+        let counters = [&self.pages, &self.compressed_bytes, &self.same_pages, &self.huge_pages];
+        for (counter, (old, new)) in counters.into_iter().zip(old.into_iter().zip(new)) {
+            if old != new {
+                add(counter, new - old);
             }
-            Entry::Object { len_bytes, .. } => len_bytes as i64,
-            Entry::Raw { .. } => {
-                self.huge_pages.fetch_add(sign, Relaxed);
-                pagefold_codec::PAGE_SIZE as i64
-            }
-        };
-        self.pages.fetch_add(sign, Relaxed);
-        if len_bytes != 0 {
-            self.compressed_bytes.fetch_add(sign * len_bytes, Relaxed);
         }
+    }
+}
+
+/// What one entry adds to pages, compressed bytes, same-filled pages and huge pages.
+fn figures(entry: Entry) -> [i64; 4] {
+    match entry {
+        Entry::Empty => [0, 0, 0, 0],
+        Entry::Same(_) => [1, 0, 1, 0],
+        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0],
+        Entry::Raw { .. } => [1, pagefold_codec::PAGE_SIZE as i64, 0, 1],
     }
 }

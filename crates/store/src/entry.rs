@@ -19,6 +19,9 @@ use crate::pool::Location;
 /// The bit that a thread sets while it holds a slot.
 pub(crate) const LOCK: u64 = 1 << 63;
 
+/// The bits that can change while a slot keeps its object: lock and idle.
+pub(crate) const MARKS: u64 = 3 << 62;
+
 const KIND_SHIFT: u32 = 60;
 const CODEC_SHIFT: u32 = 56;
 const LEN_SHIFT: u32 = 44;

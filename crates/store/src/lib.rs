@@ -18,16 +18,38 @@
 //! one slot happen one after the other, operations on different slots do not wait for each other.
 
 mod budget;
-mod classed;
+mod compaction;
 mod counters;
 mod entry;
+#[cfg(all(test, not(loom)))]
+mod faults;
+mod lock;
+#[cfg(all(test, loom))]
+mod models;
+mod mosaic;
+mod objects;
+mod pages;
+mod pins;
 mod pool;
+#[cfg(all(test, not(loom)))]
+mod pool_tests;
 mod region;
 mod stats;
 mod store;
 mod streams;
+mod sync;
 mod table;
+mod xcfmalloc;
+mod xvmalloc;
 
+pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};
+pub use pool::PoolKind;
 pub use stats::Stats;
 pub use store::{Config, Error, NewError, Slot, Status, Store};
+pub use streams::StreamPolicy;
+
+/// The ways to guard entries, to be given to [`Store::with_strategy`] as its type.
+pub mod strategy {
+    pub use crate::lock::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock};
+}

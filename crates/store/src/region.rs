@@ -1,7 +1,11 @@
 //! A stretch of reserved address space whose pages come with use and go when told.
 #![allow(unsafe_code)] // mmap, madvise and raw access to what they give
 
-use std::{ffi::c_void, io, ptr, slice};
+use std::{
+    ffi::c_void,
+    io, ptr, slice,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
+};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -37,6 +41,16 @@ impl Region {
         unsafe { slice::from_raw_parts(self.base.add(offset), len_bytes) }
     }
 
+    /// The `N` bytes at `offset`, copied.
+    ///
+    /// # Safety
+    /// Nothing writes them meanwhile.
+    pub(crate) unsafe fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+        self.assert_within(offset, N);
+        // SAFETY: the range lies in the mapping; an array of bytes has no alignment; the caller keeps writers away.
+        unsafe { self.base.add(offset).cast::<[u8; N]>().read() }
+    }
+
     /// Stores `bytes` at `offset`.
     ///
     /// # Safety
@@ -45,6 +59,38 @@ impl Region {
         self.assert_within(offset, bytes.len());
         // SAFETY: the range lies in the mapping; `bytes` cannot overlap it, as the caller alone uses it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(offset), bytes.len()) };
+    }
+
+    /// Reads a byte that other threads may change by [`set_byte`](Self::set_byte) at the same time.
+    ///
+    /// # Safety
+    /// Nothing writes the byte by other means meanwhile.
+    pub(crate) unsafe fn byte(&self, offset: usize) -> u8 {
+        self.assert_within(offset, 1);
+        // SAFETY: the byte lies in the mapping, and the caller keeps plain writers away.
+        unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.load(Relaxed)
+    }
+
+    /// Changes a byte that other threads may read by [`byte`](Self::byte) at the same time.
+    ///
+    /// # Safety
+    /// Nothing reads or writes the byte by other means meanwhile.
+    pub(crate) unsafe fn set_byte(&self, offset: usize, value: u8) {
+        self.assert_within(offset, 1);
+        // SAFETY: the byte lies in the mapping, and the caller keeps plain accesses away.
+        unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.store(value, Relaxed);
+    }
+
+    /// Asks the CPU to have the line at `offset` in its cache soon. An offset outside the region does nothing.
+    pub(crate) fn prefetch(&self, offset: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if offset < self.len_bytes {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a hint, which changes no memory and cannot fault; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_add(offset).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
     }
 
     /// Gives the memory of whole pages back; they read as zeros afterwards.

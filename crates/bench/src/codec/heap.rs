@@ -11,14 +11,14 @@ use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
 
 /// A program, and the source it is to run: it fills its heap, writes a line, and waits for its input to end.
-pub(super) struct Program {
+pub(crate) struct Program {
     command: &'static str,
     flag: &'static str,
     source: &'static str,
 }
 
 /// A Python program that has parsed modules and JSON and keeps objects, texts and numbers.
-pub(super) const PYTHON: Program = Program {
+pub(crate) const PYTHON: Program = Program {
     command: "python3",
     flag: "-c",
     source: r#"
@@ -43,7 +43,7 @@ sys.stdin.read()
 };
 
 /// A Node program that keeps objects, maps, arrays and texts.
-pub(super) const NODE: Program = Program {
+pub(crate) const NODE: Program = Program {
     command: "node",
     flag: "-e",
     source: r#"
@@ -76,7 +76,7 @@ impl Drop for Running {
 }
 
 /// Up to `limit` bytes of the pages that `program` has in its private anonymous mappings once it is ready.
-pub(super) fn pages_of(program: Program, limit: usize) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn pages_of(program: Program, limit: usize) -> anyhow::Result<Vec<u8>> {
     let child = Command::new(program.command)
         .args([program.flag, program.source])
         .stdin(Stdio::piped())

@@ -2,7 +2,7 @@
 
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 use lzzzz::lz4;
-use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream};
+use pagefold_codec::{Corrupt, Dictionary, PAGE_SIZE, Page, Stream};
 use pagefold_oracle::{Liblzo2, Liblzo2Work};
 use zstd_safe::{CCtx, CDict, DCtx, DDict};
 
@@ -19,7 +19,13 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
             None => return Ok(None),
         },
         "libzstd-1" => Box::new(Zstd { compressor: CCtx::create(), decompressor: DCtx::create() }),
-        "libzstd-1-dict" => Box::new(ZstdDict::new(&best_dictionary(sample))),
+        "libzstd-1-dict" => {
+            let plain = || pagefold_codec::Zstd::new(1).unwrap_or_default();
+            match Dictionary::train(sample, &plain(), |dictionary| plain().with_dictionary(dictionary)) {
+                Some(dictionary) => Box::new(ZstdDict::new(dictionary.bytes())),
+                None => return by_name("libzstd-1", sample),
+            }
+        }
         "libdeflate-1" => Box::new(Deflate {
             compressor: Compressor::new(CompressionLvl::new(1).unwrap_or_default()),
             decompressor: Decompressor::new(),
@@ -124,29 +130,6 @@ impl Stream for ZstdDict {
     fn memory_bytes(&self) -> usize {
         self.contexts.memory_bytes() + self.compressing.sizeof() + self.decompressing.sizeof()
     }
-}
-
-/// Of dictionaries of several sizes and kinds the one with which held-out pages of `sample` become smallest.
-fn best_dictionary(sample: &[&Page]) -> Vec<u8> {
-    let (held_out, training): (Vec<_>, Vec<_>) = sample.iter().enumerate().partition(|(index, _)| index % 8 == 7);
-    let bytes: Vec<u8> = training.iter().flat_map(|(_, page)| page.iter().copied()).collect();
-    let sizes = vec![PAGE_SIZE; training.len()];
-    let mut candidates = vec![bytes[..bytes.len().min(64 << 10)].to_vec()];
-    for capacity in [16 << 10, 64 << 10, 110 << 10] {
-        let mut dictionary = vec![0; capacity];
-        if let Ok(len) = zstd_safe::train_from_buffer(dictionary.as_mut_slice(), &bytes, &sizes) {
-            dictionary.truncate(len);
-            candidates.push(dictionary);
-        }
-    }
-    candidates
-        .into_iter()
-        .min_by_key(|dictionary| {
-            let mut stream = ZstdDict::new(dictionary);
-            let mut out = [0; 2 * PAGE_SIZE];
-            held_out.iter().map(|(_, page)| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>()
-        })
-        .unwrap_or_default()
 }
 
 struct Deflate {

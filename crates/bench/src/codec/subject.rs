@@ -16,17 +16,21 @@ pub(super) struct Subject {
     room: usize,
 }
 
-/// All subjects: our codecs by their names, with the usual levels, then the peers.
+/// All subjects: our codecs, then the peers.
 pub(super) fn all_names() -> Vec<String> {
-    let mut names = Vec::new();
+    own_names().into_iter().chain(peer::NAMES.iter().map(|&name| name.to_owned())).collect()
+}
+
+/// Our codecs by their names, those with levels at the usual ones.
+pub(super) fn own_names() -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
     for &name in NAMES {
         match LEVELS.iter().find(|(family, _)| *family == name) {
             Some((_, levels)) => names.extend(levels.iter().map(|level| format!("{name}-{level}"))),
-            None if name.ends_with("-LEVEL") || names.iter().any(|known| known == name) => {}
+            None if name.ends_with("-LEVEL") => {}
             None => names.push(name.to_owned()),
         }
     }
-    names.extend(peer::NAMES.iter().map(|&name| name.to_owned()));
     names
 }
 

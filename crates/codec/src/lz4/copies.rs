@@ -1,10 +1,10 @@
 //! The pieces of a sequence that both decoders copy.
 #![allow(unsafe_code)] // Copies that overshoot; the decoders check their bounds once a sequence.
 
-use crate::mem::{copy, load64, store64, wild_copy16};
+use crate::mem::{copy, load64, store64, wild_copy};
 
-/// Bytes past a match that copying it may write: a match of 3 is copied as 24.
-pub(crate) const OVERSHOOT: usize = 21;
+/// Bytes past a match that copying it may write, at most.
+pub(crate) const OVERSHOOT: usize = 32;
 
 /// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input ends before that one.
 /// The sum is at most 255 times the input's length.
@@ -92,16 +92,16 @@ pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
     }
 }
 
-/// Writes a match of `len` bytes at `op`, and no more than 20 bytes past it, 24 in all at least.
+/// Writes a match of `len` bytes at `op`, and no more than [`OVERSHOOT`] bytes past it.
 ///
 /// # Safety
 /// `len + OVERSHOOT` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
-    // SAFETY: the caller's. Each step starts before `op + len` and writes 16 bytes; the first of a short offset 24.
+    // SAFETY: the caller's. Each step starts before `op + len` and writes at most 32 bytes.
     unsafe {
         if offset >= 16 {
-            wild_copy16(op.sub(offset), op, len);
+            wild_copy::<32>(op.sub(offset), op, len);
             return;
         }
         short_match(op, offset);

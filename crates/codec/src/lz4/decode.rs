@@ -18,14 +18,14 @@
 //! 2. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
 //!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
 //! 3. Input and output are raw pointers, since in place they are one buffer. There, `quick` runs while what it may write,
-//!    overshoot included, ends before the first unread byte.
+//!    overshoot included, ends before the first unread byte; the bound is renewed when it is reached, not for each sequence.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, load16, wild_copy16},
+    mem::{copy, load16, wild_copy},
 };
 
 use super::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near};
@@ -128,49 +128,54 @@ impl Decoder {
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
         let (mut ip, mut op) = (self.ip, self.op);
-        while ip.addr() <= last_input
-            && op.addr() <= last_output
-            && (!IN_PLACE || op.addr() + (QUICK_OUTPUT) <= ip.addr())
-        {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written (in place: before `ip`). A length
-            // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
-            unsafe {
-                let token = usize::from(*ip);
-                if token >= 0xF0 || token & 15 == 15 {
-                    (self.ip, self.op) = (ip, op);
-                    if !self.long_sequence::<IN_PLACE>() {
-                        return;
+        'all: loop {
+            // In place, the input read so far bounds the output. Input is read as it goes, so a bound that is reached may have moved.
+            let bound = if IN_PLACE { last_output.min(ip.addr().saturating_sub(QUICK_OUTPUT)) } else { last_output };
+            if ip.addr() > last_input || op.addr() > bound {
+                break;
+            }
+            while ip.addr() <= last_input && op.addr() <= bound {
+                // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written (in place: before what `ip` was). A length
+                // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
+                unsafe {
+                    let token = usize::from(*ip);
+                    if token >= 0xF0 || token & 15 == 15 {
+                        let Some(next) = self.long_sequence::<IN_PLACE>(ip, op) else { break 'all };
+                        (ip, op) = next;
+                        continue;
                     }
-                    (ip, op) = (self.ip, self.op);
-                    continue;
+                    let literals = token >> 4;
+                    copy::<16>(ip.add(1), op);
+                    let match_at = op.add(literals);
+                    let offset = usize::from(load16(ip.add(1 + literals)));
+                    if offset > match_at.addr() - output_start.addr() {
+                        break 'all;
+                    }
+                    if offset >= 8 {
+                        short_match_far(match_at, offset);
+                    } else if offset != 0 {
+                        short_match_near(match_at, offset);
+                    } else {
+                        break 'all;
+                    }
+                    ip = ip.add(3 + literals);
+                    op = match_at.add(MIN_MATCH + (token & 15));
                 }
-                let literals = token >> 4;
-                copy::<16>(ip.add(1), op);
-                let match_at = op.add(literals);
-                let offset = usize::from(load16(ip.add(1 + literals)));
-                if offset > match_at.addr() - output_start.addr() {
-                    break;
-                }
-                if offset >= 8 {
-                    short_match_far(match_at, offset);
-                } else if offset != 0 {
-                    short_match_near(match_at, offset);
-                } else {
-                    break;
-                }
-                ip = ip.add(3 + literals);
-                op = match_at.add(MIN_MATCH + (token & 15));
             }
         }
         (self.ip, self.op) = (ip, op);
     }
 
-    /// Decodes one sequence with length bytes, as `quick` does, whether or not it is that far from the ends. Returns whether it could.
+    /// Decodes one sequence with length bytes, as `quick` does, and returns what comes after it. `None`: it is left to `careful`.
     ///
     /// # Safety
     /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
     #[inline(always)]
-    unsafe fn long_sequence<const IN_PLACE: bool>(&mut self) -> bool {
+    unsafe fn long_sequence<const IN_PLACE: bool>(
+        &self,
+        mut ip: *const u8,
+        mut op: *mut u8,
+    ) -> Option<(*const u8, *mut u8)> {
         // Whether `len` bytes and the overshoot may be written at `op` once the input has been read up to `ip`.
         let fits = |len: usize, ip: *const u8, op: *mut u8| {
             let end = op.addr() + len + OVERSHOOT;
@@ -178,42 +183,39 @@ impl Decoder {
         };
         // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
         unsafe {
-            let token = usize::from(*self.ip);
-            let mut ip = self.ip.add(1);
-            let mut op = self.op;
+            let token = usize::from(*ip);
+            ip = ip.add(1);
             let mut literals = token >> 4;
             if literals < 15 {
                 copy::<16>(ip, op);
             } else {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 literals += more;
-                if literals + QUICK_INPUT > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op)
-                {
-                    return false;
+                if literals + 32 > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op) {
+                    return None;
                 }
-                wild_copy16(ip, op, literals);
+                wild_copy::<32>(ip, op, literals);
             }
             ip = ip.add(literals);
             op = op.add(literals);
             let offset = usize::from(load16(ip));
             ip = ip.add(2);
             if offset == 0 || offset > op.addr() - self.output_start.addr() {
-                return false;
+                return None;
             }
             let mut len = MIN_MATCH + (token & 15);
             if token & 15 < 15 {
                 short_match(op, offset);
             } else {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 len += more;
                 if !fits(len, ip, op) {
-                    return false;
+                    return None;
                 }
                 long_match(op, offset, len);
             }
-            (self.ip, self.op) = (ip, op.add(len));
+            Some((ip, op.add(len)))
         }
-        true
     }
 
     /// Decodes one sequence with every bound checked to the byte.

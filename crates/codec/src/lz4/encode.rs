@@ -22,7 +22,7 @@
 use std::{hint::select_unpredictable, marker::PhantomData};
 
 use super::{format::Format, table::Table};
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy16};
+use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy};
 
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
@@ -53,16 +53,17 @@ pub(crate) fn encode<F: Format, T: Table>(
     out: &mut [u8],
     fit: Fit,
 ) -> Option<(usize, usize)> {
-    let mut writer = Writer::<F> { format: PhantomData, out: out.as_mut_ptr(), at: 0, cap: out.len() };
+    let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
         // SAFETY: `input` has more than `LAST_START` bytes.
-        anchor = unsafe { sequences(table, input, &mut writer, fit) }?;
+        (writer, anchor) = unsafe { sequences(table, input, writer, fit) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
     }
-    let room = (writer.cap - writer.at).saturating_sub(usize::from(F::OFFSET_FIRST));
+    let no_offset = if F::DYNAMIC { writer.offset_bytes(writer.at, 0) } else { 0 };
+    let room = (writer.cap - writer.at).saturating_sub(no_offset);
     let left = input.len() - anchor;
     let literals = match fit {
         Fit::All if 1 + length_bytes(left) + left > room => return None,
@@ -96,9 +97,9 @@ fn most_literals(room: usize) -> Option<usize> {
 unsafe fn sequences<F: Format, T: Table>(
     table: &mut T,
     input: &[u8],
-    writer: &mut Writer<F>,
+    mut writer: Writer<F>,
     fit: Fit,
-) -> Option<usize> {
+) -> Option<(Writer<F>, usize)> {
     // Positions run from the table's `first` on; `s.add(position)` is the byte there.
     let first = table.begin(input.len());
     let s = input.as_ptr().wrapping_sub(first);
@@ -111,7 +112,21 @@ unsafe fn sequences<F: Format, T: Table>(
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
         let mut start = first + 1;
-        while let Some((at, seen)) = find(table, s, start, last_start) {
+        loop {
+            let (at, seen, back);
+            let bytes = load64(s.add(start));
+            let hash = T::hash(bytes);
+            let last_seen = table.get(hash, start);
+            table.set(hash, start);
+            if load32(s.add(last_seen)) == bytes as u32 {
+                (at, seen) = (start, last_seen);
+                // One literal, if it is the block's first byte.
+                back = 0;
+            } else {
+                let Some(found) = find(table, s, start + 1, last_start) else { break };
+                (at, seen) = found;
+                back = common_suffix(s, first, anchor, at, seen);
+            }
             let far = at + FAR <= end;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
             let forward = if far {
@@ -122,7 +137,6 @@ unsafe fn sequences<F: Format, T: Table>(
             } else {
                 common_prefix(forward_at, forward_seen, s.add(match_end))
             };
-            let back = common_suffix(s, first, anchor, at, seen);
             let literals = at - back - anchor;
             let code = back + FOUND + forward - F::MIN_MATCH;
             let offset = at - seen;
@@ -130,9 +144,11 @@ unsafe fn sequences<F: Format, T: Table>(
             if far && writer.at + literals + (literals >> 7) + (code >> 7) + SLACK <= writer.cap {
                 writer.sequence(s.add(anchor), literals, offset, code);
             } else {
-                match writer.careful(fit, s.add(anchor), literals, offset, code) {
+                let written;
+                (writer, written) = writer.careful(fit, s.add(anchor), literals, offset, code);
+                match written {
                     Written::Whole => {}
-                    Written::Cut { code } => return Some(at - back + F::MIN_MATCH + code - first),
+                    Written::Cut { code } => return Some((writer, at - back + F::MIN_MATCH + code - first)),
                     Written::Nothing if fit == Fit::Front => break,
                     Written::Nothing => return None,
                 }
@@ -145,7 +161,7 @@ unsafe fn sequences<F: Format, T: Table>(
             table.set(T::hash(load64(s.add(next - 2))), next - 2);
         }
     }
-    Some(anchor - first)
+    Some((writer, anchor - first))
 }
 
 /// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and returns both. The table then
@@ -155,17 +171,22 @@ unsafe fn sequences<F: Format, T: Table>(
 /// 8 bytes can be read from any position up to `last_start`, and all the table returns.
 #[inline(always)]
 unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: usize) -> Option<(usize, usize)> {
-    const PAIRS: usize = 32;
+    const PAIRS: usize = 24;
+    const SINGLES: usize = 8;
     // SAFETY: `at <= last_start`, or `at < last_start` where the next byte's position is tried too.
     unsafe {
-        let bytes = load64(s.add(start));
-        let hash = T::hash(bytes);
-        let seen = table.get(hash, start);
-        table.set(hash, start);
-        if load32(s.add(seen)) == bytes as u32 {
-            return Some((start, seen));
+        let mut at = start;
+        let singles_end = last_start.min(start + SINGLES);
+        while at < singles_end {
+            let bytes = load64(s.add(at));
+            let hash = T::hash(bytes);
+            let seen = table.get(hash, at);
+            table.set(hash, at);
+            if load32(s.add(seen)) == bytes as u32 {
+                return Some((at, seen));
+            }
+            at += 1;
         }
-        let mut at = start + 1;
         let pairs_end = last_start.min(at + 2 * PAIRS);
         while at < pairs_end {
             let (bytes, next_bytes) = (load64(s.add(at)), load64(s.add(at + 1)));
@@ -222,8 +243,11 @@ unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, se
 }
 
 /// The output. `at <= cap` always.
+#[derive(Clone, Copy)]
 struct Writer<F> {
     format: PhantomData<F>,
+    /// Where the last offset began; in a block that has none, where the first will.
+    last_offset: usize,
     out: *mut u8,
     at: usize,
     cap: usize,
@@ -250,8 +274,8 @@ impl<F: Format> Writer<F> {
         unsafe {
             *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
             self.at += 1;
-            if F::OFFSET_FIRST {
-                self.offset(offset);
+            if F::DYNAMIC {
+                self.offset::<true>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -260,11 +284,11 @@ impl<F: Format> Writer<F> {
                 copy::<16>(literals, self.out.add(self.at));
             } else {
                 self.length(len - 15);
-                wild_copy16(literals, self.out.add(self.at), len);
+                wild_copy::<16>(literals, self.out.add(self.at), len);
             }
             self.at += len;
-            if !F::OFFSET_FIRST {
-                self.offset(offset);
+            if !F::DYNAMIC {
+                self.offset::<true>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -279,8 +303,15 @@ impl<F: Format> Writer<F> {
     /// `len` bytes can be read from `literals`.
     #[cold]
     #[inline(never)]
-    unsafe fn careful(&mut self, fit: Fit, literals: *const u8, len: usize, offset: usize, code: usize) -> Written {
-        let start = self.at + 1 + length_bytes(len) + len + F::offset_bytes(offset);
+    unsafe fn careful(
+        mut self,
+        fit: Fit,
+        literals: *const u8,
+        len: usize,
+        offset: usize,
+        code: usize,
+    ) -> (Self, Written) {
+        let start = self.at + 1 + length_bytes(len) + len + self.offset_bytes(self.at, offset);
         let fits = |code: usize| {
             let last = F::LAST_LITERALS.max(F::LAST_START.saturating_sub(code + F::MIN_MATCH));
             let kept = if fit == Fit::Front { 1 + last } else { 0 };
@@ -290,18 +321,18 @@ impl<F: Format> Writer<F> {
         let mut code = code;
         if !fits(code) {
             if fit == Fit::All {
-                return Written::Nothing;
+                return (self, Written::Nothing);
             }
             let length_room = self.cap.saturating_sub(start + 1 + F::LAST_LITERALS);
             code = code.min(14 + 255 * length_room);
             if !fits(code) {
-                return Written::Nothing;
+                return (self, Written::Nothing);
             }
             written = Written::Cut { code };
         }
         // SAFETY: the caller's, and all bytes were counted above.
         unsafe { self.exact(literals, len, Some((offset, code))) };
-        written
+        (self, written)
     }
 
     /// Writes a token, `len` literals and, unless they are the block's last, a match.
@@ -313,8 +344,8 @@ impl<F: Format> Writer<F> {
         // SAFETY: the caller's.
         unsafe {
             self.byte(len.min(15) << 4 | code.min(15));
-            if F::OFFSET_FIRST {
-                self.exact_offset(offset);
+            if F::DYNAMIC {
+                self.offset::<false>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -324,8 +355,8 @@ impl<F: Format> Writer<F> {
             }
             self.out.add(self.at).copy_from_nonoverlapping(literals, len);
             self.at += len;
-            if !F::OFFSET_FIRST && found.is_some() {
-                self.exact_offset(offset);
+            if !F::DYNAMIC && found.is_some() {
+                self.offset::<false>(offset);
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -344,30 +375,35 @@ impl<F: Format> Writer<F> {
         self.at += 1;
     }
 
-    /// Writes an offset.
-    ///
-    /// # Safety
-    /// Two bytes are free.
+    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence always has two.
     #[inline(always)]
-    unsafe fn offset(&mut self, offset: usize) {
-        // SAFETY: the caller's.
-        unsafe { store16(self.out.add(self.at), F::offset_bits(offset)) };
-        self.at += F::offset_bytes(offset);
+    fn offset_bytes(&self, token: usize, offset: usize) -> usize {
+        if F::DYNAMIC { 1 + usize::from((offset > 0x7F) | (token == 0)) } else { 2 }
     }
 
-    /// Writes an offset, byte by byte.
+    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks in the last offset before, if any,
+    /// how many bytes this one has.
     ///
     /// # Safety
-    /// Its bytes are free.
-    unsafe fn exact_offset(&mut self, offset: usize) {
-        let [low, high] = F::offset_bits(offset).to_le_bytes();
-        // SAFETY: the caller's.
+    /// Its bytes are free; two, if `WIDE`.
+    #[inline(always)]
+    unsafe fn offset<const WIDE: bool>(&mut self, offset: usize) {
+        let bytes = if F::DYNAMIC { self.offset_bytes(self.at - 1, offset) } else { 2 };
+        let bits = if F::DYNAMIC { offset << 1 } else { offset };
+        // SAFETY: the caller's; `last_offset` is before or at `at`.
         unsafe {
-            self.byte(usize::from(low));
-            if F::offset_bytes(offset) == 2 {
-                self.byte(usize::from(high));
+            if F::DYNAMIC {
+                // In the first sequence this is the byte about to be written.
+                *self.out.add(self.last_offset) |= (bytes - 1) as u8;
+                self.last_offset = self.at;
+            }
+            if WIDE || bytes == 2 {
+                store16(self.out.add(self.at), bits as u16);
+            } else {
+                *self.out.add(self.at) = bits as u8;
             }
         }
+        self.at += bytes;
     }
 
     /// Writes `length / 255` bytes of 255, and one of the rest.

@@ -16,7 +16,7 @@
 use crate::{
     Corrupt,
     lz4::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near},
-    mem::{copy, load32, wild_copy16},
+    mem::{copy, load16, wild_copy},
 };
 
 const MIN_MATCH: usize = 3;
@@ -42,6 +42,7 @@ pub(super) fn decode(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
         op: output.start,
         output_start: output.start,
         output_end: output.end,
+        long: 1,
     };
     while decoder.op != decoder.output_end {
         // SAFETY: both slices are borrowed for the call; `ip` and `op` are in them, and stay so.
@@ -61,14 +62,28 @@ struct Decoder {
     op: *mut u8,
     output_start: *mut u8,
     output_end: *mut u8,
+    /// Bytes of the next sequence's offset beyond one.
+    long: usize,
 }
 
-/// The offset whose first byte is the second of `bytes`, and the bytes it takes beyond one.
+/// Whether a sequence with this token has length bytes: one look-up is cheaper than two comparisons.
+const LENGTH_BYTES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut token = 0;
+    while token < 256 {
+        table[token] = token >> 4 == 15 || token & 15 == 15;
+        token += 1;
+    }
+    table
+};
+
+/// The bits of an offset of one byte and of two, once the bit that is not part of it is shifted out.
+const OFFSET_MASKS: [u16; 2] = [0x7F, 0x7FFF];
+
+/// The offset that stands in the low byte of `bits`, or, if `long` is 1, in both.
 #[inline(always)]
-fn offset(bytes: u32) -> (usize, usize) {
-    let long = bytes >> 8 & 1;
-    let mask = if long != 0 { 0x7FFF } else { 0x7F };
-    ((bytes >> 9 & mask) as usize, long as usize)
+fn offset(bits: u16, long: usize) -> usize {
+    usize::from(bits >> 1 & OFFSET_MASKS[long & 1])
 }
 
 impl Decoder {
@@ -79,27 +94,25 @@ impl Decoder {
     /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the latter or at its end.
     #[inline(always)]
     unsafe fn quick(&mut self) {
-        let Self { mut ip, input_end, mut op, output_start, output_end } = *self;
+        let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
         while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked
             // anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
-                let bytes = load32(ip);
-                let token = (bytes & 0xFF) as usize;
-                if token >= 0xF0 || token & 15 == 15 {
-                    (self.ip, self.op) = (ip, op);
-                    if !self.long_sequence() {
-                        return;
-                    }
-                    (ip, op) = (self.ip, self.op);
+                let token = usize::from(*ip);
+                if LENGTH_BYTES[token] {
+                    let Some(next) = self.long_sequence(ip, op, long) else { break };
+                    (ip, op, long) = next;
                     continue;
                 }
-                let (offset, long) = offset(bytes);
                 let literals = token >> 4;
+                let bits = load16(ip.add(1));
+                let offset = offset(bits, long);
+                let literals_at = ip.add(2 + long);
                 let match_at = op.add(literals);
-                copy::<16>(ip.add(2 + long), op);
+                copy::<16>(literals_at, op);
                 if offset > match_at.addr() - output_start.addr() {
                     break;
                 }
@@ -110,52 +123,57 @@ impl Decoder {
                 } else {
                     break;
                 }
-                ip = ip.add(literals + long + 2);
+                ip = literals_at.add(literals);
                 op = match_at.add(MIN_MATCH + (token & 15));
+                long = usize::from(bits & 1);
             }
         }
-        (self.ip, self.op) = (ip, op);
+        (self.ip, self.op, self.long) = (ip, op, long);
     }
 
-    /// Decodes one sequence with length bytes, as `quick` does. Returns whether it could.
+    /// Decodes one sequence with length bytes, as `quick` does, and returns what comes after it. `None`: it is left to `careful`.
     ///
     /// # Safety
     /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
     #[inline(always)]
-    unsafe fn long_sequence(&mut self) -> bool {
+    unsafe fn long_sequence(&self, mut ip: *const u8, op: *mut u8, long: usize) -> Option<(*const u8, *mut u8, usize)> {
         // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
         unsafe {
-            let bytes = load32(self.ip);
-            let (offset, long) = offset(bytes);
-            let mut ip = self.ip.add(2 + long);
-            let mut literals = (bytes >> 4 & 15) as usize;
-            let mut len = (bytes & 15) as usize + MIN_MATCH;
+            let token = usize::from(*ip);
+            let bits = load16(ip.add(1));
+            let offset = offset(bits, long);
+            ip = ip.add(2 + long);
+            let mut literals = token >> 4;
+            let mut len = MIN_MATCH + (token & 15);
             if len == 15 + MIN_MATCH {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 len += more;
             }
             if literals == 15 {
-                let Some(more) = length(&mut ip, self.input_end) else { return false };
+                let more = length(&mut ip, self.input_end)?;
                 literals += more;
             }
-            if literals + 16 > self.input_end.addr() - ip.addr()
-                || literals + len + OVERSHOOT > self.output_end.addr() - self.op.addr()
+            if literals + 32 > self.input_end.addr() - ip.addr()
+                || literals + len + OVERSHOOT > self.output_end.addr() - op.addr()
             {
-                return false;
+                return None;
             }
-            let match_at = self.op.add(literals);
+            let match_at = op.add(literals);
             if offset == 0 || offset > match_at.addr() - self.output_start.addr() {
-                return false;
+                return None;
             }
-            wild_copy16(ip, self.op, literals);
-            if len < 15 + MIN_MATCH {
+            if token < 0xF0 {
+                copy::<16>(ip, op);
+            } else {
+                wild_copy::<32>(ip, op, literals);
+            }
+            if token & 15 < 15 {
                 short_match(match_at, offset);
             } else {
                 long_match(match_at, offset, len);
             }
-            (self.ip, self.op) = (ip.add(literals), match_at.add(len));
+            Some((ip.add(literals), match_at.add(len), usize::from(bits & 1)))
         }
-        true
     }
 
     /// Decodes one sequence with every bound checked to the byte.
@@ -169,18 +187,14 @@ impl Decoder {
             if self.op == self.output_end {
                 return Ok(());
             }
-            let left = self.input_end.offset_from_unsigned(self.ip);
-            if left < 2 {
+            if self.input_end.offset_from_unsigned(self.ip) < 2 + self.long {
                 return Err(TRUNCATED);
             }
             let token = usize::from(*self.ip);
-            let second = u32::from(*self.ip.add(1));
-            if left == 2 && second & 1 != 0 {
-                return Err(TRUNCATED);
-            }
-            let third = if left == 2 { 0 } else { u32::from(*self.ip.add(2)) };
-            let (offset, long) = offset(second << 8 | third << 16);
-            self.ip = self.ip.add(2 + long);
+            let bits = if self.long == 0 { u16::from(*self.ip.add(1)) } else { load16(self.ip.add(1)) };
+            let offset = offset(bits, self.long);
+            self.ip = self.ip.add(2 + self.long);
+            self.long = usize::from(bits & 1);
             let mut len = MIN_MATCH + (token & 15);
             if token & 15 == 15 {
                 len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
@@ -195,7 +209,9 @@ impl Decoder {
             if literals > self.output_end.offset_from_unsigned(self.op) {
                 return Err(TOO_LONG);
             }
-            if literals <= 16 && left >= 20 && self.output_end.offset_from_unsigned(self.op) >= 16 {
+            let wild = self.input_end.offset_from_unsigned(self.ip) >= 16
+                && self.output_end.offset_from_unsigned(self.op) >= 16;
+            if literals <= 16 && wild {
                 copy::<16>(self.ip, self.op);
             } else {
                 self.op.copy_from_nonoverlapping(self.ip, literals);

@@ -9,10 +9,12 @@ use crate::{PAGE_SIZE, lz4::Lz4};
 fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
     let mut bytes = block.iter().copied();
     let mut out = Vec::new();
+    let mut long = true;
     while out.len() < out_len {
         let token = usize::from(bytes.next()?);
         let first = usize::from(bytes.next()?);
-        let offset = if first & 1 == 0 { first >> 1 } else { first >> 1 | usize::from(bytes.next()?) << 7 };
+        let offset = if long { first >> 1 | usize::from(bytes.next()?) << 7 } else { first >> 1 };
+        long = first & 1 == 1;
         let mut length = |nibble: usize| {
             let mut length = nibble;
             if nibble == 15 {
@@ -113,27 +115,38 @@ proptest! {
 
 #[test]
 fn the_example_of_the_format_description() {
-    let block = [0x46, 0x08, b'a', b'b', b'c', b'd', 0x10, 0x91, 0x01, b'!', 0x20, 0x00, b'x', b'y'];
-    let mut out = b"abcdabcdabcda".to_vec();
-    assert_eq!(out.len(), 13);
-    assert_eq!(reference(&block[..6], 13).as_deref(), Some(&out[..]));
-    agrees(&block[..6], 13);
-    // The second sequence reaches 200 back, which is before the output.
-    agrees(&block, 20);
-    assert_eq!(reference(&block, 20), None);
-    // After 200 bytes it does not.
-    let mut long = vec![0xFA, 0x02, 200 - 13 - 15];
-    long.extend((0..187).map(|at| at as u8));
-    long.extend(&block[6..]);
-    out = (0..187).map(|at| at as u8).collect();
-    out.extend([186; 13]);
-    out.push(b'!');
-    out.extend_from_within(1..4);
-    out.extend(b"xy");
-    let mut got = vec![0; out.len()];
-    decode::decode(&long, &mut got).unwrap();
-    assert_eq!(got, out);
-    agrees(&long, out.len());
+    let block = [0x46, 0x08, 0x00, b'a', b'b', b'c', b'd', 0x10, 0x0A, b'!', 0x20, 0x00, b'x', b'y'];
+    let want = b"abcdabcdabcda!bcdxy";
+    assert_eq!(reference(&block, want.len()).as_deref(), Some(&want[..]));
+    agrees(&block, want.len());
+    for out_len in 0..40 {
+        agrees(&block, out_len);
+    }
+}
+
+/// Blocks with matches of every offset and length near the limits, written by hand.
+#[test]
+fn every_offset_and_length() {
+    for offset in (1..40).chain([126, 127, 128, 129, 255, 256]) {
+        for code in 0..60_u8 {
+            let mut block = vec![0xF0 | code.min(15), (offset << 1) as u8, (offset >> 7) as u8];
+            if code >= 15 {
+                block.push(code - 15);
+            }
+            block.extend([255, 300_u16.wrapping_sub(15 + 255) as u8]);
+            block.extend((0..300_u16).map(|at| (at * 7 % 251) as u8));
+            block.extend([0x30, 0, 1, 2, 3]);
+            let out_len = 300 + 3 + usize::from(code) + 3;
+            assert!(reference(&block, out_len).is_some());
+            agrees(&block, out_len);
+            // A second sequence with 64 literals puts the first far from the ends.
+            block.truncate(block.len() - 5);
+            block.extend([0xF0, 0, 64 - 15]);
+            block.extend([9; 64]);
+            assert!(reference(&block, out_len - 3 + 64).is_some());
+            agrees(&block, out_len - 3 + 64);
+        }
+    }
 }
 
 #[test]

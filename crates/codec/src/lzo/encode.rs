@@ -51,6 +51,8 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
+    pub(super) const HEAP_BYTES: usize = size_of::<[u16; 1 << TABLE_BITS]>() + BOUND + SLACK;
+
     pub(super) fn new() -> Self {
         Self { table: Box::new([0; 1 << TABLE_BITS]), buffer: Box::new([0; BOUND + SLACK]) }
     }

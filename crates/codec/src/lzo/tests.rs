@@ -1,6 +1,7 @@
 //! Round trips, cross-tests with liblzo2 and the `lzo` crate, and streams made by hand.
 
-use pagefold_oracle::{Liblzo2, Liblzo2Work, skipped};
+use pagefold_oracle::{Liblzo2, Liblzo2Work};
+use pagefold_testing::skip;
 use proptest::prelude::*;
 
 use super::Lzo;
@@ -74,7 +75,7 @@ proptest! {
     #[test]
     fn liblzo2_decodes_ours_and_we_decode_its(page in page()) {
         let Some(library) = Liblzo2::open() else {
-            skipped("liblzo2 both ways", "this machine has no liblzo2.so.2");
+            skip("liblzo2 both ways", "this machine has no liblzo2.so.2");
             return Ok(());
         };
         let mut back = [0; PAGE_SIZE];
@@ -92,7 +93,7 @@ proptest! {
     #[test]
     fn liblzo2_judges_damage_alike(page in page(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let Some(library) = Liblzo2::open() else {
-            skipped("liblzo2 on damaged streams", "this machine has no liblzo2.so.2");
+            skip("liblzo2 on damaged streams", "this machine has no liblzo2.so.2");
             return Ok(());
         };
         let mut object = compressed(Lzo::PLAIN, &page);
@@ -181,5 +182,23 @@ fn a_page_of_noise_takes_the_worst_case_and_no_more() {
         assert!((PAGE_SIZE..PAGE_SIZE + 32).contains(&object.len()));
         assert_eq!(decompressed(codec, &object), Ok(page));
         assert_eq!(stream(codec).compress(&page, &mut [0; PAGE_SIZE]), None);
+    }
+}
+
+/// What costs most beside its bytes: 19 literals, whose length takes two bytes, before a match of 4 that takes three.
+#[test]
+fn the_costliest_page_stays_within_the_bound() {
+    let mut state = 7u64;
+    let mut page = [0; PAGE_SIZE];
+    for at in 0..PAGE_SIZE {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Far enough back for the longer form.
+        let repeats = at >= 2300 && at % 23 >= 19;
+        page[at] = if repeats { page[at - 2300] } else { (state >> 56) as u8 };
+    }
+    for codec in [Lzo::PLAIN, Lzo::RUNS] {
+        let object = compressed(codec, &page);
+        assert!(object.len() < PAGE_SIZE + PAGE_SIZE / 16, "{} bytes", object.len());
+        assert_eq!(decompressed(codec, &object), Ok(page));
     }
 }

@@ -52,7 +52,8 @@ fn it_connects_over_tcp() {
 #[test]
 fn nobody_there_is_a_clear_error() {
     let error = Client::connect(&Target::Unix("/nonexistent/nbd.sock".into()), TIMEOUT).unwrap_err();
-    assert!(error.to_string().starts_with("cannot connect to /nonexistent/nbd.sock: "), "{error}");
+    assert_eq!(error.to_string(), "cannot connect to /nonexistent/nbd.sock");
+    assert!(std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("No such file")));
 }
 
 #[test]
@@ -73,6 +74,10 @@ fn a_server_that_never_accepts_cannot_hold_it() {
 
 /// What `Client::list` says about a server that sends `greeting` and then, for ever, `replies`.
 fn against(greeting: Vec<u8>, replies: Vec<u8>) -> Result<Vec<String>, ClientError> {
+    against_for(TIMEOUT, greeting, replies)
+}
+
+fn against_for(timeout: Duration, greeting: Vec<u8>, replies: Vec<u8>) -> Result<Vec<String>, ClientError> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -85,8 +90,8 @@ fn against(greeting: Vec<u8>, replies: Vec<u8>) -> Result<Vec<String>, ClientErr
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let start = Instant::now();
-    let listed = Client::connect(&Target::Unix(path), TIMEOUT).and_then(|mut client| client.list());
-    assert!(start.elapsed() < TIMEOUT * 8, "took {:?}", start.elapsed());
+    let listed = Client::connect(&Target::Unix(path), timeout).and_then(|mut client| client.list());
+    assert!(start.elapsed() < timeout * 8, "took {:?}", start.elapsed());
     server.join().unwrap();
     listed
 }
@@ -119,4 +124,39 @@ fn a_hostile_server_cannot_hold_or_fill_it() {
         Err(ClientError::Refused { message, .. }) => assert!(!message.contains('\x1b'), "{message:?}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// One entry of a list, of `count` bytes.
+fn entry(count: u32) -> Vec<u8> {
+    [reply(3, 2, 4 + count), count.to_be_bytes().to_vec(), vec![b'n'; count as usize]].concat()
+}
+
+#[test]
+fn a_hostile_server_cannot_make_it_keep_much() {
+    let protocol = |replies| match against_for(Duration::from_secs(20), greeting(), replies) {
+        Err(ClientError::Protocol(what)) => what,
+        other => panic!("{:?}", other.map(|names| names.len())),
+    };
+    assert_eq!(protocol(entry(65_000)), "a string is longer than 4096 bytes");
+    assert_eq!(protocol(entry(4097)), "a string is longer than 4096 bytes");
+    // 1,049 of these are over 4 MiB, long before there are 10,000.
+    assert_eq!(protocol(entry(4000)), "its replies are too long together");
+}
+
+#[test]
+fn what_a_server_says_is_cut_in_errors() {
+    let refusal = [reply(3, 0x8000_0002, 60_000), "é".repeat(30_000).into_bytes()].concat();
+    let error = against(greeting(), refusal).unwrap_err().to_string();
+    assert!(error.contains("éééé") && error.chars().count() < 200, "{} bytes", error.len());
+    let error = ClientError::UnknownExport("n".repeat(4096)).to_string();
+    assert!(error.contains("nnnn") && error.chars().count() < 200, "{} bytes", error.len());
+}
+
+#[test]
+fn a_server_that_closes_at_once_may_have_too_many_connections() {
+    let limits = pagefold_serve::Limits { connections: 1, ..pagefold_serve::Limits::default() };
+    let server = Running::limited(Ram::shared(8192), limits);
+    let _only = server.simple();
+    let error = Client::connect(&Target::Unix(server.path.clone()), TIMEOUT).unwrap_err();
+    assert!(error.to_string().contains("limit on connections"), "{error}");
 }

@@ -25,6 +25,8 @@ pub(crate) struct Ram {
     /// Reads running at this moment, and the most there were.
     pub(crate) reads: AtomicUsize,
     pub(crate) most_reads: AtomicUsize,
+    /// Reads that have begun.
+    pub(crate) total_reads: AtomicUsize,
     pub(crate) slow_read: Duration,
     /// Extents of a page each, every other a hole.
     pub(crate) striped: bool,
@@ -98,6 +100,7 @@ impl BlockDevice for Ram {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         assert!(!self.panics, "a device with a bug");
         let running = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
+        self.total_reads.fetch_add(1, Ordering::SeqCst);
         self.most_reads.fetch_max(running, Ordering::SeqCst);
         if offset == 0 {
             self.gate.pass();

@@ -60,6 +60,44 @@ fn a_large_payload_that_stops_is_dropped() {
 }
 
 #[test]
+fn a_peer_that_dribbles_a_request_is_dropped() {
+    let slow = Arc::new(Ram { may_block: true, ..Ram::new(64 << 10) });
+    // By the leader, by a follower, and with a payload that is dropped because the write is refused.
+    for (device, offset) in [(Ram::shared(64 << 10), 0), (slow, 4096), (Ram::shared(64 << 10), 1 << 30)] {
+        let server = Running::limited(device, quick());
+        let mut raw = server.simple();
+        let mut message =
+            Request { flags: 0, kind: command::WRITE, cookie: 1, offset, len_bytes: 8192 }.encode().to_vec();
+        message.resize(message.len() + 8192, 5);
+        let start = Instant::now();
+        for byte in message.chunks(1) {
+            if std::io::Write::write_all(&mut raw.stream, byte).is_err() {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "still served");
+            std::thread::sleep(IO / 10);
+        }
+        assert!(start.elapsed() >= IO);
+        server.assert_alive();
+    }
+}
+
+#[test]
+fn a_reply_that_stays_half_read_is_given_up_after_one_timeout() {
+    let io_timeout = Duration::from_secs(2);
+    let server = Running::limited(Ram::shared(64 << 20), Limits { io_timeout, ..Limits::default() });
+    let mut raw = server.simple();
+    let start = Instant::now();
+    raw.request(command::READ, 0, 1, 0, 32 << 20);
+    raw.bytes(100);
+    while server.handle.connections() != 0 {
+        assert!(start.elapsed() < io_timeout * 2, "the timeout began anew after a part was sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(start.elapsed() >= io_timeout);
+}
+
+#[test]
 fn a_disconnect_in_the_middle_of_a_write_leaves_the_page_old_or_new_and_others_served() {
     let device = Ram::shared(1 << 20);
     device.bytes.lock().unwrap().fill(7);
@@ -145,6 +183,30 @@ fn the_memory_of_a_connection_is_bounded_by_waiting() {
         raw.bytes(32 << 20);
     }
     assert_eq!(device.most_reads.load(Ordering::SeqCst), 1, "two buffers of 32 MiB at a time");
+}
+
+#[test]
+fn connections_that_spend_the_servers_memory_hold_up_no_other() {
+    // Nothing beyond each connection's own share.
+    let limits = Limits { memory_bytes: 0, ..Limits::default() };
+    let device = Ram::shared(33 << 20);
+    let server = Running::limited(Arc::clone(&device) as _, limits);
+    let mut unread: Vec<_> = (0..3).map(|_| server.simple()).collect();
+    for raw in &mut unread {
+        // The first is being sent, and its memory is held, because nobody reads it.
+        for cookie in 0..3 {
+            raw.request(command::READ, 0, cookie, 1, 20 << 20);
+        }
+        raw.bytes(1);
+    }
+    let mut other = server.simple();
+    for cookie in 0..3 {
+        other.request(command::READ, 0, cookie, 1, 20 << 20);
+        assert_eq!(other.simple_reply(), (0, cookie));
+        other.bytes(20 << 20);
+    }
+    // Three for those that do not read, one for each of the other's: no connection had two at a time, though three fit in its limit.
+    assert_eq!(device.total_reads.load(Ordering::SeqCst), 6);
 }
 
 #[test]

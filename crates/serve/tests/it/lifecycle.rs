@@ -1,6 +1,6 @@
 use std::{
     os::unix::net::{UnixListener, UnixStream},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
@@ -93,6 +93,43 @@ fn an_address_in_use_is_a_clear_error_and_stays_in_use() {
 }
 
 #[test]
+fn of_many_servers_that_start_on_one_stale_socket_one_wins() {
+    const STARTS: usize = 4;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    for round in 0..500 {
+        drop(UnixListener::bind(&path).unwrap());
+        let start = Barrier::new(STARTS);
+        let ends: Vec<Result<Server, Error>> = std::thread::scope(|scope| {
+            let start_one = || {
+                start.wait();
+                bind(&path)
+            };
+            let starts: Vec<_> = (0..STARTS).map(|_| scope.spawn(start_one)).collect();
+            starts.into_iter().map(|start| start.join().unwrap()).collect()
+        });
+        let (winners, losers): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
+        assert_eq!(winners.len(), 1, "round {round}: {losers:?}");
+        for loser in losers {
+            assert!(matches!(loser, Err(Error::PathInUse(_))), "round {round}: {loser:?}");
+        }
+        UnixStream::connect(&path).unwrap();
+        drop(winners);
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_directory_that_stays_locked_holds_up_nobody_for_ever() {
+    use rustix::fs::{FlockOperation, flock};
+    let directory = tempfile::tempdir().unwrap();
+    let held = std::fs::File::open(directory.path()).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    let error = bind(&directory.path().join("nbd.sock")).unwrap_err();
+    assert!(matches!(error, Error::Unix { .. }), "{error:?}");
+}
+
+#[test]
 fn a_file_that_is_not_a_socket_is_not_touched() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
@@ -105,7 +142,10 @@ fn a_file_that_is_not_a_socket_is_not_touched() {
 #[test]
 fn a_path_that_cannot_be_is_a_clear_error() {
     let error = bind(std::path::Path::new("/nonexistent/nbd.sock")).unwrap_err();
-    assert!(error.to_string().starts_with("cannot listen on /nonexistent/nbd.sock: "), "{error}");
+    assert_eq!(error.to_string(), "cannot listen on /nonexistent/nbd.sock");
+    // The cause is told once: it is the source, and not part of the text.
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("No such file"), "{cause}");
     assert!(bind(std::path::Path::new(&format!("/tmp/{}", "x".repeat(200)))).is_err());
 }
 
@@ -146,58 +186,4 @@ fn read_greeting(mut stream: impl std::io::Read) -> [u8; 8] {
     let mut greeting = [0; 8];
     stream.read_exact(&mut greeting).unwrap();
     greeting
-}
-
-#[test]
-fn activation_without_a_socket_is_a_clear_error() {
-    let error = Server::builder().export(Export::new("disk", Ram::shared(512))).activation().bind().unwrap_err();
-    assert!(matches!(error, Error::NoActivation), "{error}");
-}
-
-/// Plays the service in `a_passed_socket_is_served`; by itself it does nothing.
-#[test]
-fn activated_child() {
-    if std::env::var_os("LISTEN_FDS").is_none() {
-        return;
-    }
-    let device = Ram::shared(8192);
-    let export = Export::new("disk", Arc::clone(&device) as _);
-    let server = Server::builder().export(export).activation().bind().unwrap();
-    let handle = server.handle();
-    std::thread::spawn(move || {
-        // A flush is the sign to end.
-        while device.flushes.load(Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        handle.stop();
-    });
-    server.run().unwrap();
-}
-
-#[test]
-fn a_passed_socket_is_served_and_stays() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("nbd.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    // The listener travels as standard input; the shell makes it the first passed descriptor.
-    let mut child = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" --exact lifecycle::activated_child",
-        ])
-        .arg(std::env::current_exe().unwrap())
-        .stdin(std::os::fd::OwnedFd::from(listener))
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let stream = UnixStream::connect(&path).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut raw = crate::raw::Raw { stream };
-    raw.bytes(18);
-    raw.send(&3_u32.to_be_bytes());
-    assert_eq!(raw.go(b"disk").0, 8192);
-    raw.request(command::FLUSH, 0, 1, 0, 0);
-    assert_eq!(raw.simple_reply(), (0, 1));
-    assert!(child.wait().unwrap().success());
-    assert!(path.exists(), "the socket belongs to the service manager");
 }

@@ -1,5 +1,6 @@
 //! The server as its peers see it.
 
+mod activation;
 mod client;
 mod commands;
 mod device;

@@ -28,16 +28,12 @@ impl Transport for Script {
         io::Read::read(&mut *self.input.lock().unwrap(), buf)
     }
 
-    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+    fn send(&self, bytes: &[u8], _: Duration) -> io::Result<usize> {
         self.output.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
     fn set_recv_timeout(&self, _: Duration) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn set_send_timeout(&self, _: Duration) -> io::Result<()> {
         Ok(())
     }
 

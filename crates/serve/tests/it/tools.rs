@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use pagefold_serve::{Export, Server, unix_uri};
+
 use crate::{device::Ram, raw::Running};
 
 /// Whether the test can go on; a tool that is missing is said aloud, or a failure where all must run.
@@ -36,6 +38,25 @@ fn nbdinfo_sees_the_export() {
     }
     let text = String::from_utf8(run("nbdinfo", &["--list", &server.uri()]).stdout).unwrap();
     assert!(text.contains("export=\"disk\""), "{text}");
+}
+
+#[test]
+fn nbdinfo_takes_a_uri_with_any_bytes() {
+    if !has("nbdinfo_takes_a_uri_with_any_bytes", "nbdinfo") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a b&c?d#e%41+'\u{e9}.sock");
+    let name = "/root fs/?#&%41+\u{e9}";
+    let exports =
+        Server::builder().export(Export::new("first", Ram::shared(8192))).export(Export::new(name, Ram::shared(512)));
+    let server = exports.unix(&path).bind().unwrap();
+    let handle = server.handle();
+    let running = std::thread::spawn(move || server.run());
+    let sizes = ["", name].map(|name| run("nbdinfo", &["--size", &unix_uri(&path, name)]).stdout);
+    handle.stop();
+    running.join().unwrap().unwrap();
+    assert_eq!(sizes, [b"8192\n".to_vec(), b"512\n".to_vec()]);
 }
 
 #[test]

@@ -95,3 +95,32 @@ fn every_cpu_reads_at_the_limit() {
         }
     });
 }
+
+/// A full store takes no more, but what it holds can be written over, for ever and by many at once.
+#[test]
+fn a_full_store_can_be_written_over() {
+    let store = Store::new(Config { slots: 4096, memory_limit: 4 << 20, ..Config::default() }).expect("a small store");
+    let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut page = [0; PAGE_SIZE];
+                for round in 1..=4 {
+                    for slot in (thread..full_at).step_by(4) {
+                        store.write(slot, &mixed(slot + round * 10_000, 0xff)).expect("no more than before");
+                        store.update(slot, |page| page[7] ^= 1).expect("no more than before");
+                    }
+                    for slot in (thread..full_at).step_by(4) {
+                        let mut expected = mixed(slot + round * 10_000, 0xff);
+                        expected[7] ^= 1;
+                        store.read(slot, &mut page).expect("a readable page");
+                        assert!(page == *expected, "slot {slot}");
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(store.write(full_at, &mixed(full_at, 0xff)), Err(Error::Full), "still full");
+    store.check().expect("consistent");
+}

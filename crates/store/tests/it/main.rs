@@ -1,6 +1,9 @@
 //! The store as its users see it.
 
+mod compaction;
+mod history;
 mod limit;
 mod model;
 mod pages;
+mod stress;
 mod threads;

@@ -1,0 +1,156 @@
+//! `pagefold-bench in-place`: LZ4 blocks of EROFS's sizes, decoded in the buffer they were read into, beside decoding from
+//! a buffer of their own and copying them out of the way first.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use pagefold_codec::{
+    Lz4Encoder,
+    lz4::{compress_bound, decompress, decompress_in_place, in_place_margin},
+};
+
+use super::gather;
+use crate::report::Figure;
+
+/// Bytes of a block's output.
+const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
+/// Output bytes decoded between two readings of the clock: half of a second-level cache.
+const GROUP_BYTES: usize = 256 << 10;
+/// Output bytes of a kind of data, at most.
+const LIMIT: usize = 4 << 20;
+
+/// Options of `pagefold-bench in-place`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files to compress. Without it, the kinds of data that `codec` gathers
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Rounds; each figure is that of its fastest round
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The three ways, in the order of their times.
+const WAYS: [&str; 3] = ["lz4-separate", "lz4-in-place", "lz4-copy"];
+
+/// A block, the buffer that it is decoded in, and the output it must give.
+struct Work<'a> {
+    block: Vec<u8>,
+    buffer: Vec<u8>,
+    expected: &'a [u8],
+}
+
+impl<'a> Work<'a> {
+    fn new(encoder: &mut Lz4Encoder, expected: &'a [u8]) -> Option<Self> {
+        let mut block = vec![0; compress_bound(expected.len())];
+        let len = encoder.compress(expected, &mut block)?;
+        block.truncate(len);
+        // An image keeps what does not shrink as it is.
+        (len < expected.len()).then(|| Self { buffer: vec![0; expected.len() + in_place_margin(len)], block, expected })
+    }
+
+    /// Puts the block where reading an image puts it: at the end of the buffer.
+    fn read(&mut self) {
+        let start = self.buffer.len() - self.block.len();
+        self.buffer[start..].copy_from_slice(&self.block);
+    }
+
+    fn decode(&mut self, way: usize, aside: &mut [u8]) -> anyhow::Result<()> {
+        let (len, out_len) = (self.block.len(), self.expected.len());
+        let start = self.buffer.len() - len;
+        match way {
+            0 => decompress(&self.block, &mut self.buffer[..out_len])?,
+            1 => {
+                let end = self.buffer.len();
+                decompress_in_place(&mut self.buffer, start..end, out_len)?;
+            }
+            _ => {
+                aside[..len].copy_from_slice(&self.buffer[start..]);
+                decompress(&aside[..len], &mut self.buffer[..out_len])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0, "at least one round");
+    let kinds = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
+    // Sums of logarithms: in place over separate, in place over copy.
+    let (mut logs, mut count, mut worst) = ([0.0; 2], 0, [f64::MAX; 2]);
+    for (name, bytes) in &kinds {
+        for size in SIZES {
+            let Some([separate, in_place, copy]) = measure(bytes, size, args.rounds)? else { continue };
+            let case = format!("{name}/{}k", size >> 10);
+            if args.json {
+                for (subject, value) in WAYS.into_iter().zip([separate, in_place, copy]) {
+                    let metric = "decompress_mb_s";
+                    Figure { bench: "in-place", case: &case, subject, metric, value, unit: "MB/s" }.print_json();
+                }
+            } else {
+                println!(
+                    "{case:20} separate {separate:7.1} MB/s  in place {in_place:7.1}  copy {copy:7.1}  in place / separate {:.3}  / copy {:.3}",
+                    in_place / separate,
+                    in_place / copy
+                );
+            }
+            for (index, quotient) in [in_place / separate, in_place / copy].into_iter().enumerate() {
+                logs[index] += quotient.ln();
+                worst[index] = worst[index].min(quotient);
+            }
+            count += 1;
+        }
+    }
+    ensure!(count > 0, "no data that LZ4 makes smaller");
+    let mean = |index: usize| (logs[index] / f64::from(count)).exp();
+    eprintln!(
+        "in place / separate: geometric mean {:.3}, worst {:.3} (target 0.95)\nin place / copy: geometric mean {:.3}, worst {:.3} (target above 1)",
+        mean(0),
+        worst[0],
+        mean(1),
+        worst[1]
+    );
+    Ok(())
+}
+
+/// MB/s of output by each way; `None` if no block of this size becomes smaller.
+fn measure(bytes: &[u8], size: usize, rounds: usize) -> anyhow::Result<Option<[f64; 3]>> {
+    let mut encoder = Lz4Encoder::new();
+    let chunks: Vec<&[u8]> = bytes.chunks_exact(size).collect();
+    let take = (LIMIT / size).min(chunks.len());
+    let spread = (0..take).map(|index| chunks[index * chunks.len() / take]);
+    let mut work: Vec<Work> = spread.filter_map(|chunk| Work::new(&mut encoder, chunk)).collect();
+    if work.is_empty() {
+        return Ok(None);
+    }
+    let mut aside = vec![0; size];
+    let mut times = [Duration::ZERO; 3];
+    for group in work.chunks_mut(GROUP_BYTES / size) {
+        let mut best = [Duration::MAX; 3];
+        for round in 0..rounds {
+            for turn in 0..WAYS.len() {
+                let way = (round + turn) % WAYS.len();
+                group.iter_mut().for_each(Work::read);
+                let start = Instant::now();
+                for one in &mut *group {
+                    one.decode(way, &mut aside)?;
+                }
+                best[way] = best[way].min(start.elapsed());
+                for one in &*group {
+                    ensure!(one.buffer[..size] == *one.expected, "{} gave other bytes", WAYS[way]);
+                }
+            }
+        }
+        for (time, best) in times.iter_mut().zip(best) {
+            *time += best;
+        }
+    }
+    let total = (work.len() * size) as f64;
+    Ok(Some(times.map(|time| total / time.as_secs_f64() / 1e6)))
+}

@@ -1,0 +1,78 @@
+//! `pagefold-bench sizes`: what every codec makes of fixed pages, as a committed table, so that a change of ratio shows in
+//! a diff.
+
+use std::{fmt::Write, fs, path::PathBuf};
+
+use anyhow::{Context, bail};
+use pagefold_codec::{PAGE_SIZE, Page};
+
+use super::subject::{self, Subject};
+use crate::synthetic;
+
+/// Pages of each kind, and how many others train tables.
+const PAGES: usize = 128;
+const SAMPLE_PAGES: usize = 256;
+
+/// Options of `pagefold-bench sizes`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The committed table
+    #[arg(long, default_value = "bench/results/codec-sizes.txt")]
+    file: PathBuf,
+    /// Write the table; without it, the run fails if the table has changed
+    #[arg(long)]
+    update: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let table = table()?;
+    if args.update {
+        return fs::write(&args.file, table).with_context(|| format!("cannot write {}", args.file.display()));
+    }
+    let committed = fs::read_to_string(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
+    if committed != table {
+        print!("{table}");
+        bail!("{} says otherwise; pagefold-bench sizes --update rewrites it", args.file.display());
+    }
+    Ok(())
+}
+
+fn table() -> anyhow::Result<String> {
+    let kinds: Vec<(&str, Vec<Page>)> =
+        synthetic::KINDS.iter().map(|&(name, make)| (name, synthetic::of_kind(make, 1, PAGES))).collect();
+    let sample: Vec<Page> =
+        synthetic::KINDS.iter().flat_map(|&(_, make)| synthetic::of_kind(make, 2, SAMPLE_PAGES)).collect();
+    let sample: Vec<&Page> = sample.iter().collect();
+
+    let mut text = format!(
+        "Compressed bytes of {PAGES} pages ({} bytes) of each synthetic kind, by pagefold-bench sizes.\n\n{:14}",
+        PAGES * PAGE_SIZE,
+        ""
+    );
+    for (name, _) in &kinds {
+        write!(text, " {name:>9}")?;
+    }
+    text.push('\n');
+    let mut out = [0; 2 * PAGE_SIZE];
+    for name in subject::own_names() {
+        let Some(mut subject) = Subject::by_name(&name, &sample)? else { continue };
+        write!(text, "{name:14}")?;
+        for (_, pages) in &kinds {
+            let bytes: usize = pages.iter().map(|page| subject.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum();
+            write!(text, " {bytes:>9}")?;
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_table_holds() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/codec-sizes.txt");
+        run(&Args { file: file.into(), update: false }).unwrap();
+    }
+}

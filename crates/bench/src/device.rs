@@ -1,0 +1,289 @@
+//! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`, and against the codec
+//! alone: the same pages, the same requests, the same threads, pass by pass in turn.
+
+use std::{collections::BTreeMap, num::NonZero, path::PathBuf, sync::Arc, thread};
+
+use anyhow::ensure;
+use pagefold_codec::{Codec, by_name};
+use pagefold_store::{Config, Store};
+
+use crate::{
+    load::{Device, Done, Random, Worker, pass},
+    pages::{Data, Pages, gather},
+    report::Figure,
+    subjects::{Bare, Zram},
+};
+
+/// Options of `pagefold-bench device`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages are stored; without any, heaps of programs that are started for it
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// MiB taken of each at most
+    #[arg(long, default_value_t = 32)]
+    mib: usize,
+    /// Threads; 0 stands for all CPUs
+    #[arg(long, value_delimiter = ',', default_value = "1,2,0")]
+    threads: Vec<usize>,
+    /// KiB a request
+    #[arg(long, value_delimiter = ',', default_value = "4,128")]
+    request_kib: Vec<usize>,
+    /// Rounds; each figure is that of its fastest round
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
+    #[arg(long)]
+    no_zram: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// In this order: the first fills an empty device, whose memory comes from the system page by page.
+const PATTERNS: [Pattern; 5] = [
+    Pattern { name: "first-write", writes: true, random: false },
+    Pattern { name: "seq-write", writes: true, random: false },
+    Pattern { name: "rand-write", writes: true, random: true },
+    Pattern { name: "seq-read", writes: false, random: false },
+    Pattern { name: "rand-read", writes: false, random: true },
+];
+
+#[derive(Clone, Copy)]
+struct Pattern {
+    name: &'static str,
+    writes: bool,
+    random: bool,
+}
+
+/// Threads and pages a request.
+#[derive(Clone, Copy)]
+struct Shape {
+    threads: usize,
+    request: usize,
+}
+
+/// A device in the table.
+enum Subject {
+    Store(Arc<dyn Codec>),
+    Bare(Arc<dyn Codec>),
+    Zram(&'static str),
+}
+
+enum Made {
+    Store(Box<Store>),
+    Bare(Bare),
+    Zram(Zram),
+}
+
+/// The best passes by case and subject, and each subject's compressed and spent bytes.
+#[derive(Default)]
+struct Table {
+    passes: BTreeMap<(String, &'static str), Done>,
+    bytes: BTreeMap<&'static str, (u64, u64)>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut threads: Vec<usize> = args.threads.iter().map(|&count| if count == 0 { cpus } else { count }).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    for data in gather(&args.data, args.mib << 8)? {
+        let mut table = Table::default();
+        for &threads in &threads {
+            for &kib in &args.request_kib {
+                let request = kib / 4;
+                ensure!(request > 0 && data.pages.len() / threads >= request, "{kib} KiB is no request size here");
+                measure(args, &data, Shape { threads, request }, &mut table)?;
+            }
+        }
+        table.ratios(args, &data.name, &threads);
+    }
+    Ok(())
+}
+
+fn subjects(args: &Args) -> anyhow::Result<Vec<(&'static str, Subject)>> {
+    let (lz4, default) = (by_name("lz4")?, Config::default().codec);
+    let mut subjects = vec![
+        ("pagefold-lz4", Subject::Store(Arc::clone(&lz4))),
+        ("pagefold-default", Subject::Store(Arc::clone(&default))),
+        ("codec-lz4", Subject::Bare(lz4)),
+        ("codec-default", Subject::Bare(default)),
+    ];
+    if !args.no_zram {
+        subjects.push(("zram-lz4", Subject::Zram("lz4")));
+        subjects.push(("zram-lzo-rle", Subject::Zram("lzo-rle")));
+    }
+    Ok(subjects)
+}
+
+/// Every subject through every pattern, `rounds` times in turn. There is one zram disk, so that each round of a subject
+/// begins with a fresh device.
+fn measure(args: &Args, data: &Data, shape: Shape, table: &mut Table) -> anyhow::Result<()> {
+    let Shape { threads, request } = shape;
+    let part = data.pages.len() / threads / request * request;
+    let case = |pattern: Pattern| format!("{}/{}/{}k/{threads}", data.name, pattern.name, request * 4);
+    let subjects = subjects(args)?;
+    for round in 0..args.rounds {
+        for (name, subject) in &subjects {
+            let made = make(subject, threads, (part * threads) as u64, part as u64)?;
+            for (number, pattern) in PATTERNS.into_iter().enumerate() {
+                let salt = round * PATTERNS.len() + number;
+                let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
+                    requests(&data.pages, pattern, request, thread * part..(thread + 1) * part, salt, worker)
+                })?;
+                let best = table.passes.entry((case(pattern), *name)).or_default();
+                *best = best.best(done);
+            }
+            if !table.bytes.contains_key(name) {
+                let bytes = made.bytes()?;
+                table.bytes.insert(name, bytes);
+                report(args.json, &data.name, name, "compressed_bytes", bytes.0 as f64, "bytes");
+                report(args.json, &data.name, name, "spent_bytes", bytes.1 as f64, "bytes");
+            }
+        }
+    }
+    for pattern in PATTERNS {
+        for (name, _) in &subjects {
+            let case = case(pattern);
+            let value = table.speed(&case, name).unwrap_or(0.0);
+            let metric = if pattern.writes { "write_mb_s" } else { "read_mb_s" };
+            report(args.json, &case, name, metric, value, "MB/s");
+        }
+    }
+    Ok(())
+}
+
+fn report(json: bool, case: &str, subject: &str, metric: &str, value: f64, unit: &str) {
+    if json {
+        Figure { bench: "device", case, subject, metric, value, unit }.print_json();
+    } else {
+        println!("{case:36} {subject:30} {metric:16} {value:12.2} {unit}");
+    }
+}
+
+impl Table {
+    fn speed(&self, case: &str, subject: &'static str) -> Option<f64> {
+        let done = self.passes.get(&(case.to_owned(), subject))?;
+        Some(done.read_mb_s() + done.write_mb_s())
+    }
+
+    /// The ratios that have a target, from 4 KiB requests where there are several sizes.
+    fn ratios(&self, args: &Args, data: &str, threads: &[usize]) {
+        let kib = args.request_kib.first().copied().unwrap_or(4);
+        let case = |pattern: &str, threads: usize| format!("{data}/{pattern}/{kib}k/{threads}");
+        let pairs: [(_, _, &[_]); 4] = [
+            (
+                "pagefold-lz4",
+                "zram-lz4",
+                &[("seq-write", 1.25), ("rand-write", 1.25), ("seq-read", 2.2), ("rand-read", 2.2)],
+            ),
+            ("pagefold-default", "zram-lz4", &[("seq-write", 1.5), ("rand-write", 1.5)]),
+            ("pagefold-lz4", "codec-lz4", &EVERY.map(|pattern| (pattern, 0.9))),
+            ("pagefold-default", "codec-default", &EVERY.map(|pattern| (pattern, 0.9))),
+        ];
+        let first = threads.first().copied().unwrap_or(1);
+        for (ours, peer, patterns) in pairs {
+            for &(pattern, target) in patterns {
+                let case = case(pattern, first);
+                if let (Some(our_speed), Some(peer_speed)) = (self.speed(&case, ours), self.speed(&case, peer)) {
+                    target_line(args.json, &case, &format!("{ours}/{peer}"), our_speed / peer_speed, "≥", target);
+                }
+            }
+        }
+        if let (Some(ours), Some(peer)) = (self.bytes.get("pagefold-default"), self.bytes.get("zram-lz4")) {
+            let ratio = ours.1 as f64 / peer.1 as f64;
+            target_line(args.json, data, "pagefold-default/zram-lz4 spent_bytes", ratio, "≤", 0.80);
+        }
+        for &threads in threads.iter().filter(|&&threads| threads > first) {
+            for subject in ["pagefold-lz4", "pagefold-default", "codec-lz4"] {
+                for pattern in EVERY {
+                    let speeds =
+                        (self.speed(&case(pattern, threads), subject), self.speed(&case(pattern, first), subject));
+                    if let (Some(many), Some(one)) = speeds {
+                        let name = format!("{subject} {threads}/{first} threads");
+                        let target = 0.9 * threads as f64 / first as f64;
+                        target_line(args.json, &case(pattern, threads), &name, many / one, "≥", target);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Patterns over slots that hold pages.
+const EVERY: [&str; 4] = ["seq-write", "rand-write", "seq-read", "rand-read"];
+
+fn target_line(json: bool, case: &str, subject: &str, ratio: f64, relation: &str, target: f64) {
+    if json {
+        report(true, case, subject, "ratio", ratio, "x");
+    } else {
+        println!("{case:36} {subject:44} {ratio:6.2}  (target {relation} {target:.2})");
+    }
+}
+
+/// One thread's part of a pass. A write puts page `slot + shift` in slot `slot`, with another shift each pass; a read
+/// finds what the last write left and does not look at it.
+fn requests(
+    pages: &Pages,
+    pattern: Pattern,
+    request: usize,
+    slots: std::ops::Range<usize>,
+    salt: usize,
+    worker: &mut dyn Worker,
+) -> anyhow::Result<Done> {
+    let count = slots.len() / request;
+    let order: Vec<u64> = if pattern.random {
+        Random::new(salt as u64 + 1).permutation(count as u64)
+    } else {
+        (0..count as u64).collect()
+    };
+    let mut buffer = Pages::new(request);
+    for number in order {
+        let at = slots.start + number as usize * request;
+        if pattern.writes {
+            let from = (at + salt * 7 * request) % (pages.len() / request * request);
+            worker.write(at as u64, &pages[from..from + request])?;
+        } else {
+            worker.read(at as u64, buffer.as_mut())?;
+        }
+    }
+    let moved = (count * request) as u64;
+    Ok(if pattern.writes {
+        Done { written_pages: moved, ..Done::default() }
+    } else {
+        Done { read_pages: moved, ..Done::default() }
+    })
+}
+
+fn make(subject: &Subject, threads: usize, slots: u64, part: u64) -> anyhow::Result<Made> {
+    Ok(match subject {
+        Subject::Store(codec) => {
+            Made::Store(Box::new(Store::new(Config { slots, codec: Arc::clone(codec), ..Config::default() })?))
+        }
+        Subject::Bare(codec) => Made::Bare(Bare::new(&**codec, threads, part)?),
+        Subject::Zram(algorithm) => Made::Zram(Zram::new(algorithm, slots)?),
+    })
+}
+
+impl Made {
+    fn device(&self) -> &dyn Device {
+        match self {
+            Self::Store(store) => &**store,
+            Self::Bare(bare) => bare,
+            Self::Zram(zram) => zram,
+        }
+    }
+
+    /// Compressed bytes and all memory spent.
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        Ok(match self {
+            Self::Store(store) => {
+                let stats = store.stats();
+                (stats.compr_data_size, stats.spent_bytes)
+            }
+            Self::Bare(bare) => (bare.compressed_bytes(), bare.compressed_bytes()),
+            Self::Zram(zram) => zram.bytes()?,
+        })
+    }
+}

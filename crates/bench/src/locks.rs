@@ -1,0 +1,272 @@
+//! `pagefold-bench locks`: the entry-lock strategies under the two loads with which zram chose its own (May 2014, "zram:
+//! remove global tb_lock with fine grain lock").
+//!
+//! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200 MiB of its own, eleven
+//! patterns. The second sets entries under contention: four jobs over all of a 10 MiB disk in requests of 32 KiB, many
+//! loops. All locks hold an entry while an object's bytes are copied; zram's held it while they were decoded.
+
+use std::{num::NonZero, path::PathBuf, thread};
+
+use anyhow::ensure;
+use pagefold_codec::{PAGE_SIZE, by_name};
+use pagefold_store::{
+    Config, Store,
+    strategy::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock},
+};
+
+use crate::{
+    load::{Device, Done, Random, Worker, pass},
+    pages::{Pages, gather},
+    report::Figure,
+};
+
+/// Options of `pagefold-bench locks`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages are written; without any, heaps of programs that are started for it
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Threads
+    #[arg(long, default_value_t = 4)]
+    threads: usize,
+    /// MiB of each thread in the first load
+    #[arg(long, default_value_t = 200)]
+    mib: usize,
+    /// KiB a request in the first load
+    #[arg(long, default_value_t = 16)]
+    record_kib: usize,
+    /// Times that each job of the second load goes over the disk (the source: 3000)
+    #[arg(long, default_value_t = 20)]
+    loops: usize,
+    /// Rounds; each figure is that of its fastest round
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The codec, by name
+    #[arg(long, default_value = "lz4")]
+    codec: String,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Pages of the contended disk and of its requests.
+const CONTENDED_PAGES: usize = (10 << 20) / PAGE_SIZE;
+const CONTENDED_REQUEST: usize = (32 << 10) / PAGE_SIZE;
+
+/// iozone's default for a stride, in records.
+const STRIDE: u64 = 17;
+
+#[derive(Clone, Copy)]
+struct Pattern {
+    name: &'static str,
+    order: Order,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy)]
+enum Order {
+    Forward,
+    Backward,
+    Stride,
+    Random,
+}
+
+#[derive(Clone, Copy)]
+enum Mode {
+    Read,
+    Write,
+    /// Even threads read and odd ones write.
+    ByThread,
+    /// Each request reads or writes by the toss of a coin.
+    ByRequest,
+}
+
+const fn pattern(name: &'static str, order: Order, mode: Mode) -> Pattern {
+    Pattern { name, order, mode }
+}
+
+const IOZONE: [Pattern; 11] = [
+    pattern("initial-write", Order::Forward, Mode::Write),
+    pattern("rewrite", Order::Forward, Mode::Write),
+    pattern("read", Order::Forward, Mode::Read),
+    pattern("re-read", Order::Forward, Mode::Read),
+    pattern("reverse-read", Order::Backward, Mode::Read),
+    pattern("stride-read", Order::Stride, Mode::Read),
+    pattern("random-read", Order::Random, Mode::Read),
+    pattern("mixed", Order::Random, Mode::ByThread),
+    pattern("random-write", Order::Random, Mode::Write),
+    pattern("pwrite", Order::Forward, Mode::Write),
+    pattern("pread", Order::Forward, Mode::Read),
+];
+
+const CONTENDED: [Pattern; 4] = [
+    pattern("contended-seq-write", Order::Forward, Mode::Write),
+    pattern("contended-seq-read", Order::Forward, Mode::Read),
+    pattern("contended-seq-rw", Order::Forward, Mode::ByRequest),
+    pattern("contended-rand-rw", Order::Random, Mode::ByRequest),
+];
+
+/// A strategy, made usable beside the others.
+struct Subject {
+    name: &'static str,
+    entry_bytes: usize,
+    make: fn(Config) -> anyhow::Result<Box<dyn Device>>,
+}
+
+fn subject<L: EntryLock>() -> Subject {
+    Subject {
+        name: L::NAME,
+        entry_bytes: L::ENTRY_BYTES,
+        make: |config| Ok(Box::new(Store::<L>::with_strategy(config)?)),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let record = args.record_kib * 1024 / PAGE_SIZE;
+    ensure!(record > 0 && args.mib > 0 && args.threads > 0, "a request has at least a page, and there is a thread");
+    let subjects = [
+        subject::<TableRwLock>(),
+        subject::<Cas>(),
+        subject::<Spin>(),
+        subject::<RwLock>(),
+        subject::<BitSpin>(),
+        subject::<Hazard>(),
+    ];
+    // Warm pages that fit the caches, so that the entries count and not the memory.
+    let data = gather(&args.data, 1024)?;
+    let mut best = vec![vec![Done::default(); subjects.len()]; IOZONE.len() + CONTENDED.len()];
+    let own = (args.mib << 20) / PAGE_SIZE / record * record;
+    for data in &data {
+        for _ in 0..args.rounds {
+            for (column, subject) in subjects.iter().enumerate() {
+                let mut lines = best.iter_mut().map(|line| &mut line[column]);
+                let disk = |pages: usize| {
+                    let codec = by_name(&args.codec)?;
+                    (subject.make)(Config { slots: pages as u64, codec, ..Config::default() })
+                };
+                let device = disk((1usize << 30).max(own * PAGE_SIZE * args.threads) / PAGE_SIZE)?;
+                for (pattern, line) in IOZONE.into_iter().zip(&mut lines) {
+                    let done = pass(&*device, args.threads, &|thread: usize, worker: &mut dyn Worker| {
+                        let range = Range { first: (thread * own) as u64, pages: own, request: record, loops: 1 };
+                        requests(pattern, range, thread, &data.pages, worker)
+                    })?;
+                    *line = line.best(done);
+                }
+                drop(device);
+                let device = disk(CONTENDED_PAGES)?;
+                for (pattern, line) in CONTENDED.into_iter().zip(&mut lines) {
+                    let range =
+                        Range { first: 0, pages: CONTENDED_PAGES, request: CONTENDED_REQUEST, loops: args.loops };
+                    let done = pass(&*device, args.threads, &|thread: usize, worker: &mut dyn Worker| {
+                        requests(pattern, range, thread, &data.pages, worker)
+                    })?;
+                    *line = line.best(done);
+                }
+            }
+        }
+        print(args, &data.name, &subjects, &best);
+    }
+    Ok(())
+}
+
+/// The slots that a thread works on, pages a request, and how often it goes over them.
+#[derive(Clone, Copy)]
+struct Range {
+    first: u64,
+    pages: usize,
+    request: usize,
+    loops: usize,
+}
+
+fn requests(
+    pattern: Pattern,
+    range: Range,
+    thread: usize,
+    pages: &Pages,
+    worker: &mut dyn Worker,
+) -> anyhow::Result<Done> {
+    let Range { first, pages: count, request, loops } = range;
+    let mut random = Random::new(thread as u64 + 1);
+    let mut buffer = Pages::new(request);
+    let mut done = Done::default();
+    let records = (count / request) as u64;
+    for turn in 0..loops {
+        for number in 0..records {
+            let record = match pattern.order {
+                Order::Forward => number,
+                Order::Backward => records - 1 - number,
+                Order::Stride => {
+                    // Every record once: the columns of a matrix with rows of `STRIDE`.
+                    let rows = records / STRIDE;
+                    if number < rows * STRIDE { number % rows * STRIDE + number / rows } else { number }
+                }
+                Order::Random => random.below(records),
+            };
+            let writes = match pattern.mode {
+                Mode::Read => false,
+                Mode::Write => true,
+                Mode::ByThread => thread % 2 == 1,
+                Mode::ByRequest => random.next() >> 63 == 0,
+            };
+            let slot = first + record * request as u64;
+            if writes {
+                let groups = pages.len() / request;
+                let from = (record as usize + turn + thread) % groups * request;
+                worker.write(slot, &pages[from..from + request])?;
+                done.written_pages += request as u64;
+            } else {
+                worker.read(slot, buffer.as_mut())?;
+                done.read_pages += request as u64;
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = args.threads;
+    if !args.json {
+        println!("{data}, {threads} threads on {cpus} CPUs, KB/s");
+        let names: String = subjects.iter().map(|subject| format!("{:>14}", subject.name)).collect();
+        println!("{:22}{names}", "Test");
+    }
+    for (pattern, line) in IOZONE.iter().chain(&CONTENDED).zip(best) {
+        let contended = CONTENDED.iter().any(|other| other.name == pattern.name);
+        let kib = if contended { CONTENDED_REQUEST * PAGE_SIZE / 1024 } else { args.record_kib };
+        let case = format!("{data}/{}/{kib}k/{threads}", pattern.name);
+        if args.json {
+            for (subject, done) in subjects.iter().zip(line) {
+                for (metric, value) in [("read_mb_s", done.read_mb_s()), ("write_mb_s", done.write_mb_s())] {
+                    if value > 0.0 {
+                        Figure { bench: "locks", case: &case, subject: subject.name, metric, value, unit: "MB/s" }
+                            .print_json();
+                    }
+                }
+            }
+        } else {
+            let cells: String = line
+                .iter()
+                .map(|done| format!("{:>14.0}", (done.read_mb_s() + done.write_mb_s()) * 1e6 / 1024.0))
+                .collect();
+            println!("{:22}{cells}", pattern.name);
+        }
+    }
+    if args.json {
+        for subject in subjects {
+            let value = subject.entry_bytes as f64;
+            Figure {
+                bench: "locks",
+                case: data,
+                subject: subject.name,
+                metric: "bytes_per_entry",
+                value,
+                unit: "bytes",
+            }
+            .print_json();
+        }
+    } else {
+        let cells: String = subjects.iter().map(|subject| format!("{:>14}", subject.entry_bytes)).collect();
+        println!("{:22}{cells}\n", "bytes per entry");
+    }
+}

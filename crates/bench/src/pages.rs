@@ -1,0 +1,76 @@
+//! The pages that the store's benches write: a file's, or those of heaps that the bench starts itself.
+
+use std::{ops::Deref, path::PathBuf};
+
+use anyhow::ensure;
+use pagefold_codec::{PAGE_SIZE, Page, same_filled};
+
+use crate::codec::{gather::files, heap};
+
+/// Pages in one piece of memory that begins at a page boundary, as `O_DIRECT` wants it.
+pub(crate) struct Pages {
+    bytes: Vec<u8>,
+    start: usize,
+    count: usize,
+}
+
+impl Pages {
+    /// `count` pages of zeros.
+    pub(crate) fn new(count: usize) -> Self {
+        let bytes = vec![0u8; (count + 1) * PAGE_SIZE];
+        let start = bytes.as_ptr().align_offset(PAGE_SIZE);
+        Self { bytes, start, count }
+    }
+
+    pub(crate) fn as_mut(&mut self) -> &mut [Page] {
+        &mut self.bytes[self.start..].as_chunks_mut().0[..self.count]
+    }
+}
+
+impl Deref for Pages {
+    type Target = [Page];
+
+    fn deref(&self) -> &[Page] {
+        &self.bytes[self.start..].as_chunks().0[..self.count]
+    }
+}
+
+/// Pages with the name they have in a case.
+pub(crate) struct Data {
+    pub(crate) name: String,
+    pub(crate) pages: Pages,
+}
+
+/// Bytes read of a heap, same-filled pages included.
+const HEAP_BYTES: usize = 128 << 20;
+
+/// The data that the options name, each with at least 32 and at most `pages_max` pages that are not same-filled; without
+/// any, the heaps of programs that are started for it.
+pub(crate) fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
+    let kinds = if paths.is_empty() { heaps()? } else { files(paths)? };
+    kinds.into_iter().map(|(name, bytes)| select(name, bytes.as_chunks().0, pages_max)).collect()
+}
+
+/// Keeps the pages that are not same-filled, spread evenly over all of them, in whole groups of 32: the largest request.
+fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> {
+    let mixed: Vec<&Page> = all.iter().filter(|page| same_filled(page).is_none()).collect();
+    let count = mixed.len().min(pages_max) / 32 * 32;
+    ensure!(count > 0, "{name} has fewer than 32 pages that are not same-filled");
+    let mut pages = Pages::new(count);
+    for (at, page) in pages.as_mut().iter_mut().enumerate() {
+        *page = *mixed[at * mixed.len() / count];
+    }
+    Ok(Data { name, pages })
+}
+
+fn heaps() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let mut heaps = Vec::new();
+    for (name, program) in [("heap-python", heap::PYTHON), ("heap-node", heap::NODE)] {
+        match heap::pages_of(program, HEAP_BYTES) {
+            Ok(bytes) => heaps.push((name.to_owned(), bytes)),
+            Err(error) => eprintln!("SKIPPED: {name}: {error:#}"),
+        }
+    }
+    ensure!(!heaps.is_empty(), "no heap to take pages from; name files with --data");
+    Ok(heaps)
+}

@@ -1,0 +1,98 @@
+//! `pagefold-bench pool`: the memory that compressed pages take in each pool and in the kernel's zram, after filling,
+//! through churn and after discards; and how fast the pools allocate.
+
+mod experiment;
+mod memory;
+mod small;
+mod speed;
+
+use std::{num::NonZero, path::PathBuf, thread};
+
+use clap::ValueEnum;
+use pagefold_codec::by_name;
+
+use crate::{pages::gather, report::Figure};
+
+/// Options of `pagefold-bench pool`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages fill the stores; without any, the heap of a python3 that is started for it
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// File whose pages overwrite those of every other; it is overwritten by the first of `--data`
+    #[arg(long)]
+    other: Option<PathBuf>,
+    /// MiB taken of each at most; the store has as many pages
+    #[arg(long, default_value_t = 64)]
+    mib: usize,
+    /// Codecs, by name
+    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd-1")]
+    codecs: Vec<String>,
+    /// What is measured
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    parts: Vec<Part>,
+    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
+    #[arg(long)]
+    no_zram: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Memory spent after filling, through churn and after discards
+    Memory,
+    /// Speed of allocating and freeing
+    Speed,
+    /// A thousand small stores
+    Small,
+    /// The experiment that xcfmalloc was proposed with
+    Experiment,
+}
+
+/// Where figures go.
+struct Output {
+    json: bool,
+}
+
+impl Output {
+    fn put(&self, case: &str, subject: &str, metric: &str, value: f64, unit: &str) {
+        if self.json {
+            Figure { bench: "pool", case, subject, metric, value, unit }.print_json();
+        } else {
+            println!("{case:30} {subject:20} {metric:32} {value:14.4} {unit}");
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let output = Output { json: args.json };
+    let pages_max = args.mib << 8;
+    let data = gather(&args.data, pages_max)?;
+    let other = if args.other.is_some() { gather(args.other.as_slice(), pages_max)? } else { Vec::new() };
+    let mut threads = vec![1, thread::available_parallelism().map_or(1, NonZero::get)];
+    threads.dedup();
+    for codec in &args.codecs {
+        for (number, first) in data.iter().enumerate() {
+            let second = match other.first() {
+                Some(other) if other.name != first.name => other,
+                _ => &data[(number + 1) % data.len()],
+            };
+            if args.parts.contains(&Part::Memory) {
+                memory::run(&output, codec, first, second, !args.no_zram)?;
+            }
+            if args.parts.contains(&Part::Speed) {
+                speed::run(&output, &*by_name(codec)?, first, &threads)?;
+            }
+            if args.parts.contains(&Part::Small) && number == 0 {
+                small::run(&output, codec, first)?;
+            }
+        }
+    }
+    if args.parts.contains(&Part::Experiment) {
+        experiment::run(&output, !args.no_zram)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! The experiment that xcfmalloc was proposed with ("staging: zcache: xcfmalloc support", 2011): pages of zeros, and text
+//! that LZO makes to 75 % with little deviation. The figure is its *effective compression*: memory spent / page bytes.
+
+use anyhow::{Context, ensure};
+use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
+use pagefold_store::{Config, Objects, PoolKind, Store};
+
+use super::Output;
+use crate::{load::Random, pages::Pages, subjects::Zram};
+
+const PAGES: usize = 64 << 10;
+
+/// Different pages of text; the others are these again.
+const TEXTS: usize = 2048;
+const TEXT_BYTES: std::ops::RangeInclusive<usize> = PAGE_SIZE * 3 / 4 - 24..=PAGE_SIZE * 3 / 4 + 24;
+
+/// The source's own table, in percent.
+const SOURCE: [(&str, f64, f64); 2] = [("xvmalloc", 1.93, 99.95), ("xcfmalloc", 3.72, 78.11)];
+
+const CODEC: &str = "lzo";
+
+pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
+    let codec = by_name(CODEC)?;
+    let percent = |bytes: u64| bytes as f64 * 100.0 / (PAGES * PAGE_SIZE) as f64;
+    for (name, zeros, text) in SOURCE {
+        output.put("zeros-as-objects", &format!("{name}-2011"), "effective_percent", zeros, "%");
+        output.put("text-75", &format!("{name}-2011"), "effective_percent", text, "%");
+    }
+
+    let mut object = [0; PAGE_SIZE];
+    let len = codec.stream()?.compress(&[0; PAGE_SIZE], &mut object).context("zeros compress")?;
+    for kind in PoolKind::ALL {
+        let objects = Objects::new(kind, PAGES as u64)?;
+        for _ in 0..PAGES {
+            objects.put(&object[..len]).context("out of memory")?;
+        }
+        output.put("zeros-as-objects", kind.name(), "effective_percent", percent(objects.spent_bytes()), "%");
+    }
+
+    let texts = texts(&mut *codec.stream()?)?;
+    for kind in PoolKind::ALL {
+        let config = Config { slots: PAGES as u64, codec: by_name(CODEC)?, pool: kind, ..Config::default() };
+        let store = Store::new(config)?;
+        for slot in 0..PAGES {
+            store.write(slot as u64, &texts[slot % TEXTS])?;
+        }
+        let stats = store.stats();
+        output.put("text-75", kind.name(), "compressed_bytes", stats.compr_data_size as f64, "bytes");
+        output.put("text-75", kind.name(), "spent_bytes", stats.spent_bytes as f64, "bytes");
+        output.put("text-75", kind.name(), "effective_percent", percent(stats.spent_bytes), "%");
+    }
+    if zram {
+        let disk = Zram::new(CODEC, PAGES as u64)?;
+        let mut device = crate::load::Device::worker(&disk, 0)?;
+        for slot in (0..PAGES).step_by(TEXTS) {
+            device.write(slot as u64, &texts)?;
+        }
+        let (compressed, spent) = disk.bytes()?;
+        output.put("text-75", "zram-zsmalloc", "compressed_bytes", compressed as f64, "bytes");
+        output.put("text-75", "zram-zsmalloc", "spent_bytes", spent as f64, "bytes");
+        output.put("text-75", "zram-zsmalloc", "effective_percent", percent(spent), "%");
+    }
+    Ok(())
+}
+
+/// Pages of words, some from a small vocabulary and as many that never come again as 75 % asks for.
+fn texts(stream: &mut dyn Stream) -> anyhow::Result<Pages> {
+    let mut random = Random::new(75);
+    let vocabulary: Vec<Vec<u8>> = (0..200).map(|_| word(&mut random)).collect();
+    let mut texts = Pages::new(TEXTS);
+    for text in texts.as_mut() {
+        let (mut few, mut many) = (0, 1000);
+        let seed = random.next();
+        loop {
+            let new_words = (few + many) / 2;
+            fill(text, &vocabulary, new_words, seed);
+            let mut object = [0; PAGE_SIZE];
+            let len = stream.compress(text, &mut object).unwrap_or(PAGE_SIZE);
+            if TEXT_BYTES.contains(&len) || many - few <= 1 {
+                break;
+            }
+            if len > *TEXT_BYTES.end() { many = new_words } else { few = new_words }
+        }
+        ensure!(new_ratio(text, stream) < 0.8, "a text that does not compress");
+    }
+    Ok(texts)
+}
+
+fn new_ratio(text: &Page, stream: &mut dyn Stream) -> f64 {
+    let mut object = [0; PAGE_SIZE];
+    stream.compress(text, &mut object).unwrap_or(PAGE_SIZE) as f64 / PAGE_SIZE as f64
+}
+
+/// Fills a page with words, of which `new_words` in a thousand are new ones.
+fn fill(text: &mut Page, vocabulary: &[Vec<u8>], new_words: u64, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut at = 0;
+    while at < PAGE_SIZE {
+        // The same random numbers whatever `new_words` is, so that more of them never make a page shorter.
+        let known = &vocabulary[random.below(vocabulary.len() as u64) as usize];
+        let new = word(&mut random);
+        let word = if random.below(1000) < new_words { &new } else { known };
+        for byte in word.iter().chain(b" ").take(PAGE_SIZE - at) {
+            text[at] = *byte;
+            at += 1;
+        }
+    }
+}
+
+fn word(random: &mut Random) -> Vec<u8> {
+    let len = 3 + random.below(8);
+    (0..len).map(|_| b"etaoinshrdlucmfwypvbgkjqxz"[random.below(26) as usize]).collect()
+}

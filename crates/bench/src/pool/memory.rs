@@ -1,0 +1,235 @@
+//! Memory spent after filling, through churn and after discards.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use pagefold_codec::{PAGE_SIZE, by_name};
+use pagefold_store::{Config, PoolKind, Store};
+
+use super::Output;
+use crate::{
+    load::{Device, Random},
+    pages::Data,
+    subjects::Zram,
+};
+
+/// Times that every page is overwritten with pages of the other kind.
+const OTHER_PASSES: usize = 3;
+
+/// Reads that are timed while nothing is written.
+const QUIET_READS: usize = 50_000;
+
+/// How long the store is left alone after discards.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Something that holds pages and says what that costs.
+trait Holder: Sync {
+    fn device(&self) -> &dyn Device;
+    /// Compressed bytes and all memory spent.
+    fn bytes(&self) -> anyhow::Result<(u64, u64)>;
+    fn discard(&self, slot: u64) -> anyhow::Result<()>;
+    fn compact(&self) -> anyhow::Result<()>;
+    /// Writes between two looks at the bytes while pages are overwritten.
+    fn look_every(&self) -> usize;
+}
+
+impl Holder for Store {
+    fn device(&self) -> &dyn Device {
+        self
+    }
+
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        let stats = self.stats();
+        Ok((stats.compr_data_size, stats.spent_bytes))
+    }
+
+    fn discard(&self, slot: u64) -> anyhow::Result<()> {
+        Ok(Store::discard(self, slot)?)
+    }
+
+    fn compact(&self) -> anyhow::Result<()> {
+        Store::compact(self);
+        Ok(())
+    }
+
+    fn look_every(&self) -> usize {
+        16
+    }
+}
+
+impl Holder for Zram {
+    fn device(&self) -> &dyn Device {
+        self
+    }
+
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        Zram::bytes(self)
+    }
+
+    fn discard(&self, slot: u64) -> anyhow::Result<()> {
+        Zram::discard(self, slot)
+    }
+
+    fn compact(&self) -> anyhow::Result<()> {
+        Zram::compact(self)
+    }
+
+    fn look_every(&self) -> usize {
+        1024
+    }
+}
+
+/// Measures the default pool, and zram where it has the codec, on pages of two kinds.
+pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zram: bool) -> anyhow::Result<()> {
+    let case = format!("{}-{}/{codec}", first.name, second.name);
+    let slots = first.pages.len() as u64;
+    let before = resident_bytes()?;
+    let store = Store::new(Config { slots, codec: by_name(codec)?, ..Config::default() })?;
+    measure(output, &case, PoolKind::Mosaic.name(), &store, first, second, Some(before))?;
+    store.check().map_err(anyhow::Error::msg)?;
+    drop(store);
+    if zram && codec == "lz4" {
+        measure(output, &case, "zram-zsmalloc", &Zram::new(codec, slots)?, first, second, None)?;
+    }
+    Ok(())
+}
+
+fn measure(
+    output: &Output,
+    case: &str,
+    subject: &str,
+    holder: &dyn Holder,
+    first: &Data,
+    second: &Data,
+    resident_before: Option<u64>,
+) -> anyhow::Result<()> {
+    let slots = first.pages.len();
+    let put = |metric: &str, value: f64, unit: &str| output.put(case, subject, metric, value, unit);
+    let ratio = || anyhow::Ok(holder.bytes().map(|(compressed, spent)| spent as f64 / compressed as f64)?);
+
+    let mut writer = holder.device().worker(0)?;
+    for (slot, page) in first.pages.iter().enumerate() {
+        writer.write(slot as u64, std::slice::from_ref(page))?;
+    }
+    let (compressed, spent) = holder.bytes()?;
+    put("compressed_bytes", compressed as f64, "bytes");
+    put("spent_bytes", spent as f64, "bytes");
+    put("spent_ratio", spent as f64 / compressed as f64, "x");
+    if let Some(before) = resident_before {
+        put("rss_bytes", resident_bytes()?.saturating_sub(before) as f64, "bytes");
+    }
+    let quiet = latencies(holder, slots as u64, &AtomicBool::new(false), QUIET_READS)?;
+    put("read_p99_ns", quiet.p99, "ns");
+    put("read_max_ns", quiet.max, "ns");
+    put("read_max_running_ns", quiet.max_running, "ns");
+
+    let stop = AtomicBool::new(false);
+    let (worst, time, read) = thread::scope(|scope| {
+        let reader = scope.spawn(|| latencies(holder, slots as u64, &stop, usize::MAX));
+        let churned = churn(holder, first, second, &mut |worst| put("spent_pass_ratio", worst, "x"));
+        stop.store(true, Relaxed);
+        let read = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+        let (worst, time) = churned?;
+        anyhow::Ok((worst, time, read))
+    })?;
+    put("spent_worst_ratio", worst, "x");
+    put("read_p99_compacting_ns", read.p99, "ns");
+    put("read_max_compacting_ns", read.max, "ns");
+    put("read_max_running_compacting_ns", read.max_running, "ns");
+    put("churn_us_per_write", time.as_secs_f64() * 1e6 / ((OTHER_PASSES + 1) * slots) as f64, "us");
+    put("spent_churned_ratio", ratio()?, "x");
+    let start = Instant::now();
+    holder.compact()?;
+    put("compact_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
+    put("spent_after_churn_bytes", holder.bytes()?.1 as f64, "bytes");
+    put("spent_after_churn_ratio", ratio()?, "x");
+
+    let order = Random::new(90).permutation(slots as u64);
+    for &slot in &order[..slots * 9 / 10] {
+        holder.discard(slot)?;
+    }
+    put("spent_discarded_ratio", ratio()?, "x");
+    thread::sleep(IDLE);
+    put("spent_idle_ratio", ratio()?, "x");
+    Ok(())
+}
+
+/// Overwrites every page in random order, three times with pages of the second kind and then with the first. Returns
+/// the most memory that was spent for a compressed byte, and the time.
+fn churn(
+    holder: &dyn Holder,
+    first: &Data,
+    second: &Data,
+    pass: &mut dyn FnMut(f64),
+) -> anyhow::Result<(f64, Duration)> {
+    let (mut worst, mut time) = (0f64, Duration::ZERO);
+    let mut writer = holder.device().worker(1)?;
+    for number in 0..=OTHER_PASSES {
+        let data = if number < OTHER_PASSES { second } else { first };
+        let mut random = Random::new(number as u64 + 1);
+        let order = random.permutation(first.pages.len() as u64);
+        let mut worst_of_pass = 0f64;
+        for slots in order.chunks(holder.look_every()) {
+            let start = Instant::now();
+            for &slot in slots {
+                let page = &data.pages[random.below(data.pages.len() as u64) as usize];
+                writer.write(slot, std::slice::from_ref(page))?;
+            }
+            time += start.elapsed();
+            let (compressed, spent) = holder.bytes()?;
+            worst_of_pass = worst_of_pass.max(spent as f64 / compressed as f64);
+        }
+        pass(worst_of_pass);
+        worst = worst.max(worst_of_pass);
+    }
+    Ok((worst, time))
+}
+
+/// How long reads took, in nanoseconds.
+struct Latencies {
+    p99: f64,
+    max: f64,
+    /// The longest in which the kernel did not give the CPU to another thread.
+    max_running: f64,
+}
+
+/// Times reads of random slots: `count` of them, or until `stop`.
+fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<Latencies> {
+    let mut reader = holder.device().worker(2)?;
+    let mut page = crate::pages::Pages::new(1);
+    let mut random = Random::new(7);
+    let (mut times, mut max_running) = (Vec::new(), 0);
+    while times.len() < count && !stop.load(Relaxed) {
+        let preempted = preemptions()?;
+        let start = Instant::now();
+        reader.read(random.below(slots), page.as_mut())?;
+        let time = start.elapsed().as_nanos() as u64;
+        times.push(time);
+        if time > max_running && preempted == preemptions()? {
+            max_running = time;
+        }
+    }
+    times.sort_unstable();
+    let at =
+        |share: f64| times.get((times.len() as f64 * share) as usize).or(times.last()).map_or(0.0, |&ns| ns as f64);
+    Ok(Latencies { p99: at(0.99), max: at(1.0), max_running: max_running as f64 })
+}
+
+/// How often the kernel has given this thread's CPU to another while it wanted to run.
+fn preemptions() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/thread-self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    Ok(line.context("status has no count of switches")?.trim().parse()?)
+}
+
+/// Bytes of this process's memory that are resident.
+pub(super) fn resident_bytes() -> anyhow::Result<u64> {
+    let statm = fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = statm.split_whitespace().nth(1).context("statm has no second field")?.parse()?;
+    Ok(pages * PAGE_SIZE as u64)
+}

@@ -1,0 +1,65 @@
+//! `pagefold-bench same-filled`: the speed of finding pages that one word fills, beside a copy of the page.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
+
+use crate::report::Figure;
+
+/// Pages looked at in a round: what a first-level cache holds, and what only memory does.
+const CACHED_PAGES: usize = 4;
+const UNCACHED_PAGES: usize = 64 << 10;
+
+/// Options of `pagefold-bench same-filled`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Rounds; each figure is that of its fastest round
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+type Way = (&'static str, fn(&Page, &mut Page) -> bool);
+
+/// `same-filled` must read all of the page here.
+const WAYS: [Way; 2] = [
+    ("same-filled", |page, _| same_filled(page).is_some()),
+    ("memcpy", |page, other| {
+        *other = *page;
+        true
+    }),
+];
+
+pub(crate) fn run(args: &Args) {
+    for (case, count) in [("cached", CACHED_PAGES), ("memory", UNCACHED_PAGES)] {
+        let mut pages = vec![[0; PAGE_SIZE]; count];
+        for (number, page) in pages.iter_mut().enumerate() {
+            fill(page, number as u64);
+        }
+        let passes = (4096 / count).max(1);
+        let mut best = [Duration::MAX; WAYS.len()];
+        let mut other = [0; PAGE_SIZE];
+        for _ in 0..args.rounds {
+            for (best, (_, way)) in best.iter_mut().zip(WAYS) {
+                let start = Instant::now();
+                for page in (0..passes).flat_map(|_| &pages) {
+                    black_box(way(black_box(page), black_box(&mut other)));
+                }
+                *best = start.elapsed().min(*best);
+            }
+        }
+        for ((subject, _), time) in WAYS.iter().zip(best) {
+            let value = (passes * count * PAGE_SIZE) as f64 / time.as_secs_f64() / 1e6;
+            if args.json {
+                Figure { bench: "same-filled", case, subject, metric: "mb_s", value, unit: "MB/s" }.print_json();
+            } else {
+                println!("{case:8} {subject:12} {value:9.0} MB/s");
+            }
+        }
+    }
+}

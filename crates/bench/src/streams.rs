@@ -1,0 +1,199 @@
+//! `pagefold-bench streams`: the stream policies under one to ten jobs, in the shape of the table with which per-CPU
+//! streams came to zram (May 2016, "zram: user per-cpu compression streams"; its jobs are those of zram-perf-test).
+//!
+//! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after the other, with
+//! sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes each page by the toss of a coin.
+
+use std::fmt::Write as _;
+
+use pagefold_codec::{PAGE_SIZE, Page, by_name};
+use pagefold_store::{Config, Store, StreamPolicy};
+
+use crate::{
+    load::{Done, Random, Worker, pass},
+    perf::{Counts, Perf},
+    report::Figure,
+};
+
+/// Options of `pagefold-bench streams`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Jobs at once, one row of tables each
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10")]
+    jobs: Vec<usize>,
+    /// MiB of the store, all of which each job covers in each pass
+    #[arg(long, default_value_t = 16)]
+    mib: usize,
+    /// Rounds; each figure is that of its fastest round
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The codec, by name
+    #[arg(long, default_value = "lz4")]
+    codec: String,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+const POLICIES: [(&str, StreamPolicy); 4] = [
+    ("single", StreamPolicy::Single),
+    ("idle-4", StreamPolicy::Idle(4)),
+    ("idle-8", StreamPolicy::Idle(8)),
+    ("per-cpu", StreamPolicy::PerCpu),
+];
+
+const PATTERNS: [Pattern; 6] = [
+    Pattern { name: "seq-write", reads: false, writes: true, random: false },
+    Pattern { name: "rand-write", reads: false, writes: true, random: true },
+    Pattern { name: "seq-read", reads: true, writes: false, random: false },
+    Pattern { name: "rand-read", reads: true, writes: false, random: true },
+    Pattern { name: "mixed-rand", reads: true, writes: true, random: true },
+    Pattern { name: "mixed-seq", reads: true, writes: true, random: false },
+];
+
+/// The source's lines, in its order.
+const LINES: [(&str, &str); 8] = [
+    ("READ", "seq-read"),
+    ("READ", "rand-read"),
+    ("WRITE", "seq-write"),
+    ("WRITE", "rand-write"),
+    ("READ", "mixed-seq"),
+    ("WRITE", "mixed-seq"),
+    ("READ", "mixed-rand"),
+    ("WRITE", "mixed-rand"),
+];
+
+#[derive(Clone, Copy)]
+struct Pattern {
+    name: &'static str,
+    reads: bool,
+    writes: bool,
+    random: bool,
+}
+
+/// One policy's best passes, pattern by pattern, and what its last round counted.
+#[derive(Default)]
+struct Column {
+    passes: [Done; PATTERNS.len()],
+    counts: Option<Counts>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let perf = Perf::new();
+    if let Err(why) = &perf {
+        eprintln!("no instructions, cycles and branch misses: this machine has no hardware counters ({why})");
+    }
+    for (buffer, page) in [("pattern", pattern_page()), ("11-percent", eleven_percent_page())] {
+        for &jobs in &args.jobs {
+            let mut columns: [Column; POLICIES.len()] = Default::default();
+            for _ in 0..args.rounds {
+                for ((_, policy), column) in POLICIES.iter().zip(&mut columns) {
+                    round(args, *policy, jobs, &page, perf.as_ref().ok(), column)?;
+                }
+            }
+            if args.json {
+                print_json(buffer, jobs, &columns);
+            } else {
+                print_table(buffer, jobs, &columns);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn round(
+    args: &Args,
+    policy: StreamPolicy,
+    jobs: usize,
+    page: &Page,
+    perf: Option<&Perf>,
+    column: &mut Column,
+) -> anyhow::Result<()> {
+    let slots = (args.mib << 20) / PAGE_SIZE;
+    let codec = by_name(&args.codec)?;
+    let store = Store::new(Config { slots: slots as u64, codec, streams: policy, ..Config::default() })?;
+    let counting = perf.map(Perf::start).transpose()?;
+    for (pattern, best) in PATTERNS.into_iter().zip(&mut column.passes) {
+        let done = pass(&store, jobs, &|job: usize, worker: &mut dyn Worker| {
+            requests(pattern, slots as u64, job, page, worker)
+        })?;
+        *best = best.best(done);
+    }
+    column.counts = counting.map(|counting| counting.stop()).transpose()?;
+    Ok(())
+}
+
+/// One job's requests of one pass: every slot once.
+fn requests(pattern: Pattern, slots: u64, job: usize, page: &Page, worker: &mut dyn Worker) -> anyhow::Result<Done> {
+    let mut random = Random::new(job as u64 + 1);
+    let mut back = [[0; PAGE_SIZE]];
+    let mut done = Done::default();
+    for number in 0..slots {
+        let slot = if pattern.random { random.below(slots) } else { number };
+        if pattern.writes && (!pattern.reads || random.next() >> 63 == 0) {
+            worker.write(slot, std::slice::from_ref(page))?;
+            done.written_pages += 1;
+        } else {
+            worker.read(slot, &mut back)?;
+            done.read_pages += 1;
+        }
+    }
+    Ok(done)
+}
+
+/// fio's `buffer_pattern=0xbadc0ffee`: the five bytes again and again, which is no 8-byte word and so not same-filled.
+fn pattern_page() -> Page {
+    const PATTERN: [u8; 5] = [0x0b, 0xad, 0xc0, 0xff, 0xee];
+    std::array::from_fn(|at| PATTERN[at % 5])
+}
+
+/// fio's `buffer_compress_percentage=11`: in every 512 bytes 89 % are random and the rest are zeros.
+fn eleven_percent_page() -> Page {
+    let mut random = Random::new(11);
+    std::array::from_fn(|at| if at % 512 < 512 * 89 / 100 { random.next() as u8 } else { 0 })
+}
+
+fn speed(column: &Column, direction: &str, pattern: &str) -> f64 {
+    let at = PATTERNS.iter().position(|one| one.name == pattern).unwrap_or(0);
+    if direction == "READ" { column.passes[at].read_mb_s() } else { column.passes[at].write_mb_s() }
+}
+
+fn print_json(buffer: &str, jobs: usize, columns: &[Column]) {
+    for ((subject, _), column) in POLICIES.iter().zip(columns) {
+        let print = |case: &str, metric: &str, value: f64, unit: &str| {
+            Figure { bench: "streams", case, subject, metric, value, unit }.print_json();
+        };
+        for (direction, pattern) in LINES {
+            let metric = if direction == "READ" { "read_mb_s" } else { "write_mb_s" };
+            print(&format!("{buffer}/{pattern}/4k/{jobs}"), metric, speed(column, direction, pattern), "MB/s");
+        }
+        if let Some(counts) = column.counts {
+            for (metric, value) in counts.figures() {
+                print(&format!("{buffer}/all/4k/{jobs}"), metric, value as f64, "count");
+            }
+        }
+    }
+}
+
+fn print_table(buffer: &str, jobs: usize, columns: &[Column]) {
+    let row = |head: &str, cells: &dyn Fn(&Column) -> String, tail: &str| {
+        let mut line = format!("{head:<18}");
+        for column in columns {
+            let _ = write!(line, "{:>16}", cells(column));
+        }
+        println!("{line}    {tail}");
+    };
+    let mut names = POLICIES.iter().map(|(name, _)| format!("{name:>16}")).collect::<String>();
+    names.push_str(&format!("    ({buffer} buffer)"));
+    println!("jobs{jobs:<14}{names}");
+    for (direction, pattern) in LINES {
+        row(&format!("{direction}:"), &|column| format!("{:.1}MB/s", speed(column, direction, pattern)), pattern);
+    }
+    if columns.iter().all(|column| column.counts.is_some()) {
+        for at in 0..3 {
+            let name = columns[0].counts.map_or("", |counts| counts.figures()[at].0);
+            row(name, &|column| column.counts.map_or(0, |counts| counts.figures()[at].1).to_string(), "");
+        }
+    }
+    println!();
+}

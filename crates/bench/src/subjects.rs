@@ -1,0 +1,178 @@
+//! What the store's benches measure: a store, the kernel's zram, and a codec with nothing around it.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context, ensure};
+use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
+use pagefold_store::{Store, strategy::EntryLock};
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::load::{Device, Worker};
+
+impl<L: EntryLock> Device for Store<L> {
+    fn worker(&self, _: usize) -> anyhow::Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(self))
+    }
+}
+
+impl<L: EntryLock> Worker for &Store<L> {
+    fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
+        for (slot, page) in (slot..).zip(pages) {
+            Store::write(self, slot, page)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
+        for (slot, page) in (slot..).zip(pages) {
+            Store::read(self, slot, page)?;
+        }
+        Ok(())
+    }
+}
+
+/// A codec and a page's room for each object: no table, no pool, no locks. Each thread has slots of its own.
+pub(crate) struct Bare {
+    parts: Vec<Mutex<Part>>,
+}
+
+struct Part {
+    stream: Box<dyn Stream>,
+    first_slot: u64,
+    objects: Vec<Page>,
+    lens: Vec<usize>,
+}
+
+impl Bare {
+    /// For `threads` threads, of which number `n` uses the slots from `n × part_slots` on.
+    pub(crate) fn new(codec: &dyn Codec, threads: usize, part_slots: u64) -> anyhow::Result<Self> {
+        let part = |number: usize| {
+            anyhow::Ok(Mutex::new(Part {
+                stream: codec.stream()?,
+                first_slot: number as u64 * part_slots,
+                objects: vec![[0; PAGE_SIZE]; part_slots as usize],
+                lens: vec![0; part_slots as usize],
+            }))
+        };
+        Ok(Self { parts: (0..threads).map(part).collect::<Result<_, _>>()? })
+    }
+
+    /// Bytes of the objects.
+    pub(crate) fn compressed_bytes(&self) -> u64 {
+        let part = |part: &Mutex<Part>| {
+            part.lock().unwrap_or_else(PoisonError::into_inner).lens.iter().map(|&len| len as u64).sum::<u64>()
+        };
+        self.parts.iter().map(part).sum()
+    }
+}
+
+impl Device for Bare {
+    fn worker(&self, number: usize) -> anyhow::Result<Box<dyn Worker + '_>> {
+        let part = self.parts.get(number).context("more threads than parts")?;
+        Ok(Box::new(part.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl Worker for MutexGuard<'_, Part> {
+    fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
+        let Part { stream, first_slot, objects, lens } = &mut **self;
+        let first = (slot - *first_slot) as usize;
+        for (page, (object, len)) in pages.iter().zip(objects[first..].iter_mut().zip(&mut lens[first..])) {
+            *len = stream.compress(page, &mut object[..PAGE_SIZE - 1]).unwrap_or(PAGE_SIZE);
+            if *len == PAGE_SIZE {
+                *object = *page;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
+        let Part { stream, first_slot, objects, lens } = &mut **self;
+        let first = (slot - *first_slot) as usize;
+        for (page, (object, &len)) in pages.iter_mut().zip(objects[first..].iter().zip(&lens[first..])) {
+            if len == PAGE_SIZE {
+                *page = *object;
+            } else {
+                stream.decompress(&object[..len], page)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const ZRAM: &str = "/sys/block/zram0";
+
+/// The kernel's compressed RAM disk, through `O_DIRECT`. Dropping it resets the disk.
+pub(crate) struct Zram {
+    file: File,
+}
+
+impl Zram {
+    /// Sets `/dev/zram0` up with `algorithm` and room for `slots` pages; its content is lost.
+    pub(crate) fn new(algorithm: &str, slots: u64) -> anyhow::Result<Self> {
+        set("reset", "1").context("cannot reset zram0 (root only, and only while nobody uses it)")?;
+        set("comp_algorithm", algorithm)?;
+        set("disksize", &(slots * PAGE_SIZE as u64).to_string())?;
+        let direct = OFlags::DIRECT.bits() as i32;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open("/dev/zram0")?;
+        Ok(Self { file })
+    }
+
+    /// Compressed bytes, and bytes of memory for them (the kernel's table is in neither).
+    pub(crate) fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        let stat = fs::read_to_string(format!("{ZRAM}/mm_stat"))?;
+        let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
+        ensure!(figures.len() >= 3, "mm_stat has no figures: {stat}");
+        Ok((figures[1], figures[2]))
+    }
+
+    /// Makes zram forget the slot's page.
+    pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
+        let page = PAGE_SIZE as u64;
+        Ok(rustix::fs::fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            slot * page,
+            page,
+        )?)
+    }
+
+    /// Makes zsmalloc move objects together.
+    pub(crate) fn compact(&self) -> anyhow::Result<()> {
+        set("compact", "1")
+    }
+}
+
+fn set(attribute: &str, value: &str) -> anyhow::Result<()> {
+    fs::write(format!("{ZRAM}/{attribute}"), value).with_context(|| format!("cannot set zram0's {attribute}"))
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        // The disk stays in use until the file is closed.
+        if let Ok(null) = File::open("/dev/null") {
+            self.file = null;
+        }
+        let _ = set("reset", "1");
+    }
+}
+
+impl Device for Zram {
+    fn worker(&self, _: usize) -> anyhow::Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(&self.file))
+    }
+}
+
+impl Worker for &File {
+    fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
+        Ok(self.write_all_at(pages.as_flattened(), slot * PAGE_SIZE as u64)?)
+    }
+
+    fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
+        Ok(self.read_exact_at(pages.as_flattened_mut(), slot * PAGE_SIZE as u64)?)
+    }
+}

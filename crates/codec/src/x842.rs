@@ -1,0 +1,101 @@
+//! 842, the format of IBM's POWER7+ compression units and of zram's `842`.
+//!
+//! Our own, from what is published of the format: B. Blaner et al., "IBM POWER7+ processor on-chip accelerators for
+//! cryptography and active memory expansion" (IBM Journal of Research and Development, 2013) and the descriptions of the
+//! bit stream that its users give. It is made for hardware, which looks at all phrases of a block at once; in software it
+//! is here to be compared with, as in zram's table of backends.
+//!
+//! # Format
+//!
+//! A stream of bits, highest bit first. It consists of templates, 5 bits each with their operands, and each stands for 8
+//! bytes, a block. A block's half is 4 bytes, in one of five ways:
+//!
+//! ```text
+//! 0   4 bytes as they are                      32 bits
+//! 1   2 bytes as they are, then an index       16 + 8 bits
+//! 2   an index, then 2 bytes as they are        8 + 16 bits
+//! 3   two indices of 2 bytes                    8 + 8 bits
+//! 4   an index of 4 bytes                       9 bits
+//! ```
+//!
+//! | template | operands | what it stands for |
+//! |---|---|---|
+//! | 5·a + b, 0 to 24 | those of way a, then of way b | the two halves |
+//! | 25 | an index of 8 bytes, 8 bits | the block |
+//! | 27 | n, 6 bits | the last block n + 1 times more |
+//! | 28 | none | 8 zero bytes |
+//! | 29 | n, 3 bits, and n bytes | a tail shorter than a block |
+//! | 30 | a sum of 32 bits | the end |
+//!
+//! An index is a place in a ring of what was decoded before this block: 256 pairs of bytes, 512 fours or 256 eights; what
+//! was decoded at position p is at place p mod the ring's bytes, in units of the phrase, until it is overwritten. The sum
+//! is CRC-32 with the polynomial 0x04c11db7, highest bit first, begun with 0 and not inverted. The stream is filled with
+//! zero bits to a multiple of 8 bytes.
+
+mod bits;
+mod crc;
+mod decode;
+mod encode;
+
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+use encode::Encoder;
+
+/// Bytes of a block.
+const BLOCK: usize = 8;
+
+/// Bytes of the rings of 2, 4 and 8-byte phrases.
+const RING2: usize = 2 << INDEX2_BITS;
+const RING4: usize = 4 << INDEX4_BITS;
+const RING8: usize = 8 << INDEX8_BITS;
+
+const TEMPLATE_BITS: u32 = 5;
+const INDEX2_BITS: u32 = 8;
+const INDEX4_BITS: u32 = 9;
+const INDEX8_BITS: u32 = 8;
+const REPEAT_BITS: u32 = 6;
+const TAIL_BITS: u32 = 3;
+const SUM_BITS: u32 = 32;
+
+/// The templates that are not two halves.
+const WHOLE: u64 = 25;
+const REPEAT: u64 = 27;
+const ZEROS: u64 = 28;
+const TAIL: u64 = 29;
+const END: u64 = 30;
+
+/// 842.
+#[derive(Clone, Copy, Debug)]
+pub struct X842;
+
+impl Codec for X842 {
+    fn id(&self) -> CodecId {
+        CodecId::X842
+    }
+
+    fn name(&self) -> String {
+        "842".to_owned()
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
+        Ok(Box::new(X842Stream(Encoder::new())))
+    }
+}
+
+struct X842Stream(Encoder);
+
+impl Stream for X842Stream {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.0.compress(page, out)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        decode::decode(object, page)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + Encoder::HEAP_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests;

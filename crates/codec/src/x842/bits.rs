@@ -1,0 +1,100 @@
+//! Bits, highest first.
+
+use crate::Corrupt;
+
+/// Writes bits into a buffer whose room it looks at once a word.
+pub(super) struct BitWriter<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    /// Bits not yet written, in the low end.
+    held: u64,
+    held_bits: u32,
+    overrun: bool,
+}
+
+impl<'a> BitWriter<'a> {
+    pub(super) fn new(out: &'a mut [u8]) -> Self {
+        Self { out, at: 0, held: 0, held_bits: 0, overrun: false }
+    }
+
+    /// Writes the low `bits` ≤ 32 bits of `value`, which has no others.
+    #[inline(always)]
+    pub(super) fn write(&mut self, value: u64, bits: u32) {
+        self.held = self.held << bits | value;
+        self.held_bits += bits;
+        if self.held_bits >= 32 {
+            self.held_bits -= 32;
+            self.word((self.held >> self.held_bits) as u32);
+        }
+    }
+
+    #[inline(always)]
+    fn word(&mut self, word: u32) {
+        match self.out.get_mut(self.at..).and_then(|rest| rest.first_chunk_mut()) {
+            Some(place) => *place = word.to_be_bytes(),
+            None => self.overrun = true,
+        }
+        self.at += 4;
+    }
+
+    /// Did what was written not fit?
+    pub(super) fn is_overrun(&self) -> bool {
+        self.overrun
+    }
+
+    /// Fills up to a multiple of 8 bytes and returns the length; `None` if it did not fit.
+    pub(super) fn finish(mut self) -> Option<usize> {
+        let spare = (64 - (self.at as u32 * 8 + self.held_bits) % 64) % 64;
+        self.write(0, spare / 2);
+        self.write(0, spare - spare / 2);
+        (!self.overrun).then_some(self.at)
+    }
+}
+
+/// Reads bits of an object.
+pub(super) struct BitReader<'a> {
+    rest: &'a [u8],
+    /// Bits not yet read, in the high end; below them zeros.
+    held: u64,
+    held_bits: u32,
+}
+
+impl<'a> BitReader<'a> {
+    pub(super) fn new(object: &'a [u8]) -> Self {
+        Self { rest: object, held: 0, held_bits: 0 }
+    }
+
+    /// The next `bits`, 1 to 32.
+    #[inline(always)]
+    pub(super) fn read(&mut self, bits: u32) -> Result<u64, Corrupt> {
+        if self.held_bits < bits {
+            self.refill(bits)?;
+        }
+        let value = self.held >> (64 - bits);
+        self.held <<= bits;
+        self.held_bits -= bits;
+        Ok(value)
+    }
+
+    #[inline(always)]
+    fn refill(&mut self, bits: u32) -> Result<(), Corrupt> {
+        if let Some((word, rest)) = self.rest.split_first_chunk() {
+            self.held |= u64::from(u32::from_be_bytes(*word)) << (32 - self.held_bits);
+            self.held_bits += 32;
+            self.rest = rest;
+            return Ok(());
+        }
+        while self.held_bits < bits {
+            let (&byte, rest) = self.rest.split_first().ok_or(Corrupt { what: "842 stream ends too early" })?;
+            self.held |= u64::from(byte) << (56 - self.held_bits);
+            self.held_bits += 8;
+            self.rest = rest;
+        }
+        Ok(())
+    }
+
+    /// Is nothing left but the zero bits that fill up to 8 bytes?
+    pub(super) fn is_at_end(&self) -> bool {
+        self.held == 0 && self.held_bits < 64 && self.rest.len() < 8 && self.rest.iter().all(|&byte| byte == 0)
+    }
+}

@@ -1,0 +1,47 @@
+//! Addresses as text that other programs take.
+
+use std::{fmt::Write, os::unix::ffi::OsStrExt, path::Path};
+
+/// The NBD URI of an export on a Unix socket, by the NBD project's `doc/uri.md`: safe to paste between single quotes,
+/// whatever bytes the path and the name have. The empty name is the default export.
+///
+/// ```
+/// let uri = pagefold_serve::unix_uri("/run/my disks/a&b.sock".as_ref(), "root fs");
+/// assert_eq!(uri, "nbd+unix:///root%20fs?socket=/run/my%20disks/a%26b.sock");
+/// ```
+pub fn unix_uri(path: &Path, export: &str) -> String {
+    let mut uri = "nbd+unix:///".to_owned();
+    // A slash in a name is encoded, because clients differ in what they make of one at its front.
+    push_encoded(&mut uri, export.as_bytes(), b"");
+    uri.push_str("?socket=");
+    push_encoded(&mut uri, path.as_os_str().as_bytes(), b"/");
+    uri
+}
+
+/// Adds `bytes`; all but RFC 3986's unreserved characters and those in `literal` are percent-encoded.
+fn push_encoded(uri: &mut String, bytes: &[u8], literal: &[u8]) {
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || literal.contains(&byte) {
+            uri.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(uri, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_is_encoded() {
+        let uri = |path: &[u8], export| unix_uri(Path::new(std::ffi::OsStr::from_bytes(path)), export);
+        assert_eq!(uri(b"/run/disk-1_a.b~.sock", ""), "nbd+unix:///?socket=/run/disk-1_a.b~.sock");
+        assert_eq!(
+            uri(b"a b?c#d%e&f+g'h\"i", "/x/\u{e9}"),
+            "nbd+unix:///%2Fx%2F%C3%A9?socket=a%20b%3Fc%23d%25e%26f%2Bg%27h%22i"
+        );
+        assert_eq!(uri(b"\xff\n", "disk"), "nbd+unix:///disk?socket=%FF%0A");
+    }
+}

@@ -1,0 +1,128 @@
+//! Sockets that a service manager passes.
+
+use std::{
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    process::{Command, Stdio},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use pagefold_serve::{Error, Export, Server, protocol::command};
+
+use crate::device::Ram;
+
+/// This test binary as a service: it runs the test `name` alone, its first passed descriptor is `passed`, and
+/// `variables` are set by the shell (`$$` is the service's own process).
+fn service(name: &str, variables: &str, passed: impl Into<OwnedFd>) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("exec 3<&0 </dev/null; export {variables}; exec \"$0\" --exact --nocapture {name}")])
+        .arg(std::env::current_exe().unwrap())
+        .stdin(passed.into())
+        .stdout(Stdio::piped());
+    command
+}
+
+#[test]
+fn activation_without_a_socket_is_a_clear_error() {
+    let error = Server::builder().export(Export::new("disk", Ram::shared(512))).activation().bind().unwrap_err();
+    assert!(matches!(error, Error::NoActivation), "{error}");
+}
+
+/// Plays the service in `a_passed_socket_is_served`; by itself it does nothing.
+#[test]
+fn activated_child() {
+    if std::env::var_os("LISTEN_FDS").is_none() {
+        return;
+    }
+    let device = Ram::shared(8192);
+    let export = Export::new("disk", Arc::clone(&device) as _);
+    let server = Server::builder().export(export).activation().bind().unwrap();
+    let handle = server.handle();
+    std::thread::spawn(move || {
+        // A flush is the sign to end.
+        while device.flushes.load(Ordering::SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        handle.stop();
+    });
+    server.run().unwrap();
+}
+
+#[test]
+fn a_passed_socket_is_served_and_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut child = service("activation::activated_child", "LISTEN_PID=$$ LISTEN_FDS=1", listener)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut raw = crate::raw::Raw { stream };
+    raw.bytes(18);
+    raw.send(&3_u32.to_be_bytes());
+    assert_eq!(raw.go(b"disk").0, 8192);
+    raw.request(command::FLUSH, 0, 1, 0, 0);
+    assert_eq!(raw.simple_reply(), (0, 1));
+    assert!(child.wait().unwrap().success());
+    assert!(path.exists(), "the socket belongs to the service manager");
+}
+
+/// Says what `bind` says, for the tests below; by itself it does nothing.
+#[test]
+fn refused_child() {
+    if std::env::var_os("LISTEN_FDS").is_none() {
+        return;
+    }
+    let is_activated = Server::is_activated();
+    let export = Export::new("disk", Ram::shared(8192));
+    let error = Server::builder().export(export).activation().bind().map(drop).map_err(|error| match error {
+        Error::NoActivation => "none".to_owned(),
+        error => format!("{error}: {}", std::error::Error::source(&error).unwrap()),
+    });
+    println!("activated {is_activated}, bind {error:?}.");
+}
+
+fn refused(variables: &str, passed: impl Into<OwnedFd>) -> String {
+    let output = service("activation::refused_child", variables, passed).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn sockets_passed_to_another_process_are_ignored() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("nbd.sock")).unwrap();
+    for variables in [
+        "LISTEN_PID=1 LISTEN_FDS=1",
+        "LISTEN_PID= LISTEN_FDS=1",
+        "LISTEN_FDS=1",
+        "LISTEN_PID=x LISTEN_FDS=1",
+        "LISTEN_PID=$$ LISTEN_FDS=",
+        "LISTEN_PID=$$ LISTEN_FDS=0",
+        "LISTEN_PID=$$ LISTEN_FDS=-1",
+        "LISTEN_PID=$$ LISTEN_FDS=4294967295",
+    ] {
+        let said = refused(variables, listener.try_clone().unwrap());
+        assert!(said.contains("activated false, bind Err(\"none\")."), "{variables}: {said}");
+    }
+    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", listener);
+    assert!(said.contains("activated true, bind Ok(())."), "{said}");
+}
+
+#[test]
+fn a_passed_socket_that_does_not_listen_is_a_clear_error() {
+    let (one, _other) = UnixStream::pair().unwrap();
+    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", one);
+    assert!(
+        said.contains("activated true, bind Err(\"socket 0 that was passed cannot be used: it does not listen\")."),
+        "{said}"
+    );
+    let file = tempfile::tempfile().unwrap();
+    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", file);
+    assert!(said.contains("cannot be used: fd 3 is not a socket"), "{said}");
+}

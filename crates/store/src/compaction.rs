@@ -1,0 +1,205 @@
+//! Who moves objects and when.
+//!
+//! | pressure | free bytes of a shard             | who empties segments                                        |
+//! |----------|-----------------------------------|-------------------------------------------------------------|
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                                      |
+//! | soft     | above                             | one thread for all stores of the process, made when needed  |
+//! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
+//!
+//! They stop at 1/30 + 16 KiB. An object moves while its entry is held, for the time of a copy: a reader never waits for
+//! more, and with the default strategy not even for that.
+#![allow(unsafe_code)] // frees objects that are in no entry
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Release},
+        },
+    },
+    thread,
+    time::Duration,
+};
+
+use pagefold_codec::PAGE_SIZE;
+
+use crate::{
+    entry::Entry,
+    lock::EntryLock,
+    pool::{Goal, Location, Owners, Pool, Pressure},
+    streams::Streams,
+    table::Table,
+};
+
+/// Objects that a writer moves when the pressure is hard.
+const HELP_OBJECTS: usize = 24;
+
+/// Objects that a writer moves at most when there is no room for its own.
+const LAST_RESORT_OBJECTS: usize = 256;
+
+/// Objects that the thread in the background moves between two looks at the other stores.
+const TURN_OBJECTS: usize = 256;
+
+/// Objects that [`Core::compact`] moves between two looks at what that brought, and how many looks without gain end it.
+const LOOK_OBJECTS: usize = 512;
+const LOOKS_WITHOUT_GAIN: u32 = 3;
+
+/// What the thread in the background waits when a store's pressure stays though nothing can be moved.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The part of a store that objects are moved in.
+pub(crate) struct Core<L: EntryLock> {
+    pub(crate) table: Table<L>,
+    pub(crate) streams: Streams,
+    pub(crate) pool: Box<dyn Pool>,
+    /// Whether the background thread has been told of the pressure.
+    told: AtomicBool,
+    /// Held by the background thread while it moves objects.
+    turning: Mutex<()>,
+}
+
+impl<L: EntryLock> Core<L> {
+    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>) -> Arc<Self> {
+        Arc::new(Self { table, streams, pool, told: AtomicBool::new(false), turning: Mutex::new(()) })
+    }
+
+    /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
+    pub(crate) fn free(&self, entry: Entry) {
+        match entry {
+            Entry::Empty | Entry::Same(_) => {}
+            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its object.
+            Entry::Object { len_bytes, at, .. } => unsafe { self.pool.free(at, len_bytes) },
+            // SAFETY: as above.
+            Entry::Raw { at } => unsafe { self.pool.free(at, PAGE_SIZE) },
+        }
+    }
+
+    /// Sees to it that memory which frees have left empty in parts is given back.
+    pub(crate) fn relieve(self: &Arc<Self>) {
+        match self.pool.pressure() {
+            Pressure::None => return,
+            Pressure::Soft => {}
+            Pressure::Hard => _ = self.pool.compact(&**self, Goal::Relief, HELP_OBJECTS),
+        }
+        if !self.told.swap(true, AcqRel) {
+            let store: Weak<Self> = Arc::downgrade(self);
+            Background::get().tell(store);
+        }
+    }
+
+    /// Tries to make room for an object where the limit allows no more memory.
+    #[cold]
+    pub(crate) fn make_room(&self) {
+        self.pool.compact(self, Goal::Densest, LAST_RESORT_OBJECTS);
+    }
+
+    /// Keeps the background thread from moving objects of this store while the guard lives.
+    pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
+        self.turning.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves objects until nothing more can be given back that way.
+    pub(crate) fn compact(&self) {
+        self.settle();
+        let (mut least, mut without_gain) = (self.pool.account().held_bytes, 0);
+        while without_gain < LOOKS_WITHOUT_GAIN && self.pool.compact(self, Goal::Densest, LOOK_OBJECTS) {
+            let held_bytes = self.pool.account().held_bytes;
+            without_gain = if held_bytes < least { 0 } else { without_gain + 1 };
+            least = least.min(held_bytes);
+        }
+    }
+}
+
+/// The object that an entry names, and its length.
+fn object_of(entry: Entry) -> Option<(Location, usize)> {
+    match entry {
+        Entry::Empty | Entry::Same(_) => None,
+        Entry::Object { len_bytes, at, .. } => Some((at, len_bytes)),
+        Entry::Raw { at } => Some((at, PAGE_SIZE)),
+    }
+}
+
+impl<L: EntryLock> Owners for Core<L> {
+    fn object(&self, owner: u64) -> Option<(Location, usize)> {
+        object_of(self.table.peek(owner))
+    }
+
+    fn repoint(&self, owner: u64, from: Location, to: Location, len_bytes: usize, copy: &mut dyn FnMut()) -> bool {
+        let Some(locked) = self.table.try_lock(owner) else { return false };
+        let old = locked.entry();
+        if object_of(old) != Some((from, len_bytes)) {
+            return false;
+        }
+        copy();
+        locked.replace(match old {
+            Entry::Object { codec, .. } => Entry::Object { codec, len_bytes, at: to },
+            _ => Entry::Raw { at: to },
+        });
+        if L::PINS {
+            self.streams.wait_for_readers(old.encode());
+        }
+        true
+    }
+
+    fn settle(&self) {
+        self.streams.release_all(None, |word| self.free(Entry::decode(word)));
+    }
+}
+
+/// What the background thread does for a store.
+trait Compact: Send + Sync {
+    /// Moves some objects. Returns whether there is more to do at once.
+    fn turn(&self) -> bool;
+}
+
+impl<L: EntryLock> Compact for Core<L> {
+    fn turn(&self) -> bool {
+        self.told.store(false, Release);
+        let turning = self.pause();
+        if self.pool.compact(self, Goal::Relief, TURN_OBJECTS) {
+            return true;
+        }
+        drop(turning);
+        if self.pool.pressure() > Pressure::None {
+            thread::sleep(PAUSE);
+        }
+        false
+    }
+}
+
+/// The thread that compacts the stores of this process.
+struct Background {
+    waiting: Mutex<VecDeque<Weak<dyn Compact>>>,
+    told: Condvar,
+}
+
+impl Background {
+    fn get() -> &'static Self {
+        static BACKGROUND: OnceLock<Background> = OnceLock::new();
+        static THREAD: OnceLock<bool> = OnceLock::new();
+        let background = BACKGROUND.get_or_init(|| Self { waiting: Mutex::default(), told: Condvar::new() });
+        // Without the thread, writers alone compact.
+        THREAD
+            .get_or_init(|| thread::Builder::new().name("pagefold-compact".into()).spawn(|| background.run()).is_ok());
+        background
+    }
+
+    fn tell(&self, store: Weak<dyn Compact>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(store);
+        self.told.notify_one();
+    }
+
+    fn run(&self) {
+        loop {
+            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let waiting = self.told.wait_while(waiting, |waiting| waiting.is_empty());
+            let store = waiting.unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(store) = store else { continue };
+            if store.upgrade().is_some_and(|store| store.turn()) {
+                self.tell(store);
+            }
+        }
+    }
+}

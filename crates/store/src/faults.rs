@@ -1,0 +1,110 @@
+//! Every allocation of a scenario fails once: nothing may be lost.
+
+use std::sync::{Arc, LazyLock};
+
+use pagefold_codec::PAGE_SIZE;
+
+use crate::{Config, Error, Page, Store};
+
+const SLOTS: u64 = 700;
+
+/// One of 64 pages, of which a part without order is as long as `seed % 16` sixteenths.
+fn page(seed: u64) -> &'static Page {
+    static PAGES: LazyLock<Vec<Page>> = LazyLock::new(|| (0..64).map(make).collect());
+    &PAGES[seed as usize % 64]
+}
+
+fn make(seed: u64) -> Page {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let noise = (seed % 16) as usize * 256;
+    std::array::from_fn(|at| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if at < noise { (state >> 56) as u8 } else { (at / 64 + seed as usize) as u8 }
+    })
+}
+
+struct Model {
+    store: Store,
+    pages: Vec<Option<Box<Page>>>,
+}
+
+impl Model {
+    fn change(&mut self, slot: u64, new: Option<Page>, done: Result<(), Error>) {
+        match done {
+            Ok(()) => self.pages[slot as usize] = new.map(Box::new),
+            Err(error) => assert_eq!(error, Error::Full),
+        }
+    }
+
+    fn write(&mut self, slot: u64, seed: u64) {
+        let done = self.store.write(slot, page(seed));
+        self.change(slot, Some(*page(seed)), done);
+    }
+
+    fn update(&mut self, slot: u64, seed: u64) {
+        let mut new = self.pages[slot as usize].as_deref().copied().unwrap_or([0; PAGE_SIZE]);
+        new[1000..3000].copy_from_slice(&page(seed)[1000..3000]);
+        let done = self.store.update(slot, |page| page[1000..3000].copy_from_slice(&new[1000..3000]));
+        self.change(slot, Some(new), done);
+    }
+
+    fn discard(&mut self, slot: u64) {
+        self.store.discard(slot).expect("nothing is allocated");
+        self.pages[slot as usize] = None;
+    }
+
+    fn verify(&self) {
+        self.store.check().expect("consistent");
+        let mut found = [0; PAGE_SIZE];
+        for (slot, expected) in (0..).zip(&self.pages) {
+            self.store.read(slot, &mut found).expect("a readable page");
+            assert!(found == *expected.as_deref().unwrap_or(&[0; PAGE_SIZE]), "slot {slot} has lost its page");
+        }
+    }
+}
+
+/// Runs the scenario with `count` allocations failing after the first `after`. Returns whether there were any.
+fn scenario(after: u64, count: u64) -> bool {
+    let store = Store::new(Config { slots: SLOTS, ..Config::default() }).expect("a small store");
+    let mut model = Model { store, pages: vec![None; SLOTS as usize] };
+    let budget = Arc::clone(model.store.budget());
+    // The stream of a thread that only reads is not what is tested.
+    model.store.write(0, page(1)).expect("no limit");
+    model.pages[0] = Some(Box::new(*page(1)));
+    budget.fail(after, count);
+    for slot in 0..150 {
+        model.write(slot, slot);
+    }
+    for slot in (0..150).step_by(3) {
+        model.update(slot, slot * 7);
+        model.write(slot * 4 + 100, slot + 5);
+        model.discard(slot + 1);
+    }
+    model.store.compact();
+    for slot in 0..100 {
+        model.write(slot, slot + 11);
+    }
+    let failed = budget.has_failed();
+    budget.fail(0, 0);
+    model.verify();
+    for slot in 0..50 {
+        model.store.write(slot, page(slot + 3)).expect("there is memory again");
+        model.pages[slot as usize] = Some(Box::new(*page(slot + 3)));
+    }
+    model.verify();
+    failed
+}
+
+#[test]
+fn each_allocation_may_fail_and_nothing_is_lost() {
+    let count = (0..).take_while(|&after| scenario(after, 1)).count();
+    assert!(count > 40, "the scenario allocates {count} times");
+}
+
+#[test]
+fn all_allocations_may_fail_for_a_while_and_nothing_is_lost() {
+    for after in (0..60).step_by(7) {
+        scenario(after, 5);
+        scenario(after, 150);
+    }
+}

@@ -1,0 +1,376 @@
+//! The strategies that guard an entry, chosen by type at compile time.
+//!
+//! All but [`Hazard`] are locks that a reader holds while it copies an object's compressed bytes; with `Hazard` a reader
+//! holds none. They differ in where the lock is, and in whether readers exclude each other:
+//!
+//! | strategy      | lock                                | bytes beside an entry | readers of an entry |
+//! |---------------|-------------------------------------|-----------------------|---------------------|
+//! | `TableRwLock` | one reader-writer lock for all      | 0                     | share               |
+//! | `Cas`         | a flag, compare-and-swap            | 4                     | take turns          |
+//! | `Spin`        | a ticket lock                       | 4                     | take turns          |
+//! | `RwLock`      | a reader-writer lock                | 4                     | share               |
+//! | `BitSpin`     | a bit of the entry's word           | 0                     | take turns          |
+//! | `Hazard`      | the same bit, for writers only      | 0                     | do not lock         |
+//!
+//! The first five are those that were compared for zram in May 2014 ("zram: remove global tb_lock with fine grain lock",
+//! LKML); there the fifth won, for its memory. All spin and, when that lasts, give the CPU away.
+
+use std::fmt::Debug;
+
+use crate::{
+    entry::LOCK,
+    pins::Pin,
+    sync::{
+        AtomicU16, AtomicU32, AtomicU64, Backoff,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+/// A way to guard the entries of a [`Store`](crate::Store); the types in [`strategy`](crate::strategy) are all there are.
+pub trait EntryLock: Protocol {
+    /// The name in tables and benches.
+    const NAME: &'static str;
+
+    /// Bytes that a slot's entry costs, lock included.
+    const ENTRY_BYTES: usize = size_of::<AtomicU64>() + size_of::<Self::Beside>();
+}
+
+/// What a strategy does with an entry. Not nameable outside the crate.
+pub trait Protocol: Debug + Send + Sync + Sized + 'static {
+    /// The part that a table has once.
+    type Whole: Debug + Default + Send + Sync;
+
+    /// The part that each entry has beside its word.
+    type Beside: Debug + Default + Send + Sync;
+
+    /// Whether readers pin objects instead of locking entries. What a writer takes out of a slot then stays live until no
+    /// pin names it.
+    const PINS: bool = false;
+
+    /// Waits until no one else holds the entry and takes it. Returns its word, lock bit clear.
+    fn lock(place: Place<'_, Self>) -> u64;
+
+    /// As [`lock`](Self::lock), but `None` if someone else holds the entry.
+    fn try_lock(place: Place<'_, Self>) -> Option<u64>;
+
+    /// Stores `word` and gives the entry back.
+    fn unlock(place: Place<'_, Self>, word: u64);
+
+    /// Takes the entry for reading. Returns its word, lock bit clear; what it names stays live until
+    /// [`leave`](Self::leave), or with [`PINS`](Self::PINS) as long as `pin` is held and not moved.
+    fn enter(place: Place<'_, Self>, pin: &mut Pin<'_>) -> u64;
+
+    /// Gives the entry back after reading.
+    fn leave(place: Place<'_, Self>);
+}
+
+/// Where an entry and its lock are.
+#[derive(Debug)]
+pub struct Place<'a, P: Protocol> {
+    pub(crate) word: &'a AtomicU64,
+    pub(crate) beside: &'a P::Beside,
+    pub(crate) whole: &'a P::Whole,
+}
+
+impl<P: Protocol> Clone for Place<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Protocol> Copy for Place<'_, P> {}
+
+/// A reader-writer spinlock. A writer that waits keeps new readers out, so readers cannot starve it.
+#[derive(Debug, Default)]
+pub struct RwSpin(AtomicU32);
+
+const WRITER: u32 = 1 << 31;
+const WRITER_WAITS: u32 = 1 << 30;
+
+impl RwSpin {
+    fn read(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let readers = self.0.load(Relaxed);
+            if readers & (WRITER | WRITER_WAITS) == 0
+                && self.0.compare_exchange_weak(readers, readers + 1, Acquire, Relaxed).is_ok()
+            {
+                return;
+            }
+            backoff.wait();
+        }
+    }
+
+    fn unread(&self) {
+        self.0.fetch_sub(1, Release);
+    }
+
+    fn write(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let state = self.0.load(Relaxed);
+            if state & !WRITER_WAITS == 0 {
+                // Clears the mark of other waiting writers too; they set it again.
+                if self.0.compare_exchange_weak(state, WRITER, Acquire, Relaxed).is_ok() {
+                    return;
+                }
+            } else if state & WRITER_WAITS == 0 {
+                self.0.fetch_or(WRITER_WAITS, Relaxed);
+            }
+            backoff.wait();
+        }
+    }
+
+    fn try_write(&self) -> bool {
+        self.0.compare_exchange(0, WRITER, Acquire, Relaxed).is_ok()
+    }
+
+    fn unwrite(&self) {
+        self.0.fetch_and(!WRITER, Release);
+    }
+}
+
+/// One reader-writer lock for the whole table: what zram had before its entries had locks.
+#[derive(Debug)]
+pub enum TableRwLock {}
+
+impl EntryLock for TableRwLock {
+    const NAME: &'static str = "table-rwlock";
+}
+
+impl Protocol for TableRwLock {
+    type Whole = RwSpin;
+    type Beside = ();
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        place.whole.write();
+        place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.whole.try_write().then(|| place.word.load(Relaxed))
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+        place.whole.unwrite();
+    }
+
+    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+        place.whole.read();
+        place.word.load(Relaxed)
+    }
+
+    fn leave(place: Place<'_, Self>) {
+        place.whole.unread();
+    }
+}
+
+/// A flag beside each entry, taken by compare-and-swap.
+#[derive(Debug)]
+pub enum Cas {}
+
+impl EntryLock for Cas {
+    const NAME: &'static str = "cas";
+}
+
+impl Protocol for Cas {
+    type Whole = ();
+    type Beside = AtomicU32;
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        let mut backoff = Backoff::default();
+        while place.beside.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            backoff.wait();
+        }
+        place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.beside.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| place.word.load(Relaxed))
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+        Self::leave(place);
+    }
+
+    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+        Self::lock(place)
+    }
+
+    fn leave(place: Place<'_, Self>) {
+        place.beside.store(0, Release);
+    }
+}
+
+/// A ticket lock beside each entry: who came first is served first.
+#[derive(Debug)]
+pub enum Spin {}
+
+/// A ticket lock; the numbers wrap, so up to 65,535 threads may wait.
+#[derive(Debug, Default)]
+pub struct Ticket {
+    next: AtomicU16,
+    served: AtomicU16,
+}
+
+impl EntryLock for Spin {
+    const NAME: &'static str = "spin";
+}
+
+impl Protocol for Spin {
+    type Whole = ();
+    type Beside = Ticket;
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        let mine = place.beside.next.fetch_add(1, Relaxed);
+        let mut backoff = Backoff::default();
+        while place.beside.served.load(Acquire) != mine {
+            backoff.wait();
+        }
+        place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        let served = place.beside.served.load(Acquire);
+        let next = place.beside.next.compare_exchange(served, served.wrapping_add(1), Acquire, Relaxed);
+        next.ok().map(|_| place.word.load(Relaxed))
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+        Self::leave(place);
+    }
+
+    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+        Self::lock(place)
+    }
+
+    fn leave(place: Place<'_, Self>) {
+        // Only the holder changes `served`.
+        let mine = place.beside.served.load(Relaxed);
+        place.beside.served.store(mine.wrapping_add(1), Release);
+    }
+}
+
+/// A reader-writer lock beside each entry.
+#[derive(Debug)]
+pub enum RwLock {}
+
+impl EntryLock for RwLock {
+    const NAME: &'static str = "rwlock";
+}
+
+impl Protocol for RwLock {
+    type Whole = ();
+    type Beside = RwSpin;
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        place.beside.write();
+        place.word.load(Relaxed)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        place.beside.try_write().then(|| place.word.load(Relaxed))
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+        place.beside.unwrite();
+    }
+
+    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+        place.beside.read();
+        place.word.load(Relaxed)
+    }
+
+    fn leave(place: Place<'_, Self>) {
+        place.beside.unread();
+    }
+}
+
+/// A bit of the entry's word.
+#[derive(Debug)]
+pub enum BitSpin {}
+
+impl EntryLock for BitSpin {
+    const NAME: &'static str = "bit-spin";
+}
+
+impl Protocol for BitSpin {
+    type Whole = ();
+    type Beside = ();
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        lock_bit(place.word)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        try_lock_bit(place.word)
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+    }
+
+    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+        lock_bit(place.word)
+    }
+
+    fn leave(place: Place<'_, Self>) {
+        // The holder alone changes a locked word.
+        let word = place.word.load(Relaxed);
+        place.word.store(word & !LOCK, Release);
+    }
+}
+
+/// No lock for readers, a bit of the entry's word for writers: a reader says in its stream's pin which object it reads,
+/// and a writer frees no object that a pin names.
+#[derive(Debug)]
+pub enum Hazard {}
+
+impl EntryLock for Hazard {
+    const NAME: &'static str = "hazard";
+}
+
+impl Protocol for Hazard {
+    type Whole = ();
+    type Beside = ();
+
+    const PINS: bool = true;
+
+    fn lock(place: Place<'_, Self>) -> u64 {
+        lock_bit(place.word)
+    }
+
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        try_lock_bit(place.word)
+    }
+
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+    }
+
+    fn enter(place: Place<'_, Self>, pin: &mut Pin<'_>) -> u64 {
+        pin.pin(place.word)
+    }
+
+    fn leave(_: Place<'_, Self>) {}
+}
+
+fn try_lock_bit(word: &AtomicU64) -> Option<u64> {
+    let value = word.load(Relaxed) & !LOCK;
+    word.compare_exchange(value, value | LOCK, Acquire, Relaxed).ok()
+}
+
+fn lock_bit(word: &AtomicU64) -> u64 {
+    let mut backoff = Backoff::default();
+    loop {
+        let value = word.load(Relaxed);
+        if value & LOCK == 0 && word.compare_exchange_weak(value, value | LOCK, Acquire, Relaxed).is_ok() {
+            return value;
+        }
+        backoff.wait();
+    }
+}

@@ -1,0 +1,343 @@
+//! The default pool: objects side by side to the byte, holes used again by best fit, objects cut in two where no hole
+//! is long enough.
+//!
+//! ```text
+//! pool     shards, each with a lock and up to 4 GiB of address space        location = shard × span + offset
+//! shard    segments of 64 KiB, and its free blocks in bins by length        see `shard`, `bins`
+//! segment  blocks without a gap: header, object, header, object, hole, …    see `block`
+//! ```
+//!
+//! A thread allocates in the shard of its CPU; objects are freed in the shard they lie in. A pool starts with one shard
+//! and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that few free blocks lie where nobody looks for
+//! them.
+//!
+//! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
+//! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
+//!
+//! `held = live + free + tail + index`, and all of it is in the budget.
+#![allow(unsafe_code)] // passes its callers' promises on to the blocks
+
+mod bins;
+mod block;
+mod shard;
+
+use std::{
+    io,
+    num::NonZero,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use crossbeam_utils::CachePadded;
+use pagefold_codec::PAGE_SIZE;
+
+use self::{
+    block::{BLOCK_MIN, Blocks},
+    shard::{Emptying, Resident, Shard},
+};
+use crate::{
+    budget::{Budget, Full},
+    pool::{Account, Goal, Location, Owners, Pool, Pressure},
+    region::Region,
+};
+
+/// Bytes of a segment.
+const SEGMENT: u32 = 64 << 10;
+
+/// Bytes held in a shard from which on there is another.
+const SHARD_FILL: u64 = 4 << 20;
+
+/// The most address space a shard has: offsets in it are 32 bits, of which the highest is not one.
+const SPAN_MAX: u64 = 1 << 32;
+
+/// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as dense as possible.
+const WORTH_RELIEF: u32 = SEGMENT / 32;
+const WORTH_DENSEST: u32 = SEGMENT / 256;
+
+/// Objects looked up under one lock when a segment is emptied.
+const BATCH: usize = 8;
+
+/// The pool.
+#[derive(Debug)]
+pub(crate) struct Mosaic {
+    shards: Box<[OnceLock<Box<CachePadded<Part>>>]>,
+    /// How many of them are allocated in.
+    active: AtomicUsize,
+    span_bits: u32,
+    owners: u64,
+    /// The highest pressure that a `free` has met since the last `compact`.
+    pressure: AtomicU8,
+    budget: Arc<Budget>,
+}
+
+#[derive(Debug)]
+struct Part {
+    blocks: Blocks,
+    shard: Mutex<Shard>,
+}
+
+impl Part {
+    fn lock(&self) -> MutexGuard<'_, Shard> {
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pressure(shard: &Shard) -> Pressure {
+    let Shard { live_bytes, free_bytes, .. } = *shard;
+    let segment = u64::from(SEGMENT);
+    if free_bytes <= live_bytes / 24 + segment / 2 {
+        Pressure::None
+    } else if free_bytes <= live_bytes / 18 + segment {
+        Pressure::Soft
+    } else {
+        Pressure::Hard
+    }
+}
+
+fn wants(shard: &Shard, goal: Goal) -> bool {
+    let enough = match goal {
+        Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
+        Goal::Densest => u64::from(SEGMENT) / 4,
+    };
+    shard.free_bytes > enough
+}
+
+impl Mosaic {
+    /// A pool for at most `objects` objects at a time, whose owners are below `owners`.
+    pub(crate) fn new(objects: u64, owners: u64, budget: Arc<Budget>) -> io::Result<Self> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        if owners > 1 << 32 {
+            return Err(too_large());
+        }
+        // Every object raw, and a fifth of all bytes free.
+        let object_max = PAGE_SIZE as u64 + 2 * u64::from(BLOCK_MIN);
+        let worst =
+            objects.checked_mul(object_max).and_then(|bytes| bytes.checked_add(bytes / 4)).ok_or_else(too_large)?;
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get) as u64;
+        let useful = cpus.min(worst.div_ceil(SHARD_FILL)).max(1);
+        let span = (worst / useful + 4 * u64::from(SEGMENT)).next_power_of_two().min(SPAN_MAX);
+        let count = worst.div_ceil(span - u64::from(SEGMENT)).max(useful);
+        if count > (1 << Location::BITS) / span {
+            return Err(too_large());
+        }
+        Ok(Self {
+            shards: (0..count).map(|_| OnceLock::new()).collect(),
+            active: AtomicUsize::new(1),
+            span_bits: span.trailing_zeros(),
+            owners,
+            pressure: AtomicU8::new(Pressure::None as u8),
+            budget,
+        })
+    }
+
+    fn part(&self, number: usize) -> Result<&Part, Full> {
+        if let Some(part) = self.shards[number].get() {
+            return Ok(part);
+        }
+        let span = 1u64 << self.span_bits;
+        // The last segment of a span of 4 GiB would end beyond 32 bits.
+        let segments = span / u64::from(SEGMENT) - 1;
+        let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
+        let region = Region::reserve(span as usize).map_err(|_| Full);
+        let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
+        let part = Part { blocks: Blocks::new(region, self.owners), shard: Mutex::new(shard) };
+        if let Err(part) = self.shards[number].set(Box::new(CachePadded::new(part))) {
+            self.budget.give(part.lock().index_bytes());
+        }
+        self.shards[number].get().map(|part| &***part).ok_or(Full)
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
+        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &***part.get()?)))
+    }
+
+    fn alloc_in(&self, number: usize, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        let part = self.part(number)?;
+        let mut shard = part.lock();
+        let at = shard.alloc(&part.blocks, len_bytes as u32, owner)?;
+        let held_bytes = shard.held_bytes;
+        drop(shard);
+        if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.shards.len() {
+            let useful = self.shards.len().min(1 + (held_bytes / SHARD_FILL) as usize);
+            self.active.fetch_max(useful, Relaxed);
+        }
+        Ok(self.location(number, part, at))
+    }
+
+    fn alloc_anywhere(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        let active = self.active.load(Relaxed);
+        let home = if active == 1 { 0 } else { rustix::thread::sched_getcpu() % active };
+        let own = self.alloc_in(home, len_bytes, owner);
+        if own.is_ok() {
+            return own;
+        }
+        let others = (0..self.shards.len()).filter(|&number| number != home);
+        others.map(|number| self.alloc_in(number, len_bytes, owner)).find(Result::is_ok).unwrap_or(Err(Full))
+    }
+
+    fn location(&self, number: usize, part: &Part, at: u32) -> Location {
+        Location::new(((number as u64) << self.span_bits) + u64::from(at + part.blocks.header_bytes()))
+    }
+
+    /// The part that a location is in, and the offset of the object's body there.
+    fn find(&self, at: Location) -> (&Part, u32) {
+        let number = (at.get() >> self.span_bits) as usize;
+        let part = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
+        (part, (at.get() & ((1 << self.span_bits) - 1)) as u32)
+    }
+
+    /// Moves objects of one shard; see [`Pool::compact`].
+    fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
+        let worth = if goal == Goal::Densest { WORTH_DENSEST } else { WORTH_RELIEF };
+        let mut found = [Resident::default(); BATCH];
+        loop {
+            let mut shard = part.lock();
+            shard.free_delayed(&part.blocks);
+            if !wants(&shard, goal) {
+                return false;
+            }
+            let begun = shard.paused.pop().or_else(|| shard.begin_emptying(&part.blocks, worth));
+            drop(shard);
+            let Some(mut emptying) = begun else { return false };
+            loop {
+                let batch = &mut found[..BATCH.min(*objects)];
+                let count = part.lock().residents(&part.blocks, &mut emptying, batch);
+                if count == 0 && *objects > 0 && !self.retry(part, owners, &mut emptying) {
+                    break;
+                }
+                if count == 0 && *objects == 0 {
+                    part.lock().paused.push(emptying);
+                    return true;
+                }
+                for resident in &found[..count] {
+                    if self.relocate(number, part, owners, *resident).is_err() {
+                        part.lock().end_emptying(&part.blocks, emptying);
+                        return false;
+                    }
+                }
+                *objects -= count;
+            }
+            part.lock().end_emptying(&part.blocks, emptying);
+        }
+    }
+
+    /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
+    fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
+        let mut shard = part.lock();
+        shard.free_delayed(&part.blocks);
+        if shard.is_empty(emptying) || emptying.passes == 2 {
+            return false;
+        }
+        drop(shard);
+        owners.settle();
+        emptying.passes += 1;
+        emptying.cursor = 0;
+        true
+    }
+
+    /// Moves an object to other room in its shard, if its owner's entry names it.
+    fn relocate(&self, number: usize, part: &Part, owners: &dyn Owners, resident: Resident) -> Result<(), Full> {
+        let Resident { owner, at } = resident;
+        let from = self.location(number, part, at);
+        let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) else { return Ok(()) };
+        let new = part.lock().alloc(&part.blocks, len_bytes as u32, owner)?;
+        let to = self.location(number, part, new);
+        let header = part.blocks.header_bytes();
+        let mut object = [0; PAGE_SIZE];
+        let moved = owners.repoint(owner, from, to, len_bytes, &mut || {
+            let object = &mut object[..len_bytes];
+            // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
+            unsafe {
+                part.blocks.read(at + header, object);
+                part.blocks.write(new + header, object);
+            }
+        });
+        part.lock().free(&part.blocks, if moved { at } else { new });
+        Ok(())
+    }
+}
+
+impl Pool for Mosaic {
+    fn alloc(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        if let Ok(at) = self.alloc_anywhere(len_bytes, owner) {
+            return Ok(at);
+        }
+        for (_, part) in self.parts() {
+            part.lock().settle(&part.blocks);
+        }
+        self.alloc_anywhere(len_bytes, owner)
+    }
+
+    unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.bytes(body, len_bytes) }
+    }
+
+    unsafe fn read(&self, at: Location, out: &mut [u8]) {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.read(body, out) };
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8]) {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.write(body, bytes) };
+    }
+
+    unsafe fn free(&self, at: Location, _len_bytes: usize) {
+        let (part, body) = self.find(at);
+        let mut shard = part.lock();
+        shard.free_soon(&part.blocks, body - part.blocks.header_bytes());
+        let pressure = pressure(&shard) as u8;
+        drop(shard);
+        if pressure > self.pressure.load(Relaxed) {
+            self.pressure.store(pressure, Relaxed);
+        }
+    }
+
+    fn account(&self) -> Account {
+        let mut sum = Account { index_bytes: size_of_val(&*self.shards) as u64, ..Account::default() };
+        for (_, part) in self.parts() {
+            let mut shard = part.lock();
+            shard.free_delayed(&part.blocks);
+            sum.live_bytes += shard.live_bytes;
+            sum.free_bytes += shard.free_bytes;
+            sum.tail_bytes += shard.held_bytes - shard.live_bytes - shard.free_bytes;
+            sum.index_bytes += shard.index_bytes();
+        }
+        sum.held_bytes = sum.live_bytes + sum.free_bytes + sum.tail_bytes + sum.index_bytes;
+        sum
+    }
+
+    fn pressure(&self) -> Pressure {
+        match self.pressure.load(Relaxed) {
+            0 => Pressure::None,
+            1 => Pressure::Soft,
+            _ => Pressure::Hard,
+        }
+    }
+
+    fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
+        let mut more = false;
+        for (number, part) in self.parts() {
+            more |= self.compact_part(number, part, owners, goal, &mut objects);
+        }
+        let worst = self.parts().map(|(_, part)| pressure(&part.lock())).max();
+        self.pressure.store(worst.unwrap_or(Pressure::None) as u8, Relaxed);
+        more
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (number, part) in self.parts() {
+            let mut shard = part.lock();
+            shard.settle(&part.blocks);
+            shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
+        }
+        Ok(())
+    }
+}

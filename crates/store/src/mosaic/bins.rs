@@ -1,0 +1,145 @@
+//! The free blocks of a shard by length.
+//!
+//! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A bitmap says which are
+//! not empty, and a word above it which words of it are not zero, so a search is a few instructions.
+
+use super::block::{BLOCK_MIN, Blocks, NIL};
+
+const FINE_STEP: u32 = 4;
+const FINE: usize = 1028;
+const FINE_END: u32 = FINE as u32 * FINE_STEP;
+const COARSE_STEP: u32 = 1024;
+const BINS: usize = FINE + 60;
+const WORDS: usize = BINS / 64;
+const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= super::SEGMENT);
+
+/// How many blocks of the bin that may hold blocks too short are tried.
+const TRIES: usize = 1;
+
+#[derive(Debug)]
+pub(super) struct Bins {
+    heads: Box<[u32; BINS]>,
+    words: [u64; WORDS],
+    summary: u32,
+}
+
+fn bin_of(len: u32) -> usize {
+    if len < FINE_END { (len / FINE_STEP) as usize } else { FINE + ((len - FINE_END) / COARSE_STEP) as usize }
+}
+
+impl Bins {
+    /// Heap bytes of the lists' heads.
+    pub(super) const BYTES: u64 = (BINS * 4) as u64;
+
+    /// Empty bins, or `None` if there is no memory for them.
+    pub(super) fn new() -> Option<Self> {
+        let mut heads = Vec::new();
+        heads.try_reserve_exact(BINS).ok()?;
+        heads.resize(BINS, NIL);
+        Some(Self { heads: heads.into_boxed_slice().try_into().ok()?, words: [0; WORDS], summary: 0 })
+    }
+
+    /// Makes `at` a free block of `len` bytes, listed.
+    pub(super) fn insert(&mut self, blocks: &Blocks, at: u32, len: u32) {
+        let bin = bin_of(len);
+        let next = self.heads[bin];
+        blocks.put_free(at, len, next, NIL);
+        if next != NIL {
+            blocks.set_prev(next, at);
+        }
+        self.heads[bin] = at;
+        self.words[bin / 64] |= 1 << (bin % 64);
+        self.summary |= 1 << (bin / 64);
+    }
+
+    /// Takes the free block `at` of `len` bytes out of its list.
+    pub(super) fn remove(&mut self, blocks: &Blocks, at: u32, len: u32) {
+        let (next, prev) = (blocks.next(at), blocks.prev(at));
+        if next != NIL {
+            blocks.set_prev(next, prev);
+        }
+        if prev != NIL {
+            blocks.set_next(prev, next);
+            return;
+        }
+        let bin = bin_of(len);
+        self.heads[bin] = next;
+        if next == NIL {
+            self.words[bin / 64] &= !(1 << (bin % 64));
+            if self.words[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
+            }
+        }
+    }
+
+    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is.
+    pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<u32> {
+        let own = (len / FINE_STEP) as usize;
+        if !len.is_multiple_of(FINE_STEP) {
+            let mut at = self.heads[own];
+            for _ in 0..TRIES {
+                if at == NIL {
+                    break;
+                }
+                if blocks.len(at) >= len {
+                    return Some(at);
+                }
+                at = blocks.next(at);
+            }
+        }
+        self.first_from(len.div_ceil(FINE_STEP) as usize).map(|bin| self.heads[bin])
+    }
+
+    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the longest there is.
+    pub(super) fn longest_below(&self, len: u32, least: u32) -> Option<u32> {
+        let bin = self.last_below((len / FINE_STEP) as usize)?;
+        (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.heads[bin])
+    }
+
+    fn first_from(&self, bin: usize) -> Option<usize> {
+        let word = bin / 64;
+        let bits = self.words.get(word)? & (u64::MAX << (bin % 64));
+        if bits != 0 {
+            return Some(word * 64 + bits.trailing_zeros() as usize);
+        }
+        let later = self.summary & (u32::MAX << word << 1);
+        let word = (later != 0).then(|| later.trailing_zeros() as usize)?;
+        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+    }
+
+    fn last_below(&self, bin: usize) -> Option<usize> {
+        let word = bin / 64;
+        let bits = self.words.get(word)? & !(u64::MAX << (bin % 64));
+        if bits != 0 {
+            return Some(word * 64 + bits.ilog2() as usize);
+        }
+        let earlier = self.summary & !(u32::MAX << word);
+        let word = (earlier != 0).then(|| earlier.ilog2() as usize)?;
+        Some(word * 64 + self.words[word].ilog2() as usize)
+    }
+
+    /// Every listed block with its length, or what is wrong with a list. For the checker.
+    pub(super) fn listed(&self, blocks: &Blocks) -> Result<Vec<(u32, u32)>, String> {
+        let mut all = Vec::new();
+        for (bin, &head) in self.heads.iter().enumerate() {
+            if (head != NIL) != (self.words[bin / 64] >> (bin % 64) & 1 == 1) {
+                return Err(format!("bin {bin}: the bitmap does not say whether it is empty"));
+            }
+            let (mut at, mut prev) = (head, NIL);
+            while at != NIL {
+                let len = blocks.len(at);
+                if bin_of(len) != bin || blocks.prev(at) != prev {
+                    return Err(format!("bin {bin}: block {at} of {len} bytes is listed wrongly"));
+                }
+                all.push((at, len));
+                (prev, at) = (at, blocks.next(at));
+            }
+        }
+        for (word, &bits) in self.words.iter().enumerate() {
+            if (bits != 0) != (self.summary >> word & 1 == 1) {
+                return Err(format!("word {word} of the bitmap: the summary does not say whether it is zero"));
+            }
+        }
+        Ok(all)
+    }
+}

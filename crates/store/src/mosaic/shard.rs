@@ -1,0 +1,506 @@
+//! A part of the pool with its own lock, address space and free blocks.
+//!
+//! ```text
+//! alloc: the shortest free block that fits, cut to size
+//!        else two pieces: the longest free block that is too short, whole, and the shortest that fits the rest
+//!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
+//!        segment is opened
+//! free:  join the block with free neighbours; give the segment back if nothing else is in it
+//! ```
+//!
+//! Segments of 64 KiB are filled from the front. A segment's blocks cover it up to `top`; the memory of its first
+//! `held` bytes is accounted for. No two free blocks touch, and none ends at the top of the open segment, except in a
+//! segment that is being emptied, where freed blocks stay as they are and are in no list.
+//!
+//! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top − Σ free`.
+
+use std::sync::Arc;
+
+use pagefold_codec::PAGE_SIZE;
+
+use super::{
+    SEGMENT,
+    bins::Bins,
+    block::{BLOCK_MIN, Blocks, Kind, NIL},
+};
+use crate::budget::{Budget, Full};
+
+/// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
+const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
+const HOLD_SMALL: u32 = PAGE_SIZE as u32;
+/// Segments from which on a shard is large.
+const LARGE: usize = 32;
+
+/// First pieces are at least this long, and at least this part of what is asked for.
+const PIECE_MIN: u32 = 64;
+const PIECE_PART: u32 = 4;
+
+/// An object is freed this many frees later than asked for: its header is fetched into the cache at once, and its
+/// neighbours' after half of them. In a shard that fits in the cache nothing is delayed.
+const DELAYED: usize = 16;
+const DELAY_FROM: u64 = 1 << 20;
+
+/// How many segments room is made for at a time in the table of segments.
+const SEGMENTS_STEP: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// In the list of segments without memory.
+    Spare { next: u32 },
+    /// Filled from the front; there is at most one.
+    Open,
+    /// Filled, with holes.
+    Closed,
+    /// No block is taken in it, and its free blocks are not listed.
+    Emptying,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    state: State,
+    top: u32,
+    held: u32,
+    free: u32,
+}
+
+/// What is behind a shard's lock.
+#[derive(Debug)]
+pub(super) struct Shard {
+    bins: Bins,
+    segments: Vec<Segment>,
+    segments_max: u32,
+    spare: u32,
+    open: u32,
+    pub(super) held_bytes: u64,
+    pub(super) live_bytes: u64,
+    pub(super) free_bytes: u64,
+    /// Objects to be freed, the oldest at `delayed_at`; `NIL` where there is none. They count as live.
+    delayed: [u32; DELAYED],
+    delayed_at: usize,
+    /// Segments whose emptying was begun and is nobody's at the moment.
+    pub(super) paused: Vec<Emptying>,
+    budget: Arc<Budget>,
+}
+
+/// A segment that is being emptied: which, how far, and how often its end was reached.
+#[derive(Debug)]
+pub(super) struct Emptying {
+    number: u32,
+    pub(super) cursor: u32,
+    pub(super) passes: u32,
+}
+
+/// An object with a block in a segment that is being emptied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Resident {
+    pub(super) owner: u64,
+    /// The object's block, or its first piece's.
+    pub(super) at: u32,
+}
+
+fn segment_of(at: u32) -> u32 {
+    at / SEGMENT
+}
+
+impl Shard {
+    /// An empty shard with address space for `segments_max` segments.
+    pub(super) fn new(segments_max: u32, budget: Arc<Budget>) -> Result<Self, Full> {
+        budget.take(Self::base_bytes())?;
+        let Some(bins) = Bins::new() else {
+            budget.give(Self::base_bytes());
+            return Err(Full);
+        };
+        Ok(Self {
+            bins,
+            segments: Vec::new(),
+            segments_max,
+            spare: NIL,
+            open: NIL,
+            held_bytes: 0,
+            live_bytes: 0,
+            free_bytes: 0,
+            delayed: [NIL; DELAYED],
+            delayed_at: 0,
+            paused: Vec::new(),
+            budget,
+        })
+    }
+
+    fn base_bytes() -> u64 {
+        Bins::BYTES + size_of::<Self>() as u64
+    }
+
+    /// Bytes of everything but the objects' memory.
+    pub(super) fn index_bytes(&self) -> u64 {
+        Self::base_bytes() + (self.segments.capacity() * size_of::<Segment>()) as u64
+    }
+
+    /// Takes room for `len_bytes` and returns its block.
+    pub(super) fn alloc(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Result<u32, Full> {
+        let need = blocks.whole_len(len_bytes);
+        if let Some(at) = self.bins.best_fit(blocks, need) {
+            self.bins.remove(blocks, at, blocks.len(at));
+            self.carve(blocks, at, need, Kind::Whole, owner);
+            return Ok(at);
+        }
+        if let Some(at) = self.alloc_in_two(blocks, len_bytes, owner) {
+            return Ok(at);
+        }
+        self.extend(blocks, need, owner)
+    }
+
+    fn alloc_in_two(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
+        let need = blocks.whole_len(len_bytes);
+        let first = self.bins.longest_below(need, PIECE_MIN.max(need / PIECE_PART))?;
+        let first_len = blocks.len(first);
+        self.bins.remove(blocks, first, first_len);
+        let rest_len = blocks.second_len(len_bytes - blocks.first_room(first_len));
+        let Some(second) = self.bins.best_fit(blocks, rest_len) else {
+            self.bins.insert(blocks, first, first_len);
+            return None;
+        };
+        self.bins.remove(blocks, second, blocks.len(second));
+        self.carve(blocks, first, first_len, Kind::First, owner);
+        self.carve(blocks, second, rest_len, Kind::Second, owner);
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Some(first)
+    }
+
+    /// Makes the front of the free block `at`, which is in no list, a live one of `need` bytes, or of a few more.
+    fn carve(&mut self, blocks: &Blocks, at: u32, need: u32, kind: Kind, owner: u64) {
+        let len = blocks.len(at);
+        let taken = if len - need < BLOCK_MIN { len } else { need };
+        if taken < len {
+            self.bins.insert(blocks, at + taken, len - taken);
+        } else {
+            self.mark_next(blocks, at + len, false);
+        }
+        let segment = &mut self.segments[segment_of(at) as usize];
+        segment.free -= taken;
+        self.free_bytes -= u64::from(taken);
+        self.live_bytes += u64::from(taken);
+        blocks.put_live(at, kind, taken, owner);
+    }
+
+    /// Tells the block at `at`, if there is one, whether the block before it is free.
+    fn mark_next(&self, blocks: &Blocks, at: u32, free: bool) {
+        let before = segment_of(at - 1);
+        if at < before * SEGMENT + self.segments[before as usize].top {
+            blocks.set_prev_free(at, free);
+        }
+    }
+
+    /// Takes `need` bytes that were never used.
+    fn extend(&mut self, blocks: &Blocks, need: u32, owner: u64) -> Result<u32, Full> {
+        if self.open != NIL && SEGMENT - self.segments[self.open as usize].top < need {
+            self.close(blocks);
+        }
+        if self.open == NIL {
+            self.open = self.unused_segment()?;
+        }
+        let number = self.open;
+        let top = self.segments[number as usize].top;
+        if let Err(full) = self.hold(number, top + need) {
+            if top == 0 {
+                self.release(blocks, number);
+            }
+            return Err(full);
+        }
+        self.segments[number as usize].top = top + need;
+        self.live_bytes += u64::from(need);
+        let at = number * SEGMENT + top;
+        blocks.put_live(at, Kind::Whole, need, owner);
+        Ok(at)
+    }
+
+    /// Accounts for the memory of the segment's first `end` bytes.
+    fn hold(&mut self, number: u32, end: u32) -> Result<(), Full> {
+        let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
+        let held = self.segments[number as usize].held;
+        for step in [step, HOLD_SMALL] {
+            let more = end.next_multiple_of(step).saturating_sub(held);
+            if self.budget.take(more.into()).is_ok() {
+                self.segments[number as usize].held += more;
+                self.held_bytes += u64::from(more);
+                return Ok(());
+            }
+        }
+        Err(Full)
+    }
+
+    /// Makes what is left of the open segment a free block.
+    fn close(&mut self, blocks: &Blocks) {
+        let number = self.open;
+        let top = self.segments[number as usize].top;
+        self.open = NIL;
+        self.segments[number as usize].state = State::Closed;
+        if SEGMENT - top >= BLOCK_MIN && self.hold(number, SEGMENT).is_ok() {
+            let segment = &mut self.segments[number as usize];
+            segment.top = SEGMENT;
+            segment.free += SEGMENT - top;
+            self.free_bytes += u64::from(SEGMENT - top);
+            self.bins.insert(blocks, number * SEGMENT + top, SEGMENT - top);
+        }
+    }
+
+    fn unused_segment(&mut self) -> Result<u32, Full> {
+        let fresh = Segment { state: State::Open, top: 0, held: 0, free: 0 };
+        if self.spare != NIL {
+            let number = self.spare;
+            if let State::Spare { next } = self.segments[number as usize].state {
+                self.spare = next;
+            }
+            self.segments[number as usize] = fresh;
+            return Ok(number);
+        }
+        let number = self.segments.len();
+        if number >= self.segments_max as usize {
+            return Err(Full);
+        }
+        if number == self.segments.capacity() {
+            let step = SEGMENTS_STEP.max(number / 4).min(self.segments_max as usize - number);
+            let step = if number == 0 { step.min(8) } else { step };
+            let bytes = (step * size_of::<Segment>()) as u64;
+            self.budget.take(bytes)?;
+            if self.segments.try_reserve_exact(step).is_err() {
+                self.budget.give(bytes);
+                return Err(Full);
+            }
+        }
+        self.segments.push(fresh);
+        Ok(number as u32)
+    }
+
+    /// Gives a segment's memory back. It has no live block and no listed one.
+    fn release(&mut self, blocks: &Blocks, number: u32) {
+        let Segment { held, free, .. } = self.segments[number as usize];
+        if held > 0 {
+            blocks.give_back(number * SEGMENT, held);
+        }
+        self.held_bytes -= u64::from(held);
+        self.free_bytes -= u64::from(free);
+        self.budget.give(held.into());
+        if self.open == number {
+            self.open = NIL;
+        }
+        self.segments[number as usize] = Segment { state: State::Spare { next: self.spare }, top: 0, held: 0, free: 0 };
+        self.spare = number;
+    }
+
+    /// Gives an object's blocks back, sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
+    pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
+        if self.live_bytes < DELAY_FROM {
+            self.free(blocks, at);
+            return;
+        }
+        blocks.prefetch(at);
+        let half = self.delayed[(self.delayed_at + DELAYED / 2) % DELAYED];
+        if half != NIL {
+            blocks.prefetch(half + blocks.len(half));
+            if blocks.kind(half) == Kind::First {
+                blocks.prefetch(blocks.link(half));
+            }
+            if blocks.prev_free(half) {
+                blocks.prefetch(half - blocks.len_before(half));
+            }
+        }
+        let oldest = std::mem::replace(&mut self.delayed[self.delayed_at], at);
+        self.delayed_at = (self.delayed_at + 1) % DELAYED;
+        if oldest != NIL {
+            self.free(blocks, oldest);
+        }
+    }
+
+    /// Frees every object whose freeing was delayed.
+    pub(super) fn free_delayed(&mut self, blocks: &Blocks) {
+        for at in std::mem::replace(&mut self.delayed, [NIL; DELAYED]) {
+            if at != NIL {
+                self.free(blocks, at);
+            }
+        }
+    }
+
+    /// Gives an object's blocks back.
+    pub(super) fn free(&mut self, blocks: &Blocks, at: u32) {
+        if blocks.kind(at) == Kind::First {
+            self.free_block(blocks, blocks.link(at));
+        }
+        self.free_block(blocks, at);
+    }
+
+    fn free_block(&mut self, blocks: &Blocks, at: u32) {
+        let number = segment_of(at);
+        let (mut start, mut len) = (at, blocks.len(at));
+        let Segment { state, top, .. } = self.segments[number as usize];
+        let top = number * SEGMENT + top;
+        self.live_bytes -= u64::from(len);
+        self.free_bytes += u64::from(len);
+        self.segments[number as usize].free += len;
+        if state == State::Emptying {
+            blocks.put_dead(at, len);
+            return;
+        }
+        if blocks.prev_free(at) {
+            let before = blocks.len_before(at);
+            start -= before;
+            self.bins.remove(blocks, start, before);
+            len += before;
+        }
+        let next = start + len;
+        if next < top && blocks.kind(next) == Kind::Free {
+            let after = blocks.len(next);
+            self.bins.remove(blocks, next, after);
+            len += after;
+        }
+        let segment = &mut self.segments[number as usize];
+        if segment.free == segment.top {
+            self.release(blocks, number);
+        } else if start + len == top && number == self.open {
+            segment.top -= len;
+            segment.free -= len;
+            self.free_bytes -= u64::from(len);
+        } else {
+            self.mark_next(blocks, start + len, true);
+            self.bins.insert(blocks, start, len);
+        }
+    }
+
+    /// Takes the closed segment with the most free bytes, at least `least`, out of use so that it can be emptied.
+    pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
+        let free = |segment: &Segment| if segment.state == State::Closed { segment.free } else { 0 };
+        let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| free(segment))?;
+        if free(most) < least.max(1) {
+            return None;
+        }
+        let number = number as u32;
+        self.segments[number as usize].state = State::Emptying;
+        self.each_block(blocks, number, |shard, at, len| {
+            if blocks.kind(at) == Kind::Free {
+                shard.bins.remove(blocks, at, len);
+            }
+        });
+        Some(Emptying { number, cursor: 0, passes: 0 })
+    }
+
+    /// Finds the next live objects of a segment that is being emptied and moves its cursor behind them. None: it is at
+    /// the segment's end.
+    pub(super) fn residents(&self, blocks: &Blocks, emptying: &mut Emptying, found: &mut [Resident]) -> usize {
+        let start = emptying.number * SEGMENT;
+        let top = self.segments[emptying.number as usize].top;
+        let mut count = 0;
+        while emptying.cursor < top && count < found.len() {
+            let at = start + emptying.cursor;
+            emptying.cursor += blocks.len(at);
+            let first = match blocks.kind(at) {
+                Kind::Free => continue,
+                Kind::Second => blocks.link(at),
+                Kind::Whole | Kind::First => at,
+            };
+            found[count] = Resident { owner: blocks.owner(at), at: first };
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether a segment that is being emptied is.
+    pub(super) fn is_empty(&self, emptying: &Emptying) -> bool {
+        let segment = &self.segments[emptying.number as usize];
+        segment.free == segment.top
+    }
+
+    /// Gives the memory of a segment back that was being emptied; or, if something is left in it, the segment to use.
+    pub(super) fn end_emptying(&mut self, blocks: &Blocks, emptying: Emptying) {
+        let number = emptying.number;
+        if self.is_empty(&emptying) {
+            self.release(blocks, number);
+            return;
+        }
+        self.segments[number as usize].state = State::Closed;
+        let mut run = None;
+        self.each_block(blocks, number, |shard, at, len| {
+            if blocks.kind(at) == Kind::Free {
+                run = run.map_or(Some((at, len)), |(start, before)| Some((start, before + len)));
+                return;
+            }
+            blocks.set_prev_free(at, run.is_some());
+            if let Some((start, len)) = run.take() {
+                shard.bins.insert(blocks, start, len);
+            }
+        });
+        if let Some((start, len)) = run {
+            self.bins.insert(blocks, start, len);
+        }
+    }
+
+    /// Finishes what was put off: every freed object is free, and no segment is being emptied.
+    pub(super) fn settle(&mut self, blocks: &Blocks) {
+        self.free_delayed(blocks);
+        while let Some(emptying) = self.paused.pop() {
+            self.end_emptying(blocks, emptying);
+        }
+    }
+
+    /// Calls `each` with every block of the segment; it may change the block it gets.
+    fn each_block(&mut self, blocks: &Blocks, number: u32, mut each: impl FnMut(&mut Self, u32, u32)) {
+        let mut at = number * SEGMENT;
+        let end = at + self.segments[number as usize].top;
+        while at < end {
+            let len = blocks.len(at);
+            each(self, at, len);
+            at += len;
+        }
+    }
+
+    /// Looks everything over. No segment is being emptied.
+    pub(super) fn check(&self, blocks: &Blocks) -> Result<(), String> {
+        let mut listed = self.bins.listed(blocks)?;
+        listed.sort_unstable();
+        let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
+        for (number, segment) in self.segments.iter().enumerate() {
+            let wrong = |what: &str| Err(format!("segment {number}: {what}: {segment:?}"));
+            if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_SMALL) {
+                return wrong("top and held");
+            }
+            if (segment.state == State::Open) != (self.open == number as u32) || segment.state == State::Emptying {
+                return wrong("state");
+            }
+            let (start, mut at, mut prev_free, mut segment_free) = (number as u32 * SEGMENT, 0, false, 0);
+            while at < segment.top {
+                let (block, len) = (start + at, blocks.len(start + at));
+                if len < BLOCK_MIN || at + len > segment.top {
+                    return wrong(&format!("block {at} has {len} bytes"));
+                }
+                match blocks.kind(block) {
+                    Kind::Free if prev_free || blocks.len_before(block + len) != len => {
+                        return wrong(&format!("free block {at} of {len} bytes"));
+                    }
+                    Kind::Free => {
+                        segment_free += len;
+                        found.push((block, len));
+                    }
+                    _ if blocks.prev_free(block) != prev_free => return wrong(&format!("live block {at}")),
+                    Kind::First | Kind::Second if blocks.link(blocks.link(block)) != block => {
+                        return wrong(&format!("pieces {at}"));
+                    }
+                    _ => {}
+                }
+                prev_free = blocks.kind(block) == Kind::Free;
+                at += len;
+            }
+            if segment_free != segment.free || (segment.top != 0 && segment.free == segment.top) {
+                return wrong(&format!("{segment_free} bytes are free"));
+            }
+            held += u64::from(segment.held);
+            free += u64::from(segment.free);
+            tops += u64::from(segment.top);
+        }
+        if found != listed {
+            return Err(format!("{} free blocks are in segments, {} in lists", found.len(), listed.len()));
+        }
+        if (held, free, tops - free) != (self.held_bytes, self.free_bytes, self.live_bytes) {
+            return Err(format!("held {held}, free {free}, live {}: the account differs: {self:?}", tops - free));
+        }
+        Ok(())
+    }
+}

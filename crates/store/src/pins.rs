@@ -1,0 +1,178 @@
+//! Who holds which stream, and which object each holder reads: hazard pointers (M. M. Michael, "Hazard Pointers: Safe
+//! Memory Reclamation for Lock-Free Objects", IEEE TPDS 15(6), 2004).
+//!
+//! ```text
+//! reader:   w ← entry; take a stream: pin ← w (one compare-and-swap does both)
+//!           until entry = w: w ← entry; pin ← w
+//!           decode w's object; give the stream back: pin ← free
+//! writer:   old ← swap(entry, new); keep old's word in a list
+//!           when the list is long: free every old that no pin names; keep the others
+//! ```
+//!
+//! The reader writes its pin and then reads the entry; the writer writes the entry and then reads the pins. With all of
+//! that sequentially consistent one of them sees the other: a reader whose second look finds its word has a pin that
+//! every later scan sees. So nobody writes or frees an object's bytes while they are read, and no reader waits.
+
+use crossbeam_utils::CachePadded;
+
+use crate::{
+    entry::{LOCK, MARKS},
+    sync::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        fence,
+    },
+};
+
+/// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when it reads none).
+const FREE: u64 = 0;
+
+/// One pin a stream, each on a cache line of its own.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    pins: Box<[CachePadded<AtomicU64>]>,
+}
+
+/// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both back.
+#[derive(Debug)]
+pub struct Pin<'a> {
+    pin: &'a AtomicU64,
+    word: u64,
+    number: usize,
+}
+
+impl Pins {
+    pub(crate) fn new(count: usize) -> Self {
+        Self { pins: (0..count.max(1)).map(|_| CachePadded::new(AtomicU64::new(FREE))).collect() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pins.len()
+    }
+
+    /// Bytes of the pins.
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(&*self.pins) as u64
+    }
+
+    /// Takes pin `number` if it is free and says that its holder reads the object of `word`.
+    pub(crate) fn try_take(&self, number: usize, word: u64) -> Option<Pin<'_>> {
+        let (pin, word) = (&*self.pins[number], word | LOCK);
+        if pin.load(Relaxed) != FREE {
+            return None;
+        }
+        pin.compare_exchange(FREE, word, SeqCst, Relaxed).ok()?;
+        order();
+        Some(Pin { pin, word, number })
+    }
+
+    /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were swapped out of their
+    /// entries before the call. At most [`len`](Self::len) stay.
+    pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
+        fence(SeqCst);
+        let mut kept = 0;
+        for pin in &self.pins {
+            let pinned = pin.load(Acquire);
+            if pinned == FREE || pinned == LOCK {
+                continue;
+            }
+            if let Some(at) = retired[kept..].iter().position(|&word| same_object(word, pinned)) {
+                retired.swap(kept, kept + at);
+                kept += 1;
+            }
+        }
+        for word in retired.drain(kept..) {
+            free(word);
+        }
+    }
+
+    /// Whether somebody reads the object of `word`, which was swapped out of its entry before the call.
+    pub(crate) fn names(&self, word: u64) -> bool {
+        fence(SeqCst);
+        self.pins.iter().any(|pin| same_object(word, pin.load(Acquire)))
+    }
+}
+
+impl Pin<'_> {
+    /// The pin's number, below [`Pins::len`].
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Pins the object that `entry` names now, and returns its word without the lock bit. The object stays live and
+    /// unchanged as long as the pin is neither dropped nor moved to another.
+    pub(crate) fn pin(&mut self, entry: &AtomicU64) -> u64 {
+        loop {
+            // A locked word still names its object: whoever holds the lock retires it only after unlocking.
+            let word = entry.load(SeqCst) | LOCK;
+            if word == self.word {
+                return word & !LOCK;
+            }
+            self.word = word;
+            self.pin.store(word, SeqCst);
+            order();
+        }
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.pin.store(FREE, Release);
+    }
+}
+
+/// Whether two words name one object; the lock bit and the idle bit say nothing about it.
+fn same_object(word: u64, pinned: u64) -> bool {
+    (word ^ pinned) & !MARKS == 0
+}
+
+/// Between the store of a pin and the load of the entry. Both are `SeqCst`, which is enough; loom takes such accesses for
+/// weaker and orders by fences alone.
+fn order() {
+    #[cfg(loom)]
+    fence(SeqCst);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_is_exclusive_and_comes_back() {
+        let pins = Pins::new(2);
+        let held = pins.try_take(1, 0).expect("a free pin");
+        assert_eq!(held.number(), 1);
+        assert!(pins.try_take(1, 0).is_none());
+        assert!(pins.try_take(0, 0).is_some());
+        drop(held);
+        assert!(pins.try_take(1, 0).is_some());
+    }
+
+    #[test]
+    fn what_is_pinned_is_kept() {
+        let pins = Pins::new(3);
+        let entry = AtomicU64::new(7);
+        let mut held = pins.try_take(2, 7).expect("a free pin");
+        assert_eq!(held.pin(&entry), 7);
+        let mut retired = vec![5, 7, 9];
+        let mut freed = Vec::new();
+        pins.release(&mut retired, |word| freed.push(word));
+        assert_eq!(retired, [7]);
+        freed.sort_unstable();
+        assert_eq!(freed, [5, 9]);
+        assert!(pins.names(7) && !pins.names(5));
+
+        entry.store(11, SeqCst);
+        assert_eq!(held.pin(&entry), 11);
+        pins.release(&mut retired, |word| freed.push(word));
+        assert_eq!((retired.len(), freed.len()), (0, 3));
+    }
+
+    #[test]
+    fn a_locked_entry_can_be_read() {
+        let pins = Pins::new(1);
+        let mut held = pins.try_take(0, 0).expect("a free pin");
+        assert_eq!(held.pin(&AtomicU64::new(3 | LOCK)), 3);
+        assert!(pins.names(3));
+    }
+}

@@ -1,0 +1,271 @@
+//! Every pool against a plain map of objects; and what the default one promises.
+#![allow(unsafe_code)] // calls the pools as a store does
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use proptest::prelude::*;
+
+use crate::{
+    budget::{Budget, Full},
+    pool::{Account, Goal, Location, Owners, Pool, PoolKind, Pressure},
+};
+
+struct Subject {
+    pool: Box<dyn Pool>,
+    budget: Arc<Budget>,
+}
+
+/// Owners as a map; an owner that is held is `None`.
+#[derive(Default)]
+struct Map(Mutex<BTreeMap<u64, Option<(Location, usize)>>>);
+
+impl Map {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Option<(Location, usize)>>> {
+        self.0.lock().expect("nobody panics with it")
+    }
+}
+
+impl Owners for Map {
+    fn object(&self, owner: u64) -> Option<(Location, usize)> {
+        self.lock().get(&owner).copied().flatten()
+    }
+
+    fn repoint(&self, owner: u64, from: Location, to: Location, len_bytes: usize, copy: &mut dyn FnMut()) -> bool {
+        let mut map = self.lock();
+        let Some(entry) = map.get_mut(&owner).filter(|entry| **entry == Some((from, len_bytes))) else { return false };
+        copy();
+        *entry = Some((to, len_bytes));
+        true
+    }
+
+    fn settle(&self) {}
+}
+
+fn subject(kind: PoolKind, limit: u64) -> Subject {
+    let budget = Arc::new(Budget::new(limit));
+    let pool = kind.make(100_000, 100_000, Arc::clone(&budget)).expect("address space");
+    budget.take(pool.account().held_bytes).expect("an empty pool is small");
+    Subject { pool, budget }
+}
+
+fn mosaic() -> Box<dyn Pool> {
+    subject(PoolKind::Mosaic, u64::MAX).pool
+}
+
+/// What the object of `owner` holds in its `version`.
+fn content(owner: u64, version: u64, len_bytes: usize) -> Vec<u8> {
+    let mut state = owner * 0x9e37_79b9 + version * 31 + 1;
+    (0..len_bytes)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn store(pool: &dyn Pool, map: &Map, owner: u64, version: u64, len_bytes: usize) -> Result<(), Full> {
+    let at = pool.alloc(len_bytes, owner)?;
+    // SAFETY: just allocated, and not yet in the map.
+    unsafe { pool.write(at, &content(owner, version, len_bytes)) };
+    let old = map.lock().insert(owner, Some((at, len_bytes)));
+    if let Some((at, len_bytes)) = old.flatten() {
+        // SAFETY: out of the map, so nobody else uses it.
+        unsafe { pool.free(at, len_bytes) };
+    }
+    Ok(())
+}
+
+fn discard(pool: &dyn Pool, map: &Map, owner: u64) {
+    let old = map.lock().remove(&owner);
+    if let Some((at, len_bytes)) = old.flatten() {
+        // SAFETY: out of the map, so nobody else uses it.
+        unsafe { pool.free(at, len_bytes) };
+    }
+}
+
+fn verify(pool: &dyn Pool, map: &Map, versions: &BTreeMap<u64, (u64, usize)>) -> Result<(), TestCaseError> {
+    pool.check().map_err(TestCaseError::fail)?;
+    let account = pool.account();
+    let sum = account.live_bytes + account.free_bytes + account.tail_bytes + account.index_bytes;
+    prop_assert_eq!(sum, account.held_bytes);
+    for (&owner, &(version, len_bytes)) in versions {
+        let Some((at, len)) = map.object(owner) else { return Err(TestCaseError::fail("an object is gone")) };
+        prop_assert_eq!(len, len_bytes);
+        let mut out = vec![0; len];
+        // SAFETY: the map names it, and there is no other thread.
+        unsafe { pool.read(at, &mut out) };
+        prop_assert!(out == content(owner, version, len), "object {} of {} bytes has other bytes", owner, len);
+        // SAFETY: as above.
+        if let Some(bytes) = unsafe { pool.bytes(at, len) } {
+            prop_assert!(bytes == out);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store(u64, usize),
+    Discard(u64),
+    /// Everything between two owners.
+    DiscardMany(u64, u64),
+    Compact(usize),
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let len = prop_oneof![1usize..=64, 1usize..=4096, 900usize..1400, Just(4096usize)];
+    prop_oneof![
+        12 => (0u64..300, len).prop_map(|(owner, len)| Op::Store(owner, len)),
+        3 => (0u64..300).prop_map(Op::Discard),
+        1 => (0u64..300, 0u64..100).prop_map(|(from, count)| Op::DiscardMany(from, from + count)),
+        1 => (1usize..400).prop_map(Op::Compact),
+    ]
+}
+
+fn run(kind: PoolKind, ops: &[Op], limit: u64) -> Result<(), TestCaseError> {
+    let Subject { pool, budget } = subject(kind, limit);
+    let (map, mut versions) = (Map::default(), BTreeMap::new());
+    for (version, op) in (1..).zip(ops) {
+        match *op {
+            Op::Store(owner, len_bytes) => {
+                if store(&*pool, &map, owner, version, len_bytes).is_ok() {
+                    versions.insert(owner, (version, len_bytes));
+                } else {
+                    prop_assert!(limit != u64::MAX);
+                }
+            }
+            Op::Discard(owner) => {
+                discard(&*pool, &map, owner);
+                versions.remove(&owner);
+            }
+            Op::DiscardMany(from, to) => {
+                for owner in from..to {
+                    discard(&*pool, &map, owner);
+                    versions.remove(&owner);
+                }
+            }
+            Op::Compact(objects) => _ = pool.compact(&map, Goal::Densest, objects),
+        }
+        if version % 64 == 0 {
+            verify(&*pool, &map, &versions)?;
+            prop_assert_eq!(pool.account().held_bytes, budget.used());
+        }
+    }
+    verify(&*pool, &map, &versions)?;
+    for owner in 0..400 {
+        discard(&*pool, &map, owner);
+    }
+    let empty = pool.account();
+    prop_assert_eq!((empty.live_bytes, empty.free_bytes, empty.tail_bytes), (0, 0, 0));
+    prop_assert_eq!(empty.held_bytes, budget.used());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn a_pool_is_a_map_of_objects(
+        kind in prop::sample::select(&PoolKind::ALL[..]),
+        ops in prop::collection::vec(any_op(), 1..1000),
+        limit in prop_oneof![Just(u64::MAX), 100_000u64..700_000],
+    ) {
+        run(kind, &ops, limit)?;
+    }
+}
+
+#[test]
+fn objects_fill_what_they_fit_in_to_the_byte() {
+    let (pool, map) = (mosaic(), Map::default());
+    for owner in 0..10_000 {
+        store(&*pool, &map, owner, 0, 1000 + (owner % 97) as usize).expect("no limit");
+    }
+    let Account { live_bytes, held_bytes, .. } = pool.account();
+    let objects: u64 = (0..10_000).map(|owner| 1000 + owner % 97).sum();
+    // A header is 5 bytes and nothing is rounded up; an object in two pieces, as lie at the end of some segments, takes 13
+    // more.
+    assert!((objects + 10_000 * 5..objects + 10_000 * 5 + 160 * 2 * 13).contains(&live_bytes), "{:?}", pool.account());
+    assert!((held_bytes as f64) < objects as f64 * 1.01, "{:?}", pool.account());
+}
+
+#[test]
+fn other_lengths_find_room_among_the_old_ones() {
+    let (pool, map) = (mosaic(), Map::default());
+    for owner in 0..10_000 {
+        store(&*pool, &map, owner, 0, 700 + (owner * 7919 % 700) as usize).expect("no limit");
+    }
+    let before = pool.account();
+    for owner in (0..10_000).step_by(2) {
+        discard(&*pool, &map, owner);
+    }
+    // Each is longer than any hole that one object leaves.
+    let mut freed = before.live_bytes - pool.account().live_bytes;
+    let mut owner = 20_000;
+    while freed > 100_000 {
+        store(&*pool, &map, owner, 0, 2200).expect("no limit");
+        freed = freed.saturating_sub(2200);
+        owner += 1;
+    }
+    let after = pool.account();
+    assert!((after.held_bytes as f64) < before.held_bytes as f64 * 1.06, "{before:?} {after:?}");
+    pool.check().expect("consistent");
+}
+
+#[test]
+fn compaction_gives_memory_back() {
+    let (pool, map) = (mosaic(), Map::default());
+    for owner in 0..20_000 {
+        store(&*pool, &map, owner, 0, 500 + (owner % 1000) as usize).expect("no limit");
+    }
+    for owner in (0..20_000).filter(|owner| owner % 10 != 3) {
+        discard(&*pool, &map, owner);
+    }
+    assert_eq!(pool.pressure(), Pressure::Hard);
+    while pool.compact(&map, Goal::Relief, 100) {}
+    assert_eq!(pool.pressure(), Pressure::None);
+    let Account { held_bytes, live_bytes, .. } = pool.account();
+    assert!(held_bytes < live_bytes * 5 / 4, "{:?}", pool.account());
+    let versions = (0..20_000).filter(|owner| owner % 10 == 3);
+    verify(&*pool, &map, &versions.map(|owner| (owner, (0, 500 + (owner % 1000) as usize))).collect())
+        .expect("unchanged");
+}
+
+#[test]
+fn objects_move_while_they_are_read_and_replaced() {
+    const OWNERS: u64 = 1500;
+    let (pool, map, stop) = (mosaic(), Map::default(), AtomicBool::new(false));
+    let versions: Vec<RwLock<(u64, usize)>> = (0..OWNERS).map(|_| RwLock::new((0, 0))).collect();
+    let moved = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let (pool, map, stop, versions) = (&*pool, &map, &stop, &versions);
+            scope.spawn(move || {
+                for turn in 0..40_000u64 {
+                    let owner = ((turn * 2_654_435_761) >> 7) % (OWNERS / 2) * 2 + thread;
+                    let len_bytes = 1 + (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize % 3000;
+                    store(pool, map, owner, turn, len_bytes).expect("no limit");
+                    *versions[owner as usize].write().expect("nobody panics") = (turn, len_bytes);
+                }
+                stop.store(true, Relaxed);
+            });
+        }
+        for _ in 0..2 {
+            let (pool, map, stop, moved) = (&*pool, &map, &stop, &moved);
+            scope.spawn(move || {
+                while !stop.load(Relaxed) {
+                    pool.compact(map, Goal::Densest, 64);
+                    moved.fetch_add(1, Relaxed);
+                }
+            });
+        }
+    });
+    assert!(moved.into_inner() > 0);
+    let versions = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].read().expect("nobody panics")));
+    verify(&*pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
+}

@@ -1,0 +1,37 @@
+//! Every page comes back from what it was compressed to, nothing is written past the object, and the object depends on the
+//! page alone.
+#![no_main]
+
+use std::cell::RefCell;
+
+use libfuzzer_sys::fuzz_target;
+use pagefold_codec::{PAGE_SIZE, Stream};
+use pagefold_fuzz::{CODEC, page};
+
+thread_local! {
+    static STREAM: RefCell<Box<dyn Stream>> = RefCell::new(CODEC.stream().expect("memory for a stream"));
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((room, data)) = data.split_first_chunk() else { return };
+    let room = usize::from(u16::from_le_bytes(*room)) % (PAGE_SIZE + PAGE_SIZE / 4);
+    let page = page(data);
+    STREAM.with_borrow_mut(|stream| {
+        // Of its exact size on the heap, where a sanitizer sees any access past it.
+        let mut out = vec![0x5a; room].into_boxed_slice();
+        let fitted = stream.compress(&page, &mut out);
+        let mut again = vec![0xa5; room].into_boxed_slice();
+        assert_eq!(stream.compress(&page, &mut again), fitted, "the same page, another length");
+        let mut roomy = vec![0; 2 * PAGE_SIZE];
+        let len = stream.compress(&page, &mut roomy).expect("two pages are room enough");
+        let mut back = [0; PAGE_SIZE];
+        stream.decompress(&roomy[..len], &mut back).expect("what was just compressed");
+        assert!(back == page, "another page came back");
+        if let Some(len) = fitted {
+            assert_eq!(out[..len], again[..len], "the same page, another object");
+            back.fill(0);
+            stream.decompress(&out[..len], &mut back).expect("what was just compressed");
+            assert!(back == page, "another page came back from little room");
+        }
+    });
+});

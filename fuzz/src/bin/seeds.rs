@@ -1,0 +1,42 @@
+//! Writes the first inputs of each target into a folder, one folder a target and codec, for `run` to begin with.
+
+use std::{fs, io, path::Path};
+
+use pagefold_codec::{PAGE_SIZE, trained};
+
+/// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, and a run of numbers.
+fn pages() -> [Vec<u8>; 4] {
+    let numbers = (0..64u8).flat_map(|number| [number, 0, number / 2, 0x7f, 0, 0, number ^ 3, 0xff]);
+    [
+        vec![0, 1, 2, 3, 0, 0, 0, 0, 9],
+        b"\x02.id=00;name=\"page\";left=null;right=0x7f00;".to_vec(),
+        b"\x01the store keeps a page, the stream compresses the page, and the codec is the store's. ".to_vec(),
+        [1].into_iter().chain(numbers).collect(),
+    ]
+}
+
+fn main() -> io::Result<()> {
+    let Some(folder) = std::env::args_os().nth(1) else {
+        return Err(io::Error::other("usage: seeds FOLDER"));
+    };
+    let folder = Path::new(&folder);
+    for target in ["round_trip", "fixed_output"] {
+        fs::create_dir_all(folder.join(target))?;
+        for (number, page) in pages().iter().enumerate() {
+            let sizes: &[u8] = if target == "round_trip" { &[0, 16] } else { &[0, 2, 1, 8] };
+            fs::write(folder.join(target).join(format!("seed-{number}")), [sizes, page].concat())?;
+        }
+    }
+    for name in pagefold_fuzz::names() {
+        let folder = folder.join("decode").join(&name);
+        fs::create_dir_all(&folder)?;
+        let mut stream = trained(&name, &[]).map_err(io::Error::other)?.stream().map_err(io::Error::other)?;
+        for (number, data) in pages().iter().enumerate() {
+            let mut object = [0; PAGE_SIZE];
+            if let Some(len) = stream.compress(&pagefold_fuzz::page(data), &mut object) {
+                fs::write(folder.join(format!("seed-{number}")), &object[..len])?;
+            }
+        }
+    }
+    Ok(())
+}

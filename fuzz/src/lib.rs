@@ -1,0 +1,56 @@
+//! What the fuzz targets share: which codec, and pages from bytes.
+//!
+//! A target runs with one codec, named by `PAGEFOLD_CODEC`; `run` calls it for every name that [`names`] has, so a new
+//! codec is fuzzed as soon as it has a name.
+
+use std::sync::{Arc, LazyLock};
+
+use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, trained};
+
+/// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the highest.
+pub fn names() -> Vec<String> {
+    let mut names = vec!["lz4-dict".to_owned()];
+    for &name in NAMES {
+        match name.strip_suffix("-LEVEL") {
+            Some("zstd") => names.extend(["zstd--7", "zstd-1", "zstd-22", "zstd-1-dict"].map(str::to_owned)),
+            Some(family) => names.extend([format!("{family}-1"), format!("{family}-12")]),
+            None => names.push(name.to_owned()),
+        }
+    }
+    names
+}
+
+/// The codec that `PAGEFOLD_CODEC` names, its tables trained on pages made here.
+pub static CODEC: LazyLock<Arc<dyn Codec>> = LazyLock::new(|| {
+    let name = std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz");
+    let pages: Vec<Page> = (0..64).map(sample_page).collect();
+    let sample: Vec<&Page> = pages.iter().collect();
+    trained(&name, &sample).expect("a name of a codec")
+});
+
+/// A page of lines that pages share, with numbers that they do not.
+fn sample_page(page: u64) -> Page {
+    let words = ["store", "page", "entry", "object", "0x7f00", "stream", "ffff8880", "codec"];
+    let mut state = page;
+    let text = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        format!("{}{:04x} ", words[(state >> 61) as usize], state >> 40 & 0xfff)
+    });
+    let bytes: Vec<u8> = text.flat_map(String::into_bytes).take(PAGE_SIZE).collect();
+    *bytes.first_chunk().expect("a page of text")
+}
+
+/// A page that starts with `data`. Its first byte says what comes after: zeros, the data again and again, or the data again
+/// with a number changed each time, as records have it.
+pub fn page(data: &[u8]) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    let Some((mode, data)) = data.split_first().filter(|(_, data)| !data.is_empty()) else { return page };
+    let rounds = if mode % 3 == 0 { 1 } else { PAGE_SIZE };
+    for (round, place) in page.chunks_mut(data.len()).take(rounds).enumerate() {
+        place.copy_from_slice(&data[..place.len()]);
+        if mode % 3 == 2 {
+            place[0] = round as u8;
+        }
+    }
+    page
+}
