@@ -79,7 +79,7 @@ impl Image {
             len_bytes,
             superblock,
             long_prefixes: Vec::new(),
-            windows: Cache::new(INDEX_CACHE_BYTES, |window| size_of_val(window)),
+            windows: Cache::new(INDEX_CACHE_BYTES, size_of_val),
             clusters: Cache::new(cache_bytes, Vec::len),
             counters: Counters::default(),
         };

@@ -177,7 +177,7 @@ impl CompressedMap {
             layout.bytes()
         } else {
             map.index_start += 8;
-            map.total.checked_mul(FullIndex::SIZE as u64).unwrap_or(u64::MAX)
+            map.total.saturating_mul(FullIndex::SIZE as u64)
         };
         map.index_end = match map.index_start.checked_add(index_bytes) {
             Some(end) if end <= image.len_bytes() => end,

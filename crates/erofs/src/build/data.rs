@@ -159,7 +159,7 @@ impl Writer<'_> {
                     open = Some(OpenFile::new(self));
                 }
                 let Some(file) = open.as_mut() else { return Ok(()) };
-                self.add(file, &job.source, work?)?;
+                self.add(file, work?)?;
                 if job.offset + SEGMENT_BYTES >= job.source.size
                     && let Some(file) = open.take()
                 {
@@ -170,7 +170,7 @@ impl Writer<'_> {
         )
     }
 
-    fn add(&mut self, file: &mut OpenFile, source: &Source, work: Work) -> Result<()> {
+    fn add(&mut self, file: &mut OpenFile, work: Work) -> Result<()> {
         match work {
             Work::Raw(bytes) => self.add_raw(file, &bytes),
             Work::Fragment(bytes) => {
@@ -191,7 +191,7 @@ impl Writer<'_> {
                 }
                 match segment.tail {
                     None => {}
-                    Some(Tail::Fragment(bytes)) => self.add(file, source, Work::Fragment(bytes))?,
+                    Some(Tail::Fragment(bytes)) => self.add(file, Work::Fragment(bytes))?,
                     Some(Tail::Inline { bytes, len, compressed }) => {
                         self.digest.update(&bytes);
                         let place = BuiltPlace::Inline(bytes.len() as u32);

@@ -119,7 +119,7 @@ impl BuildOptions {
             return refuse("the block must be a power of two from 512 to 65536");
         }
         let blocks = self.pcluster_bytes / self.block_bytes;
-        if self.pcluster_bytes % self.block_bytes != 0 || blocks == 0 {
+        if !self.pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
             return refuse("the cluster must be a multiple of the block");
         }
         if u64::from(self.pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
