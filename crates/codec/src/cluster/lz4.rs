@@ -14,9 +14,11 @@ pub(super) struct Fast {
 
 impl ClusterEncoder for Fast {
     /// Inputs up to 64 KiB are searched with a table of narrow entries, which has twice as many in the same memory and
-    /// finds more matches. Longer ones are tried only when that much fits into one cluster.
+    /// finds more matches. Short clusters, which seldom hold more, are tried with that much first.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
-        if let Some(short) = src.get(..Narrow::MAX_INPUT) {
+        if dst.len() <= Narrow::MAX_INPUT / 4
+            && let Some(short) = src.get(..Narrow::MAX_INPUT)
+        {
             let (consumed, written) = self.encoder.compress_fill(short, dst)?;
             if consumed < short.len() {
                 return gained((consumed, written));
