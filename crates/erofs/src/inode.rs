@@ -77,10 +77,11 @@ impl Inode {
             Some(offset) if offset < image.len_bytes() => offset,
             _ => return Error::corrupt("inode lies outside the image", image.superblock().meta_offset),
         };
+        // One read for either size; a compact inode may be the image's last bytes.
         let mut bytes = [0; InodeExtended::SIZE];
-        let (compact, rest) = bytes.split_at_mut(InodeCompact::SIZE);
-        image.read_meta(compact, offset)?;
-        let i_format = u16::from_le_bytes([compact[0], compact[1]]);
+        let there = (image.len_bytes() - offset).min(InodeExtended::SIZE as u64) as usize;
+        image.read_meta(&mut bytes[..there], offset)?;
+        let i_format = u16::from_le_bytes([bytes[0], bytes[1]]);
         if i_format & !I_ALL != 0 {
             return Err(Error::Unsupported(format!("inode format {i_format:#x} of nid {nid}")));
         }
@@ -88,12 +89,11 @@ impl Inode {
             return Err(Error::Unsupported(format!("data layout {} of nid {nid}", i_format >> 1)));
         };
         let extended = i_format & I_EXTENDED != 0;
-        let size_on_disk = if extended {
-            image.read_meta(rest, offset + InodeCompact::SIZE as u64)?;
-            InodeExtended::SIZE
-        } else {
-            InodeCompact::SIZE
-        } as u64;
+        let size_on_disk = if extended { InodeExtended::SIZE } else { InodeCompact::SIZE };
+        if there < size_on_disk {
+            return Error::corrupt("inode ends after the image", offset);
+        }
+        let size_on_disk = size_on_disk as u64;
         let superblock = image.superblock();
         let kind_of =
             |mode| FileKind::from_mode(mode).map_or_else(|| Error::corrupt("inode has no known file type", offset), Ok);
