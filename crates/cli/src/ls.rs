@@ -38,8 +38,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists a directory, and those below it if asked. An image cannot make this endless: the depth of what was listed before
-/// is bounded by the path that led there, and a directory on that path is not entered again.
+/// Lists a directory, and those below it if asked, each once whatever the image says.
 fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let mut seen = std::collections::HashSet::from([directory.nid]);
     let mut stack = vec![(directory.clone(), Vec::new())];

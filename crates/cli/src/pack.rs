@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -123,6 +123,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let mut image = tempfile::Builder::new()
         .prefix(".pagefold-")
+        // As other new files are, less what the umask takes away.
+        .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(&directory)
         .with_context(|| format!("making a file in {}", directory.display()))?;
     let report = build(&tree, &options, image.as_file())?;
@@ -131,9 +133,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         io::copy(image.as_file_mut(), &mut io::stdout().lock()).context("writing the image")?;
         return Ok(());
     }
-    // A temporary file is its owner's alone; an image is as other new files are.
-    let mask = fs::metadata(&directory)?.mode() & 0o066;
-    fs::set_permissions(image.path(), std::os::unix::fs::PermissionsExt::from_mode(0o600 | mask & 0o044))?;
     image.persist(&args.output).with_context(|| format!("writing {}", args.output.display()))?;
     eprintln!(
         "{}: {} inodes, {} of files in {}",
