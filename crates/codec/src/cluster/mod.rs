@@ -3,7 +3,7 @@
 //! A filesystem that stores fixed-size physical clusters asks a compressor the question the other way round: not
 //! "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A Compression-friendly Readonly File
 //! System for Resource-scarce Devices*, USENIX ATC 2019, section 3.1). LZ4 and MicroLZMA answer it in one pass;
-//! Zstandard and DEFLATE answer it by [search].
+//! Zstandard and DEFLATE answer it by search.
 
 mod deflate;
 mod lz4;
