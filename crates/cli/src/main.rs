@@ -1,7 +1,14 @@
 //! `pagefold`: compressed storage in user space.
 #![forbid(unsafe_code)]
 
+mod cat;
+mod check;
+mod extract;
 mod generate;
+mod image;
+mod info;
+mod ls;
+mod pack;
 mod serve;
 mod size;
 mod stat;
@@ -25,6 +32,12 @@ struct Args {
 enum Command {
     Serve(serve::Args),
     Stat(stat::Args),
+    Pack(pack::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Info(info::Args),
+    Check(check::Args),
+    Extract(extract::Args),
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
 }
@@ -33,6 +46,12 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Pack(args) => pack::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Cat(args) => cat::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Extract(args) => extract::run(&args),
         Command::Completions(args) => generate::completions(&args),
         Command::Man(args) => generate::man(&args),
     };

@@ -19,6 +19,7 @@
 //! state, made once outside the hot path and used again for every page. No codec does I/O, starts a thread, or
 //! allocates in [`Stream::compress`] or [`Stream::decompress`].
 
+pub mod cluster;
 mod codec;
 mod deflate;
 mod dictionary;

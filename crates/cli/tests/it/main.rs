@@ -3,6 +3,7 @@
 mod clients;
 mod errors;
 mod file_system;
+mod images;
 mod server;
 mod signals;
 mod stat;

@@ -1,0 +1,60 @@
+//! `pagefold extract`: an image's files into a directory.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use pagefold_erofs::ExtractOptions;
+
+use crate::image::{open, show};
+use crate::size;
+
+/// Extract all files of an EROFS image
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  pagefold extract rootfs.erofs -C rootfs/
+
+Modes, times, links, holes and xattrs are restored; owners and devices if root does it. Nothing is written
+outside the directory, and nothing that exists is replaced.")]
+pub(crate) struct Args {
+    /// The image
+    image: PathBuf,
+
+    /// The directory, which is made if it does not exist
+    #[arg(short = 'C', long, value_name = "DIRECTORY")]
+    directory: PathBuf,
+
+    /// Threads; 0 for one a processor
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+
+    /// Leave owners as they are made, and device files out
+    #[arg(long)]
+    no_owners: bool,
+
+    /// Leave extended attributes out
+    #[arg(long)]
+    no_xattrs: bool,
+
+    /// Extract at most this much content
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    max_size: Option<u64>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let image = open(&args.image)?;
+    let default = ExtractOptions::default();
+    let options = ExtractOptions {
+        threads: args.threads,
+        owners: default.owners && !args.no_owners,
+        xattrs: !args.no_xattrs,
+        max_bytes: args.max_size,
+    };
+    let report = image.extract(&args.directory, &options)?;
+    for problem in &report.problems {
+        eprintln!("{}: {}", show(&problem.path), problem.error);
+    }
+    if !report.problems.is_empty() {
+        bail!("{} files were not extracted as they are", report.problems.len() as u64 + report.more_problems);
+    }
+    Ok(())
+}

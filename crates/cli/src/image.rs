@@ -1,0 +1,96 @@
+//! What the subcommands that read images share.
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::{ffi::OsString, fmt::Write as _};
+
+use anyhow::Context;
+use pagefold_erofs::{FileKind, Image, Inode};
+
+/// An image file and a path in it, as `IMAGE[:PATH]` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) image: PathBuf,
+    pub(crate) path: Vec<u8>,
+}
+
+impl From<OsString> for Place {
+    /// A name that is a file is one, colons and all; else the last colon starts the path.
+    fn from(text: OsString) -> Self {
+        let bytes = text.as_bytes();
+        match bytes.iter().rposition(|byte| *byte == b':') {
+            Some(colon) if !Path::new(&text).exists() => {
+                Self { image: OsString::from_vec(bytes[..colon].to_vec()).into(), path: bytes[colon + 1..].to_vec() }
+            }
+            _ => Self { image: text.into(), path: Vec::new() },
+        }
+    }
+}
+
+/// Opens an image.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Image> {
+    Image::open_path(path).with_context(|| path.display().to_string())
+}
+
+/// Mode, links, owner, size and time in one line, as `ls -l` has them, the time in seconds since 1970.
+pub(crate) fn long(inode: &Inode) -> String {
+    let kind = match inode.kind {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    };
+    let size = match inode.device() {
+        Some((major, minor)) => format!("{major},{minor}"),
+        None => inode.size.to_string(),
+    };
+    format!(
+        "{kind}{:04o} {:>3} {:>5} {:>5} {size:>12} {:>10}.{:09}",
+        inode.permissions(),
+        inode.nlink,
+        inode.uid,
+        inode.gid,
+        inode.mtime_s,
+        inode.mtime_nsec
+    )
+}
+
+/// A name as it can be shown on a terminal: control bytes and what is not UTF-8 are escaped.
+pub(crate) fn show(name: &[u8]) -> String {
+    let mut shown = String::new();
+    for chunk in name.utf8_chunks() {
+        for letter in chunk.valid().chars() {
+            if letter.is_control() {
+                let _ = write!(shown, "{}", letter.escape_default());
+            } else {
+                shown.push(letter);
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(shown, "\\x{byte:02x}");
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        let place = |text: &str| Place::from(OsString::from(text));
+        assert_eq!(place("no-such.erofs"), Place { image: "no-such.erofs".into(), path: Vec::new() });
+        assert_eq!(place("no-such.erofs:/etc"), Place { image: "no-such.erofs".into(), path: b"/etc".to_vec() });
+        assert_eq!(place("a:b:c").path, b"c");
+    }
+
+    #[test]
+    fn names_are_safe_to_show() {
+        assert_eq!(show("grün".as_bytes()), "grün");
+        assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
+    }
+}

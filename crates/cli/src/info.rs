@@ -1,0 +1,92 @@
+//! `pagefold info`: what an image is.
+
+use std::fmt::Write as _;
+
+use pagefold_erofs::{FileKind, Image};
+
+use crate::image::Place;
+use crate::size;
+
+/// Show what an EROFS image is, or a file in it
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold info rootfs.erofs
+  pagefold info rootfs.erofs:/usr/bin/env
+  pagefold info --read rootfs.erofs")]
+pub(crate) struct Args {
+    /// The image, and a path in it
+    #[arg(value_name = "IMAGE[:PATH]")]
+    place: Place,
+
+    /// Read all files, and say how many clusters were decoded in place
+    #[arg(long)]
+    read: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let image = crate::image::open(&args.place.image)?;
+    if args.place.path.is_empty() {
+        print!("{}", superblock(&image));
+    } else {
+        let inode = image.resolve(&args.place.path)?;
+        println!("{}", crate::image::long(&inode));
+        println!("nid            {}", inode.nid);
+        println!("layout         {:?}", inode.layout);
+        for xattr in image.xattrs(&inode)? {
+            println!("xattr          {} ({} bytes)", crate::image::show(&xattr.name), xattr.value.len());
+        }
+    }
+    if args.read {
+        read_all(&image)?;
+        let counts = image.counts();
+        let all = counts.decoded_in_place + counts.decoded_by_copy;
+        println!("decoded        {all} clusters, {} of them in place", counts.decoded_in_place);
+    }
+    Ok(())
+}
+
+fn superblock(image: &Image) -> String {
+    let superblock = image.superblock();
+    let uuid: String = superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = superblock.volume_name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let formats: Vec<_> = superblock.formats().iter().map(|format| format!("{format:?}")).collect();
+    let mut text = String::new();
+    let mut line = |key: &str, value: &str| {
+        let _ = writeln!(text, "{key:<14} {value}");
+    };
+    line("size", &format!("{} ({} bytes)", size::show(image.len_bytes()), image.len_bytes()));
+    line("block", &format!("{} bytes", superblock.block_bytes()));
+    line("inodes", &superblock.inos.to_string());
+    line("time", &format!("{}.{:09}", superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
+    line("uuid", &uuid);
+    line("volume", &crate::image::show(name));
+    line("formats", &formats.join(" ").to_lowercase());
+    line(
+        "features",
+        &format!("compatible {:#x}, incompatible {:#x}", superblock.feature_compat, superblock.feature_incompat),
+    );
+    text
+}
+
+fn read_all(image: &Image) -> anyhow::Result<()> {
+    let mut piece = vec![0; 1 << 20];
+    let root = image.root()?;
+    let mut seen = std::collections::HashSet::from([root.nid]);
+    let mut stack = vec![root];
+    while let Some(inode) = stack.pop() {
+        if inode.kind == FileKind::Directory {
+            for entry in image.read_dir(&inode)? {
+                if seen.insert(entry.nid) {
+                    stack.push(image.inode(entry.nid)?);
+                }
+            }
+        } else if inode.kind == FileKind::Regular {
+            let file = image.file(&inode)?;
+            let mut at = 0;
+            while let len @ 1.. = file.read_at(&mut piece, at)? {
+                at += len as u64;
+            }
+        }
+    }
+    Ok(())
+}

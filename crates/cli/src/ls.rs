@@ -1,0 +1,77 @@
+//! `pagefold ls`: names in an image.
+
+use std::io::{self, BufWriter, Write};
+
+use pagefold_erofs::{FileKind, Image, Inode};
+
+use crate::image::{Place, long, open, show};
+
+/// List what is in an EROFS image
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold ls rootfs.erofs
+  pagefold ls -lR rootfs.erofs:/etc")]
+pub(crate) struct Args {
+    /// The image, and a path in it
+    #[arg(value_name = "IMAGE[:PATH]")]
+    place: Place,
+
+    /// Show mode, links, owner, size and time
+    #[arg(short, long)]
+    long: bool,
+
+    /// List directories in directories too
+    #[arg(short = 'R', long)]
+    recursive: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let image = open(&args.place.image)?;
+    let inode = image.resolve(&args.place.path)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    if inode.kind == FileKind::Directory {
+        list(&image, &inode, args, &mut out)?;
+    } else {
+        line(&image, &inode, &args.place.path, args, &mut out)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Lists a directory, and those below it if asked, each once whatever the image says.
+fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut seen = std::collections::HashSet::from([directory.nid]);
+    let mut stack = vec![(directory.clone(), Vec::new())];
+    while let Some((directory, path)) = stack.pop() {
+        let mut below = Vec::new();
+        for entry in image.read_dir(&directory)? {
+            let mut name: Vec<u8> = path.clone();
+            name.extend_from_slice(&entry.name);
+            if args.long || args.recursive {
+                let inode = image.inode(entry.nid)?;
+                line(image, &inode, &name, args, out)?;
+                if args.recursive && inode.kind == FileKind::Directory && seen.insert(inode.nid) {
+                    name.push(b'/');
+                    below.push((inode, name));
+                }
+            } else {
+                writeln!(out, "{}", show(&name))?;
+            }
+        }
+        stack.extend(below.into_iter().rev());
+    }
+    Ok(())
+}
+
+fn line(image: &Image, inode: &Inode, name: &[u8], args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+    if !args.long {
+        writeln!(out, "{}", show(name))?;
+        return Ok(());
+    }
+    write!(out, "{} {}", long(inode), show(name))?;
+    if inode.kind == FileKind::Symlink {
+        write!(out, " -> {}", show(&image.read_link(inode)?))?;
+    }
+    writeln!(out)?;
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! `pagefold pack`: a directory, an archive or a disk becomes an image.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, Content, Fragments, Indexes, Node, NodeKind, ScanOptions, Tree, build};
+
+use crate::size;
+
+/// Build an EROFS image that Linux mounts
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold pack rootfs/ -o rootfs.erofs
+  pagefold pack --codec lz4hc,9 --cluster 64K disk.img -o disk.erofs
+  tar -c rootfs | pagefold pack - -o rootfs.erofs
+
+Codecs: lz4, lz4hc[,1-12], zstd[,LEVEL], deflate[,1-12], lzma[,0-9], none.
+The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for
+--timestamp.")]
+pub(crate) struct Args {
+    /// A directory, a tar archive (- for standard input), or any other file, which the image then holds
+    source: PathBuf,
+
+    /// The image, written under another name until it is whole; - for standard output
+    #[arg(short, long, value_name = "IMAGE")]
+    output: PathBuf,
+
+    /// What compresses files, and how hard it tries
+    #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
+    codec: String,
+
+    /// The longest compressed cluster, up to 1M
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    cluster: Option<u64>,
+
+    /// The block: Linux mounts blocks up to its page
+    #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = size::parse)]
+    block: u64,
+
+    /// The size of compressed files' indexes
+    #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
+    indexes: IndexKind,
+
+    /// Put each compressed file's last cluster beside its inode
+    #[arg(long, conflicts_with = "fragments")]
+    ztailpacking: bool,
+
+    /// Put the ends of files, or all files up to 8 MiB, together and compress that
+    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails")]
+    fragments: Option<FragmentKind>,
+
+    /// Store clusters that are equal once
+    #[arg(long)]
+    dedupe: bool,
+
+    /// Threads; 0 for one a processor
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+
+    /// The modification time of all files, in seconds since 1970
+    #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", allow_negative_numbers = true)]
+    timestamp: Option<i64>,
+
+    /// Root owns all files
+    #[arg(long, conflicts_with_all = ["uid", "gid"])]
+    all_root: bool,
+
+    /// The owner of all files
+    #[arg(long)]
+    uid: Option<u32>,
+
+    /// The group of all files
+    #[arg(long)]
+    gid: Option<u32>,
+
+    /// Leave extended attributes out
+    #[arg(long)]
+    no_xattrs: bool,
+
+    /// Leave out a path below the source, or with no slash a name anywhere; * and ? stand for bytes within a name
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<std::ffi::OsString>,
+
+    /// The volume's UUID; made from the image's content if it is not given
+    #[arg(long, value_parser = parse_uuid)]
+    uuid: Option<[u8; 16]>,
+
+    /// The volume's name, up to 16 bytes
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+    volume_name: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum IndexKind {
+    /// 2 and 4 bytes a block
+    Compact,
+    /// 8 bytes a block
+    Full,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FragmentKind {
+    /// The ends of files
+    Tails,
+    /// Whole files
+    All,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let options = args.build_options()?;
+    let tree = args.tree()?;
+    let to_stdout = args.output == Path::new("-");
+    let directory = match args.output.parent() {
+        Some(parent) if !to_stdout && parent != Path::new("") => parent.to_owned(),
+        _ if to_stdout => std::env::temp_dir(),
+        _ => PathBuf::from("."),
+    };
+    let mut image = tempfile::Builder::new()
+        .prefix(".pagefold-")
+        // As other new files are, less what the umask takes away.
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(&directory)
+        .with_context(|| format!("making a file in {}", directory.display()))?;
+    let report = build(&tree, &options, image.as_file())?;
+    if to_stdout {
+        image.as_file_mut().seek(SeekFrom::Start(0))?;
+        io::copy(image.as_file_mut(), &mut io::stdout().lock()).context("writing the image")?;
+        return Ok(());
+    }
+    image.persist(&args.output).with_context(|| format!("writing {}", args.output.display()))?;
+    eprintln!(
+        "{}: {} inodes, {} of files in {}",
+        args.output.display(),
+        report.inodes,
+        size::show(report.file_bytes),
+        size::show(report.image_bytes)
+    );
+    Ok(())
+}
+
+impl Args {
+    fn build_options(&self) -> anyhow::Result<BuildOptions> {
+        let block_bytes = u32::try_from(self.block).context("the block is too large")?;
+        let cluster = self.cluster.unwrap_or(self.block);
+        let pcluster_bytes = u32::try_from(cluster).context("the cluster is too large")?;
+        let mut volume_name = [0; 16];
+        match volume_name.get_mut(..self.volume_name.len()) {
+            Some(front) => front.copy_from_slice(self.volume_name.as_bytes()),
+            None => bail!("the volume's name is longer than 16 bytes"),
+        }
+        Ok(BuildOptions {
+            block_bytes,
+            codec: codec(&self.codec, pcluster_bytes)?,
+            pcluster_bytes,
+            indexes: match self.indexes {
+                IndexKind::Compact => Indexes::Compact,
+                IndexKind::Full => Indexes::Full,
+            },
+            ztailpacking: self.ztailpacking,
+            fragments: match self.fragments {
+                None => Fragments::Off,
+                Some(FragmentKind::Tails) => Fragments::Tails,
+                Some(FragmentKind::All) => Fragments::All,
+            },
+            dedupe: self.dedupe,
+            threads: self.threads,
+            uuid: self.uuid,
+            volume_name,
+        })
+    }
+
+    fn tree(&self) -> anyhow::Result<Tree> {
+        let root = self.all_root.then_some(0);
+        let options = ScanOptions {
+            mtime_s: self.timestamp,
+            uid: self.uid.or(root),
+            gid: self.gid.or(root),
+            no_xattrs: self.no_xattrs,
+            excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
+        };
+        if self.source == Path::new("-") {
+            let mut archive = tempfile::tempfile()?;
+            io::copy(&mut io::stdin().lock(), &mut archive).context("reading the archive")?;
+            archive.seek(SeekFrom::Start(0))?;
+            return Ok(Tree::from_tar(archive, &options)?);
+        }
+        let metadata = fs::metadata(&self.source).with_context(|| self.source.display().to_string())?;
+        if metadata.is_dir() {
+            return Ok(Tree::scan(&self.source, &options)?);
+        }
+        let mut file = File::open(&self.source).with_context(|| self.source.display().to_string())?;
+        let mut magic = [0; 5];
+        if file.read_exact_at(&mut magic, 257).is_ok() && &magic == b"ustar" {
+            return Ok(Tree::from_tar(file, &options)?);
+        }
+        let size = file.seek(SeekFrom::End(0))?;
+        let Some(name) = self.source.file_name() else { bail!("{} has no name", self.source.display()) };
+        let node = |kind, permissions| Node {
+            kind,
+            permissions,
+            uid: options.uid.unwrap_or(metadata.uid()),
+            gid: options.gid.unwrap_or(metadata.gid()),
+            mtime_s: options.mtime_s.unwrap_or(metadata.mtime()),
+            mtime_nsec: if options.mtime_s.is_some() { 0 } else { metadata.mtime_nsec() as u32 },
+            xattrs: Vec::new(),
+        };
+        let mut tree = Tree::new(node(NodeKind::Fifo, 0o755));
+        let content = Content::Path(self.source.clone());
+        let permissions = (metadata.mode() & 0o777) as u16;
+        tree.add(tree.root(), name.as_bytes(), node(NodeKind::Regular { content, size }, permissions))?;
+        Ok(tree)
+    }
+}
+
+/// The codec that `text` names, its history made for clusters of `pcluster_bytes`.
+fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
+    let (name, level) = match text.split_once(',') {
+        Some((name, level)) => (name, Some(level.parse::<i32>().with_context(|| format!("'{level}' is not a level"))?)),
+        None => (text, None),
+    };
+    // What a cluster decodes to is rarely more than 16 times as long.
+    let history = u64::from(pcluster_bytes) * 16;
+    Ok(Some(match (name, level) {
+        ("none", None) => return Ok(None),
+        ("lz4", None) => ClusterCodec::Lz4,
+        ("lz4hc", level) => ClusterCodec::Lz4Hc(level.unwrap_or(9)),
+        ("deflate", level) => ClusterCodec::Deflate(level.unwrap_or(6)),
+        ("zstd", level) => ClusterCodec::Zstd {
+            level: level.unwrap_or(3),
+            window_log: history.next_power_of_two().trailing_zeros().clamp(16, 20),
+        },
+        ("lzma", level) => ClusterCodec::MicroLzma {
+            preset: u32::try_from(level.unwrap_or(6)).context("lzma levels are 0 to 9")?,
+            dict_bytes: history.clamp(1 << 16, 8 << 20) as u32,
+        },
+        ("none" | "lz4", Some(_)) => bail!("{name} has no levels"),
+        _ => bail!("unknown codec '{name}'; known are lz4, lz4hc, zstd, deflate, lzma, none"),
+    }))
+}
+
+fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
+    let digits: String = text.chars().filter(|letter| *letter != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32 && !digits.starts_with('+'));
+    number.map(u128::to_be_bytes).ok_or_else(|| format!("'{text}' is not a UUID"))
+}

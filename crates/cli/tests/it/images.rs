@@ -1,0 +1,68 @@
+//! An image's life: packed, listed, shown, checked, extracted; and damaged, which is found.
+
+use std::{fs, process::Command};
+
+use tempfile::TempDir;
+
+use crate::server::{pagefold, run_to_fail};
+
+/// Runs `command`, which must succeed, and returns what it wrote to standard output.
+#[track_caller]
+fn output(command: &mut Command) -> String {
+    let output = command.output().expect("the program starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn a_tree_is_packed_and_comes_back() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir_all(at("tree/etc")).expect("a folder");
+    let text = "a line of some text\n".repeat(5000);
+    fs::write(at("tree/etc/text"), &text).expect("a file");
+    fs::write(at("tree/left-out.o"), "").expect("a file");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--exclude", "*.o", "-T", "1000000000"]));
+    output(pagefold().args([
+        "pack",
+        &at("tree"),
+        "-o",
+        &at("again"),
+        "--exclude",
+        "*.o",
+        "-T",
+        "1000000000",
+        "--threads",
+        "3",
+    ]));
+    let image = fs::read(at("image")).expect("an image");
+    assert!(image == fs::read(at("again")).expect("an image"), "the threads change the image");
+    assert!(image.len() < text.len() / 4);
+    assert_eq!(output(pagefold().args(["ls", "-R", &at("image")])), "etc\netc/text\n");
+    assert_eq!(output(pagefold().args(["cat", &format!("{}:/etc/text", at("image"))])), text);
+    let info = output(pagefold().args(["info", "--read", &at("image")]));
+    assert!(info.contains("formats        lz4") && info.contains("in place"), "{info}");
+    assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
+    output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
+    assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
+
+    let mut damaged = image;
+    damaged[4096..8192].fill(0xff);
+    fs::write(at("damaged"), damaged).expect("a file");
+    let message = run_to_fail(pagefold().args(["check", &at("damaged")]));
+    assert!(message.contains("/etc/text: corrupt image at byte 4096"), "{message}");
+}
+
+#[test]
+fn a_pack_that_fails_leaves_nothing() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let message = run_to_fail(pagefold().args(["pack", &at("no-such"), "-o", &at("image")]));
+    assert!(message.contains("no-such"), "{message}");
+    fs::create_dir(at("tree")).expect("a folder");
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--codec", "lz5"]));
+    assert!(message.contains("'lz5'") && message.contains("lzma"), "{message}");
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--cluster", "5000"]));
+    assert!(message.contains("multiple of the block"), "{message}");
+    assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 1, "something was left");
+}

@@ -1,0 +1,242 @@
+//! Cluster codecs: as much input as fits into an output of fixed size, and back.
+//!
+//! A filesystem that stores fixed-size physical clusters asks a compressor the question the other way round: not
+//! "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A Compression-friendly Readonly File
+//! System for Resource-scarce Devices*, USENIX ATC 2019, section 3.1). LZ4 and MicroLZMA answer it in one pass;
+//! Zstandard and DEFLATE answer it by search.
+
+mod deflate;
+mod lz4;
+mod microlzma;
+mod search;
+mod zstd;
+
+use crate::Corrupt;
+
+/// The format of a cluster's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ClusterFormat {
+    /// LZ4 block format.
+    Lz4,
+    /// LZMA without headers, its first byte the complement of the properties (liblzma's MicroLZMA).
+    MicroLzma,
+    /// Raw DEFLATE (RFC 1951).
+    Deflate,
+    /// One Zstandard frame with its magic number (RFC 8878).
+    Zstd,
+}
+
+/// What an encoder is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterCodec {
+    /// LZ4's fast compressor.
+    Lz4,
+    /// LZ4's high-compression search at level 1 to 12.
+    Lz4Hc(i32),
+    /// MicroLZMA at preset 0 to 9 with this dictionary, in bytes (4 KiB to 8 MiB).
+    MicroLzma {
+        /// liblzma's preset.
+        preset: u32,
+        /// Bytes of history that a decoder must keep.
+        dict_bytes: u32,
+    },
+    /// DEFLATE at libdeflate's level 1 to 12.
+    Deflate(i32),
+    /// Zstandard at level −7 to 22 with a window of at most `1 << window_log` bytes.
+    Zstd {
+        /// The level.
+        level: i32,
+        /// Base-2 logarithm of the window, 10 to 20.
+        window_log: u32,
+    },
+}
+
+/// The outcome of filling one cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// Bytes of the input that the cluster holds.
+    pub consumed: usize,
+    /// Bytes of the output that were written, from its front.
+    pub written: usize,
+}
+
+/// A parameter outside its codec's range, or no memory for an encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no {codec} encoder: {what}")]
+pub struct EncoderError {
+    /// The codec's name.
+    pub codec: &'static str,
+    /// What was wrong.
+    pub what: &'static str,
+}
+
+/// One thread's encoder of fixed-size clusters.
+pub trait ClusterEncoder: Send {
+    /// Compresses as long a prefix of `src` as fits into `dst`. `None`: nothing was gained (the bytes written are not
+    /// fewer than those consumed); `dst` then holds unspecified bytes. The first byte written is never 0, so that a
+    /// reader can find the start of a cluster that is padded in front. The result depends on `src`, `dst.len()` and
+    /// the calls since [`restart`](ClusterEncoder::restart) only.
+    fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled>;
+
+    /// Forgets what earlier clusters taught the encoder, so that what follows does not depend on them.
+    fn restart(&mut self) {}
+}
+
+impl ClusterCodec {
+    /// The format of what this codec writes.
+    pub fn format(self) -> ClusterFormat {
+        match self {
+            Self::Lz4 | Self::Lz4Hc(_) => ClusterFormat::Lz4,
+            Self::MicroLzma { .. } => ClusterFormat::MicroLzma,
+            Self::Deflate(_) => ClusterFormat::Deflate,
+            Self::Zstd { .. } => ClusterFormat::Zstd,
+        }
+    }
+
+    /// A new encoder. Allocates; one encoder serves any number of clusters.
+    pub fn encoder(self) -> Result<Box<dyn ClusterEncoder>, EncoderError> {
+        Ok(match self {
+            Self::Lz4 => Box::<lz4::Fast>::default(),
+            Self::Lz4Hc(level) => Box::new(lz4::High::new(level)?),
+            Self::MicroLzma { preset, dict_bytes } => Box::new(microlzma::Encoder::new(preset, dict_bytes)?),
+            Self::Deflate(level) => Box::new(deflate::Encoder::new(level)?),
+            Self::Zstd { level, window_log } => Box::new(zstd::Encoder::new(level, window_log)?),
+        })
+    }
+}
+
+/// How much of a cluster's content is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it: the content is exactly as long as the buffer.
+    Whole,
+    /// A prefix: the content is at least as long as the buffer, and input may be left over.
+    Prefix,
+}
+
+/// One thread's decoder of clusters in any format. Its contexts are made when first used and kept.
+#[derive(Default)]
+pub struct ClusterDecoder {
+    microlzma: Option<microlzma::Decoder>,
+    deflate: Option<deflate::Decoder>,
+    zstd: Option<zstd::Decoder>,
+}
+
+impl ClusterDecoder {
+    /// Decodes `src` into the whole of `dst`. `src` is untrusted: any bytes give a full buffer or [`Corrupt`], in time
+    /// linear in the two lengths and with nothing touched outside them. After an error `dst` holds unspecified bytes.
+    ///
+    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats say it themselves); it is allocated,
+    /// so the caller bounds it. `max_content_bytes` bounds what DEFLATE may decode to find a prefix.
+    pub fn decode(
+        &mut self,
+        format: ClusterFormat,
+        src: &[u8],
+        dst: &mut [u8],
+        extent: Extent,
+        limits: DecodeLimits,
+    ) -> Result<(), Corrupt> {
+        match format {
+            ClusterFormat::Lz4 => lz4::decode(src, dst, extent),
+            ClusterFormat::MicroLzma => {
+                self.microlzma.get_or_insert_default().decode(src, dst, extent, limits.dict_bytes)
+            }
+            ClusterFormat::Deflate => {
+                self.deflate.get_or_insert_default().decode(src, dst, extent, limits.max_content_bytes)
+            }
+            ClusterFormat::Zstd => match &mut self.zstd {
+                Some(decoder) => decoder.decode(src, dst, extent),
+                none => none.insert(zstd::Decoder::new()?).decode(src, dst, extent),
+            },
+        }
+    }
+}
+
+/// Bounds on the memory of one [`ClusterDecoder::decode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeLimits {
+    /// MicroLZMA's dictionary, in bytes.
+    pub dict_bytes: u32,
+    /// The longest content that a cluster may have, in bytes.
+    pub max_content_bytes: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: DecodeLimits = DecodeLimits { dict_bytes: 1 << 16, max_content_bytes: 1 << 20 };
+
+    fn codecs() -> [ClusterCodec; 5] {
+        [
+            ClusterCodec::Lz4,
+            ClusterCodec::Lz4Hc(9),
+            ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 16 },
+            ClusterCodec::Deflate(6),
+            ClusterCodec::Zstd { level: 3, window_log: 17 },
+        ]
+    }
+
+    fn text(len: usize) -> Vec<u8> {
+        (0u32..)
+            .flat_map(|n| format!("line {n} of {}\n", n.wrapping_mul(2_654_435_761) % 997).into_bytes())
+            .take(len)
+            .collect()
+    }
+
+    #[test]
+    fn every_codec_fills_a_cluster_and_comes_back() {
+        let src = text(100_000);
+        for codec in codecs() {
+            let mut encoder = codec.encoder().unwrap();
+            let mut decoder = ClusterDecoder::default();
+            let mut at = 0;
+            while at < src.len() {
+                let mut cluster = vec![0; 4096];
+                let filled = encoder.fill(&src[at..], &mut cluster).expect("text is compressible");
+                assert!(filled.written <= 4096 && filled.consumed > filled.written, "{codec:?} {filled:?}");
+                assert_ne!(cluster[0], 0);
+                if at + filled.consumed < src.len() {
+                    assert!(filled.written > 3900, "{codec:?} wastes its cluster: {filled:?}");
+                }
+                let mut back = vec![0; filled.consumed];
+                let cluster = &cluster[..filled.written];
+                decoder.decode(codec.format(), cluster, &mut back, Extent::Whole, LIMITS).unwrap();
+                assert_eq!(back, src[at..at + filled.consumed]);
+                let mut prefix = vec![0; filled.consumed / 2];
+                decoder.decode(codec.format(), cluster, &mut prefix, Extent::Prefix, LIMITS).unwrap();
+                assert_eq!(prefix, src[at..at + prefix.len()]);
+                at += filled.consumed;
+            }
+        }
+    }
+
+    #[test]
+    fn noise_gains_nothing() {
+        let mut state = 1u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .take(20_000)
+        .collect();
+        for codec in codecs() {
+            assert_eq!(codec.encoder().unwrap().fill(&noise, &mut vec![0; 4096]), None, "{codec:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(src in proptest::collection::vec(any::<u8>(), 0..300), len in 0usize..5000) {
+            let mut decoder = ClusterDecoder::default();
+            let mut dst = vec![0; len];
+            for format in [ClusterFormat::Lz4, ClusterFormat::MicroLzma, ClusterFormat::Deflate, ClusterFormat::Zstd] {
+                for extent in [Extent::Whole, Extent::Prefix] {
+                    let _ = decoder.decode(format, &src, &mut dst, extent, LIMITS);
+                }
+            }
+        }
+    }
+}

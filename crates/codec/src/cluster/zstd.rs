@@ -1,0 +1,80 @@
+//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number and no checksum.
+
+use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
+
+use super::search::Search;
+use super::{ClusterEncoder, EncoderError, Extent, Filled};
+use crate::Corrupt;
+
+pub(super) struct Encoder {
+    context: CCtx<'static>,
+    search: Search,
+}
+
+impl Encoder {
+    pub(super) fn new(level: i32, window_log: u32) -> Result<Self, EncoderError> {
+        let error = |what| EncoderError { codec: "zstd", what };
+        if !(-7..=22).contains(&level) {
+            return Err(error("levels are -7 to 22"));
+        }
+        if !(10..=20).contains(&window_log) {
+            return Err(error("window logarithms are 10 to 20"));
+        }
+        let mut context = CCtx::try_create().ok_or(error("out of memory"))?;
+        for parameter in [
+            CParameter::CompressionLevel(level),
+            CParameter::WindowLog(window_log),
+            CParameter::ContentSizeFlag(false),
+            CParameter::ChecksumFlag(false),
+            CParameter::DictIdFlag(false),
+        ] {
+            context.set_parameter(parameter).map_err(|_| error("parameter refused"))?;
+        }
+        Ok(Self { context, search: Search::default() })
+    }
+}
+
+impl ClusterEncoder for Encoder {
+    fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
+        self.search.fill(src, dst, |src, dst| self.context.compress2(dst, src).ok())
+    }
+
+    fn restart(&mut self) {
+        self.search.restart();
+    }
+}
+
+pub(super) struct Decoder {
+    context: DCtx<'static>,
+}
+
+impl Decoder {
+    pub(super) fn new() -> Result<Self, Corrupt> {
+        let context = DCtx::try_create().ok_or(Corrupt { what: "out of memory for a zstd context" })?;
+        Ok(Self { context })
+    }
+
+    pub(super) fn decode(&mut self, src: &[u8], dst: &mut [u8], extent: Extent) -> Result<(), Corrupt> {
+        const MALFORMED: Corrupt = Corrupt { what: "malformed zstd cluster" };
+        const SHORT: Corrupt = Corrupt { what: "zstd cluster is shorter than its extent" };
+        if extent == Extent::Whole {
+            return match self.context.decompress(dst, src) {
+                Ok(len) if len == dst.len() => Ok(()),
+                Ok(_) => Err(SHORT),
+                Err(_) => Err(MALFORMED),
+            };
+        }
+        self.context.reset(ResetDirective::SessionOnly).map_err(|_| MALFORMED)?;
+        let mut input = InBuffer::around(src);
+        let wanted = dst.len();
+        let mut output = OutBuffer::around(dst);
+        while output.pos() < wanted {
+            let before = (input.pos(), output.pos());
+            let more = self.context.decompress_stream(&mut output, &mut input).map_err(|_| MALFORMED)?;
+            if output.pos() < wanted && (more == 0 || before == (input.pos(), output.pos())) {
+                return Err(SHORT);
+            }
+        }
+        Ok(())
+    }
+}

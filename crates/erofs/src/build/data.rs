@@ -1,0 +1,414 @@
+//! Files' data: from segments to blocks, tails and indexes.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use pagefold_codec::cluster::ClusterEncoder;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
+use super::metadata::Plan;
+use super::pipeline;
+use super::segment::{self, SEGMENT_BYTES, Segment, Tail};
+use super::tree::{Content, NodeId, NodeKind, Tree};
+use super::{BuildOptions, Fragments};
+use crate::error::{Error, Result};
+use crate::format::{NULL_ADDR, align};
+
+/// How a regular file was stored.
+#[derive(Clone, Debug)]
+pub(crate) enum FileData {
+    /// Blocks from an address, and what is behind the inode instead of in the last block.
+    Flat { blkaddr: u32, tail: Vec<u8> },
+    /// A block each, or a hole.
+    Chunks(Vec<u32>),
+    /// Indexes, what is behind them, and the blocks that the file takes.
+    Compressed { indexes: Indexes, tail: Vec<u8>, blocks: u32 },
+    /// A range of the packed inode.
+    WholeFragment(u64),
+}
+
+/// All files' data.
+pub(crate) struct Data {
+    pub(crate) files: HashMap<NodeId, FileData>,
+    pub(crate) packed: Option<(u64, FileData)>,
+    /// The first block after the data.
+    pub(crate) end_block: u32,
+    pub(crate) data_bytes: u64,
+    pub(crate) shared_blocks: u64,
+    /// A sum of everything that was stored.
+    pub(crate) digest: u128,
+}
+
+/// One file to be stored.
+struct Source {
+    content: Content,
+    size: u64,
+    /// Bytes of its inode and xattrs.
+    header_bytes: u64,
+    packable: bool,
+}
+
+struct Job {
+    source: Arc<Source>,
+    offset: u64,
+}
+
+enum Work {
+    Compressed(Segment),
+    Raw(Vec<u8>),
+    Fragment(Vec<u8>),
+}
+
+/// Stores the data of all regular files.
+pub(crate) fn write(tree: &Tree, options: &BuildOptions, plan: &Plan, out: &File) -> Result<Data> {
+    let mut writer = Writer {
+        options,
+        style: plan.index_style(options),
+        out,
+        next_block: plan.first_data_block(),
+        pending: Vec::new(),
+        stored: HashMap::new(),
+        stored_here: Vec::new(),
+        shared_blocks: 0,
+        spool: None,
+        digest: Xxh3::new(),
+    };
+    let mut files = HashMap::new();
+    let sources = plan.regular_files(tree).map(|(id, header_bytes)| {
+        let NodeKind::Regular { content, size } = &tree.node(id).kind else { return (id, None) };
+        let source = Source { content: content.clone(), size: *size, header_bytes, packable: true };
+        (id, (*size > 0).then(|| Arc::new(source)))
+    });
+    let (ids, sources): (Vec<_>, Vec<_>) = sources.filter_map(|(id, source)| Some((id, source?))).unzip();
+    let mut ids = ids.into_iter();
+    writer.store_all(&sources, |data| {
+        if let Some(id) = ids.next() {
+            files.insert(id, data);
+        }
+    })?;
+    let mut packed = None;
+    if let Some(spool) = writer.spool.take() {
+        let size = spool.len;
+        let content = Content::Range(Arc::new(spool.file), 0);
+        let header_bytes = crate::format::InodeExtended::SIZE as u64;
+        let source = Arc::new(Source { content, size, header_bytes, packable: false });
+        writer.store_all(&[source], |data| packed = Some((size, data)))?;
+    }
+    writer.flush()?;
+    Ok(Data {
+        files,
+        packed,
+        end_block: writer.next_block,
+        data_bytes: u64::from(writer.next_block - plan.first_data_block()) << options.block_bits(),
+        shared_blocks: writer.shared_blocks,
+        digest: writer.digest.digest128(),
+    })
+}
+
+/// A file into which fragments are gathered.
+struct Spool {
+    file: File,
+    len: u64,
+    /// Offsets of fragments by the sum and the length of their bytes.
+    known: HashMap<(u128, usize), u64>,
+}
+
+struct Writer<'a> {
+    options: &'a BuildOptions,
+    style: IndexStyle,
+    out: &'a File,
+    next_block: u32,
+    /// Blocks before `next_block` that are not written yet.
+    pending: Vec<u8>,
+    /// Addresses of clusters by the sum and the length of their bytes, and by whether they are compressed.
+    stored: HashMap<(u128, usize, bool), u32>,
+    /// Those that the file being stored has added.
+    stored_here: Vec<(u128, usize, bool)>,
+    shared_blocks: u64,
+    spool: Option<Spool>,
+    digest: Xxh3,
+}
+
+/// Blocks that are gathered before they are written, in bytes.
+const PENDING_BYTES: usize = 1 << 20;
+
+impl Writer<'_> {
+    /// Stores files and calls `done` with how, in order.
+    fn store_all(&mut self, sources: &[Arc<Source>], mut done: impl FnMut(FileData)) -> Result<()> {
+        let options = self.options;
+        let jobs = sources.iter().flat_map(|source| {
+            (0..source.size.div_ceil(SEGMENT_BYTES))
+                .map(|number| Job { source: Arc::clone(source), offset: number * SEGMENT_BYTES })
+        });
+        let encoder = || options.codec.map(|codec| codec.encoder().map_err(|error| error.to_string()));
+        let mut open: Option<OpenFile> = None;
+        pipeline::in_order(
+            options.thread_count(),
+            jobs,
+            encoder,
+            |encoder, job| {
+                let work = work(encoder, &job, options);
+                (job, work)
+            },
+            |(job, work)| {
+                if job.offset == 0 {
+                    open = Some(OpenFile::new(self));
+                }
+                let Some(file) = open.as_mut() else { return Ok(()) };
+                self.add(file, work?)?;
+                if job.offset + SEGMENT_BYTES >= job.source.size
+                    && let Some(file) = open.take()
+                {
+                    done(self.finish(file, &job.source)?);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn add(&mut self, file: &mut OpenFile, work: Work) -> Result<()> {
+        match work {
+            Work::Raw(bytes) => self.add_raw(file, &bytes),
+            Work::Fragment(bytes) => {
+                let offset = self.add_fragment(&bytes)?;
+                let len = bytes.len() as u32;
+                file.extents.push(BuiltExtent { len, compressed: true, place: BuiltPlace::Fragment(offset) });
+                Ok(())
+            }
+            Work::Compressed(segment) => {
+                let block = self.options.block_bytes as usize;
+                let mut at = 0;
+                for piece in &segment.pieces {
+                    let bytes = &segment.blocks[at..at + piece.blocks as usize * block];
+                    at += bytes.len();
+                    let blkaddr = self.add_cluster(bytes, piece.compressed)?;
+                    let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
+                    file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+                }
+                match segment.tail {
+                    None => {}
+                    Some(Tail::Fragment(bytes)) => self.add(file, Work::Fragment(bytes))?,
+                    Some(Tail::Inline { bytes, len, compressed }) => {
+                        self.digest.update(&bytes);
+                        let place = BuiltPlace::Inline(bytes.len() as u32);
+                        file.extents.push(BuiltExtent { len, compressed, place });
+                        file.tail = bytes;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds full blocks of a file that is not compressed, without those of zeros, and keeps the rest as its tail.
+    fn add_raw(&mut self, file: &mut OpenFile, bytes: &[u8]) -> Result<()> {
+        let block = self.options.block_bytes as usize;
+        let mut blocks = bytes.chunks_exact(block);
+        for bytes in &mut blocks {
+            let zeros = bytes.iter().all(|byte| *byte == 0);
+            file.chunks.push(if zeros { NULL_ADDR } else { self.append(bytes)? });
+        }
+        file.tail = blocks.remainder().to_vec();
+        self.digest.update(&file.tail);
+        Ok(())
+    }
+
+    fn add_cluster(&mut self, bytes: &[u8], compressed: bool) -> Result<u32> {
+        if !self.options.dedupe {
+            return self.append(bytes);
+        }
+        let key = (xxh3_128(bytes), bytes.len(), compressed);
+        if let Some(&blkaddr) = self.stored.get(&key)
+            && self.holds(blkaddr, bytes)?
+        {
+            self.shared_blocks += (bytes.len() / self.options.block_bytes as usize) as u64;
+            return Ok(blkaddr);
+        }
+        let blkaddr = self.append(bytes)?;
+        self.stored.insert(key, blkaddr);
+        self.stored_here.push(key);
+        Ok(blkaddr)
+    }
+
+    /// Whether the blocks at `blkaddr` are these bytes: a sum can be the same for others.
+    fn holds(&mut self, blkaddr: u32, bytes: &[u8]) -> Result<bool> {
+        self.flush()?;
+        let mut there = vec![0; bytes.len()];
+        let at = u64::from(blkaddr) << self.options.block_bits();
+        self.out.read_exact_at(&mut there, at).map_err(Error::io("reading the image back"))?;
+        Ok(there == bytes)
+    }
+
+    /// Appends whole blocks and returns the address of the first.
+    fn append(&mut self, bytes: &[u8]) -> Result<u32> {
+        let blkaddr = self.next_block;
+        let blocks = u32::try_from(bytes.len() >> self.options.block_bits()).ok();
+        let Some(next) = blocks.and_then(|blocks| blkaddr.checked_add(blocks)).filter(|next| *next < NULL_ADDR) else {
+            return Err(Error::Options("the image needs more than 2^32 blocks".to_owned()));
+        };
+        self.digest.update(bytes);
+        self.pending.extend_from_slice(bytes);
+        self.next_block = next;
+        if self.pending.len() >= PENDING_BYTES {
+            self.flush()?;
+        }
+        Ok(blkaddr)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let end = u64::from(self.next_block) << self.options.block_bits();
+        self.out
+            .write_all_at(&self.pending, end - self.pending.len() as u64)
+            .map_err(Error::io("writing the image"))?;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Forgets what was appended since `block`.
+    fn rewind(&mut self, block: u32) -> Result<()> {
+        self.flush()?;
+        self.next_block = block;
+        for key in self.stored_here.drain(..) {
+            self.stored.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn add_fragment(&mut self, bytes: &[u8]) -> Result<u64> {
+        let failed = |error: io::Error| Error::io("gathering fragments in a temporary file")(error);
+        let spool = match &mut self.spool {
+            Some(spool) => spool,
+            none => none.insert(Spool { file: tempfile::tempfile().map_err(failed)?, len: 0, known: HashMap::new() }),
+        };
+        let key = (xxh3_128(bytes), bytes.len());
+        if let Some(&offset) = spool.known.get(&key) {
+            let mut there = vec![0; bytes.len()];
+            spool.file.read_exact_at(&mut there, offset).map_err(failed)?;
+            if there == bytes {
+                return Ok(offset);
+            }
+        }
+        spool.file.write_all_at(bytes, spool.len).map_err(failed)?;
+        let offset = spool.len;
+        spool.len += bytes.len() as u64;
+        spool.known.insert(key, offset);
+        Ok(offset)
+    }
+
+    /// Chooses the layout of a file whose segments are all here.
+    fn finish(&mut self, file: OpenFile, source: &Source) -> Result<FileData> {
+        let block = u64::from(self.options.block_bytes);
+        let tail_len = source.size % block;
+        let tail_fits = source.header_bytes + tail_len <= block;
+        let tail_cost = if tail_fits { tail_len } else { block };
+        let flat_cost = (source.size - tail_len) + tail_cost;
+        if self.options.codec.is_none() {
+            return self.finish_raw(file, source, tail_fits);
+        }
+        if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
+            return Ok(FileData::WholeFragment(offset));
+        }
+        let blocks = self.next_block - file.first_block;
+        let header_at = align(source.header_bytes, 8);
+        let indexes = self.style.encode(source.size, &file.extents, header_at);
+        let cost =
+            (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
+        let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
+        if cost >= flat_cost && !fragment {
+            return self.store_flat(file.first_block, source, tail_fits);
+        }
+        Ok(FileData::Compressed { indexes, tail: file.tail, blocks })
+    }
+
+    fn finish_raw(&mut self, mut file: OpenFile, source: &Source, tail_fits: bool) -> Result<FileData> {
+        let block = self.options.block_bytes as usize;
+        let holes = file.chunks.iter().filter(|blkaddr| **blkaddr == NULL_ADDR).count();
+        if holes * block <= (file.chunks.len() + 1) * 4 {
+            if holes > 0 {
+                return self.store_flat(file.first_block, source, tail_fits);
+            }
+            return self.end_flat(file.first_block, file.tail, tail_fits);
+        }
+        if !file.tail.is_empty() {
+            file.tail.resize(block, 0);
+            file.chunks.push(self.append(&file.tail)?);
+        }
+        Ok(FileData::Chunks(file.chunks))
+    }
+
+    /// Stores a file anew, as it is.
+    fn store_flat(&mut self, first_block: u32, source: &Source, tail_fits: bool) -> Result<FileData> {
+        self.rewind(first_block)?;
+        let block = u64::from(self.options.block_bytes);
+        let in_blocks = source.size - source.size % block;
+        let mut at = 0;
+        while at < in_blocks {
+            let bytes = read(source, at, (in_blocks - at).min(PENDING_BYTES as u64))?;
+            self.append(&bytes)?;
+            at += bytes.len() as u64;
+        }
+        let tail = read(source, in_blocks, source.size - in_blocks)?;
+        self.digest.update(&tail);
+        self.end_flat(first_block, tail, tail_fits)
+    }
+
+    fn end_flat(&mut self, first_block: u32, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
+        if !tail_fits && !tail.is_empty() {
+            tail.resize(self.options.block_bytes as usize, 0);
+            self.append(&tail)?;
+            tail.clear();
+        }
+        Ok(FileData::Flat { blkaddr: first_block, tail })
+    }
+}
+
+/// A file whose segments are being added.
+struct OpenFile {
+    first_block: u32,
+    extents: Vec<BuiltExtent>,
+    chunks: Vec<u32>,
+    tail: Vec<u8>,
+}
+
+impl OpenFile {
+    fn new(writer: &mut Writer<'_>) -> Self {
+        writer.stored_here.clear();
+        Self { first_block: writer.next_block, extents: Vec::new(), chunks: Vec::new(), tail: Vec::new() }
+    }
+}
+
+type Encoder = Option<std::result::Result<Box<dyn ClusterEncoder>, String>>;
+
+fn work(encoder: &mut Encoder, job: &Job, options: &BuildOptions) -> Result<Work> {
+    let source = &job.source;
+    let len = (source.size - job.offset).min(SEGMENT_BYTES);
+    let last = job.offset + len == source.size;
+    let bytes = read(source, job.offset, len)?;
+    let Some(encoder) = encoder else { return Ok(Work::Raw(bytes)) };
+    let encoder = encoder.as_mut().map_err(|what| Error::Options(what.clone()))?;
+    if !source.packable {
+        let unpacked = BuildOptions { ztailpacking: false, fragments: Fragments::Off, ..options.clone() };
+        return Ok(Work::Compressed(segment::compress(&bytes, last, &unpacked, &mut **encoder)));
+    }
+    // A file of several segments is no fragment: it would have to be gathered in order to find it again.
+    if options.fragments == Fragments::All && job.offset == 0 && last {
+        return Ok(Work::Fragment(bytes));
+    }
+    Ok(Work::Compressed(segment::compress(&bytes, last, options, &mut **encoder)))
+}
+
+fn read(source: &Source, offset: u64, len: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len as usize];
+    source.content.read_exact_at(&mut bytes, offset).map_err(|error| {
+        let what = match error.kind() {
+            io::ErrorKind::UnexpectedEof => "became shorter while the image was built".to_owned(),
+            _ => error.to_string(),
+        };
+        Error::Source { path: source.content.name(), what }
+    })?;
+    Ok(bytes)
+}

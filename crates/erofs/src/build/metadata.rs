@@ -1,0 +1,354 @@
+//! Inodes, directories and the superblock, written behind the data.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::data::{Data, FileData};
+use super::directory::Target;
+use super::indexes::whole_fragment;
+use super::placer::Placer;
+pub(crate) use super::plan::Plan;
+use super::plan::{InodePlan, algorithm, has_configs};
+use super::tree::{NodeId, NodeKind, Tree, Visit};
+use super::{BuildOptions, BuildReport, Fragments};
+use crate::error::{Error, Result};
+use crate::format::{
+    DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
+    XattrHeader, align, compat, file_type, incompat, mode,
+};
+use crate::superblock::{checksum, checksummed_len};
+
+/// An inode and what follows it, but for its nid-dependent bytes.
+struct Record {
+    layout: DataLayout,
+    size: u64,
+    i_u: u32,
+    /// Bytes after the xattrs, from the next 8-byte boundary if there are any: indexes or chunks.
+    indexes: Vec<u8>,
+    /// Bytes after those, which must not cross a block boundary. For directories, whose bytes are not known yet,
+    /// zeros.
+    tail: Vec<u8>,
+}
+
+impl Record {
+    fn flat(layout: DataLayout, size: u64, i_u: u32, tail: Vec<u8>) -> Self {
+        Self { layout, size, i_u, indexes: Vec::new(), tail }
+    }
+
+    fn bytes(&self, header_bytes: u64) -> u64 {
+        self.indexes_at(header_bytes) + (self.indexes.len() + self.tail.len()) as u64
+    }
+
+    fn indexes_at(&self, header_bytes: u64) -> u64 {
+        if self.indexes.is_empty() { header_bytes } else { align(header_bytes, 8) }
+    }
+}
+
+/// Writes everything but the files' data and returns what was built.
+pub(crate) fn write(
+    tree: &Tree,
+    options: &BuildOptions,
+    plan: Plan,
+    mut data: Data,
+    out: &File,
+) -> Result<BuildReport> {
+    let block = u64::from(options.block_bytes);
+    let mut chunked = false;
+    let mut next_block = data.end_block;
+    let mut records = HashMap::with_capacity(plan.visits.len());
+    for visit in &plan.visits {
+        let stored = data.files.remove(&visit.id);
+        chunked |= matches!(stored, Some(FileData::Chunks(_)));
+        records.insert(visit.id, record(tree, options, &plan, visit.id, stored, &mut next_block));
+    }
+
+    let front = align(plan.super_end(), SLOT);
+    let meta_start = u64::from(next_block) * block;
+    let shared_len = plan.shared_xattrs.len() as u64;
+    // The root comes first, before the data, since the superblock has 16 bits for its number.
+    let root_len = records[&tree.root()].bytes(plan.inodes[&tree.root()].header_bytes());
+    let mut offsets = HashMap::with_capacity(plan.visits.len());
+    offsets.insert(tree.root(), front);
+    let mut placer = Placer::new(block, front + root_len..plan.front_bytes, align(meta_start + shared_len, SLOT));
+    for visit in plan.visits.iter().skip(1) {
+        let record = &records[&visit.id];
+        let len = record.bytes(plan.inodes[&visit.id].header_bytes());
+        offsets.insert(visit.id, placer.place(len, record.tail.len() as u64));
+    }
+    let packed = data.packed.take().map(|(size, stored)| {
+        let record = file_record(size, Some(stored));
+        let offset = placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64);
+        (record, offset)
+    });
+    let image_bytes = placer.end().next_multiple_of(block);
+    let blocks = u32::try_from(image_bytes / block)
+        .map_err(|_| Error::Options("the image needs more than 2^32 blocks".to_owned()))?;
+
+    let mut metadata = Metadata {
+        front: vec![0; plan.front_bytes as usize],
+        back: vec![0; (image_bytes - meta_start) as usize],
+        back_start: meta_start,
+    };
+    metadata.put(meta_start, &plan.shared_xattrs);
+    for (number, visit) in plan.visits.iter().enumerate() {
+        let (offset, inode) = (offsets[&visit.id], &plan.inodes[&visit.id]);
+        let Some(mut record) = records.remove(&visit.id) else { continue };
+        let bytes = match &tree.node(visit.id).kind {
+            NodeKind::Directory(_) => directory_bytes(tree, visit, inode, &offsets),
+            NodeKind::Symlink(target) => Some(target.clone()),
+            _ => None,
+        };
+        if let Some(bytes) = bytes {
+            let (in_blocks, tail) = bytes.split_at(bytes.len() - record.tail.len());
+            out.write_all_at(in_blocks, u64::from(record.i_u) * block).map_err(Error::io("writing the image"))?;
+            record.tail.copy_from_slice(tail);
+        }
+        let bytes = encode_inode(tree, &plan, visit, &record, number as u32 + 1);
+        metadata.put_record(offset, &bytes, &inode.xattrs, &record);
+    }
+    let mut packed_nid = 0;
+    if let Some((record, offset)) = packed {
+        packed_nid = offset / SLOT;
+        let inode = InodeExtended {
+            i_format: I_EXTENDED | record.layout.encode(),
+            i_xattr_icount: 0,
+            i_mode: (mode::REGULAR | 0o400) as u16,
+            i_reserved: 0,
+            i_size: record.size,
+            i_u: record.i_u,
+            i_ino: plan.visits.len() as u32 + 1,
+            i_uid: 0,
+            i_gid: 0,
+            i_mtime: plan.time.0.cast_unsigned(),
+            i_mtime_nsec: plan.time.1,
+            i_nlink: 1,
+            i_reserved2: [0; 16],
+        };
+        metadata.put_record(offset, &inode.encode(), &[], &record);
+    }
+    let inodes = plan.visits.len() as u64 + u64::from(packed_nid > 0);
+    let uuid = options.uuid.unwrap_or_else(|| metadata.derive_uuid(data.digest));
+    let superblock = SuperBlock {
+        magic: SUPER_MAGIC,
+        checksum: 0,
+        feature_compat: compat::SB_CHKSUM | compat::MTIME,
+        blkszbits: options.block_bits() as u8,
+        sb_extslots: 0,
+        root_nid: (front / SLOT) as u16,
+        inos: inodes,
+        build_time: plan.time.0.cast_unsigned(),
+        build_time_nsec: plan.time.1,
+        blocks,
+        meta_blkaddr: 0,
+        xattr_blkaddr: if shared_len > 0 { next_block } else { 0 },
+        uuid,
+        volume_name: options.volume_name,
+        feature_incompat: features(options, chunked, packed_nid > 0),
+        available_compr_algs: if has_configs(options) { algorithm(options).map_or(0, |number| 1 << number) } else { 0 },
+        extra_devices: 0,
+        devt_slotoff: 0,
+        dirblkbits: 0,
+        xattr_prefix_count: 0,
+        xattr_prefix_start: 0,
+        packed_nid,
+        xattr_filter_reserved: 0,
+        reserved: [0; 23],
+    };
+    out.set_len(image_bytes).map_err(Error::io("writing the image"))?;
+    out.write_all_at(&metadata.back, meta_start).map_err(Error::io("writing the image"))?;
+    metadata.put(SUPER_OFFSET, &superblock.encode());
+    metadata.put(SUPER_OFFSET + SuperBlock::SIZE as u64, &plan.configs);
+    let at = SUPER_OFFSET as usize;
+    let sum = checksum(&metadata.front[at..at + checksummed_len(block as usize)]);
+    metadata.put(SUPER_OFFSET + 4, &sum.to_le_bytes());
+    out.write_all_at(&metadata.front, 0).map_err(Error::io("writing the image"))?;
+    Ok(BuildReport {
+        image_bytes,
+        inodes,
+        file_bytes: file_bytes(tree, &plan),
+        data_bytes: data.data_bytes,
+        shared_blocks: data.shared_blocks,
+    })
+}
+
+/// The blocks before the data and those behind it.
+struct Metadata {
+    front: Vec<u8>,
+    back: Vec<u8>,
+    back_start: u64,
+}
+
+impl Metadata {
+    fn put(&mut self, offset: u64, bytes: &[u8]) {
+        let (part, at) = match offset.checked_sub(self.back_start) {
+            Some(at) => (&mut self.back, at as usize),
+            None => (&mut self.front, offset as usize),
+        };
+        part[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn put_record(&mut self, offset: u64, inode: &[u8], xattrs: &[u8], record: &Record) {
+        let header_bytes = (inode.len() + xattrs.len()) as u64;
+        let indexes_at = offset + record.indexes_at(header_bytes);
+        self.put(offset, inode);
+        self.put(offset + inode.len() as u64, xattrs);
+        self.put(indexes_at, &record.indexes);
+        self.put(indexes_at + record.indexes.len() as u64, &record.tail);
+    }
+
+    /// A version 8 UUID (RFC 9562) from what the image holds.
+    fn derive_uuid(&self, digest: u128) -> [u8; 16] {
+        let mut sum = Xxh3::new();
+        sum.update(&digest.to_le_bytes());
+        sum.update(&self.front);
+        sum.update(&self.back);
+        let mut uuid = sum.digest128().to_be_bytes();
+        uuid[6] = uuid[6] & 0x0f | 0x80;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        uuid
+    }
+}
+
+fn features(options: &BuildOptions, chunked: bool, packed: bool) -> u32 {
+    let mut features = 0;
+    let mut set = |bit, on| features |= if on { bit } else { 0 };
+    set(incompat::ZERO_PADDING, options.codec.is_some());
+    set(incompat::COMPR_CFGS, has_configs(options));
+    set(incompat::CHUNKED_FILE, chunked);
+    set(incompat::ZTAILPACKING, options.ztailpacking);
+    set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
+    features
+}
+
+fn file_bytes(tree: &Tree, plan: &Plan) -> u64 {
+    let size = |visit: &Visit| match tree.node(visit.id).kind {
+        NodeKind::Regular { size, .. } => size,
+        _ => 0,
+    };
+    plan.visits.iter().map(size).sum()
+}
+
+/// What follows a node's inode, with blocks for directories and symbolic links that do not fit behind theirs.
+fn record(
+    tree: &Tree,
+    options: &BuildOptions,
+    plan: &Plan,
+    id: NodeId,
+    stored: Option<FileData>,
+    next_block: &mut u32,
+) -> Record {
+    let inode = &plan.inodes[&id];
+    let block = u64::from(options.block_bytes);
+    match &tree.node(id).kind {
+        NodeKind::Regular { size, .. } => file_record(*size, stored),
+        NodeKind::Directory(_) => {
+            let size = inode.directory.as_ref().map_or(0, super::directory::DirShape::bytes);
+            let tail = size % block;
+            let fits = if id == tree.root() {
+                // The root lies behind the superblock, in what is left of the last block before the data.
+                let end = align(plan.super_end(), SLOT) + inode.header_bytes();
+                end % block + tail <= block && end + tail <= plan.front_bytes
+            } else {
+                inode.header_bytes() + tail <= block
+            };
+            if tail > 0 && fits {
+                let record = Record::flat(DataLayout::FlatInline, size, *next_block, vec![0; tail as usize]);
+                *next_block += (size / block) as u32;
+                return record;
+            }
+            let record = Record::flat(DataLayout::FlatPlain, size, *next_block, Vec::new());
+            *next_block += size.div_ceil(block) as u32;
+            record
+        }
+        NodeKind::Symlink(target) => {
+            let size = target.len() as u64;
+            if inode.header_bytes() + size <= block {
+                return Record::flat(DataLayout::FlatInline, size, NULL_ADDR, target.clone());
+            }
+            let record = Record::flat(DataLayout::FlatPlain, size, *next_block, Vec::new());
+            *next_block += size.div_ceil(block) as u32;
+            record
+        }
+        NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
+            let device = (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12;
+            Record::flat(DataLayout::FlatPlain, 0, device, Vec::new())
+        }
+        NodeKind::Fifo | NodeKind::Socket => Record::flat(DataLayout::FlatPlain, 0, 0, Vec::new()),
+    }
+}
+
+fn file_record(size: u64, stored: Option<FileData>) -> Record {
+    match stored {
+        None => Record::flat(DataLayout::FlatPlain, 0, NULL_ADDR, Vec::new()),
+        Some(FileData::Flat { blkaddr, tail }) if tail.is_empty() => {
+            Record::flat(DataLayout::FlatPlain, size, blkaddr, tail)
+        }
+        Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
+        Some(FileData::Chunks(addresses)) => Record {
+            indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
+            // Chunks of one block, as 4-byte addresses.
+            ..Record::flat(DataLayout::ChunkBased, size, 0, Vec::new())
+        },
+        Some(FileData::Compressed { indexes, tail, blocks }) => {
+            let layout = if indexes.compact { DataLayout::CompressedCompact } else { DataLayout::CompressedFull };
+            Record { indexes: indexes.bytes, ..Record::flat(layout, size, blocks, tail) }
+        }
+        Some(FileData::WholeFragment(offset)) => Record {
+            indexes: whole_fragment(offset).to_vec(),
+            ..Record::flat(DataLayout::CompressedFull, size, 0, Vec::new())
+        },
+    }
+}
+
+fn directory_bytes(tree: &Tree, visit: &Visit, inode: &InodePlan, offsets: &HashMap<NodeId, u64>) -> Option<Vec<u8>> {
+    let (NodeKind::Directory(names), Some(shape)) = (&tree.node(visit.id).kind, &inode.directory) else { return None };
+    let target =
+        |id: NodeId| Target { nid: offsets[&id] / SLOT, file_type: file_type::from_mode(tree.node(id).mode()) };
+    let names = names.iter().map(|(name, id)| (name.as_slice(), target(*id)));
+    Some(shape.encode(names, target(visit.id), target(visit.parent)))
+}
+
+fn encode_inode(tree: &Tree, plan: &Plan, visit: &Visit, record: &Record, ino: u32) -> Vec<u8> {
+    let node = tree.node(visit.id);
+    let inode = &plan.inodes[&visit.id];
+    let i_xattr_icount = match inode.xattrs.len() {
+        0 => 0,
+        len => ((len - XattrHeader::SIZE) / 4 + 1) as u16,
+    };
+    let i_format = record.layout.encode();
+    if inode.extended {
+        let extended = InodeExtended {
+            i_format: i_format | I_EXTENDED,
+            i_xattr_icount,
+            i_mode: node.mode(),
+            i_reserved: 0,
+            i_size: record.size,
+            i_u: record.i_u,
+            i_ino: ino,
+            i_uid: node.uid,
+            i_gid: node.gid,
+            i_mtime: node.mtime_s.cast_unsigned(),
+            i_mtime_nsec: node.mtime_nsec,
+            i_nlink: visit.nlink,
+            i_reserved2: [0; 16],
+        };
+        return extended.encode().to_vec();
+    }
+    let compact = InodeCompact {
+        i_format,
+        i_xattr_icount,
+        i_mode: node.mode(),
+        i_nlink: visit.nlink as u16,
+        i_size: record.size as u32,
+        i_mtime: 0,
+        i_u: record.i_u,
+        i_ino: ino,
+        i_uid: node.uid as u16,
+        i_gid: node.gid as u16,
+        i_reserved: 0,
+    };
+    compact.encode().to_vec()
+}

@@ -1,0 +1,163 @@
+//! Building an image.
+//!
+//! ```text
+//! 1. scan        a directory or an archive becomes a tree of nodes, names sorted
+//! 2. data        files in the tree's order are cut into segments at fixed offsets; threads compress segments, one
+//!                writer takes the results in order: packs tails, shares equal clusters, appends blocks
+//! 3. metadata    inodes with their xattrs, indexes and inline tails are placed behind the data, first where they fit
+//!                best; then directories are written, since only now every inode has its number
+//! 4. superblock  last, so that an image that was not finished is none
+//! ```
+//!
+//! The same tree and options give the same bytes: nothing above depends on time, on the number of threads, on the order
+//! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
+//! alone, and the writer alone decides addresses.
+
+mod data;
+mod directory;
+mod indexes;
+mod metadata;
+mod pipeline;
+mod placer;
+mod plan;
+mod scan;
+mod segment;
+mod tar;
+mod tree;
+
+use std::fs::File;
+
+use pagefold_codec::cluster::ClusterCodec;
+
+pub use scan::ScanOptions;
+pub use tree::{Content, Node, NodeId, NodeKind, Tree};
+
+use crate::error::{Error, Result};
+use crate::format::MAX_PCLUSTER_BYTES;
+
+/// The size of a compressed file's indexes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indexes {
+    /// 2 and 4 bytes a block, where a file's clusters are in order; else full.
+    Compact,
+    /// 8 bytes a block.
+    Full,
+}
+
+/// What is put into the packed inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragments {
+    /// Nothing.
+    Off,
+    /// The end of each file that does not fill a cluster.
+    Tails,
+    /// Every file whole.
+    All,
+}
+
+/// How an image is built.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// The block, in bytes: a power of two from 512 to 65536. Linux mounts blocks up to its page.
+    pub block_bytes: u32,
+    /// How files are compressed; `None` for not.
+    pub codec: Option<ClusterCodec>,
+    /// The longest physical cluster, in bytes: a multiple of the block, at most 1 MiB.
+    pub pcluster_bytes: u32,
+    /// The size of indexes.
+    pub indexes: Indexes,
+    /// Put a compressed file's last cluster behind its inode where it fits.
+    pub ztailpacking: bool,
+    /// Put ends of files, or files, together.
+    pub fragments: Fragments,
+    /// Store clusters that are equal once.
+    pub dedupe: bool,
+    /// Threads that compress; 0 for one a processor. No effect on the image.
+    pub threads: usize,
+    /// The volume's identity; `None` derives it from the image.
+    pub uuid: Option<[u8; 16]>,
+    /// The volume's name, padded with zeros.
+    pub volume_name: [u8; 16],
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        Self {
+            block_bytes: 4096,
+            codec: Some(ClusterCodec::Lz4),
+            pcluster_bytes: 4096,
+            indexes: Indexes::Compact,
+            ztailpacking: false,
+            fragments: Fragments::Off,
+            dedupe: false,
+            threads: 0,
+            uuid: None,
+            volume_name: [0; 16],
+        }
+    }
+}
+
+/// What was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BuildReport {
+    /// Bytes of the image.
+    pub image_bytes: u64,
+    /// Inodes, the packed one included.
+    pub inodes: u64,
+    /// Bytes of regular files.
+    pub file_bytes: u64,
+    /// Bytes of the blocks that hold files' data.
+    pub data_bytes: u64,
+    /// Blocks that were not stored since an equal one was.
+    pub shared_blocks: u64,
+}
+
+impl BuildOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what: &str| Err(Error::Options(what.to_owned()));
+        if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
+            return refuse("the block must be a power of two from 512 to 65536");
+        }
+        let blocks = self.pcluster_bytes / self.block_bytes;
+        if !self.pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
+            return refuse("the cluster must be a multiple of the block");
+        }
+        if u64::from(self.pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
+            return refuse("the cluster must be at most 1 MiB and 2047 blocks");
+        }
+        if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
+            return refuse("packing tails, fragments and sharing clusters need a codec");
+        }
+        if self.ztailpacking && self.fragments != Fragments::Off {
+            return refuse("a file's end goes behind its inode or into a fragment, not both");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn block_bits(&self) -> u32 {
+        self.block_bytes.trailing_zeros()
+    }
+
+    pub(crate) fn big_pclusters(&self) -> bool {
+        self.pcluster_bytes > self.block_bytes
+    }
+
+    pub(crate) fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads => threads,
+        }
+    }
+}
+
+/// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
+/// After an error it holds no superblock.
+///
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, and about 32 MiB a thread.
+pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
+    options.check()?;
+    out.set_len(0).map_err(Error::io("emptying the image"))?;
+    let plan = metadata::Plan::new(tree, options)?;
+    let data = data::write(tree, options, &plan, out)?;
+    metadata::write(tree, options, plan, data, out)
+}

@@ -1,0 +1,168 @@
+//! Threads that work ahead of one consumer, which gets results in order.
+//!
+//! ```text
+//! worker:    wait until the next job is within the window; take it; work; put the result under its number
+//! consumer:  wait for the result of the next number; consume it; move the window
+//! ```
+//!
+//! At most `2 * threads + 2` jobs are taken and not yet consumed, which bounds memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Result;
+
+struct State<J, R> {
+    jobs: J,
+    taken: usize,
+    consumed: usize,
+    results: BTreeMap<usize, R>,
+    /// No further job is to be taken: there are none, the consumer failed, or a worker panicked.
+    ended: bool,
+    panicked: bool,
+}
+
+struct Shared<J, R> {
+    state: Mutex<State<J, R>>,
+    changed: Condvar,
+}
+
+impl<J, R> Shared<J, R> {
+    fn lock(&self) -> MutexGuard<'_, State<J, R>> {
+        // A worker that panics holds no lock while it works; the flag below is what tells of it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State<J, R>>) -> MutexGuard<'a, State<J, R>> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the pipeline when its thread leaves it, so that no other waits for ever.
+struct EndOnPanic<'a, J, R>(&'a Shared<J, R>);
+
+impl<J, R> Drop for EndOnPanic<'_, J, R> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if std::thread::panicking() {
+            state.ended = true;
+            state.panicked = true;
+        }
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
+/// Runs `work` on every job in `threads` threads, each with its own state from `start`, and calls `consume` here with
+/// the results in the jobs' order. Stops at the first error of `consume`.
+pub(crate) fn in_order<J, S, R>(
+    threads: usize,
+    jobs: impl Iterator<Item = J> + Send,
+    start: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, J) -> R + Sync,
+    mut consume: impl FnMut(R) -> Result<()>,
+) -> Result<()>
+where
+    R: Send,
+{
+    let window = 2 * threads + 2;
+    let shared = Shared {
+        state: Mutex::new(State {
+            jobs,
+            taken: 0,
+            consumed: 0,
+            results: BTreeMap::new(),
+            ended: false,
+            panicked: false,
+        }),
+        changed: Condvar::new(),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let _end = EndOnPanic(&shared);
+                let mut own = start();
+                loop {
+                    let (number, job) = {
+                        let mut state = shared.lock();
+                        while !state.ended && state.taken >= state.consumed + window {
+                            state = shared.wait(state);
+                        }
+                        if state.ended {
+                            return;
+                        }
+                        let Some(job) = state.jobs.next() else {
+                            state.ended = true;
+                            return;
+                        };
+                        state.taken += 1;
+                        (state.taken - 1, job)
+                    };
+                    let result = work(&mut own, job);
+                    shared.lock().results.insert(number, result);
+                    shared.changed.notify_all();
+                }
+            });
+        }
+        loop {
+            let mut state = shared.lock();
+            let next = state.consumed;
+            let result = loop {
+                if let Some(result) = state.results.remove(&next) {
+                    break result;
+                }
+                if state.panicked || (state.ended && state.taken == next) {
+                    return Ok(());
+                }
+                state = shared.wait(state);
+            };
+            drop(state);
+            let outcome = consume(result);
+            let mut state = shared.lock();
+            state.consumed += 1;
+            state.ended |= outcome.is_err();
+            drop(state);
+            shared.changed.notify_all();
+            outcome?;
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn results_come_in_order_for_any_number_of_threads() {
+        for threads in [1, 2, 7] {
+            let mut seen = Vec::new();
+            in_order(
+                threads,
+                0..500u64,
+                || 0,
+                |_, n| n * n,
+                |square| {
+                    seen.push(square);
+                    Ok(())
+                },
+            )
+            .unwrap();
+            assert_eq!(seen, (0..500).map(|n| n * n).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn an_error_stops_it() {
+        let result = in_order(
+            3,
+            0..1_000_000_000u64,
+            || (),
+            |(), n| n,
+            |n| {
+                if n == 50 { Err(Error::Options("enough".to_owned())) } else { Ok(()) }
+            },
+        );
+        assert!(result.is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! Where metadata goes.
+
+use std::collections::BTreeSet;
+
+use crate::format::SLOT;
+
+/// Gives out ranges of the image, aligned to inode slots.
+///
+/// Invariants: `holes` are disjoint, lie before `frontier`, none crosses a block boundary; what is given out is disjoint
+/// from them and from each other.
+#[derive(Debug)]
+pub(crate) struct Placer {
+    block: u64,
+    /// Free ranges, as (length, offset): the shortest that suffices is taken.
+    holes: BTreeSet<(u64, u64)>,
+    frontier: u64,
+}
+
+impl Placer {
+    /// A placer whose space is one hole and everything from `frontier`, a block boundary.
+    pub(crate) fn new(block: u64, hole: std::ops::Range<u64>, frontier: u64) -> Self {
+        let mut placer = Self { block, holes: BTreeSet::new(), frontier };
+        placer.add_hole(hole.start, hole.end);
+        placer
+    }
+
+    /// The end of what was given out.
+    pub(crate) fn end(&self) -> u64 {
+        self.frontier
+    }
+
+    fn add_hole(&mut self, start: u64, end: u64) {
+        let start = start.next_multiple_of(SLOT);
+        if start + SLOT <= end {
+            self.holes.insert((end - start, start));
+        }
+    }
+
+    /// A range of `len` bytes. It lies within one block if it is no longer than that; else its last `tail` bytes do.
+    pub(crate) fn place(&mut self, len: u64, tail: u64) -> u64 {
+        if let Some(&(hole, start)) = self.holes.range((len, 0)..).next() {
+            self.holes.remove(&(hole, start));
+            self.add_hole(start + len, start + hole);
+            return start;
+        }
+        let whole = if len <= self.block { len } else { tail };
+        let mut start = self.frontier;
+        let part = start + len - whole;
+        if whole > 0 && part / self.block != (part + whole - 1) / self.block {
+            // Move on so that the part starts with its block, or as near to that as slots allow.
+            let shift = self.block - part % self.block;
+            start += shift.next_multiple_of(SLOT);
+            let part = start + len - whole;
+            if part / self.block != (part + whole - 1) / self.block {
+                start += (self.block - part % self.block).next_multiple_of(SLOT);
+            }
+            let skipped = self.frontier;
+            let block_end = skipped.next_multiple_of(self.block).min(start);
+            self.add_hole(skipped, block_end);
+        }
+        self.frontier = (start + len).next_multiple_of(SLOT);
+        start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ranges_are_disjoint_and_do_not_cross(
+            wants in proptest::collection::vec((1u64..6000, 0u64..4000), 1..200),
+        ) {
+            let mut placer = Placer::new(4096, 1152..4096, 8192);
+            let mut given: Vec<(u64, u64)> = Vec::new();
+            for (len, tail) in wants {
+                let tail = tail.min(len);
+                let start = placer.place(len, tail);
+                prop_assert_eq!(start % SLOT, 0);
+                prop_assert!(start >= 8192 || (start >= 1152 && start + len <= 4096));
+                let whole = if len <= 4096 { len } else { tail };
+                if whole > 0 {
+                    prop_assert_eq!((start + len - whole) / 4096, (start + len - 1) / 4096);
+                }
+                prop_assert!(start + len <= placer.end() || start < 4096);
+                given.push((start, start + len));
+            }
+            given.sort_unstable();
+            prop_assert!(given.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What is known of an image before its data is written: the order of inodes and the bytes of each but its data.
+
+use std::collections::{BTreeMap, HashMap};
+
+use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
+
+use super::directory::DirShape;
+use super::indexes::IndexStyle;
+use super::tree::{NodeId, NodeKind, Tree, Visit};
+use super::{BuildOptions, Indexes};
+use crate::error::{Error, Result};
+use crate::format::{
+    DeflateConfig, InodeCompact, InodeExtended, Lz4Config, LzmaConfig, SLOT, SUPER_OFFSET, SuperBlock, XATTR_PREFIXES,
+    XattrEntry, XattrHeader, ZstdConfig,
+};
+use crate::xattr::Xattr;
+
+/// Nodes that must have an xattr for it to be stored once for all.
+const SHARED_BY: usize = 2;
+
+/// The plan of an image.
+pub(crate) struct Plan {
+    pub(crate) visits: Vec<Visit>,
+    pub(crate) inodes: HashMap<NodeId, InodePlan>,
+    /// The modification time that most inodes have, which the compact ones take from the superblock.
+    pub(crate) time: (i64, u32),
+    /// Shared xattrs, encoded, one after the other.
+    pub(crate) shared_xattrs: Vec<u8>,
+    /// Configurations that follow the superblock.
+    pub(crate) configs: Vec<u8>,
+    /// Bytes before the data: the superblock and the root, in whole blocks.
+    pub(crate) front_bytes: u64,
+    block_bits: u32,
+}
+
+/// What is known of an inode.
+pub(crate) struct InodePlan {
+    pub(crate) extended: bool,
+    /// Xattrs as they follow the inode.
+    pub(crate) xattrs: Vec<u8>,
+    pub(crate) directory: Option<DirShape>,
+}
+
+impl InodePlan {
+    /// Bytes of the inode and its xattrs.
+    pub(crate) fn header_bytes(&self) -> u64 {
+        (if self.extended { InodeExtended::SIZE } else { InodeCompact::SIZE } + self.xattrs.len()) as u64
+    }
+}
+
+impl Plan {
+    pub(crate) fn new(tree: &Tree, options: &BuildOptions) -> Result<Self> {
+        let visits = tree.walk();
+        let time = most_frequent_time(tree, &visits);
+        let (shared_xattrs, ids) = share_xattrs(tree, &visits);
+        let mut inodes = HashMap::with_capacity(visits.len());
+        for visit in &visits {
+            let node = tree.node(visit.id);
+            let directory = match &node.kind {
+                NodeKind::Directory(names) => Some(DirShape::new(names.keys(), options.block_bytes as usize)),
+                _ => None,
+            };
+            let size = match &node.kind {
+                NodeKind::Regular { size, .. } => *size,
+                _ => directory.as_ref().map_or(0, DirShape::bytes),
+            };
+            let extended = (node.mtime_s, node.mtime_nsec) != time
+                || node.uid > u32::from(u16::MAX)
+                || node.gid > u32::from(u16::MAX)
+                || visit.nlink > u32::from(u16::MAX)
+                || size > u64::from(u32::MAX);
+            let xattrs = encode_xattrs(&node.xattrs, &ids)?;
+            inodes.insert(visit.id, InodePlan { extended, xattrs, directory });
+        }
+        let configs = configs(options);
+        let block = u64::from(options.block_bytes);
+        let super_end = SUPER_OFFSET + SuperBlock::SIZE as u64 + configs.len() as u64;
+        let root = inodes[&tree.root()].header_bytes();
+        let front_bytes = (super_end.next_multiple_of(SLOT) + root).next_multiple_of(block);
+        Ok(Self { visits, inodes, time, shared_xattrs, configs, front_bytes, block_bits: options.block_bits() })
+    }
+
+    pub(crate) fn super_end(&self) -> u64 {
+        SUPER_OFFSET + SuperBlock::SIZE as u64 + self.configs.len() as u64
+    }
+
+    pub(crate) fn first_data_block(&self) -> u32 {
+        (self.front_bytes >> self.block_bits) as u32
+    }
+
+    /// Regular files in order, with the bytes of their inodes and xattrs.
+    pub(crate) fn regular_files<'a>(&'a self, tree: &'a Tree) -> impl Iterator<Item = (NodeId, u64)> + 'a {
+        self.visits
+            .iter()
+            .filter(|visit| matches!(tree.node(visit.id).kind, NodeKind::Regular { .. }))
+            .map(|visit| (visit.id, self.inodes[&visit.id].header_bytes()))
+    }
+
+    pub(crate) fn index_style(&self, options: &BuildOptions) -> IndexStyle {
+        IndexStyle {
+            block_bits: options.block_bits(),
+            big: options.big_pclusters(),
+            compact: options.indexes == Indexes::Compact,
+            algorithm: algorithm(options).unwrap_or(0),
+        }
+    }
+}
+
+/// The number of the format that files are compressed to.
+pub(crate) fn algorithm(options: &BuildOptions) -> Option<u8> {
+    Some(match options.codec?.format() {
+        ClusterFormat::Lz4 => 0,
+        ClusterFormat::MicroLzma => 1,
+        ClusterFormat::Deflate => 2,
+        ClusterFormat::Zstd => 3,
+    })
+}
+
+/// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block, which every kernel reads.
+pub(crate) fn has_configs(options: &BuildOptions) -> bool {
+    algorithm(options).is_some_and(|algorithm| algorithm > 0 || options.big_pclusters())
+}
+
+fn configs(options: &BuildOptions) -> Vec<u8> {
+    let Some(codec) = options.codec.filter(|_| has_configs(options)) else { return Vec::new() };
+    let config = match codec {
+        ClusterCodec::Lz4 | ClusterCodec::Lz4Hc(_) => {
+            let max_pclusterblks = (options.pcluster_bytes / options.block_bytes) as u16;
+            Lz4Config { max_distance: u16::MAX, max_pclusterblks, reserved: [0; 10] }.encode().to_vec()
+        }
+        ClusterCodec::MicroLzma { dict_bytes, .. } => {
+            LzmaConfig { dict_size: dict_bytes, format: 0, reserved: [0; 8] }.encode().to_vec()
+        }
+        ClusterCodec::Deflate(_) => DeflateConfig { windowbits: 15, reserved: [0; 5] }.encode().to_vec(),
+        ClusterCodec::Zstd { window_log, .. } => {
+            ZstdConfig { format: 0, windowlog: (window_log - 10) as u8, reserved: [0; 4] }.encode().to_vec()
+        }
+    };
+    [&(config.len() as u16).to_le_bytes()[..], &config].concat()
+}
+
+/// The earliest of the times that most nodes have.
+fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
+    let mut counts: BTreeMap<(i64, u32), usize> = BTreeMap::new();
+    for visit in visits {
+        let node = tree.node(visit.id);
+        *counts.entry((node.mtime_s, node.mtime_nsec)).or_default() += 1;
+    }
+    counts
+        .iter()
+        .max_by_key(|((s, nsec), count)| (**count, std::cmp::Reverse((*s, *nsec))))
+        .map_or((0, 0), |(time, _)| *time)
+}
+
+/// Encodes the xattrs that several nodes have, in order, and gives each its id: its offset in units of 4 bytes.
+fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit]) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
+    let mut counts: BTreeMap<&Xattr, usize> = BTreeMap::new();
+    for visit in visits {
+        for xattr in &tree.node(visit.id).xattrs {
+            *counts.entry(xattr).or_default() += 1;
+        }
+    }
+    let mut bytes = Vec::new();
+    let mut ids = HashMap::new();
+    for (xattr, count) in counts {
+        if count >= SHARED_BY
+            && let Some(entry) = encode_xattr(xattr)
+        {
+            ids.insert(xattr, (bytes.len() / 4) as u32);
+            bytes.extend_from_slice(&entry);
+        }
+    }
+    (bytes, ids)
+}
+
+/// One entry, padded to 4 bytes; `None` if the format cannot hold it.
+fn encode_xattr(xattr: &Xattr) -> Option<Vec<u8>> {
+    let (index, prefix) = XATTR_PREFIXES.iter().find(|(_, prefix)| xattr.name.starts_with(prefix))?;
+    let suffix = &xattr.name[prefix.len()..];
+    let entry = XattrEntry {
+        e_name_len: u8::try_from(suffix.len()).ok()?,
+        e_name_index: *index,
+        e_value_size: u16::try_from(xattr.value.len()).ok()?,
+    };
+    let mut bytes = [&entry.encode()[..], suffix, &xattr.value].concat();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    Some(bytes)
+}
+
+fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>) -> Result<Vec<u8>> {
+    if xattrs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut shared = Vec::new();
+    let mut inline = Vec::new();
+    for xattr in xattrs {
+        match ids.get(xattr) {
+            Some(id) if shared.len() < 4 * usize::from(u8::MAX) => shared.extend_from_slice(&id.to_le_bytes()),
+            _ => {
+                let entry = encode_xattr(xattr).ok_or_else(|| {
+                    let name = String::from_utf8_lossy(&xattr.name);
+                    Error::Options(format!("xattr {name} has a name or a value that EROFS cannot hold"))
+                })?;
+                inline.extend_from_slice(&entry);
+            }
+        }
+    }
+    let header =
+        XattrHeader { h_name_filter: 0, h_shared_count: (shared.len() / 4) as u8, h_reserved: [0; 7] }.encode();
+    let bytes = [&header[..], &shared, &inline].concat();
+    if (bytes.len() - XattrHeader::SIZE) / 4 >= usize::from(u16::MAX) {
+        return Err(Error::Options("a file has more than 256 KiB of xattrs".to_owned()));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,159 @@
+//! Compressing one segment of a file into physical clusters.
+//!
+//! ```text
+//! until the segment is empty:
+//!     fill a cluster with as much of the segment as fits (at most 4 MiB of it)
+//!     blocks := those that the compressed bytes need
+//!     if that saves a block: a compressed extent, zeros in front of its bytes
+//!     else: a plain extent of one block, the bytes as they are
+//! ```
+//!
+//! An extent thus never has fewer bytes than a block, but for the segment's last, and segments start at block
+//! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say.
+
+use pagefold_codec::cluster::ClusterEncoder;
+
+use super::{BuildOptions, Fragments};
+
+/// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block on average), short
+/// enough that the segments in flight are bounded memory. A multiple of every block.
+pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
+
+/// The longest content of a cluster that is built. Linux takes up to 12 MiB.
+const MAX_CONTENT: usize = 4 << 20;
+
+/// A run of bytes that is stored together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Bytes of the file.
+    pub(crate) len: u32,
+    /// Blocks that it takes.
+    pub(crate) blocks: u32,
+    pub(crate) compressed: bool,
+}
+
+/// What becomes of the end of a file, when it is not a piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tail {
+    /// Its cluster may lie behind the inode: the cluster, and how many bytes of the file it holds.
+    Inline { bytes: Vec<u8>, len: u32, compressed: bool },
+    /// Its bytes go to the packed inode.
+    Fragment(Vec<u8>),
+}
+
+/// A segment's clusters.
+#[derive(Debug, Default)]
+pub(crate) struct Segment {
+    pub(crate) pieces: Vec<Piece>,
+    /// The pieces' blocks, one after the other.
+    pub(crate) blocks: Vec<u8>,
+    pub(crate) tail: Option<Tail>,
+}
+
+/// Compresses `src`, which is the end of its file if `last`.
+pub(crate) fn compress(src: &[u8], last: bool, options: &BuildOptions, encoder: &mut dyn ClusterEncoder) -> Segment {
+    encoder.restart();
+    let block = options.block_bytes as usize;
+    let mut segment = Segment::default();
+    let mut cluster = vec![0; options.pcluster_bytes as usize];
+    let mut rest = src;
+    while !rest.is_empty() {
+        let filled = if rest.len() <= block && !(last && options.ztailpacking) {
+            None
+        } else {
+            encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], &mut cluster)
+        };
+        let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
+        if last
+            && takes_all
+            && let Some(tail) = tail(rest, filled.map(|filled| &cluster[..filled.written]), options)
+        {
+            segment.tail = Some(tail);
+            break;
+        }
+        match filled {
+            Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
+                let blocks = filled.written.div_ceil(block);
+                segment.pieces.push(Piece { len: filled.consumed as u32, blocks: blocks as u32, compressed: true });
+                let padding = blocks * block - filled.written;
+                segment.blocks.resize(segment.blocks.len() + padding, 0);
+                segment.blocks.extend_from_slice(&cluster[..filled.written]);
+                rest = &rest[filled.consumed..];
+            }
+            _ => {
+                // What a long cluster could not compress is tried again an eighth of it later, not a block.
+                for _ in 0..(cluster.len() / block / 8).max(1) {
+                    let (plain, after) = rest.split_at(rest.len().min(block));
+                    if plain.is_empty() {
+                        break;
+                    }
+                    segment.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
+                    segment.blocks.extend_from_slice(plain);
+                    segment.blocks.resize(segment.blocks.len().next_multiple_of(block), 0);
+                    rest = after;
+                }
+            }
+        }
+    }
+    segment
+}
+
+/// What becomes of the end of a file that fits into one cluster, if it is packed.
+fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &BuildOptions) -> Option<Tail> {
+    if options.fragments != Fragments::Off {
+        return Some(Tail::Fragment(rest.to_vec()));
+    }
+    if !options.ztailpacking {
+        return None;
+    }
+    let (bytes, compressed) = match cluster {
+        Some(cluster) => (cluster, true),
+        None => (rest, false),
+    };
+    // The inode before it, and the indexes of what it holds, share its block.
+    let room = (options.block_bytes as usize).checked_sub(64 + 8 + 8 + 8)?;
+    (bytes.len() <= room).then(|| Tail::Inline { bytes: bytes.to_vec(), len: rest.len() as u32, compressed })
+}
+
+#[cfg(test)]
+mod tests {
+    use pagefold_codec::cluster::ClusterCodec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_cover_the_segment_and_start_in_different_blocks(
+            runs in proptest::collection::vec((0usize..9000, any::<bool>()), 0..20),
+            pcluster in prop_oneof![Just(4096u32), Just(65536)],
+            last in any::<bool>(),
+            ztailpacking in any::<bool>(),
+        ) {
+            let mut src = Vec::new();
+            for (number, (len, noisy)) in runs.into_iter().enumerate() {
+                let mut state = number as u32 + 1;
+                src.extend((0..len).map(|at| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if noisy { (state >> 24) as u8 } else { (at % 7) as u8 }
+                }));
+            }
+            let options = BuildOptions { pcluster_bytes: pcluster, ztailpacking, ..BuildOptions::default() };
+            let segment = compress(&src, last, &options, &mut *ClusterCodec::Lz4.encoder().unwrap());
+            let mut at = 0u64;
+            let mut last_cluster = None;
+            let tail = match &segment.tail {
+                Some(Tail::Inline { len, .. }) => Some(*len),
+                _ => None,
+            };
+            for len in segment.pieces.iter().map(|piece| piece.len).chain(tail) {
+                prop_assert!(last_cluster.is_none_or(|before| before < at / 4096));
+                last_cluster = Some(at / 4096);
+                at += u64::from(len);
+            }
+            prop_assert_eq!(at, src.len() as u64);
+            let blocks: u32 = segment.pieces.iter().map(|piece| piece.blocks).sum();
+            prop_assert_eq!(segment.blocks.len(), blocks as usize * 4096);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! A tar archive becomes a tree.
+//!
+//! Members are read by position, one header of 512 bytes after the other: POSIX ustar, PAX records (by their lengths, since
+//! values may hold any byte) and GNU's long names.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tar::{EntryType, Header};
+
+use super::scan::ScanOptions;
+use super::tree::{Content, Node, NodeId, NodeKind, Tree};
+use crate::error::{Error, Result};
+use crate::format::XATTR_PREFIXES;
+use crate::xattr::Xattr;
+
+/// Where PAX headers keep xattrs.
+const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
+/// The longest PAX header or long name.
+const MAX_EXTENSION_BYTES: u64 = 8 << 20;
+const BLOCK: u64 = 512;
+
+/// PAX records by key.
+type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A member of an archive, with what precedes it applied.
+struct Member {
+    header: Header,
+    records: Records,
+    path: Vec<u8>,
+    link: Vec<u8>,
+    /// Where its content is.
+    offset: u64,
+    size: u64,
+}
+
+/// The members of an archive.
+struct Members<'a> {
+    archive: &'a File,
+    at: u64,
+    global: Records,
+}
+
+impl Members<'_> {
+    fn next(&mut self) -> Result<Option<Member>> {
+        let (mut records, mut path, mut link) = (self.global.clone(), None, None);
+        loop {
+            let Some((header, offset)) = self.header()? else { return Ok(None) };
+            let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
+            let number = |key: &[u8], own: io::Result<u64>| -> Result<u64> {
+                let recorded =
+                    records.get(key).map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()));
+                let number = recorded.unwrap_or(own.ok());
+                number.ok_or_else(|| source_error(&name, "a number in its header cannot be read"))
+            };
+            let kind = header.entry_type();
+            let extension = matches!(
+                kind,
+                EntryType::XHeader | EntryType::XGlobalHeader | EntryType::GNULongName | EntryType::GNULongLink
+            );
+            let size = if extension {
+                header.entry_size().map_err(Error::io("reading the archive"))?
+            } else {
+                number(b"size", header.entry_size())?
+            };
+            self.at = match offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK)) {
+                Some(next) => next,
+                None => return Err(source_error(&name, "it is longer than any file")),
+            };
+            if !extension {
+                let path = records.remove(&b"path"[..]).or(path).unwrap_or_else(|| header.path_bytes().into_owned());
+                let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
+                let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
+                return Ok(Some(Member { records, path, link, offset, size, header }));
+            }
+            if size > MAX_EXTENSION_BYTES {
+                return Err(source_error(&name, "its extended header is longer than 8 MiB"));
+            }
+            let mut bytes = vec![0; size as usize];
+            self.archive.read_exact_at(&mut bytes, offset).map_err(Error::io("reading the archive"))?;
+            match kind {
+                EntryType::XHeader => parse_records(&bytes, &mut records)?,
+                EntryType::XGlobalHeader => {
+                    parse_records(&bytes, &mut self.global)?;
+                    records = self.global.clone();
+                }
+                _ => {
+                    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+                    *(if kind == EntryType::GNULongName { &mut path } else { &mut link }) = Some(text);
+                }
+            }
+        }
+    }
+
+    /// The header at the current position and where its content starts; `None` at the archive's end.
+    fn header(&mut self) -> Result<Option<(Header, u64)>> {
+        let mut bytes = [0; BLOCK as usize];
+        match self.archive.read_exact_at(&mut bytes, self.at) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(Error::io("reading the archive")(error)),
+        }
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let header = Header::from_byte_slice(&bytes).clone();
+        // The sum counts its own eight bytes as spaces.
+        let sum: u32 = bytes
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) })
+            .sum();
+        if header.cksum().ok() != Some(sum) {
+            return Err(source_error(
+                &header.path_bytes(),
+                "its header's checksum does not match; is this a tar archive?",
+            ));
+        }
+        Ok(Some((header, self.at + BLOCK)))
+    }
+}
+
+/// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
+fn parse_records(mut bytes: &[u8], records: &mut Records) -> Result<()> {
+    while !bytes.is_empty() {
+        let parsed = bytes.iter().position(|byte| *byte == b' ').and_then(|space| {
+            let len: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+            let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;
+            let equals = record.iter().position(|byte| *byte == b'=')?;
+            Some((len, &record[..equals], &record[equals + 1..]))
+        });
+        let Some((len, key, value)) = parsed else {
+            return Err(Error::Options("a PAX header of the archive cannot be read".to_owned()));
+        };
+        // An xattr may be empty, and tar writes it so.
+        if value.is_empty() && !key.starts_with(XATTR_KEY) {
+            records.remove(key);
+        } else {
+            records.insert(key.to_vec(), value.to_vec());
+        }
+        bytes = &bytes[len..];
+    }
+    Ok(())
+}
+
+impl Tree {
+    /// The tree that a tar archive (POSIX, PAX, GNU) holds. `archive` stays open, since files' content is read from it
+    /// when the image is built. A later member of a name replaces an earlier one; directories that no member describes
+    /// belong to root and have mode 0755 and time 0.
+    pub fn from_tar(archive: File, options: &ScanOptions) -> Result<Self> {
+        let archive = Arc::new(archive);
+        let mut members = Members { archive: &archive, at: 0, global: Records::new() };
+        let mut tree = Self::new(directory(options));
+        while let Some(member) = members.next()? {
+            let names = names(&member.path)?;
+            if names.is_empty() && member.header.entry_type().is_dir() {
+                let root = tree.root();
+                describe(&member, tree.node_mut(root))?;
+                options.apply(tree.node_mut(root));
+            } else if !names.is_empty() && !(1..=names.len()).any(|len| options.excludes(&names[..len].join(&b'/'))) {
+                add(&mut tree, &archive, &member, &names, options)?;
+            }
+        }
+        Ok(tree)
+    }
+}
+
+fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], options: &ScanOptions) -> Result<()> {
+    let refuse = |what: &str| Err(source_error(&member.path, what));
+    let Some((name, above)) = names.split_last() else { return Ok(()) };
+    let parent = directories(tree, above, &member.path, options)?;
+    let device = || match (member.header.device_major(), member.header.device_minor()) {
+        (Ok(Some(major)), Ok(Some(minor))) => Ok((major, minor)),
+        _ => Err(source_error(&member.path, "its device number cannot be read")),
+    };
+    let kind = match member.header.entry_type() {
+        EntryType::Regular | EntryType::Continuous => {
+            if member.records.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
+                return refuse("sparse archive members are not supported");
+            }
+            NodeKind::Regular { content: Content::Range(Arc::clone(archive), member.offset), size: member.size }
+        }
+        EntryType::Directory => NodeKind::Directory(BTreeMap::new()),
+        EntryType::Symlink if (1..=4095).contains(&member.link.len()) => NodeKind::Symlink(member.link.clone()),
+        EntryType::Symlink => return refuse("a symbolic link's target has 1 to 4095 bytes"),
+        EntryType::Link => {
+            let mut node = Some(tree.root());
+            for name in self::names(&member.link)? {
+                node = node.and_then(|node| tree.child(node, name));
+            }
+            return match node {
+                Some(node) if !matches!(tree.node(node).kind, NodeKind::Directory(_)) => tree.link(parent, name, node),
+                _ => refuse("it is a hard link to a file that the archive does not have before it"),
+            };
+        }
+        EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
+        EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
+        EntryType::Fifo => NodeKind::Fifo,
+        EntryType::GNUSparse => return refuse("sparse archive members are not supported"),
+        _ => return Ok(()),
+    };
+    // A directory that is described after its files keeps them.
+    let known = tree.child(parent, name).filter(|node| matches!(tree.node(*node).kind, NodeKind::Directory(_)));
+    let id = match (known, &kind) {
+        (Some(node), NodeKind::Directory(_)) => node,
+        _ => tree.add(parent, name, Node { kind, ..directory(options) })?,
+    };
+    describe(member, tree.node_mut(id))?;
+    options.apply(tree.node_mut(id));
+    Ok(())
+}
+
+/// What a directory is that no entry describes.
+fn directory(options: &ScanOptions) -> Node {
+    let kind = NodeKind::Directory(BTreeMap::new());
+    let mut node = Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
+    options.apply(&mut node);
+    node
+}
+
+/// The directory that `names` lead to, made where it is missing.
+fn directories(tree: &mut Tree, names: &[&[u8]], path: &[u8], options: &ScanOptions) -> Result<NodeId> {
+    let mut here = tree.root();
+    for name in names {
+        here = match tree.child(here, name) {
+            Some(node) if matches!(tree.node(node).kind, NodeKind::Directory(_)) => node,
+            Some(_) => return Err(source_error(path, "its parent is not a directory")),
+            None => tree.add(here, name, directory(options))?,
+        };
+    }
+    Ok(here)
+}
+
+/// Takes over mode, owner, time and xattrs.
+fn describe(member: &Member, node: &mut Node) -> Result<()> {
+    let unreadable = || source_error(&member.path, "its mode, owner or time cannot be read");
+    let text = |key: &[u8]| member.records.get(key).map(|value| std::str::from_utf8(value).unwrap_or_default());
+    let id = |key: &[u8], own: io::Result<u64>| -> Result<u32> {
+        let id = text(key).map_or(own.ok(), |text| text.parse().ok());
+        id.and_then(|id| u32::try_from(id).ok()).ok_or_else(unreadable)
+    };
+    node.permissions = (member.header.mode().map_err(|_| unreadable())? & 0o7777) as u16;
+    node.uid = id(b"uid", member.header.uid())?;
+    node.gid = id(b"gid", member.header.gid())?;
+    let time = match text(b"mtime") {
+        Some(text) => parse_time(text),
+        None => member.header.mtime().ok().map(|seconds| (seconds.cast_signed(), 0)),
+    };
+    (node.mtime_s, node.mtime_nsec) = time.ok_or_else(unreadable)?;
+    node.xattrs.clear();
+    for (key, value) in &member.records {
+        if let Some(name) = key.strip_prefix(XATTR_KEY)
+            && XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
+        {
+            node.xattrs.push(Xattr { name: name.to_vec(), value: value.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Seconds with a fraction, as PAX writes them: the fraction counts away from zero, nanoseconds count forward.
+fn parse_time(text: &str) -> Option<(i64, u32)> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let seconds: i64 = whole.parse().ok()?;
+    if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let nanoseconds: u32 = format!("{fraction:0<9}").get(..9)?.parse().ok()?;
+    if whole.starts_with('-') && nanoseconds > 0 {
+        return Some((seconds.checked_sub(1)?, 1_000_000_000 - nanoseconds));
+    }
+    Some((seconds, nanoseconds))
+}
+
+/// The names of a path, without slashes and single dots.
+fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
+    let names: Vec<_> = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+    if names.contains(&&b".."[..]) { Err(source_error(path, "its path has ..")) } else { Ok(names) }
+}
+
+fn source_error(path: &[u8], what: &str) -> Error {
+    Error::Source { path: PathBuf::from(String::from_utf8_lossy(path).into_owned()), what: what.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Records, parse_records, parse_time};
+
+    #[test]
+    fn pax_records_are_taken_by_length() {
+        let mut records = Records::new();
+        parse_records(b"9 a=1\n2\n\n12 key=val\n\n", &mut records).unwrap();
+        assert_eq!(records[&b"a"[..]], b"1\n2\n");
+        assert_eq!(records[&b"key"[..]], b"val\n");
+        for bad in [&b"99 a=1\n"[..], b"x a=1\n", b"6 a=11", b"5 a1\n", b"1 "] {
+            assert!(parse_records(bad, &mut records).is_err());
+        }
+    }
+
+    #[test]
+    fn pax_times() {
+        assert_eq!(parse_time("12"), Some((12, 0)));
+        assert_eq!(parse_time("12.5"), Some((12, 500_000_000)));
+        assert_eq!(parse_time("12.1234567891"), Some((12, 123_456_789)));
+        assert_eq!(parse_time("-1.25"), Some((-2, 750_000_000)));
+        assert_eq!(parse_time("x"), None);
+        assert_eq!(parse_time("1.x"), None);
+    }
+}

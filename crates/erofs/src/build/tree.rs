@@ -1,0 +1,206 @@
+//! What an image is built of: a tree of files with sorted names.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::{NAME_LEN, mode};
+use crate::xattr::Xattr;
+
+/// A node's place in its [`Tree`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub(crate) usize);
+
+/// Where a regular file's bytes are.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// In a file of the operating system.
+    Path(PathBuf),
+    /// In part of an open file, such as an archive.
+    Range(Arc<File>, u64),
+    /// In memory.
+    Bytes(Arc<[u8]>),
+}
+
+impl Content {
+    /// Fills `buf` from `offset` of the content.
+    pub(crate) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Path(path) => File::open(path)?.read_exact_at(buf, offset),
+            Self::Range(file, start) => file.read_exact_at(buf, start + offset),
+            Self::Bytes(bytes) => crate::source::ReadAt::read_exact_at(&**bytes, buf, offset),
+        }
+    }
+
+    pub(crate) fn name(&self) -> PathBuf {
+        match self {
+            Self::Path(path) => path.clone(),
+            Self::Range(..) => PathBuf::from("archive member"),
+            Self::Bytes(_) => PathBuf::from("file in memory"),
+        }
+    }
+}
+
+/// What kind of file a node is, with what only that kind has.
+#[derive(Clone, Debug)]
+pub enum NodeKind {
+    /// Names and what they name.
+    Directory(BTreeMap<Vec<u8>, NodeId>),
+    /// A regular file.
+    Regular {
+        /// Its bytes.
+        content: Content,
+        /// How many they are.
+        size: u64,
+    },
+    /// A symbolic link's target.
+    Symlink(Vec<u8>),
+    /// A character device: major and minor number.
+    CharDevice(u32, u32),
+    /// A block device: major and minor number.
+    BlockDevice(u32, u32),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// One file, whatever names it has.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its kind.
+    pub kind: NodeKind,
+    /// Permissions, set-id and sticky bits: 12 bits.
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Modification time: seconds since 1970.
+    pub mtime_s: i64,
+    /// And nanoseconds, below 10⁹.
+    pub mtime_nsec: u32,
+    /// Extended attributes with names that EROFS can store.
+    pub xattrs: Vec<Xattr>,
+}
+
+impl Node {
+    pub(crate) fn mode(&self) -> u16 {
+        let kind = match self.kind {
+            NodeKind::Directory(_) => mode::DIRECTORY,
+            NodeKind::Regular { .. } => mode::REGULAR,
+            NodeKind::Symlink(_) => mode::SYMLINK,
+            NodeKind::CharDevice(..) => mode::CHARACTER,
+            NodeKind::BlockDevice(..) => mode::BLOCK,
+            NodeKind::Fifo => mode::FIFO,
+            NodeKind::Socket => mode::SOCKET,
+        };
+        kind as u16 | (self.permissions & 0o7777)
+    }
+}
+
+/// A tree of files. Node 0 is the root directory.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    nodes: Vec<Node>,
+}
+
+impl Tree {
+    /// A tree of a root directory alone. A `root` of another kind becomes an empty directory.
+    pub fn new(mut root: Node) -> Self {
+        root.kind = NodeKind::Directory(BTreeMap::new());
+        Self { nodes: vec![root] }
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0]
+    }
+
+    /// A node, to be changed. Its kind must stay.
+    pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0]
+    }
+
+    /// Adds a node under `name` in a directory and returns it. Replaces what had the name.
+    pub fn add(&mut self, directory: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
+        let id = NodeId(self.nodes.len());
+        self.nodes.push(node);
+        self.link(directory, name, id)?;
+        Ok(id)
+    }
+
+    /// Gives a node one more name.
+    pub fn link(&mut self, directory: NodeId, name: &[u8], node: NodeId) -> Result<()> {
+        let refuse = |what: &str| {
+            let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());
+            Err(Error::Source { path, what: what.to_owned() })
+        };
+        if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+            return refuse("a file cannot have this name");
+        }
+        if name.len() > NAME_LEN {
+            return refuse("the name is longer than 255 bytes");
+        }
+        match &mut self.nodes[directory.0].kind {
+            NodeKind::Directory(names) => names.insert(name.to_vec(), node),
+            _ => return refuse("its parent is not a directory"),
+        };
+        Ok(())
+    }
+
+    /// The node that a directory has under `name`.
+    pub fn child(&self, directory: NodeId, name: &[u8]) -> Option<NodeId> {
+        match &self.nodes[directory.0].kind {
+            NodeKind::Directory(names) => names.get(name).copied(),
+            _ => None,
+        }
+    }
+
+    /// All nodes that have a name, the root first, each directory's children in the order of their names before what
+    /// is below them; with the number of names that each has (2 and its subdirectories for directories) and the parent
+    /// of directories.
+    pub(crate) fn walk(&self) -> Vec<Visit> {
+        let mut visits: Vec<Visit> = Vec::with_capacity(self.nodes.len());
+        let mut place = vec![usize::MAX; self.nodes.len()];
+        visits.push(Visit { id: self.root(), nlink: 2, parent: self.root() });
+        place[0] = 0;
+        let mut stack = vec![self.root()];
+        while let Some(directory) = stack.pop() {
+            let NodeKind::Directory(names) = &self.nodes[directory.0].kind else { continue };
+            let mut below = Vec::new();
+            for &child in names.values() {
+                let is_directory = matches!(self.nodes[child.0].kind, NodeKind::Directory(_));
+                if place[child.0] != usize::MAX {
+                    visits[place[child.0]].nlink += 1;
+                    continue;
+                }
+                place[child.0] = visits.len();
+                visits.push(Visit { id: child, nlink: if is_directory { 2 } else { 1 }, parent: directory });
+                if is_directory {
+                    visits[place[directory.0]].nlink += 1;
+                    below.push(child);
+                }
+            }
+            stack.extend(below.into_iter().rev());
+        }
+        visits
+    }
+}
+
+/// One node in the order of [`Tree::walk`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    pub(crate) id: NodeId,
+    pub(crate) nlink: u32,
+    pub(crate) parent: NodeId,
+}

@@ -1,0 +1,152 @@
+//! Directories: blocks of sorted entries.
+
+use crate::error::{Error, Result};
+use crate::format::{Dirent, NAME_LEN};
+use crate::image::Image;
+use crate::inode::{FileKind, Inode};
+
+/// One name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too.
+    pub name: Vec<u8>,
+    /// The inode that it names.
+    pub nid: u64,
+    /// The file type that the entry claims (`FT_*`); 0 is unknown.
+    pub file_type: u8,
+}
+
+/// The entries of one directory block, checked as they are taken.
+pub(crate) struct DirBlock<'a> {
+    bytes: &'a [u8],
+    /// Where the block lies, for errors.
+    offset: u64,
+    count: usize,
+}
+
+impl<'a> DirBlock<'a> {
+    pub(crate) fn new(bytes: &'a [u8], offset: u64) -> Result<Self> {
+        let Some(first) = bytes.first_chunk() else {
+            return Error::corrupt("directory block is shorter than an entry", offset);
+        };
+        let first = usize::from(Dirent::decode(first).nameoff);
+        if first < Dirent::SIZE || first > bytes.len() || first % Dirent::SIZE != 0 {
+            return Error::corrupt("directory block has a bad first name", offset);
+        }
+        Ok(Self { bytes, offset, count: first / Dirent::SIZE })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    fn dirent(&self, index: usize) -> Option<Dirent> {
+        self.bytes.get(index * Dirent::SIZE..)?.first_chunk().map(Dirent::decode)
+    }
+
+    pub(crate) fn entry(&self, index: usize) -> Result<(&'a [u8], Dirent)> {
+        let at = self.offset + (index * Dirent::SIZE) as u64;
+        let Some(dirent) = self.dirent(index) else {
+            return Error::corrupt("directory entry lies outside its block", at);
+        };
+        let start = usize::from(dirent.nameoff);
+        let last = index + 1 == self.count;
+        let end =
+            if last { self.bytes.len() } else { self.dirent(index + 1).map_or(0, |next| usize::from(next.nameoff)) };
+        let Some(mut name) = self.bytes.get(start..end).filter(|_| start >= self.count * Dirent::SIZE) else {
+            return Error::corrupt("file name lies outside its directory block", at);
+        };
+        if last {
+            name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        }
+        if name.is_empty() || name.len() > NAME_LEN || name.contains(&0) || name.contains(&b'/') {
+            return Error::corrupt("file name is empty, too long, or holds a slash or NUL", at);
+        }
+        Ok((name, dirent))
+    }
+}
+
+impl Image {
+    /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that the names ascend, so
+    /// that none comes twice. Memory is one block.
+    pub fn for_each_entry(&self, directory: &Inode, mut each: impl FnMut(DirEntry) -> Result<()>) -> Result<()> {
+        let mut block = Vec::new();
+        let mut last_name: Vec<u8> = Vec::new();
+        for index in 0..self.dir_blocks(directory)? {
+            let offset = self.read_dir_block(directory, index, &mut block)?;
+            let entries = DirBlock::new(&block, offset)?;
+            for index in 0..entries.count() {
+                let (name, dirent) = entries.entry(index)?;
+                if name <= last_name.as_slice() {
+                    return Error::corrupt("directory entries are not in order", offset);
+                }
+                last_name.clear();
+                last_name.extend_from_slice(name);
+                each(DirEntry { name: name.to_vec(), nid: dirent.nid, file_type: dirent.file_type })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All entries of a directory but `.` and `..`, in order.
+    pub fn read_dir(&self, directory: &Inode) -> Result<Vec<DirEntry>> {
+        let mut entries = Vec::new();
+        self.for_each_entry(directory, |entry| {
+            if entry.name != b"." && entry.name != b".." {
+                entries.push(entry);
+            }
+            Ok(())
+        })?;
+        Ok(entries)
+    }
+
+    /// The inode that `name` has in a directory, by binary search: over the blocks, then within one.
+    pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<u64>> {
+        let mut block = Vec::new();
+        let (mut low, mut high) = (0, self.dir_blocks(directory)?);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let offset = self.read_dir_block(directory, middle, &mut block)?;
+            let entries = DirBlock::new(&block, offset)?;
+            if name < entries.entry(0)?.0 {
+                high = middle;
+                continue;
+            }
+            if name > entries.entry(entries.count() - 1)?.0 {
+                low = middle + 1;
+                continue;
+            }
+            let (mut first, mut end) = (0, entries.count());
+            while first < end {
+                let middle = first + (end - first) / 2;
+                let (candidate, dirent) = entries.entry(middle)?;
+                match candidate.cmp(name) {
+                    std::cmp::Ordering::Equal => return Ok(Some(dirent.nid)),
+                    std::cmp::Ordering::Less => first = middle + 1,
+                    std::cmp::Ordering::Greater => end = middle,
+                }
+            }
+            return Ok(None);
+        }
+        Ok(None)
+    }
+
+    fn dir_blocks(&self, directory: &Inode) -> Result<u64> {
+        if directory.kind != FileKind::Directory {
+            return Err(Error::NotA("directory"));
+        }
+        // Every block of a directory exists in the image, so that its size is bounded by the image's.
+        if directory.size > self.len_bytes() {
+            return Error::corrupt("directory is larger than the image", directory.offset);
+        }
+        Ok(directory.size.div_ceil(self.superblock().block_bytes()))
+    }
+
+    /// Reads one block of a directory and returns where the directory's inode lies, for errors.
+    fn read_dir_block(&self, directory: &Inode, index: u64, block: &mut Vec<u8>) -> Result<u64> {
+        let at = index * self.superblock().block_bytes();
+        block.resize((directory.size - at).min(self.superblock().block_bytes()) as usize, 0);
+        self.read_exact_at(directory, block, at)?;
+        Ok(directory.offset)
+    }
+}

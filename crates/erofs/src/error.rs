@@ -1,0 +1,59 @@
+//! What can go wrong with an image.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why an image could not be read or built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image breaks the format. Bytes from outside cause this and nothing worse.
+    #[error("corrupt image at byte {offset}: {what}")]
+    Corrupt {
+        /// What was found wrong.
+        what: &'static str,
+        /// Where: an offset into the image, in bytes.
+        offset: u64,
+    },
+    /// The image uses something that this crate does not read.
+    #[error("unsupported image: {0}")]
+    Unsupported(String),
+    /// No such path in the image.
+    #[error("no such file in the image: {0}")]
+    NotFound(String),
+    /// The operation does not apply to this kind of file.
+    #[error("not a {0}")]
+    NotA(&'static str),
+    /// The image, or the place it is read from or written to, failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A file cannot be put into an image.
+    #[error("{}: {what}", path.display())]
+    Source {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// Build options that contradict each other or the format.
+    #[error("{0}")]
+    Options(String),
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn corrupt<T>(what: &'static str, offset: u64) -> Result<T> {
+        Err(Self::Corrupt { what, offset })
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}

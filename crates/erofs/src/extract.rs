@@ -1,0 +1,399 @@
+//! Extracting an image into a directory.
+//!
+//! ```text
+//! 1. walk        directories are made, empty and for the owner alone; files are listed, by directory
+//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time
+//! 3. hard links  further names of files
+//! 4. directories owners, modes, xattrs, times, the deepest first
+//! ```
+//!
+//! Nothing is written outside the target: every directory is one that step 1 made (an existing name is an error) and is
+//! opened name by name from the target without following links; names have no slash and are not `..`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs::File as OsFile;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+
+use crate::check::Problem;
+use crate::directory::DirEntry;
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::inode::{FileKind, Inode};
+use crate::walk::{PathId, Paths, Step, Visitor, walk};
+
+/// Files that a thread takes together.
+const BATCH: usize = 64;
+/// Bytes that are decoded and written together.
+const WRITE_BYTES: usize = 1 << 20;
+/// Runs of zeros of this length and alignment are left as holes.
+const HOLE_BYTES: usize = 4096;
+/// Problems that a report holds.
+const MAX_PROBLEMS: usize = 1000;
+
+/// How an image is extracted.
+#[derive(Clone, Debug)]
+pub struct ExtractOptions {
+    /// Threads; 0 for one a processor.
+    pub threads: usize,
+    /// Set owners, and make device files. Needs root.
+    pub owners: bool,
+    /// Set extended attributes.
+    pub xattrs: bool,
+    /// Bytes of content after which nothing more is extracted, against images made to fill disks.
+    pub max_bytes: Option<u64>,
+}
+
+impl Default for ExtractOptions {
+    fn default() -> Self {
+        Self { threads: 0, owners: rustix::process::geteuid().is_root(), xattrs: true, max_bytes: None }
+    }
+}
+
+/// What was extracted.
+#[derive(Debug, Default)]
+pub struct ExtractReport {
+    /// Names made.
+    pub names: u64,
+    /// Bytes of regular files.
+    pub file_bytes: u64,
+    /// What could not be extracted: the first thousand.
+    pub problems: Vec<Problem>,
+    /// Problems beyond those.
+    pub more_problems: u64,
+}
+
+struct Listed {
+    path: PathId,
+    name: Vec<u8>,
+    inode: Inode,
+}
+
+struct Extraction<'a> {
+    image: &'a Image,
+    root: OwnedFd,
+    options: &'a ExtractOptions,
+    directories: Vec<(PathId, Inode)>,
+    /// Files by the directory they are in.
+    files: BTreeMap<PathId, Vec<Listed>>,
+    /// The first path of each file, and further ones.
+    first_path: HashMap<u64, PathId>,
+    links: Vec<(PathId, PathId)>,
+    report: ExtractReport,
+    /// The directory whose children are being made.
+    open: Option<(PathId, OwnedFd)>,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
+    move |error| Error::io(what)(error.into())
+}
+
+fn os(name: &[u8]) -> &OsStr {
+    OsStr::from_bytes(name)
+}
+
+/// Opens a directory below `root`, name by name.
+fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut here = root.try_clone().map_err(Error::io("opening the target"))?;
+    for name in names {
+        here = rustix::fs::openat(&here, os(name), flags, Mode::empty()).map_err(failed("opening a directory"))?;
+    }
+    Ok(here)
+}
+
+impl Image {
+    /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot be extracted are
+    /// reported and the rest goes on; an error means that there was nothing to go on with.
+    pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
+        match rustix::fs::mkdir(target, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(failed("making the target")(error)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).map_err(failed("opening the target"))?;
+        let mut extraction = Extraction {
+            image: self,
+            root,
+            options,
+            directories: Vec::new(),
+            files: BTreeMap::new(),
+            first_path: HashMap::new(),
+            links: Vec::new(),
+            report: ExtractReport::default(),
+            open: None,
+        };
+        let paths = walk(self, &mut extraction)?;
+        extraction.fill(&paths);
+        extraction.link(&paths);
+        extraction.finish_directories(&paths);
+        Ok(extraction.report)
+    }
+}
+
+impl Visitor for Extraction<'_> {
+    fn visit(&mut self, paths: &Paths, step: &Step) -> bool {
+        let Some((parent, name)) = paths.parent(step.path) else {
+            self.directories.push((step.path, step.inode.clone()));
+            return true;
+        };
+        if step.inode.kind != FileKind::Directory {
+            if step.inode.nlink > 1 {
+                if let Some(first) = self.first_path.get(&step.inode.nid) {
+                    self.links.push((*first, step.path));
+                    return false;
+                }
+                self.first_path.insert(step.inode.nid, step.path);
+            }
+            let listed = Listed { path: step.path, name: name.to_vec(), inode: step.inode.clone() };
+            self.files.entry(parent).or_default().push(listed);
+            return true;
+        }
+        match self.make_directory(paths, parent, name) {
+            Ok(()) => {
+                self.directories.push((step.path, step.inode.clone()));
+                self.report.names += 1;
+                true
+            }
+            Err(error) => {
+                self.failed(paths, step.path, error);
+                false
+            }
+        }
+    }
+
+    fn entry(&mut self, _: &Paths, _: &Step, _: &DirEntry) {}
+
+    fn failed(&mut self, paths: &Paths, path: PathId, error: Error) {
+        self.report.add(paths, path, error);
+    }
+}
+
+impl ExtractReport {
+    fn add(&mut self, paths: &Paths, path: PathId, error: Error) {
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(Problem { path: paths.display(path), error });
+        } else {
+            self.more_problems += 1;
+        }
+    }
+}
+
+impl Extraction<'_> {
+    fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8]) -> Result<()> {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != parent) {
+            self.open = Some((parent, open_directory(&self.root, &paths.names(parent))?));
+        }
+        match &self.open {
+            Some((_, parent)) => {
+                rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Makes and fills all files, by batches.
+    fn fill(&mut self, paths: &Paths) {
+        let batches: Vec<(PathId, &[Listed])> =
+            self.files.iter().flat_map(|(parent, files)| files.chunks(BATCH).map(|batch| (*parent, batch))).collect();
+        let next = AtomicUsize::new(0);
+        let left = AtomicU64::new(self.options.max_bytes.unwrap_or(u64::MAX));
+        let report = Mutex::new(std::mem::take(&mut self.report));
+        let threads = match self.options.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads => threads,
+        };
+        let lock = || report.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let mut buffer = Vec::new();
+                    while let Some((parent, batch)) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let directory = match open_directory(&self.root, &paths.names(*parent)) {
+                            Ok(directory) => directory,
+                            Err(error) => {
+                                lock().add(paths, *parent, error);
+                                continue;
+                            }
+                        };
+                        let (mut names, mut bytes) = (0, 0);
+                        for file in *batch {
+                            match self.make_file(&directory, file, &left, &mut buffer) {
+                                Ok(len) => (names, bytes) = (names + 1, bytes + len),
+                                Err(error) => lock().add(paths, file.path, error),
+                            }
+                        }
+                        let mut report = lock();
+                        report.names += names;
+                        report.file_bytes += bytes;
+                    }
+                });
+            }
+        });
+        self.report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    }
+
+    /// Makes a file that is not a directory and returns the bytes of its content.
+    fn make_file(&self, directory: &OwnedFd, file: &Listed, left: &AtomicU64, buffer: &mut Vec<u8>) -> Result<u64> {
+        let name = os(&file.name);
+        let inode = &file.inode;
+        let kind = match inode.kind {
+            FileKind::Regular => return self.make_regular(directory, file, left, buffer),
+            FileKind::Directory => return Err(Error::NotA("file")),
+            FileKind::Symlink => None,
+            FileKind::CharDevice => Some(FileType::CharacterDevice),
+            FileKind::BlockDevice => Some(FileType::BlockDevice),
+            FileKind::Fifo => Some(FileType::Fifo),
+            FileKind::Socket => Some(FileType::Socket),
+        };
+        match kind {
+            None => {
+                let target = self.image.read_link(inode)?;
+                rustix::fs::symlinkat(os(&target), directory, name).map_err(failed("making a symbolic link"))?;
+            }
+            Some(kind) => {
+                let (major, minor) = inode.device().unwrap_or_default();
+                let device = rustix::fs::makedev(major, minor);
+                let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
+                rustix::fs::mknodat(directory, name, kind, mode, device).map_err(failed("making a device or pipe"))?;
+            }
+        }
+        if self.options.owners {
+            let (uid, gid) = owner(inode);
+            rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(failed("setting the owner"))?;
+        }
+        if kind.is_some() {
+            let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
+            rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed("setting the mode"))?;
+        }
+        if self.options.xattrs {
+            // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
+            let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
+            for xattr in self.image.xattrs(inode)? {
+                rustix::fs::lsetxattr(&path, os(&xattr.name), &xattr.value, XattrFlags::empty())
+                    .map_err(failed("setting an xattr"))?;
+            }
+        }
+        rustix::fs::utimensat(directory, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(failed("setting the time"))?;
+        Ok(0)
+    }
+
+    fn make_regular(&self, directory: &OwnedFd, file: &Listed, left: &AtomicU64, buffer: &mut Vec<u8>) -> Result<u64> {
+        let inode = &file.inode;
+        let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
+        if taken.is_err() {
+            return Err(Error::Unsupported("more content than was allowed".to_owned()));
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let out = rustix::fs::openat(directory, os(&file.name), flags, Mode::RUSR | Mode::WUSR)
+            .map_err(failed("making a file"))?;
+        let out = OsFile::from(out);
+        self.copy(inode, &out, buffer)?;
+        self.finish(inode, &out)?;
+        Ok(inode.size)
+    }
+
+    /// Writes a file's content, zeros as holes.
+    fn copy(&self, inode: &Inode, out: &OsFile, buffer: &mut Vec<u8>) -> Result<()> {
+        let writing = |error: io::Error| Error::io("writing a file")(error);
+        let file = self.image.file(inode)?;
+        let mut at = 0;
+        while at < inode.size {
+            let run = file.run_at(at)?;
+            if run.hole {
+                at += run.len;
+                continue;
+            }
+            let len = run.len.min(WRITE_BYTES as u64) as usize;
+            buffer.resize(len, 0);
+            file.read_at(buffer, at)?;
+            let mut done = 0;
+            while done < len {
+                let zeros = is_zero(&buffer[done..(done + HOLE_BYTES).min(len)]);
+                let mut end = (done + HOLE_BYTES).min(len);
+                while end < len && is_zero(&buffer[end..(end + HOLE_BYTES).min(len)]) == zeros {
+                    end = (end + HOLE_BYTES).min(len);
+                }
+                if !zeros {
+                    out.write_all_at(&buffer[done..end], at + done as u64).map_err(writing)?;
+                }
+                done = end;
+            }
+            at += len as u64;
+        }
+        out.set_len(inode.size).map_err(writing)
+    }
+
+    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode.
+    fn finish(&self, inode: &Inode, file: &OsFile) -> Result<()> {
+        let file = file.as_fd();
+        if self.options.owners {
+            let (uid, gid) = owner(inode);
+            rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner"))?;
+        }
+        let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
+        rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
+        if self.options.xattrs {
+            for xattr in self.image.xattrs(inode)? {
+                rustix::fs::fsetxattr(file, os(&xattr.name), &xattr.value, XattrFlags::empty())
+                    .map_err(failed("setting an xattr"))?;
+            }
+        }
+        rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))
+    }
+
+    /// Gives files their further names.
+    fn link(&mut self, paths: &Paths) {
+        for (first, further) in std::mem::take(&mut self.links) {
+            if let Err(error) = self.link_one(paths, first, further) {
+                self.report.add(paths, further, error);
+            } else {
+                self.report.names += 1;
+            }
+        }
+    }
+
+    fn link_one(&self, paths: &Paths, first: PathId, further: PathId) -> Result<()> {
+        let (Some((old_parent, old_name)), Some((new_parent, new_name))) = (paths.parent(first), paths.parent(further))
+        else {
+            return Err(Error::NotA("file below the root"));
+        };
+        let old = open_directory(&self.root, &paths.names(old_parent))?;
+        let new = open_directory(&self.root, &paths.names(new_parent))?;
+        rustix::fs::linkat(&old, os(old_name), &new, os(new_name), AtFlags::empty())
+            .map_err(failed("making a hard link"))
+    }
+
+    fn finish_directories(&mut self, paths: &Paths) {
+        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let finished = open_directory(&self.root, &paths.names(path))
+                .and_then(|directory| self.finish(&inode, &OsFile::from(directory)));
+            if let Err(error) = finished {
+                self.report.add(paths, path, error);
+            }
+        }
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {
+    (Some(Uid::from_raw(inode.uid)), Some(Gid::from_raw(inode.gid)))
+}
+
+fn times(inode: &Inode) -> Timestamps {
+    let time = Timespec { tv_sec: inode.mtime_s, tv_nsec: i64::from(inode.mtime_nsec) };
+    Timestamps { last_access: time, last_modification: time }
+}

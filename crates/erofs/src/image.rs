@@ -1,0 +1,224 @@
+//! An open image.
+
+use std::fs::File as OsFile;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::inode::{FileKind, Inode};
+use crate::source::ReadAt;
+use crate::superblock::Superblock;
+use crate::xattr::LongPrefix;
+use crate::zmap::Lcluster;
+
+/// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
+const DEFAULT_CACHE_BYTES: usize = 32 << 20;
+/// Memory for decoded indexes, in bytes.
+const INDEX_CACHE_BYTES: usize = 4 << 20;
+/// Symbolic links that a path may pass through, as in Linux.
+const MAX_LINKS: u32 = 40;
+
+/// An EROFS image, open for reading by any number of threads.
+///
+/// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
+pub struct Image {
+    source: Arc<dyn ReadAt>,
+    len_bytes: u64,
+    superblock: Superblock,
+    long_prefixes: Vec<LongPrefix>,
+    windows: Cache<(u64, u64), [Lcluster]>,
+    clusters: Cache<u64, Vec<u8>>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) in_place: AtomicU64,
+    pub(crate) copied: AtomicU64,
+    pub(crate) cache_hits: AtomicU64,
+}
+
+/// What an image has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// LZ4 clusters decoded over their own compressed bytes.
+    pub decoded_in_place: u64,
+    /// Clusters decoded from a buffer of their own: other formats, and LZ4 where the margin did not suffice.
+    pub decoded_by_copy: u64,
+    /// Reads of part of a cluster that found it decoded.
+    pub cache_hits: u64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Image {
+    /// Opens an image file.
+    pub fn open_path(path: &Path) -> Result<Self> {
+        let file = OsFile::open(path).map_err(Error::io(format!("opening {}", path.display())))?;
+        Self::open(file)
+    }
+
+    /// Opens the image that `source` holds.
+    pub fn open(source: impl ReadAt + 'static) -> Result<Self> {
+        Self::open_with(source, DEFAULT_CACHE_BYTES)
+    }
+
+    /// Opens the image that `source` holds, with at most `cache_bytes` of decoded clusters kept.
+    pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
+        let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
+        let superblock = Superblock::read(&source, len_bytes)?;
+        let mut image = Self {
+            source: Arc::new(source),
+            len_bytes,
+            superblock,
+            long_prefixes: Vec::new(),
+            windows: Cache::new(INDEX_CACHE_BYTES, size_of_val),
+            clusters: Cache::new(cache_bytes, Vec::len),
+            counters: Counters::default(),
+        };
+        image.long_prefixes = image.read_long_prefixes()?;
+        Ok(image)
+    }
+
+    /// The image's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Bytes of the image.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// What the image has done so far.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            decoded_in_place: self.counters.in_place.load(Ordering::Relaxed),
+            decoded_by_copy: self.counters.copied.load(Ordering::Relaxed),
+            cache_hits: self.counters.cache_hits.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The inode `nid`.
+    pub fn inode(&self, nid: u64) -> Result<Inode> {
+        Inode::read(self, nid)
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Result<Inode> {
+        let root = self.inode(self.superblock.root_nid)?;
+        if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
+    }
+
+    /// The inode at `path`, which is taken from the root whether or not it starts with a slash. Symbolic links on the
+    /// way are followed within the image; one at the end is not.
+    pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
+        let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
+        let mut todo: Vec<Vec<u8>> = split(path);
+        let mut parents: Vec<Inode> = Vec::new();
+        let mut here = self.root()?;
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            if name == b".." {
+                here = parents.pop().map_or_else(|| self.root(), Ok)?;
+                continue;
+            }
+            if here.kind != FileKind::Directory {
+                return Err(Error::NotA("directory"));
+            }
+            let next = self.inode(self.lookup(&here, &name)?.ok_or_else(not_found)?)?;
+            if next.kind == FileKind::Symlink && !todo.is_empty() {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(not_found());
+                }
+                let target = self.read_link(&next)?;
+                if target.starts_with(b"/") {
+                    here = self.root()?;
+                    parents.clear();
+                }
+                todo.extend(split(&target));
+                continue;
+            }
+            parents.push(std::mem::replace(&mut here, next));
+        }
+        Ok(here)
+    }
+
+    /// A symbolic link's target: 1 to 4095 bytes.
+    pub fn read_link(&self, link: &Inode) -> Result<Vec<u8>> {
+        if link.kind != FileKind::Symlink {
+            return Err(Error::NotA("symbolic link"));
+        }
+        let mut target = vec![0; link.size as usize];
+        self.read_exact_at(link, &mut target, 0)?;
+        if target.contains(&0) {
+            return Error::corrupt("symbolic link holds a NUL", link.offset);
+        }
+        Ok(target)
+    }
+
+    /// Opens a file, directory or symbolic link for reading.
+    pub fn file<'a>(&'a self, inode: &Inode) -> Result<File<'a>> {
+        File::open(self, inode)
+    }
+
+    /// Fills `buf` with the content of `inode` from `offset`.
+    pub fn read_exact_at(&self, inode: &Inode, buf: &mut [u8], offset: u64) -> Result<()> {
+        let len = self.file(inode)?.read_at(buf, offset)?;
+        if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before it is said to", inode.offset) }
+    }
+
+    /// Reads metadata, which an image must have where it says.
+    pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check_range(buf.len() as u64, offset)?;
+        self.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
+    }
+
+    pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len_bytes => Ok(()),
+            _ => Error::corrupt("image ends before what is said to lie here", offset),
+        }
+    }
+
+    /// Where an inode ends, with its xattrs, indexes and inline data.
+    pub(crate) fn record_end(&self, inode: &Inode) -> Result<u64> {
+        match inode.kind {
+            FileKind::Regular | FileKind::Directory | FileKind::Symlink => self.file(inode)?.record_end(),
+            _ => Ok(inode.xattr_end),
+        }
+    }
+
+    pub(crate) fn long_prefixes(&self) -> &[LongPrefix] {
+        &self.long_prefixes
+    }
+
+    pub(crate) fn windows(&self) -> &Cache<(u64, u64), [Lcluster]> {
+        &self.windows
+    }
+
+    pub(crate) fn clusters(&self) -> &Cache<u64, Vec<u8>> {
+        &self.clusters
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+/// The parts of a path, last first.
+fn split(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+        .map(<[u8]>::to_vec)
+        .rev()
+        .collect()
+}

@@ -1,0 +1,33 @@
+//! EROFS images, built and read in user space without unsafe code.
+#![forbid(unsafe_code)]
+
+mod build;
+mod cache;
+mod check;
+mod directory;
+mod error;
+mod extract;
+mod file;
+mod format;
+mod image;
+mod inode;
+mod source;
+mod superblock;
+mod walk;
+mod xattr;
+mod zmap;
+
+pub use build::{
+    BuildOptions, BuildReport, Content, Fragments, Indexes, Node, NodeId, NodeKind, ScanOptions, Tree, build,
+};
+pub use check::{CheckReport, Problem};
+pub use directory::DirEntry;
+pub use error::{Error, Result};
+pub use extract::{ExtractOptions, ExtractReport};
+pub use file::{File, Run};
+pub use format::DataLayout;
+pub use image::{Counts, Image};
+pub use inode::{FileKind, Inode};
+pub use source::ReadAt;
+pub use superblock::Superblock;
+pub use xattr::Xattr;

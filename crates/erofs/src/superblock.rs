@@ -1,0 +1,202 @@
+//! The superblock, checked, and what follows it.
+
+use pagefold_codec::cluster::ClusterFormat;
+
+use crate::error::{Error, Result};
+use crate::format::{
+    Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, align, compat, incompat,
+};
+use crate::source::ReadAt;
+
+/// What an image says of itself.
+#[derive(Clone, Debug)]
+pub struct Superblock {
+    /// Base-2 logarithm of the block, 9 to 16.
+    pub blkszbits: u32,
+    /// The root directory.
+    pub root_nid: u64,
+    /// Inodes in the image.
+    pub inos: u64,
+    /// The modification time of compact inodes: seconds since 1970.
+    pub build_time_s: u64,
+    /// And nanoseconds.
+    pub build_time_nsec: u32,
+    /// Blocks of the image.
+    pub blocks: u32,
+    /// The volume's identity.
+    pub uuid: [u8; 16],
+    /// The volume's name, padded with zeros.
+    pub volume_name: [u8; 16],
+    /// Incompatible features, as bits.
+    pub feature_incompat: u32,
+    /// Compatible features, as bits.
+    pub feature_compat: u32,
+    /// The inode that holds fragments.
+    pub packed_nid: Option<u64>,
+    pub(crate) meta_offset: u64,
+    pub(crate) xattr_offset: u64,
+    pub(crate) xattr_prefixes: Option<(u8, u64)>,
+    pub(crate) lzma_dict_bytes: u32,
+    algorithms: u16,
+}
+
+/// The CRC-32C of EROFS: the usual one without its final complement.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    !crc32c::crc32c(bytes)
+}
+
+/// The bytes that the checksum covers: from the superblock to the end of its block.
+pub(crate) fn checksummed_len(block_bytes: usize) -> usize {
+    let before = SUPER_OFFSET as usize;
+    if block_bytes > before { block_bytes - before } else { block_bytes }
+}
+
+impl Superblock {
+    pub(crate) fn read(source: &dyn ReadAt, image_len: u64) -> Result<Self> {
+        let corrupt = |what| Error::corrupt(what, SUPER_OFFSET);
+        let mut bytes = [0; SuperBlock::SIZE];
+        if image_len < SUPER_OFFSET + SuperBlock::SIZE as u64 {
+            return corrupt("image ends before its superblock");
+        }
+        source.read_exact_at(&mut bytes, SUPER_OFFSET).map_err(Error::io("reading the superblock"))?;
+        let raw = SuperBlock::decode(&bytes);
+        if raw.magic != SUPER_MAGIC {
+            return corrupt("no EROFS magic number");
+        }
+        let blkszbits = u32::from(raw.blkszbits);
+        if !(9..=16).contains(&blkszbits) {
+            return corrupt("block size is not 512 bytes to 64 KiB");
+        }
+        let block = 1u64 << blkszbits;
+        if raw.feature_compat & compat::SB_CHKSUM != 0 {
+            let mut covered = vec![0; checksummed_len(block as usize)];
+            if image_len < SUPER_OFFSET + covered.len() as u64 {
+                return corrupt("image ends before its first block");
+            }
+            source.read_exact_at(&mut covered, SUPER_OFFSET).map_err(Error::io("reading the superblock"))?;
+            covered[4..8].fill(0);
+            if checksum(&covered) != raw.checksum {
+                return corrupt("superblock checksum does not match");
+            }
+        }
+        let unknown = raw.feature_incompat & !incompat::SUPPORTED;
+        if unknown != 0 {
+            let named: Vec<_> =
+                incompat::REFUSED.iter().filter(|(bit, _)| unknown & bit != 0).map(|(_, name)| *name).collect();
+            let names = if named.is_empty() { "unknown".to_owned() } else { named.join(", ") };
+            return Err(Error::Unsupported(format!("incompatible feature {unknown:#x} ({names})")));
+        }
+        if raw.extra_devices != 0 {
+            return Err(Error::Unsupported(format!("data on {} other devices", raw.extra_devices)));
+        }
+        if raw.dirblkbits != 0 {
+            return Err(Error::Unsupported("directory blocks larger than blocks".to_owned()));
+        }
+        let mut superblock = Self {
+            blkszbits,
+            root_nid: u64::from(raw.root_nid),
+            inos: raw.inos,
+            build_time_s: raw.build_time,
+            build_time_nsec: raw.build_time_nsec,
+            blocks: raw.blocks,
+            uuid: raw.uuid,
+            volume_name: raw.volume_name,
+            feature_incompat: raw.feature_incompat,
+            feature_compat: raw.feature_compat,
+            packed_nid: (raw.feature_incompat & incompat::FRAGMENTS != 0 && raw.packed_nid > 0)
+                .then_some(raw.packed_nid),
+            meta_offset: u64::from(raw.meta_blkaddr) << blkszbits,
+            xattr_offset: u64::from(raw.xattr_blkaddr) << blkszbits,
+            xattr_prefixes: (raw.feature_incompat & incompat::XATTR_PREFIXES != 0 && raw.xattr_prefix_count > 0)
+                .then_some((raw.xattr_prefix_count, u64::from(raw.xattr_prefix_start) * 4)),
+            lzma_dict_bytes: 0,
+            algorithms: 1,
+        };
+        if superblock.build_time_nsec >= 1_000_000_000 {
+            return corrupt("build time has too many nanoseconds");
+        }
+        if raw.feature_incompat & incompat::COMPR_CFGS != 0 {
+            superblock.algorithms = raw.available_compr_algs;
+            superblock.read_configs(source, image_len, SUPER_OFFSET + 128 + 16 * u64::from(raw.sb_extslots))?;
+        }
+        Ok(superblock)
+    }
+
+    /// The configurations of the algorithms that the image uses: for each, a 16-bit length and that many bytes,
+    /// aligned to 4.
+    fn read_configs(&mut self, source: &dyn ReadAt, image_len: u64, mut at: u64) -> Result<()> {
+        if self.algorithms >> 4 != 0 {
+            let bits = self.algorithms >> 4 << 4;
+            return Err(Error::Unsupported(format!("compression algorithms {bits:#x}")));
+        }
+        for algorithm in (0..4).filter(|algorithm| self.algorithms >> algorithm & 1 != 0) {
+            at = align(at, 4);
+            let mut record = [0; 2 + 14];
+            if image_len < at + record.len() as u64 {
+                return Error::corrupt("compression configurations end after the image", at);
+            }
+            source.read_exact_at(&mut record, at).map_err(Error::io("reading compression configurations"))?;
+            let [low, high, config @ ..] = record;
+            let len = u64::from(u16::from_le_bytes([low, high]));
+            let wanted = if algorithm < 2 { 14 } else { 6 };
+            if len < wanted {
+                return Error::corrupt("compression configuration is too short", at);
+            }
+            match algorithm {
+                0 => {
+                    let blocks = u64::from(Lz4Config::decode(&config).max_pclusterblks);
+                    if blocks << self.blkszbits > crate::format::MAX_PCLUSTER_BYTES {
+                        return Error::corrupt("lz4 clusters are longer than 1 MiB", at);
+                    }
+                }
+                1 => {
+                    let config = LzmaConfig::decode(&config);
+                    if config.format != 0 {
+                        return Err(Error::Unsupported(format!("lzma format {}", config.format)));
+                    }
+                    if !(4096..=MAX_LZMA_DICT_BYTES).contains(&config.dict_size) {
+                        return Error::corrupt("lzma dictionary is not 4 KiB to 8 MiB", at);
+                    }
+                    self.lzma_dict_bytes = config.dict_size;
+                }
+                2 if config[0] > 15 => return Error::corrupt("deflate window is longer than 32 KiB", at),
+                3 if config[0] != 0 => return Err(Error::Unsupported(format!("zstd format {}", config[0]))),
+                3 if config[1] > 10 => return Error::corrupt("zstd window is longer than 1 MiB", at),
+                _ => {}
+            }
+            at += 2 + len;
+        }
+        Ok(())
+    }
+
+    /// The block, in bytes.
+    pub fn block_bytes(&self) -> u64 {
+        1 << self.blkszbits
+    }
+
+    pub(crate) fn has(&self, feature: u32) -> bool {
+        self.feature_incompat & feature != 0
+    }
+
+    /// The algorithm numbered `algorithm`, if the image declares it.
+    pub(crate) fn algorithm(&self, algorithm: u8) -> Option<ClusterFormat> {
+        let format = match algorithm {
+            0 => ClusterFormat::Lz4,
+            1 => ClusterFormat::MicroLzma,
+            2 => ClusterFormat::Deflate,
+            3 => ClusterFormat::Zstd,
+            _ => return None,
+        };
+        (self.algorithms >> algorithm & 1 != 0).then_some(format)
+    }
+
+    /// The compression formats that the image declares.
+    pub fn formats(&self) -> Vec<ClusterFormat> {
+        (0..4).filter_map(|algorithm| self.algorithm(algorithm)).collect()
+    }
+
+    /// The image offset of an inode; `None` past the end of the address space.
+    pub(crate) fn inode_offset(&self, nid: u64) -> Option<u64> {
+        nid.checked_mul(crate::format::SLOT)?.checked_add(self.meta_offset)
+    }
+}

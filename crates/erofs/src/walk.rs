@@ -1,0 +1,106 @@
+//! Walking an image's tree without trusting it: each directory once, memory linear in the names.
+
+use std::collections::HashSet;
+
+use crate::directory::DirEntry;
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::inode::{FileKind, Inode};
+
+/// Names on the way to files, each with its parent: a path costs one entry however deep it is.
+pub(crate) struct Paths {
+    entries: Vec<(usize, Vec<u8>)>,
+}
+
+/// A name in [`Paths`].
+pub(crate) type PathId = usize;
+
+impl Paths {
+    /// Paths with the root alone, which is 0.
+    pub(crate) fn new() -> Self {
+        Self { entries: vec![(0, Vec::new())] }
+    }
+
+    pub(crate) fn add(&mut self, parent: PathId, name: Vec<u8>) -> PathId {
+        self.entries.push((parent, name));
+        self.entries.len() - 1
+    }
+
+    /// A name and what it is in; `None` for the root.
+    pub(crate) fn parent(&self, path: PathId) -> Option<(PathId, &[u8])> {
+        (path != 0).then(|| (self.entries[path].0, self.entries[path].1.as_slice()))
+    }
+
+    /// The names from the root down.
+    pub(crate) fn names(&self, mut path: PathId) -> Vec<&[u8]> {
+        let mut names = Vec::new();
+        while path != 0 {
+            let (parent, name) = &self.entries[path];
+            names.push(name.as_slice());
+            path = *parent;
+        }
+        names.reverse();
+        names
+    }
+
+    /// The path with slashes. At most 4 KiB of it, its end kept, since the depth is the image's to choose.
+    pub(crate) fn display(&self, path: PathId) -> Vec<u8> {
+        let joined = [&b"/"[..], &self.names(path).join(&b'/')].concat();
+        joined[joined.len().saturating_sub(4096)..].to_vec()
+    }
+}
+
+/// One step of a walk.
+pub(crate) struct Step {
+    pub(crate) path: PathId,
+    pub(crate) inode: Inode,
+    pub(crate) parent_nid: u64,
+}
+
+/// What a walk calls.
+pub(crate) trait Visitor {
+    /// A file was reached, for the first time if it is a directory. `false`: what is below it is left out.
+    fn visit(&mut self, paths: &Paths, step: &Step) -> bool;
+
+    /// An entry of the directory that was visited last, `.` and `..` too.
+    fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry);
+
+    /// Something is wrong at a path; the walk goes on with the next.
+    fn failed(&mut self, paths: &Paths, path: PathId, error: Error);
+}
+
+/// Walks the tree from the root, each directory before what is in it. Returns the names met.
+pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
+    let mut paths = Paths::new();
+    let root = image.root()?;
+    let mut directories = HashSet::from([root.nid]);
+    let mut stack = vec![Step { path: 0, parent_nid: root.nid, inode: root }];
+    while let Some(step) = stack.pop() {
+        if !visitor.visit(&paths, &step) || step.inode.kind != FileKind::Directory {
+            continue;
+        }
+        let mut below = Vec::new();
+        let listed = image.for_each_entry(&step.inode, |entry| {
+            visitor.entry(&paths, &step, &entry);
+            if entry.name != b"." && entry.name != b".." {
+                below.push(entry);
+            }
+            Ok(())
+        });
+        for entry in below {
+            let path = paths.add(step.path, entry.name);
+            match image.inode(entry.nid) {
+                Ok(inode) if inode.kind == FileKind::Directory && !directories.insert(inode.nid) => {
+                    let what = "directory is reached twice";
+                    visitor.failed(&paths, path, Error::Corrupt { what, offset: inode.offset });
+                }
+                Ok(inode) => stack.push(Step { path, inode, parent_nid: step.inode.nid }),
+                Err(error) => visitor.failed(&paths, path, error),
+            }
+        }
+        if let Err(error) = listed {
+            visitor.failed(&paths, step.path, error);
+        }
+    }
+    Ok(paths)
+}

@@ -1,0 +1,192 @@
+//! What we build: mounted by the kernel, checked by `fsck.erofs`, read by us, and the same whatever the threads.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, ExtractOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
+
+use crate::tools::{self, Mount, assert_same, run, skip, tree_of_directory, tree_of_image};
+use crate::trees;
+
+const LZMA: ClusterCodec = ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 17 };
+const ZSTD: ClusterCodec = ClusterCodec::Zstd { level: 3, window_log: 17 };
+
+/// Every codec, index size, cluster size and packing, not each with each but each pair somewhere.
+fn variants() -> Vec<(String, BuildOptions)> {
+    let mut variants = Vec::new();
+    let mut add = |options: BuildOptions| {
+        let BuildOptions { codec, block_bytes, pcluster_bytes, indexes, ztailpacking, fragments, dedupe, .. } = options;
+        let name = format!(
+            "{codec:?} block {block_bytes} cluster {pcluster_bytes} {indexes:?} ztailpacking {ztailpacking} \
+             fragments {fragments:?} dedupe {dedupe}"
+        );
+        variants.push((name, options));
+    };
+    let base = BuildOptions::default();
+    add(BuildOptions { codec: None, ..base.clone() });
+    for codec in [ClusterCodec::Lz4, ClusterCodec::Lz4Hc(9), LZMA, ClusterCodec::Deflate(6), ZSTD] {
+        for (number, pcluster_bytes) in [4096, 16384, 65536, 1 << 20].into_iter().enumerate() {
+            let base = BuildOptions { codec: Some(codec), pcluster_bytes, ..base.clone() };
+            if codec == ClusterCodec::Lz4 || number % 2 == 0 {
+                add(base.clone());
+                add(BuildOptions { ztailpacking: true, ..base.clone() });
+                add(BuildOptions { fragments: Fragments::Tails, dedupe: true, ..base.clone() });
+            }
+            if codec == ClusterCodec::Lz4 || number % 2 == 1 {
+                add(BuildOptions { indexes: Indexes::Full, ..base.clone() });
+                add(BuildOptions { indexes: Indexes::Full, ztailpacking: true, dedupe: true, ..base.clone() });
+                add(BuildOptions { indexes: Indexes::Full, fragments: Fragments::All, ..base.clone() });
+            }
+        }
+    }
+    for block_bytes in [512, 1024, 2048] {
+        let base = BuildOptions { block_bytes, pcluster_bytes: block_bytes, ..base.clone() };
+        add(base.clone());
+        add(BuildOptions { codec: None, ..base.clone() });
+        add(BuildOptions { pcluster_bytes: 16384, ztailpacking: true, dedupe: true, ..base.clone() });
+        add(BuildOptions { pcluster_bytes: 8192, indexes: Indexes::Full, fragments: Fragments::Tails, ..base.clone() });
+    }
+    variants
+}
+
+fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
+    let out = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+    let report = build(tree, options, &out).unwrap();
+    assert_eq!(report.image_bytes, fs::metadata(path).unwrap().len());
+    report
+}
+
+fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("tree");
+    fs::create_dir(&source).unwrap();
+    fill(&source);
+    let tree = Tree::scan(&source, &ScanOptions::default()).unwrap();
+    (directory, tree, tree_of_directory(&source))
+}
+
+/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can.
+fn round_trip(
+    directory: &Path,
+    tree: &Tree,
+    expected: &tools::Tree,
+    name: &str,
+    options: BuildOptions,
+) -> Result<(), String> {
+    let path = directory.join("image.erofs");
+    build_at(&path, tree, &BuildOptions { threads: 1, ..options.clone() });
+    let again = directory.join("again.erofs");
+    build_at(&again, tree, &BuildOptions { threads: 3, ..options });
+    assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap(), "threads change the image: {name}");
+    let image = Image::open_path(&path).unwrap();
+    assert_same(expected, &tree_of_image(&image), &format!("read back: {name}"));
+    let report = image.check(2);
+    assert!(report.problems.is_empty(), "check: {name}: {:?}", report.problems);
+    let mount = Mount::new(&path)?;
+    assert_same(expected, &tree_of_directory(mount.path()), &format!("mounted: {name}"));
+    Ok(())
+}
+
+#[test]
+fn every_variant_is_read_back_and_mounts() {
+    let (directory, tree, expected) = source(trees::awkward);
+    let mut unmountable = None;
+    for (name, options) in variants() {
+        unmountable = round_trip(directory.path(), &tree, &expected, &name, options).err();
+    }
+    if let Some(why) = unmountable {
+        skip("every_variant_is_read_back_and_mounts", &why);
+    }
+}
+
+#[test]
+fn large_files_are_cut_into_segments() {
+    let (directory, tree, expected) = source(trees::large);
+    let mut unmountable = None;
+    for (name, codec, pcluster_bytes) in [
+        ("lz4", Some(ClusterCodec::Lz4), 4096),
+        ("lz4 64K", Some(ClusterCodec::Lz4), 65536),
+        ("zstd 1M", Some(ZSTD), 1 << 20),
+        ("plain", None, 4096),
+    ] {
+        let options = BuildOptions { codec, pcluster_bytes, dedupe: codec.is_some(), ..BuildOptions::default() };
+        unmountable = round_trip(directory.path(), &tree, &expected, name, options).err();
+    }
+    if let Some(why) = unmountable {
+        skip("large_files_are_cut_into_segments", &why);
+    }
+}
+
+#[test]
+fn extracts_what_was_packed() {
+    let (directory, tree, expected) = source(trees::awkward);
+    for (number, (codec, pcluster_bytes, fragments)) in [
+        (None, 4096, Fragments::Off),
+        (Some(ClusterCodec::Lz4), 65536, Fragments::Off),
+        (Some(ZSTD), 4096, Fragments::Tails),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = directory.path().join("image.erofs");
+        build_at(&path, &tree, &BuildOptions { codec, pcluster_bytes, fragments, ..BuildOptions::default() });
+        let target = directory.path().join(format!("out-{number}"));
+        let image = Image::open_path(&path).unwrap();
+        let report = image.extract(&target, &ExtractOptions { threads: 2, ..ExtractOptions::default() }).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        assert_same(&expected, &tree_of_directory(&target), &format!("extracted {number}"));
+        let again = image.extract(&target, &ExtractOptions::default()).unwrap();
+        assert!(again.names == 0 && !again.problems.is_empty(), "what exists is overwritten");
+    }
+}
+
+#[test]
+fn lz4_is_decoded_in_place() {
+    let (directory, tree, _) = source(|root| fs::write(root.join("text"), trees::text(3 << 20, 2)).unwrap());
+    let path = directory.path().join("image.erofs");
+    build_at(&path, &tree, &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    let inode = image.resolve(b"text").unwrap();
+    image.read_exact_at(&inode, &mut vec![0; inode.size as usize], 0).unwrap();
+    let counts = image.counts();
+    let all = counts.decoded_in_place + counts.decoded_by_copy;
+    assert!(all > 300 && counts.decoded_in_place * 100 >= all * 98, "{counts:?}");
+}
+
+#[test]
+fn fsck_accepts_lz4_images() {
+    let (directory, tree, _) = source(trees::awkward);
+    let path = directory.path().join("image.erofs");
+    for (codec, pcluster_bytes, ztailpacking) in
+        [(None, 4096, false), (Some(ClusterCodec::Lz4), 4096, false), (Some(ClusterCodec::Lz4Hc(9)), 65536, true)]
+    {
+        build_at(&path, &tree, &BuildOptions { codec, pcluster_bytes, ztailpacking, ..BuildOptions::default() });
+        if run("fsck.erofs", [Path::new("--extract"), &path]).is_none() {
+            return skip("fsck_accepts_lz4_images", "fsck.erofs is not installed");
+        }
+    }
+}
+
+#[test]
+fn the_order_of_a_directory_does_not_matter() {
+    let directory = tempfile::tempdir().unwrap();
+    let names: Vec<_> = (0..300).map(|n| format!("name-{}", n * 7919 % 1000)).collect();
+    let mut images = Vec::new();
+    for (number, reversed) in [false, true].into_iter().enumerate() {
+        let source = directory.path().join(format!("tree-{number}"));
+        fs::create_dir(&source).unwrap();
+        let mut names = names.clone();
+        if reversed {
+            names.reverse();
+        }
+        for name in &names {
+            fs::write(source.join(name), trees::text(name.len() * 300, 4)).unwrap();
+        }
+        let options = ScanOptions { mtime_s: Some(1_700_000_000), ..ScanOptions::default() };
+        let path = directory.path().join(format!("{number}.erofs"));
+        build_at(&path, &Tree::scan(&source, &options).unwrap(), &BuildOptions::default());
+        images.push(fs::read(path).unwrap());
+    }
+    assert!(images[0] == images[1]);
+}

@@ -1,0 +1,232 @@
+//! Images that are wrong: each is refused or read, none hangs, panics or takes memory that it does not pay for.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, Error, ExtractOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
+
+use crate::trees;
+
+/// A small image of every kind of file.
+fn image(options: &BuildOptions) -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("tree");
+    fs::create_dir_all(source.join("directory/deeper")).unwrap();
+    for len in [0, 100, 5000, 40_000] {
+        fs::write(source.join(format!("text-{len}")), trees::text(len, 1)).unwrap();
+    }
+    fs::write(source.join("directory/noise"), trees::noise(9000, 1)).unwrap();
+    fs::write(source.join("directory/deeper/zeros"), vec![0; 50_000]).unwrap();
+    std::os::unix::fs::symlink("text-100", source.join("link")).unwrap();
+    fs::hard_link(source.join("text-5000"), source.join("directory/again")).unwrap();
+    for name in ["text-100", "directory"] {
+        let _ = rustix::fs::lsetxattr(source.join(name), "user.note", b"value", rustix::fs::XattrFlags::empty());
+    }
+    let scan = ScanOptions { mtime_s: Some(1_600_000_000), ..ScanOptions::default() };
+    let tree = Tree::scan(&source, &scan).unwrap();
+    let path = directory.path().join("image");
+    let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    build(&tree, options, &out).unwrap();
+    fs::read(path).unwrap()
+}
+
+fn kinds() -> Vec<BuildOptions> {
+    let base = BuildOptions::default();
+    let zstd = Some(ClusterCodec::Zstd { level: 1, window_log: 17 });
+    let lzma = Some(ClusterCodec::MicroLzma { preset: 1, dict_bytes: 1 << 16 });
+    vec![
+        BuildOptions { codec: None, ..base.clone() },
+        BuildOptions { ztailpacking: true, ..base.clone() },
+        BuildOptions { pcluster_bytes: 16384, fragments: Fragments::Tails, dedupe: true, ..base.clone() },
+        BuildOptions { indexes: Indexes::Full, codec: zstd, ..base.clone() },
+        BuildOptions { codec: Some(ClusterCodec::Deflate(3)), pcluster_bytes: 8192, ..base.clone() },
+        BuildOptions { codec: lzma, ..base },
+    ]
+}
+
+/// Clears the superblock's checksum feature, so that what it covers can be changed.
+fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes[1024 + 8] &= !1;
+    bytes
+}
+
+/// Opens and checks an image within a time that none of its size may exceed.
+fn survives(bytes: Vec<u8>) -> bool {
+    let start = Instant::now();
+    let sound = Image::open(bytes).is_ok_and(|image| {
+        let report = image.check(1);
+        report.problems.is_empty()
+    });
+    assert!(start.elapsed() < Duration::from_secs(20), "a small image took {:?}", start.elapsed());
+    sound
+}
+
+#[test]
+fn any_changed_byte_is_survived() {
+    for options in kinds() {
+        let good = without_checksum(image(&options));
+        assert!(survives(good.clone()));
+        let mut state = 12345u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        // Metadata, which is little and which matters, more than data.
+        let interesting: Vec<usize> = (1024..4096).chain(good.len() - 4096..good.len()).collect();
+        for round in 0..400 {
+            let mut bad = good.clone();
+            for _ in 0..1 + random() % 3 {
+                let at = if round % 4 == 0 { random() % bad.len() } else { interesting[random() % interesting.len()] };
+                bad[at] = match random() % 4 {
+                    0 => 0,
+                    1 => 0xff,
+                    2 => bad[at] ^ (1 << (random() % 8)),
+                    _ => random() as u8,
+                };
+            }
+            survives(bad);
+        }
+        for _ in 0..20 {
+            survives(good[..random() % good.len()].to_vec());
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_the_superblock_is_found() {
+    let good = image(&BuildOptions::default());
+    for at in 1024..4096 {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        // The feature that says that there is a checksum is itself a bit.
+        if at != 1024 + 8 {
+            assert!(Image::open(bad).is_err(), "byte {at}");
+        }
+    }
+}
+
+/// Where the entry of `name` lies in a directory block of the image, given the order of names there.
+fn dirent(bytes: &[u8], names: &[&str], name: &str) -> usize {
+    let joined = names.concat();
+    let at =
+        bytes.windows(joined.len()).position(|window| window == joined.as_bytes()).expect("names are in the image");
+    at - names.len() * 12 + names.iter().position(|known| *known == name).unwrap() * 12
+}
+
+const ROOT_NAMES: &[&str] = &[".", "..", "directory", "link", "text-0", "text-100", "text-40000", "text-5000"];
+const DIRECTORY_NAMES: &[&str] = &[".", "..", "again", "deeper", "noise"];
+
+fn nid(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// Each crafted image with what `check` must say of it.
+fn crafted() -> Vec<(&'static str, Vec<u8>)> {
+    let good = without_checksum(image(&BuildOptions::default()));
+    let mut images = Vec::new();
+    let mut craft = |what: &'static str, edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut bad = good.clone();
+        edit(&mut bad);
+        images.push((what, bad));
+    };
+    let root = u64::from(u16::from_le_bytes([good[1024 + 14], good[1024 + 15]]));
+    let inode_of = |name| nid(&good, dirent(&good, ROOT_NAMES, name)) as usize * 32;
+    craft("directory is reached twice", &|bytes| {
+        let at = dirent(bytes, DIRECTORY_NAMES, "deeper");
+        bytes[at..at + 8].copy_from_slice(&root.to_le_bytes());
+    });
+    craft(". or .. names another directory", &|bytes| {
+        let at = dirent(bytes, DIRECTORY_NAMES, "..");
+        bytes[at] ^= 1;
+    });
+    craft("inode overlaps another", &|bytes| {
+        // An empty file's inode, moved to where another file's indexes are: behind the map header and the first six.
+        let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
+        let inside = inode_of("text-40000") + 64;
+        bytes[inside..inside + 32].copy_from_slice(&empty);
+        let at = dirent(bytes, ROOT_NAMES, "text-0");
+        bytes[at..at + 8].copy_from_slice(&(inside as u64 / 32).to_le_bytes());
+    });
+    craft("file name is empty, too long, or holds a slash or NUL", &|bytes| {
+        let joined = ROOT_NAMES.concat();
+        let at = bytes.windows(joined.len()).position(|window| window == joined.as_bytes()).unwrap();
+        bytes[at + 5] = b'/';
+    });
+    craft("directory entries are not in order", &|bytes| {
+        let joined = ROOT_NAMES.concat();
+        let at = bytes.windows(joined.len()).position(|window| window == joined.as_bytes()).unwrap();
+        bytes[at + 3] = b'z';
+    });
+    craft("inode has no known file type", &|bytes| bytes[inode_of("text-100") + 5] = 0);
+    craft("inode lies outside the image", &|bytes| {
+        let at = dirent(bytes, ROOT_NAMES, "text-100");
+        bytes[at + 5] = 0xff;
+    });
+    craft("file's indexes end after the image", &|bytes| bytes[inode_of("text-40000") + 11] = 0x7f);
+    craft("file has a wrong number of links", &|bytes| bytes[inode_of("text-0") + 6] = 9);
+    craft("directory has a wrong number of links", &|bytes| bytes[inode_of("directory") + 6] = 9);
+    craft("cluster starts with a block of zeros", &|bytes| bytes[4096..8192].fill(0));
+    craft("lz4 block", &|bytes| bytes[4096..8192].fill(0xff));
+    craft("no EROFS magic number", &|bytes| bytes[1024] = 0);
+    craft("block size is not 512 bytes to 64 KiB", &|bytes| bytes[1024 + 12] = 40);
+    images
+}
+
+#[test]
+fn crafted_images_are_refused_for_what_is_wrong() {
+    for (what, bytes) in crafted() {
+        let found: Vec<String> = match Image::open(bytes) {
+            Err(error) => vec![error.to_string()],
+            Ok(image) => image.check(2).problems.iter().map(|problem| problem.error.to_string()).collect(),
+        };
+        assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");
+    }
+}
+
+#[test]
+fn unknown_features_are_refused_by_name() {
+    let good = without_checksum(image(&BuildOptions::default()));
+    for (byte, bit, name) in [(80, 0x80, "48-bit block addresses"), (81, 1, "metadata box"), (83, 0x80, "unknown")] {
+        let mut bad = good.clone();
+        bad[1024 + byte] |= bit;
+        match Image::open(bad) {
+            Err(Error::Unsupported(what)) => assert!(what.contains(name), "{what}"),
+            Err(error) => panic!("{name}: {error}"),
+            Ok(_) => panic!("{name} was taken"),
+        }
+    }
+}
+
+#[test]
+fn extraction_does_not_leave_its_target() {
+    let outside = tempfile::tempdir().unwrap();
+    let source = tempfile::tempdir().unwrap();
+    // A link out of the tree, and beside it a file whose name is then changed to the link's.
+    std::os::unix::fs::symlink(outside.path(), source.path().join("aaaa")).unwrap();
+    fs::create_dir(source.path().join("aaab")).unwrap();
+    fs::write(source.path().join("aaab/file"), b"content").unwrap();
+    let tree = Tree::scan(source.path(), &ScanOptions::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    build(&tree, &BuildOptions::default(), &out).unwrap();
+    let good = without_checksum(fs::read(path).unwrap());
+    let at = good.windows(8).position(|window| window == b"aaaaaaab").unwrap();
+    for name in [&b"aaaa"[..], b"..aa", b"./aa", b"../x"] {
+        let mut bad = good.clone();
+        bad[at + 4..at + 8].copy_from_slice(name);
+        let target = directory.path().join(format!("out-{}", name.escape_ascii()).replace('/', "_"));
+        let _ = Image::open(bad).unwrap().extract(&target, &ExtractOptions::default());
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
+        assert!(!directory.path().join("x").exists());
+    }
+    // A link that is already where a directory is to be.
+    let target = directory.path().join("prepared");
+    fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(outside.path(), target.join("aaab")).unwrap();
+    let report = Image::open(good).unwrap().extract(Path::new(&target), &ExtractOptions::default()).unwrap();
+    assert!(!report.problems.is_empty());
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
+}

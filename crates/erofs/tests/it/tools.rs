@@ -1,0 +1,199 @@
+//! The programs and kernel features that tests need, and comparing trees.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pagefold_erofs::{FileKind, Image, Inode};
+
+/// Says that a test was not run, or fails where it must be.
+pub(crate) fn skip(test: &str, why: &str) {
+    assert!(std::env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "{test}: {why}");
+    eprintln!("SKIPPED: {test}: {why}");
+}
+
+/// Runs a program; `None` if it is not installed. Panics if it fails.
+pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Option<()> {
+    let output = match Command::new(program).args(args).output() {
+        Ok(output) => output,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => panic!("{program}: {error}"),
+    };
+    assert!(
+        output.status.success(),
+        "{program} failed: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(())
+}
+
+/// What a file is, apart from its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    mode: u32,
+    owner: (u32, u32),
+    size: u64,
+    mtime: (i64, u32),
+    device: Option<(u32, u32)>,
+    nlink: u64,
+    content: Vec<u8>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The first path, in order, that names the same inode.
+    same_as: PathBuf,
+}
+
+impl Facts {
+    /// Leaves POSIX ACLs out of what is compared.
+    pub(crate) fn forget_acls(&mut self) {
+        self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
+    }
+}
+
+pub(crate) type Tree = BTreeMap<PathBuf, Facts>;
+
+/// The tree under `root` as the operating system shows it.
+pub(crate) fn tree_of_directory(root: &Path) -> Tree {
+    fn walk(root: &Path, path: &Path, seen: &mut BTreeMap<u64, PathBuf>, tree: &mut Tree) {
+        let here = root.join(path);
+        let metadata = fs::symlink_metadata(&here).unwrap();
+        let kind = metadata.file_type();
+        let content = if kind.is_file() {
+            fs::read(&here).unwrap()
+        } else if kind.is_symlink() {
+            fs::read_link(&here).unwrap().into_os_string().into_vec()
+        } else {
+            Vec::new()
+        };
+        let device = (kind.is_char_device() || kind.is_block_device())
+            .then(|| (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev())));
+        let same_as = seen.entry(metadata.ino()).or_insert_with(|| path.to_owned()).clone();
+        let facts = Facts {
+            mode: metadata.mode(),
+            owner: (metadata.uid(), metadata.gid()),
+            size: if kind.is_dir() { 0 } else { metadata.size() },
+            mtime: (metadata.mtime(), metadata.mtime_nsec() as u32),
+            device,
+            nlink: if kind.is_dir() { 0 } else { metadata.nlink() },
+            content,
+            xattrs: xattrs_of(&here),
+            same_as,
+        };
+        tree.insert(path.to_owned(), facts);
+        if kind.is_dir() {
+            let mut names: Vec<_> = fs::read_dir(&here).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            for name in names {
+                walk(root, &path.join(name), seen, tree);
+            }
+        }
+    }
+    let mut tree = Tree::new();
+    walk(root, Path::new(""), &mut BTreeMap::new(), &mut tree);
+    tree
+}
+
+fn xattrs_of(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut names = vec![0; 1 << 16];
+    let len = rustix::fs::llistxattr(path, &mut names[..]).unwrap_or(0);
+    let mut xattrs = BTreeMap::new();
+    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; 1 << 16];
+        let len = rustix::fs::lgetxattr(path, OsStr::from_bytes(name), &mut value[..]).unwrap();
+        value.truncate(len);
+        xattrs.insert(name.to_vec(), value);
+    }
+    xattrs
+}
+
+/// The tree that an image holds, as our reader shows it.
+pub(crate) fn tree_of_image(image: &Image) -> Tree {
+    fn walk(image: &Image, path: &Path, inode: &Inode, seen: &mut BTreeMap<u64, PathBuf>, tree: &mut Tree) {
+        let mut content = Vec::new();
+        if matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
+            content.resize(inode.size as usize, 0);
+            image.read_exact_at(inode, &mut content, 0).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+        let directory = inode.kind == FileKind::Directory;
+        let same_as = seen.entry(inode.nid).or_insert_with(|| path.to_owned()).clone();
+        let xattrs = image.xattrs(inode).unwrap();
+        let facts = Facts {
+            mode: u32::from(inode.mode),
+            owner: (inode.uid, inode.gid),
+            size: if directory { 0 } else { inode.size },
+            mtime: (inode.mtime_s, inode.mtime_nsec),
+            device: inode.device(),
+            nlink: if directory { 0 } else { u64::from(inode.nlink) },
+            content,
+            xattrs: xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect(),
+            same_as,
+        };
+        tree.insert(path.to_owned(), facts);
+        if directory {
+            for entry in image.read_dir(inode).unwrap() {
+                assert_eq!(image.lookup(inode, &entry.name).unwrap(), Some(entry.nid));
+                let child = image.inode(entry.nid).unwrap();
+                walk(image, &path.join(OsStr::from_bytes(&entry.name)), &child, seen, tree);
+            }
+        }
+    }
+    let mut tree = Tree::new();
+    walk(image, Path::new(""), &image.root().unwrap(), &mut BTreeMap::new(), &mut tree);
+    tree
+}
+
+/// Panics at the first difference, without printing contents.
+pub(crate) fn assert_same(left: &Tree, right: &Tree, what: &str) {
+    let names = |tree: &Tree| tree.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(left), names(right), "{what}: names");
+    for (path, left) in left {
+        let right = &right[path];
+        let (mut brief_left, mut brief_right) = (left.clone(), right.clone());
+        brief_left.content.clear();
+        brief_right.content.clear();
+        assert_eq!(brief_left, brief_right, "{what}: {}", path.display());
+        if left.content != right.content {
+            let at = left.content.iter().zip(&right.content).position(|(left, right)| left != right);
+            panic!("{what}: {}: contents differ at {at:?}", path.display());
+        }
+    }
+}
+
+/// An image mounted by the kernel, until dropped.
+pub(crate) struct Mount {
+    at: tempfile::TempDir,
+}
+
+impl Mount {
+    /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and not others.
+    pub(crate) fn new(image: &Path) -> Result<Self, String> {
+        let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        if !filesystems.lines().any(|line| line.trim() == "erofs") {
+            return Err("the kernel has no EROFS".to_owned());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err("mounting needs root".to_owned());
+        }
+        let at = tempfile::tempdir().unwrap();
+        run(
+            "mount",
+            [OsStr::new("-t"), OsStr::new("erofs"), OsStr::new("-oloop,ro"), image.as_os_str(), at.path().as_os_str()],
+        )
+        .ok_or("mount is not installed")?;
+        Ok(Self { at })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.at.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.at.path()).status();
+    }
+}
