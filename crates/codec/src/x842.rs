@@ -1,9 +1,8 @@
 //! 842, the format of IBM's POWER7+ compression units and of zram's `842`.
 //!
-//! Our own, from what is published of the format: B. Blaner et al., "IBM POWER7+ processor on-chip accelerators for
-//! cryptography and active memory expansion" (IBM Journal of Research and Development, 2013) and the descriptions of the
-//! bit stream that its users give. It is made for hardware, which looks at all phrases of a block at once; in software it
-//! is here to be compared with, as in zram's table of backends.
+//! Our own, from the facts of the format below, which are those that Linux's software 842 and IBM's units agree on. It is
+//! made for hardware, which looks at all phrases of a block at once; in software it is here to be compared with, as in
+//! zram's table of backends.
 //!
 //! # Format
 //!

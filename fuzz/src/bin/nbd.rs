@@ -1,0 +1,53 @@
+//! A peer sends any bytes: alone, or after a negotiation that reaches the transmission phase.
+#![no_main]
+
+use std::{
+    io::{self, Cursor, Read},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    time::Duration,
+};
+
+use libfuzzer_sys::fuzz_target;
+use pagefold_disk::{RamConfig, RamDisk};
+use pagefold_serve::{Export, Exports, Limits, Transport, protocol::OptionHeader, serve_stream};
+
+/// A stream in memory: all that the peer sends is there from the start, then it is gone.
+struct Script(Mutex<Cursor<Vec<u8>>>);
+
+impl Transport for Script {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).read(buf)
+    }
+
+    fn send(&self, bytes: &[u8], _: Duration) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn set_recv_timeout(&self, _: Duration) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn shutdown(&self) {}
+}
+
+static EXPORTS: LazyLock<Exports> = LazyLock::new(|| {
+    let disk = RamDisk::new(RamConfig { size_bytes: 1 << 20, memory_limit: 1 << 20, ..RamConfig::default() });
+    Exports::new([Export::new("", Arc::new(disk.expect("a small disk")))]).expect("one export")
+});
+
+/// Client flags, structured replies, and GO to the default export.
+fn negotiation() -> Vec<u8> {
+    let mut bytes = 3_u32.to_be_bytes().to_vec();
+    for (option, data) in [(8, &[][..]), (7, &[0; 6][..])] {
+        bytes.extend(OptionHeader { option, len_bytes: data.len() as u32 }.encode());
+        bytes.extend(data);
+    }
+    bytes
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&first, rest)) = bytes.split_first() else { return };
+    let mut input = if first % 2 == 0 { negotiation() } else { Vec::new() };
+    input.extend(rest);
+    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, Limits::default());
+});
