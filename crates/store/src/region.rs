@@ -27,6 +27,10 @@ impl Region {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory in use.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        // Where the system makes huge pages of its own accord, 2 MiB would come with the first byte, and come back after
+        // parts were given back: the account of 4 KiB pages would be untrue. A kernel without huge pages refuses; good.
+        // SAFETY: advice on our own new mapping.
+        let _ = unsafe { madvise(base, len_bytes, Advice::LinuxNoHugepage) };
         Ok(Self { base: base.cast(), len_bytes })
     }
 
