@@ -103,6 +103,11 @@ impl Region {
     /// Nothing else reads or writes the range meanwhile.
     pub(crate) unsafe fn give_back(&self, offset: usize, len_bytes: usize) {
         self.assert_within(offset, len_bytes);
+        // On a system with larger pages the kernel would round up, over memory in use. There it stays.
+        let page = rustix::param::page_size();
+        if !offset.is_multiple_of(page) || !len_bytes.is_multiple_of(page) {
+            return;
+        }
         let start = self.base.wrapping_add(offset).cast::<c_void>();
         // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that the pages stay.
         let _ = unsafe { madvise(start, len_bytes, Advice::LinuxDontNeed) };
