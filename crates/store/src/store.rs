@@ -14,7 +14,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream};
+use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full},
@@ -195,8 +195,8 @@ impl<L: EntryLock> Store<L> {
                 page.fill(0);
                 return Ok(());
             }
-            Entry::Same(fill) => {
-                fill_page(page, fill.word());
+            Entry::Same(word) => {
+                fill(page, word.word());
                 return Ok(());
             }
             Entry::Object { .. } | Entry::Raw { .. } => {}
@@ -365,7 +365,7 @@ impl<L: EntryLock> Store<L> {
     fn copy_plain(&self, entry: Entry, page: &mut Page) {
         match entry {
             Entry::Empty => page.fill(0),
-            Entry::Same(fill) => fill_page(page, fill.word()),
+            Entry::Same(word) => fill(page, word.word()),
             // SAFETY: the caller views or holds the entry that names the object.
             Entry::Raw { at } => unsafe { self.core.pool.read(at, page) },
             Entry::Object { .. } => unreachable!("compressed entries are decoded"),
@@ -386,7 +386,7 @@ impl<L: EntryLock> Store<L> {
             Source::Given(page) => page,
             Source::Assembled => &**assembled,
         };
-        if let Some(fill) = same_word(page).and_then(Fill::new) {
+        if let Some(fill) = same_filled(page).and_then(Fill::new) {
             return Ok(Entry::Same(fill));
         }
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
@@ -474,21 +474,4 @@ enum Source<'a> {
 
 fn decode(stream: &mut dyn Stream, object: &[u8], page: &mut Page, slot: Slot) -> Result<(), Error> {
     stream.decompress(object, page).map_err(|corrupt| Error::Corrupt { slot, what: corrupt.what })
-}
-
-/// The 8-byte word that the page repeats, if it does.
-fn same_word(page: &Page) -> Option<u64> {
-    let (first, _) = page.split_first_chunk::<8>()?;
-    (page[8..] == page[..PAGE_SIZE - 8]).then(|| u64::from_le_bytes(*first))
-}
-
-/// At memset's speed when the word is one byte over and over, at 0.6 of it else (memset stores 64 bytes at once, this 16).
-fn fill_page(page: &mut Page, fill: u64) {
-    let bytes = fill.to_le_bytes();
-    if bytes == [bytes[0]; 8] {
-        page.fill(bytes[0]);
-    } else {
-        let (words, _) = page.as_chunks_mut::<8>();
-        words.fill(bytes);
-    }
 }
