@@ -7,7 +7,7 @@
 use std::ptr;
 
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     entry::Entry,
     lock::{Place, Protocol},
     pins::Pin,
@@ -115,7 +115,7 @@ impl<L: Protocol> Table<L> {
 
     #[cold]
     fn make(&self, slot: u64, budget: &Budget) -> Result<Place<'_, L>, Full> {
-        budget.take(Self::LEAF_BYTES)?;
+        budget.take_for(Purpose::Table, Self::LEAF_BYTES)?;
         let Some(new) = Leaf::<L>::new() else {
             budget.give(Self::LEAF_BYTES);
             return Err(Full);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn leaves_come_with_writes() {
-        let budget = Budget::new(LEAF_BYTES);
+        let budget = Budget::new(LEAF_BYTES * 3 / 2);
         let table = Table::<BitSpin>::new(3 * 512).expect("a small root");
         assert_eq!(table.peek(1000), Entry::Empty);
         assert!(table.lock(1000).is_none());
