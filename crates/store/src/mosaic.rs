@@ -19,13 +19,14 @@
 
 mod bins;
 mod block;
+mod mutex;
 mod shard;
 
 use std::{
     io,
     num::NonZero,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -36,6 +37,7 @@ use pagefold_codec::PAGE_SIZE;
 
 use self::{
     block::{BLOCK_MIN, Blocks},
+    mutex::{Guard, Mutex},
     shard::{Emptying, Resident, Shard},
 };
 use crate::{
@@ -82,8 +84,8 @@ struct Part {
 }
 
 impl Part {
-    fn lock(&self) -> MutexGuard<'_, Shard> {
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, Shard> {
+        self.shard.lock()
     }
 }
 

@@ -38,6 +38,9 @@ pub type Slot = u64;
 /// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
+/// The part of the memory limit that new objects leave to those that replace others: one in so many bytes.
+const SPARE_PART: u64 = 64;
+
 /// How a store is made.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -137,6 +140,9 @@ pub struct Store<L: EntryLock = Hazard> {
     /// Room that only those may use who replace an object with one that is no longer: so a full store can still be
     /// written over. Each holder of a stream needs room for its new object before its old one is free.
     reserve_bytes: u64,
+    /// Room beside it that only those may use who replace an object. Overwriting changes lengths, and the holes that it
+    /// leaves are a little too long for what they are used for: a store filled to the last byte would refuse much of it.
+    spare_bytes: u64,
 }
 
 impl<L: EntryLock> fmt::Debug for Store<L> {
@@ -171,7 +177,9 @@ impl<L: EntryLock> Store<L> {
         let needed = base_bytes + pool.account().held_bytes;
         budget.take(needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
         let reserve_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).min(memory_limit / 16);
-        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes, reserve_bytes })
+        let spare_bytes = memory_limit / SPARE_PART;
+        let core = Core::new(table, streams, pool);
+        Ok(Self { core, counters, budget, slots, base_bytes, reserve_bytes, spare_bytes })
     }
 
     /// How many slots there are.
@@ -401,7 +409,7 @@ impl<L: EntryLock> Store<L> {
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let alloc = || {
-            if len_bytes > replaced_bytes && self.is_tight() && !self.may_grow(len_bytes - replaced_bytes) {
+            if len_bytes > replaced_bytes && !self.may_grow(replaced_bytes, len_bytes) {
                 return Err(Full);
             }
             self.core.pool.alloc(len_bytes, slot)
@@ -433,12 +441,17 @@ impl<L: EntryLock> Store<L> {
         self.budget.limit() - self.budget.used() < 2 * self.reserve_bytes
     }
 
-    /// Whether the objects together may grow by `bytes` and leave the reserve alone: room in the pool, or that the pool may
-    /// still take.
-    fn may_grow(&self, bytes: usize) -> bool {
-        let account = self.core.pool.account();
+    /// Whether an object of `old_bytes`, or none, may become one of `new_bytes` and leave alone what is kept for others:
+    /// there is room in the pool, or the pool may still take it.
+    fn may_grow(&self, old_bytes: usize, new_bytes: usize) -> bool {
+        let spare_bytes = if old_bytes == 0 { self.spare_bytes } else { 0 };
+        let least = self.reserve_bytes + spare_bytes + (new_bytes - old_bytes) as u64;
         let left = self.budget.limit() - self.budget.used();
-        left + account.free_bytes + account.tail_bytes >= self.reserve_bytes + bytes as u64
+        if left >= 2 * self.reserve_bytes + spare_bytes {
+            return true;
+        }
+        let account = self.core.pool.account();
+        left + account.free_bytes + account.tail_bytes >= least
     }
 
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.
