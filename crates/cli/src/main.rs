@@ -3,12 +3,14 @@
 
 mod cat;
 mod check;
+mod compact;
 mod extract;
 mod generate;
 mod image;
 mod info;
 mod ls;
 mod pack;
+mod peer;
 mod serve;
 mod size;
 mod stat;
@@ -32,6 +34,7 @@ struct Args {
 enum Command {
     Serve(serve::Args),
     Stat(stat::Args),
+    Compact(compact::Args),
     Pack(pack::Args),
     Ls(ls::Args),
     Cat(cat::Args),
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Compact(args) => compact::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Cat(args) => cat::run(&args),

@@ -20,7 +20,7 @@ use std::{
         },
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_codec::PAGE_SIZE;
@@ -109,15 +109,19 @@ impl<L: EntryLock> Core<L> {
         self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves objects until nothing more can be given back that way.
-    pub(crate) fn compact(&self) {
+    /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
+    pub(crate) fn compact(&self, end: Option<Instant>) -> bool {
         self.settle();
         let (mut least, mut without_gain) = (self.pool.account().held_bytes, 0);
         while without_gain < LOOKS_WITHOUT_GAIN && self.pool.compact(self, Goal::Densest, LOOK_OBJECTS) {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return true;
+            }
             let held_bytes = self.pool.account().held_bytes;
             without_gain = if held_bytes < least { 0 } else { without_gain + 1 };
             least = least.min(held_bytes);
         }
+        false
     }
 }
 

@@ -19,6 +19,7 @@
 
 mod bins;
 mod block;
+mod mutex;
 mod shard;
 
 use std::{
@@ -26,7 +27,7 @@ use std::{
     io,
     num::NonZero,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -37,6 +38,7 @@ use pagefold_codec::PAGE_SIZE;
 
 use self::{
     block::{BLOCK_MIN, Blocks, Kind},
+    mutex::{Guard, Mutex},
     shard::{Emptying, Resident, Shard},
 };
 use crate::{
@@ -85,8 +87,8 @@ struct Part {
 }
 
 impl Part {
-    fn lock(&self) -> MutexGuard<'_, Shard> {
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, Shard> {
+        self.shard.lock()
     }
 }
 

@@ -12,7 +12,11 @@
 //! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
 #![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
 
-use std::{fmt, io, sync::Arc};
+use std::{
+    fmt, io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream, fill, same_filled};
 
@@ -330,7 +334,12 @@ impl<L: EntryLock> Store<L> {
 
     /// Moves objects together until no more memory can be given back that way. Other threads use the store meanwhile.
     pub fn compact(&self) {
-        self.core.compact();
+        self.core.compact(None);
+    }
+
+    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more to do.
+    pub fn compact_for(&self, time: Duration) -> bool {
+        self.core.compact(Instant::now().checked_add(time))
     }
 
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.

@@ -1,6 +1,7 @@
 //! The `pagefold` program with the real clients of its users.
 
 mod clients;
+mod compact;
 mod errors;
 mod file_system;
 mod images;
