@@ -23,12 +23,12 @@ thread_local! {
 }
 
 /// An open file, directory or symbolic link of an [`Image`].
-pub struct File<'a> {
-    image: &'a Image,
+pub struct File {
+    image: Image,
     inode: Inode,
     map: Option<CompressedMap>,
     /// The packed inode's file, when this one ends there.
-    packed: Option<Box<File<'a>>>,
+    packed: Option<Box<File>>,
 }
 
 /// A run of a file's content and whether it is stored.
@@ -40,8 +40,8 @@ pub struct Run {
     pub hole: bool,
 }
 
-impl<'a> File<'a> {
-    pub(crate) fn open(image: &'a Image, inode: &Inode) -> Result<Self> {
+impl File {
+    pub(crate) fn open(image: &Image, inode: &Inode) -> Result<Self> {
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink) {
             return Err(Error::NotA("file with content"));
         }
@@ -56,7 +56,7 @@ impl<'a> File<'a> {
             }
             _ => None,
         };
-        Ok(Self { image, inode: inode.clone(), map, packed })
+        Ok(Self { image: image.clone(), inode: inode.clone(), map, packed })
     }
 
     /// The file's inode.
@@ -154,7 +154,7 @@ impl<'a> File<'a> {
         let mut content = Vec::new();
         let mut at = 0;
         while at < self.inode.size {
-            let extent = map.extent_at(self.image, &mut cursor, at)?;
+            let extent = map.extent_at(&self.image, &mut cursor, at)?;
             match extent.place {
                 Place::Fragment { offset } => {
                     let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
@@ -278,7 +278,7 @@ impl<'a> File<'a> {
         let mut done = 0;
         while done < buf.len() {
             let at = offset + done as u64;
-            let extent = map.extent_at(self.image, &mut cursor, at)?;
+            let extent = map.extent_at(&self.image, &mut cursor, at)?;
             let len = (extent.end() - at).min((buf.len() - done) as u64) as usize;
             let skipped = at - extent.start;
             if let Place::Fragment { offset } = extent.place {

@@ -21,14 +21,19 @@ const INDEX_CACHE_BYTES: usize = 4 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
 
-/// An EROFS image, open for reading by any number of threads.
+/// An EROFS image, open for reading by any number of threads. A clone is the same open image.
 ///
 /// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
+#[derive(Clone)]
 pub struct Image {
-    source: Arc<dyn ReadAt>,
+    shared: Arc<Shared>,
+    long_prefixes: Arc<[LongPrefix]>,
+}
+
+struct Shared {
+    source: Box<dyn ReadAt>,
     len_bytes: u64,
     superblock: Superblock,
-    long_prefixes: Vec<LongPrefix>,
     windows: Cache<(u64, u64), [Lcluster]>,
     clusters: Cache<u64, Vec<u8>>,
     counters: Counters,
@@ -74,35 +79,34 @@ impl Image {
     pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
         let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
         let superblock = Superblock::read(&source, len_bytes)?;
-        let mut image = Self {
-            source: Arc::new(source),
+        let shared = Shared {
+            source: Box::new(source),
             len_bytes,
             superblock,
-            long_prefixes: Vec::new(),
             windows: Cache::new(INDEX_CACHE_BYTES, size_of_val),
             clusters: Cache::new(cache_bytes, Vec::len),
             counters: Counters::default(),
         };
-        image.long_prefixes = image.read_long_prefixes()?;
-        Ok(image)
+        let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };
+        Ok(Self { long_prefixes: image.read_long_prefixes()?.into(), ..image })
     }
 
     /// The image's superblock.
     pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+        &self.shared.superblock
     }
 
     /// Bytes of the image.
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.shared.len_bytes
     }
 
     /// What the image has done so far.
     pub fn counts(&self) -> Counts {
         Counts {
-            decoded_in_place: self.counters.in_place.load(Ordering::Relaxed),
-            decoded_by_copy: self.counters.copied.load(Ordering::Relaxed),
-            cache_hits: self.counters.cache_hits.load(Ordering::Relaxed),
+            decoded_in_place: self.shared.counters.in_place.load(Ordering::Relaxed),
+            decoded_by_copy: self.shared.counters.copied.load(Ordering::Relaxed),
+            cache_hits: self.shared.counters.cache_hits.load(Ordering::Relaxed),
         }
     }
 
@@ -113,7 +117,7 @@ impl Image {
 
     /// The root directory.
     pub fn root(&self) -> Result<Inode> {
-        let root = self.inode(self.superblock.root_nid)?;
+        let root = self.inode(self.shared.superblock.root_nid)?;
         if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
     }
 
@@ -166,7 +170,7 @@ impl Image {
     }
 
     /// Opens a file, directory or symbolic link for reading.
-    pub fn file<'a>(&'a self, inode: &Inode) -> Result<File<'a>> {
+    pub fn file(&self, inode: &Inode) -> Result<File> {
         File::open(self, inode)
     }
 
@@ -179,12 +183,12 @@ impl Image {
     /// Reads metadata, which an image must have where it says.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
-        self.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
+        self.shared.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len_bytes => Ok(()),
+            Some(end) if end <= self.shared.len_bytes => Ok(()),
             _ => Error::corrupt("image ends before what is said to lie here", offset),
         }
     }
@@ -202,15 +206,15 @@ impl Image {
     }
 
     pub(crate) fn windows(&self) -> &Cache<(u64, u64), [Lcluster]> {
-        &self.windows
+        &self.shared.windows
     }
 
     pub(crate) fn clusters(&self) -> &Cache<u64, Vec<u8>> {
-        &self.clusters
+        &self.shared.clusters
     }
 
     pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
+        &self.shared.counters
     }
 }
 

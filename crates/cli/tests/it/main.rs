@@ -4,6 +4,7 @@ mod clients;
 mod errors;
 mod file_system;
 mod images;
+mod mount;
 mod server;
 mod signals;
 mod stat;
