@@ -9,6 +9,7 @@ mod generate;
 mod image;
 mod info;
 mod ls;
+mod mount;
 mod pack;
 mod peer;
 mod serve;
@@ -41,6 +42,7 @@ enum Command {
     Info(info::Args),
     Check(check::Args),
     Extract(extract::Args),
+    Mount(mount::Args),
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
 }
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Extract(args) => extract::run(&args),
+        Command::Mount(args) => mount::run(&args),
         Command::Completions(args) => generate::completions(&args),
         Command::Man(args) => generate::man(&args),
     };

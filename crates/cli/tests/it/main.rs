@@ -5,6 +5,7 @@ mod compact;
 mod errors;
 mod file_system;
 mod images;
+mod mount;
 mod server;
 mod signals;
 mod stat;
