@@ -52,7 +52,7 @@ pub(crate) struct Args {
     allow_other: bool,
 
     /// The most memory for decompressed clusters, beside the kernel's page cache
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32M")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     cache: u64,
 
     /// Threads; 0 for one a processor, but at least 4

@@ -58,6 +58,12 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
         self.shard(&key).used(key)?.get()?.clone()
     }
 
+    /// The key whose value would be forgotten first for one of `cost` bytes at `key`; `None` if there is room.
+    pub(crate) fn victim(&self, key: K, cost: usize) -> Option<K> {
+        let mut shard = self.shard(&key);
+        if shard.bytes + cost <= self.limit { None } else { shard.oldest() }
+    }
+
     /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error is not kept: those who
     /// waited for the value try for themselves.
     pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<Arc<V>>) -> Result<Arc<V>> {
@@ -98,13 +104,22 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Shard<K, V> {
         self.values.insert(key, Entry { slot: Arc::clone(&slot), stamp: self.stamp, cost });
         self.bytes += cost;
         while self.bytes > limit && self.values.len() > 1 {
-            let Some((stamp, key)) = self.order.pop_front() else { break };
-            if self.values.get(&key).is_some_and(|entry| entry.stamp == stamp) {
-                self.remove(&key);
-            }
+            let Some(oldest) = self.oldest() else { break };
+            self.remove(&oldest);
         }
         self.tidy();
         slot
+    }
+
+    /// The key that was used least recently.
+    fn oldest(&mut self) -> Option<K> {
+        loop {
+            let (stamp, key) = *self.order.front()?;
+            if self.values.get(&key).is_some_and(|entry| entry.stamp == stamp) {
+                return Some(key);
+            }
+            self.order.pop_front();
+        }
     }
 
     fn remove(&mut self, key: &K) {
@@ -143,8 +158,10 @@ mod tests {
         let make = || Ok(Arc::from(vec![0; 100]));
         for round in 0..1000u64 {
             assert!(cache.find(round).is_none());
+            let victim = cache.victim(round, 100);
             let value = cache.get(round, 100, make).unwrap();
             assert!(cache.find(round).is_some_and(|found| Arc::ptr_eq(&found, &value)));
+            assert!(victim.is_none_or(|victim| cache.find(victim).is_none()));
             let bytes: usize = cache.shards.iter().map(|shard| shard.lock().unwrap().bytes).sum();
             assert!(bytes <= 16 * 1000);
         }

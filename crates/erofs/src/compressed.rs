@@ -4,7 +4,7 @@
 //! for each extent that the buffer meets:
 //!     a fragment          is read from the packed inode
 //!     interlaced          is read from the image
-//!     a part of a cluster is copied out of the cluster, decoded whole, once, and cached
+//!     a part of a cluster is copied out of the cluster, decoded whole and cached, or as far as it takes (`read_part`)
 //!     whole clusters      that lie side by side in the file and in the image are a run: one read, then one after the other
 //!                         is decoded where its content belongs
 //! ```
@@ -147,14 +147,15 @@ impl Data {
             return Err(Error::NotA("compressed extent"));
         };
         let to = from + out.len();
+        let visits = self.image.visits().add(pa);
         if let Some(content) = self.image.clusters().find((pa, extent.len)) {
             self.image.count(&Counts { cache_hits: 1, ..Counts::default() });
             out.copy_from_slice(&content[from..to]);
             return Ok(());
         }
-        // The rest must be worth leaving out, and LZ4 is what can be left.
-        let little = to as u64 <= extent.len / 4 * 3 && format == ClusterFormat::Lz4;
-        if forward || !little || !self.image.visit_first(pa) {
+        // Where to stop pays only with LZ4.
+        let keep = forward || format != ClusterFormat::Lz4 || self.is_wanted(extent, pa, to, visits);
+        if keep {
             out.copy_from_slice(&self.cached(extent)?[from..to]);
             return Ok(());
         }
@@ -168,6 +169,16 @@ impl Data {
             out.copy_from_slice(&content[from..to]);
             Ok(())
         })
+    }
+
+    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place in the cache.
+    fn is_wanted(&self, extent: &Extent, pa: u64, to: usize, visits: u64) -> bool {
+        let room = extent.len as usize + self.margin(extent);
+        match self.image.clusters().victim((pa, extent.len), room) {
+            Some((other, _)) => visits > self.image.visits().count(other),
+            // There is room; but the rest costs time.
+            None => visits > 1 || to as u64 > extent.len / 4 * 3,
+        }
     }
 
     /// Compressed bytes where the image has them in memory, or read into `src`.

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 
 use crate::check::Problem;
 use crate::directory::DirEntry;
@@ -36,6 +36,8 @@ const BATCH: usize = 64;
 const WRITE_BYTES: usize = 1 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
+/// Longer paths are not taken by a system call.
+const PATH_BYTES: usize = 4096;
 /// Problems that a report holds.
 const MAX_PROBLEMS: usize = 1000;
 
@@ -81,6 +83,7 @@ struct Extraction<'a> {
     image: &'a Image,
     root: OwnedFd,
     options: &'a ExtractOptions,
+    made: Made,
     directories: Vec<(PathId, Inode)>,
     /// Files by the directory they are in.
     files: BTreeMap<PathId, Vec<Listed>>,
@@ -92,6 +95,41 @@ struct Extraction<'a> {
     open: Option<(PathId, OwnedFd)>,
 }
 
+/// What files in the target are when they have just been made, so that only what is otherwise needs a call.
+struct Made {
+    /// Owner and group, if they are certain.
+    owner: Option<(u32, u32)>,
+    /// Bits that a mode asked for may lose.
+    lost_mode: u16,
+}
+
+impl Made {
+    /// Directories in the target are made by us and get what it gives to what is made in it.
+    fn in_directory(root: &OwnedFd) -> Self {
+        let ours = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        // Whether a group comes from the process or from the directory is then the same.
+        let certain = |stat: &rustix::fs::Stat| {
+            (stat.st_uid, stat.st_gid) == ours && !Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID)
+        };
+        let owner = rustix::fs::fstat(root).ok().filter(certain).map(|_| ours);
+        // An ACL for new files takes the place of the mask.
+        let acl = rustix::fs::fgetxattr(root, "system.posix_acl_default", &mut [0; 0]).is_ok();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok());
+        Self { owner, lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 } }
+    }
+
+    fn has_owner(&self, inode: &Inode) -> bool {
+        self.owner == Some((inode.uid, inode.gid))
+    }
+
+    /// The mode to make a file with: its own, if it is certain to get it.
+    fn mode(&self, inode: &Inode) -> Option<Mode> {
+        let mode = inode.permissions();
+        (mode & self.lost_mode == 0).then(|| Mode::from_raw_mode(mode.into()))
+    }
+}
+
 fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
     move |error| Error::io(what)(error.into())
 }
@@ -100,9 +138,18 @@ fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Opens a directory below `root`, name by name.
+/// Opens a directory below `root`: by one call where the system has one that follows no links on the way, else name by
+/// name.
 fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let path = names.join(&b'/');
+    if (1..PATH_BYTES).contains(&path.len()) {
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        // What was wrong is found again below.
+        if let Ok(directory) = rustix::fs::openat2(root, os(&path), flags, Mode::empty(), within) {
+            return Ok(directory);
+        }
+    }
     let mut here = root.try_clone().map_err(Error::io("opening the target"))?;
     for name in names {
         here = rustix::fs::openat(&here, os(name), flags, Mode::empty()).map_err(failed("opening a directory"))?;
@@ -122,6 +169,7 @@ impl Image {
         let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).map_err(failed("opening the target"))?;
         let mut extraction = Extraction {
             image: self,
+            made: Made::in_directory(&root),
             root,
             options,
             directories: Vec::new(),
@@ -266,12 +314,12 @@ impl Extraction<'_> {
                 rustix::fs::mknodat(directory, name, kind, mode, device).map_err(failed("making a device or pipe"))?;
             }
         }
-        if self.options.owners {
+        if self.options.owners && !self.made.has_owner(inode) {
             let (uid, gid) = owner(inode);
             rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(failed("setting the owner"))?;
         }
-        if kind.is_some() {
+        if kind.is_some() && self.made.mode(inode).is_none() {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed("setting the mode"))?;
         }
@@ -295,11 +343,13 @@ impl Extraction<'_> {
             return Err(Error::Unsupported("more content than was allowed".to_owned()));
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let out = rustix::fs::openat(directory, os(&file.name), flags, Mode::RUSR | Mode::WUSR)
+        // Nobody else gets here before the directories get their modes.
+        let mode = self.made.mode(inode);
+        let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
             .map_err(failed("making a file"))?;
         let out = OsFile::from(out);
         self.copy(inode, &out, buffer)?;
-        self.finish(inode, &out)?;
+        self.finish(inode, &out, mode.is_some())?;
         Ok(inode.size)
     }
 
@@ -307,7 +357,7 @@ impl Extraction<'_> {
     fn copy(&self, inode: &Inode, out: &OsFile, buffer: &mut Vec<u8>) -> Result<()> {
         let writing = |error: io::Error| Error::io("writing a file")(error);
         let file = self.image.file(inode)?;
-        let mut at = 0;
+        let (mut at, mut written) = (0, 0);
         while at < inode.size {
             let run = file.run_at(at)?;
             if run.hole {
@@ -326,23 +376,26 @@ impl Extraction<'_> {
                 }
                 if !zeros {
                     out.write_all_at(&buffer[done..end], at + done as u64).map_err(writing)?;
+                    written = at + end as u64;
                 }
                 done = end;
             }
             at += len as u64;
         }
-        out.set_len(inode.size).map_err(writing)
+        if written < inode.size { out.set_len(inode.size).map_err(writing) } else { Ok(()) }
     }
 
     /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode.
-    fn finish(&self, inode: &Inode, file: &OsFile) -> Result<()> {
+    fn finish(&self, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
-        if self.options.owners {
+        if self.options.owners && !self.made.has_owner(inode) {
             let (uid, gid) = owner(inode);
             rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner"))?;
         }
-        let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
-        rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
+        if !has_mode {
+            let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
+            rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
+        }
         if self.options.xattrs {
             for xattr in self.image.xattrs(inode)? {
                 rustix::fs::fsetxattr(file, os(&xattr.name), &xattr.value, XattrFlags::empty())
@@ -377,7 +430,7 @@ impl Extraction<'_> {
     fn finish_directories(&mut self, paths: &Paths) {
         for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
             let finished = open_directory(&self.root, &paths.names(path))
-                .and_then(|directory| self.finish(&inode, &OsFile::from(directory)));
+                .and_then(|directory| self.finish(&inode, &OsFile::from(directory), false));
             if let Err(error) = finished {
                 self.report.add(paths, path, error);
             }

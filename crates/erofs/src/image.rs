@@ -12,15 +12,14 @@ use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
+use crate::visits::Visits;
 use crate::xattr::LongPrefix;
 use crate::zmap::Lcluster;
 
 /// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
-const DEFAULT_CACHE_BYTES: usize = 64 << 20;
+const DEFAULT_CACHE_BYTES: usize = 128 << 20;
 /// Memory for decoded indexes, in bytes.
 const INDEX_CACHE_BYTES: usize = 4 << 20;
-/// Clusters that are known to have been read in part, 8 bytes each.
-const VISITED: u64 = 4096;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
 
@@ -41,8 +40,7 @@ struct Shared {
     windows: Cache<(u64, u64), [Lcluster]>,
     /// Decoded clusters, by address and length of the content.
     clusters: Cache<(u64, u64), Content>,
-    /// Addresses of clusters of which a part was read, each in the place that its address gives.
-    visited: Box<[AtomicU64]>,
+    visits: Visits,
     buffers: Arc<Buffers>,
     /// Bytes that were decoded ahead of readers and not fetched yet.
     ahead_bytes: Arc<AtomicU64>,
@@ -89,7 +87,7 @@ impl Image {
             superblock,
             windows: Cache::new(INDEX_CACHE_BYTES),
             clusters: Cache::new(cache_bytes),
-            visited: (0..VISITED).map(|_| AtomicU64::new(0)).collect(),
+            visits: Visits::new(),
             buffers: Arc::default(),
             ahead_bytes: Arc::default(),
             counters: Counters::default(),
@@ -220,12 +218,8 @@ impl Image {
         &self.shared.clusters
     }
 
-    /// Whether the cluster at `pa` is not known to have been read in part before; now it is.
-    pub(crate) fn visit_first(&self, pa: u64) -> bool {
-        let place = pa >> self.superblock().blkszbits;
-        // Spread, since addresses have strides. (Fibonacci hashing: Knuth, volume 3, section 6.4.)
-        let place = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (VISITED - 1);
-        self.shared.visited.get(place as usize).is_some_and(|visited| visited.swap(pa, Ordering::Relaxed) != pa)
+    pub(crate) fn visits(&self) -> &Visits {
+        &self.shared.visits
     }
 
     pub(crate) fn buffers(&self) -> &Arc<Buffers> {

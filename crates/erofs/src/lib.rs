@@ -16,6 +16,7 @@ mod image;
 mod inode;
 mod source;
 mod superblock;
+mod visits;
 mod walk;
 mod workers;
 mod xattr;

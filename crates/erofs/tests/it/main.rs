@@ -2,6 +2,7 @@
 
 mod archives;
 mod built;
+mod extracting;
 mod hostile;
 mod mkfs;
 mod reading;

@@ -1,0 +1,71 @@
+//! How often parts of clusters were read lately: what decides whether a cluster is worth a place in the cache.
+//!
+//! The policy is TinyLFU's (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission Policy*, ACM Transactions on
+//! Storage 13(4), 2017): who comes in must have been asked for more often than who goes out, and old visits count for less. In place
+//! of its sketch there is a table in which a cluster has one place, and may lose it to another: it then counts as new.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Clusters that are counted, 8 bytes each. A power of two.
+const PLACES: usize = 4096;
+/// Bits of a place that count; the others are the address.
+const COUNT_BITS: u32 = 8;
+const MOST: u64 = (1 << COUNT_BITS) - 1;
+/// Visits after which all counts are halved.
+const LIFE: u64 = 16 * PLACES as u64;
+
+/// Counts of visits by a cluster's address.
+pub(crate) struct Visits {
+    places: Box<[AtomicU64]>,
+    visits: AtomicU64,
+}
+
+impl Visits {
+    pub(crate) fn new() -> Self {
+        Self { places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(), visits: AtomicU64::new(0) }
+    }
+
+    fn place(&self, pa: u64) -> &AtomicU64 {
+        // Spread, since addresses have strides. (Fibonacci hashing: Knuth, volume 3, section 6.4.)
+        let hash = pa.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        &self.places[hash as usize % PLACES]
+    }
+
+    /// The visits of the cluster at `pa` that are remembered.
+    pub(crate) fn count(&self, pa: u64) -> u64 {
+        let word = self.place(pa).load(Ordering::Relaxed);
+        if word >> COUNT_BITS == pa << COUNT_BITS >> COUNT_BITS { word & MOST } else { 0 }
+    }
+
+    /// Counts one more and returns how many there are. Threads that do so at once may lose one.
+    pub(crate) fn add(&self, pa: u64) -> u64 {
+        let count = (self.count(pa) + 1).min(MOST);
+        self.place(pa).store(pa << COUNT_BITS | count, Ordering::Relaxed);
+        if self.visits.fetch_add(1, Ordering::Relaxed) % LIFE == LIFE - 1 {
+            for place in &self.places {
+                let word = place.load(Ordering::Relaxed);
+                place.store((word & !MOST) | ((word & MOST) / 2), Ordering::Relaxed);
+            }
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visits_are_counted_and_forgotten() {
+        let visits = Visits::new();
+        assert_eq!((visits.count(4096), visits.add(4096), visits.add(4096), visits.count(4096)), (0, 1, 2, 2));
+        assert_eq!(visits.count(8192), 0);
+        for _ in 0..LIFE {
+            visits.add(8192);
+        }
+        assert!(visits.count(4096) <= 1 && visits.count(8192) >= MOST / 2);
+        for pa in (0..1u64 << 30).step_by(4096) {
+            assert!(visits.add(pa) >= 1);
+        }
+    }
+}

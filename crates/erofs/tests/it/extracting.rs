@@ -1,0 +1,82 @@
+//! Extraction into targets that give their files something of their own.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use pagefold_erofs::{BuildOptions, ExtractOptions, Image, ScanOptions, Tree};
+use rustix::fs::{XattrFlags, setxattr};
+
+use crate::built::build_at;
+use crate::tools::{assert_same, tree_of_directory};
+
+fn fill(root: &Path) {
+    fs::create_dir_all(root.join("a/b")).unwrap();
+    for (name, mode) in [("a/plain", 0o644), ("a/b/all", 0o777), ("secret", 0o600), ("a/set-id", 0o6755), ("none", 0)] {
+        fs::write(root.join(name), name).unwrap();
+        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    std::os::unix::fs::symlink("plain", root.join("a/link")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::lchown(root.join("a/plain"), Some(4711), Some(815)).unwrap();
+    }
+}
+
+/// Puts something on an empty target, or says why that is not possible.
+type Prepare = fn(&Path) -> std::io::Result<()>;
+
+fn nothing(_: &Path) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// What is made in it gets its group.
+fn set_group_id(target: &Path) -> std::io::Result<()> {
+    fs::create_dir(target)?;
+    std::os::unix::fs::chown(target, None, Some(1))?;
+    fs::set_permissions(target, fs::Permissions::from_mode(0o2777))
+}
+
+/// What is made in it gets an ACL, and a mode by that instead of by the mask: owner rwx, group r, others none.
+fn default_acl(target: &Path) -> std::io::Result<()> {
+    fs::create_dir(target)?;
+    let entries: [(u16, u16); 3] = [(1, 7), (4, 4), (32, 0)];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions) in entries {
+        acl.extend([&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat());
+    }
+    Ok(setxattr(target, "system.posix_acl_default", &acl, XattrFlags::empty())?)
+}
+
+#[test]
+fn the_target_leaves_no_mark_on_what_is_extracted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
+    fs::create_dir(&source).unwrap();
+    fill(&source);
+    build_at(&path, &Tree::scan(&source, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    let root = rustix::process::geteuid().is_root();
+    let cases: [(&str, Prepare); 3] = [("new", nothing), ("set-group-id", set_group_id), ("acl", default_acl)];
+    for (name, prepare) in cases {
+        for threads in [1, 3] {
+            let target = directory.path().join(format!("{name}-{threads}"));
+            if let Err(why) = prepare(&target) {
+                crate::tools::skip("the_target_leaves_no_mark_on_what_is_extracted", &format!("{name}: {why}"));
+                continue;
+            }
+            let report = image
+                .extract(&target, &ExtractOptions { threads, xattrs: false, ..ExtractOptions::default() })
+                .unwrap();
+            assert!(report.problems.is_empty(), "{name}: {:?}", report.problems);
+            let (mut expected, mut found) = (tree_of_directory(&source), tree_of_directory(&target));
+            for tree in [&mut expected, &mut found] {
+                tree.values_mut().for_each(crate::tools::Facts::forget_acls);
+            }
+            if root {
+                assert_same(&expected, &found, name);
+            } else {
+                assert_eq!(fs::metadata(target.join("a/b/all")).unwrap().mode() & 0o777, 0o777, "{name}");
+            }
+        }
+    }
+}
