@@ -9,6 +9,7 @@ mod image;
 mod info;
 mod ls;
 mod pack;
+mod progress;
 mod serve;
 mod size;
 mod stat;

@@ -2,7 +2,10 @@
 
 mod archives;
 mod built;
+mod choices;
+mod corpus;
 mod hostile;
+mod interoperation;
 mod mkfs;
 mod tools;
 mod trees;
