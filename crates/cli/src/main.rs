@@ -12,6 +12,7 @@ mod ls;
 mod mount;
 mod pack;
 mod peer;
+mod progress;
 mod serve;
 mod size;
 mod stat;

@@ -1,5 +1,6 @@
 //! `pagefold pack`: a directory, an archive or a disk becomes an image.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
@@ -9,9 +10,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Content, Fragments, Indexes, Node, NodeKind, ScanOptions, Tree, build};
+use pagefold_erofs::{
+    BuildOptions, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeKind, ScanOptions, Tree,
+    build_watched,
+};
 
-use crate::size;
+use crate::{progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -19,6 +23,8 @@ use crate::size;
   pagefold pack rootfs/ -o rootfs.erofs
   pagefold pack --codec lz4hc,9 --cluster 64K disk.img -o disk.erofs
   tar -c rootfs | pagefold pack - -o rootfs.erofs
+  pagefold pack rootfs/ -o rootfs.erofs --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
+  pagefold pack rootfs/ -o rootfs.erofs --uid-map 0:100000:65536 --gid-map 0:100000:65536
 
 Codecs: lz4, lz4hc[,1-12], zstd[,LEVEL], deflate[,1-12], lzma[,0-9], none.
 The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for
@@ -38,6 +44,10 @@ pub(crate) struct Args {
     /// The longest compressed cluster, up to 1M
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
+
+    /// Files that are compressed in another way: the first PATTERN, as in --exclude, that a file has counts
+    #[arg(long = "hint", value_name = "PATTERN=CODEC[,LEVEL][@CLUSTER]")]
+    hints: Vec<std::ffi::OsString>,
 
     /// The block: Linux mounts blocks up to its page
     #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = size::parse)]
@@ -72,12 +82,20 @@ pub(crate) struct Args {
     all_root: bool,
 
     /// The owner of all files
-    #[arg(long)]
+    #[arg(long, visible_alias = "force-uid")]
     uid: Option<u32>,
 
     /// The group of all files
-    #[arg(long)]
+    #[arg(long, visible_alias = "force-gid")]
     gid: Option<u32>,
+
+    /// Change COUNT owners from FROM on into those from TO on (COUNT is 1 if left out); others stay
+    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["uid", "all_root"])]
+    uid_map: Vec<IdRange>,
+
+    /// Change groups, in the same way
+    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["gid", "all_root"])]
+    gid_map: Vec<IdRange>,
 
     /// Leave extended attributes out
     #[arg(long)]
@@ -127,7 +145,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(&directory)
         .with_context(|| format!("making a file in {}", directory.display()))?;
-    let report = build(&tree, &options, image.as_file())?;
+    let mut line = ProgressLine::new();
+    let report = build_watched(&tree, &options, image.as_file(), &mut |progress| {
+        line.show(progress.done_bytes, progress.total_bytes);
+    })?;
+    drop(line);
     if to_stdout {
         image.as_file_mut().seek(SeekFrom::Start(0))?;
         io::copy(image.as_file_mut(), &mut io::stdout().lock()).context("writing the image")?;
@@ -158,6 +180,7 @@ impl Args {
             block_bytes,
             codec: codec(&self.codec, pcluster_bytes)?,
             pcluster_bytes,
+            hints: self.hints.iter().map(|text| hint(text, pcluster_bytes)).collect::<anyhow::Result<_>>()?,
             indexes: match self.indexes {
                 IndexKind::Compact => Indexes::Compact,
                 IndexKind::Full => Indexes::Full,
@@ -181,6 +204,8 @@ impl Args {
             mtime_s: self.timestamp,
             uid: self.uid.or(root),
             gid: self.gid.or(root),
+            uid_map: id_map(&self.uid_map)?,
+            gid_map: id_map(&self.gid_map)?,
             no_xattrs: self.no_xattrs,
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         };
@@ -204,8 +229,8 @@ impl Args {
         let node = |kind, permissions| Node {
             kind,
             permissions,
-            uid: options.uid.unwrap_or(metadata.uid()),
-            gid: options.gid.unwrap_or(metadata.gid()),
+            uid: options.uid.unwrap_or_else(|| options.uid_map.apply(metadata.uid())),
+            gid: options.gid.unwrap_or_else(|| options.gid_map.apply(metadata.gid())),
             mtime_s: options.mtime_s.unwrap_or(metadata.mtime()),
             mtime_nsec: if options.mtime_s.is_some() { 0 } else { metadata.mtime_nsec() as u32 },
             xattrs: Vec::new(),
@@ -242,6 +267,37 @@ fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>
         ("none" | "lz4", Some(_)) => bail!("{name} has no levels"),
         _ => bail!("unknown codec '{name}'; known are lz4, lz4hc, zstd, deflate, lzma, none"),
     }))
+}
+
+/// A hint as the command line has it. The last `=` ends the pattern, and the cluster is the image's if none is named.
+fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
+    let wrong = || format!("'{}' is not PATTERN=CODEC[,LEVEL][@CLUSTER]", text.display());
+    let bytes = text.as_bytes();
+    let equals = bytes.iter().rposition(|byte| *byte == b'=').filter(|at| *at > 0).with_context(wrong)?;
+    let way = std::str::from_utf8(&bytes[equals + 1..]).ok().with_context(wrong)?;
+    let (name, cluster) = match way.split_once('@') {
+        Some((name, cluster)) => (name, size::parse(cluster).map_err(anyhow::Error::msg).with_context(wrong)?),
+        None => (way, u64::from(pcluster_bytes)),
+    };
+    let pcluster_bytes = u32::try_from(cluster).with_context(wrong)?;
+    let codec = codec(name, pcluster_bytes).with_context(wrong)?;
+    let compression = codec.map(|codec| Compression { codec, pcluster_bytes });
+    Ok(Hint { pattern: bytes[..equals].to_vec(), compression })
+}
+
+/// A range of ids: `FROM:TO`, with `:COUNT` behind it unless that is 1.
+fn parse_range(text: &str) -> Result<IdRange, String> {
+    let wrong = || format!("'{text}' is not FROM:TO or FROM:TO:COUNT, as in 0:100000:65536");
+    let numbers: Vec<u32> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
+    match numbers[..] {
+        [from, to] => Ok(IdRange { from, to, count: 1 }),
+        [from, to, count] => Ok(IdRange { from, to, count }),
+        _ => Err(wrong()),
+    }
+}
+
+fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {
+    IdMap::new(ranges.to_vec()).context("a range of ids is empty or goes beyond 4294967295")
 }
 
 fn parse_uuid(text: &str) -> Result<[u8; 16], String> {

@@ -23,7 +23,8 @@ mod xattr;
 mod zmap;
 
 pub use build::{
-    BuildOptions, BuildReport, Content, Fragments, Indexes, Node, NodeId, NodeKind, ScanOptions, Tree, build,
+    BuildOptions, BuildReport, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeId, NodeKind,
+    Progress, ScanOptions, Tree, build, build_watched,
 };
 pub use check::{CheckReport, Problem};
 pub use directory::DirEntry;

@@ -67,6 +67,10 @@ impl Superblock {
         if !(9..=16).contains(&blkszbits) {
             return corrupt("block size is not 512 bytes to 64 KiB");
         }
+        // Linux wants it within the first page.
+        if SUPER_OFFSET + 128 + 16 * u64::from(raw.sb_extslots) > 4096 {
+            return corrupt("superblock is longer than Linux reads");
+        }
         let block = 1u64 << blkszbits;
         if raw.feature_compat & compat::SB_CHKSUM != 0 {
             let mut covered = vec![0; checksummed_len(block as usize)];

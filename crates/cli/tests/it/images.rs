@@ -66,3 +66,36 @@ fn a_pack_that_fails_leaves_nothing() {
     assert!(message.contains("multiple of the block"), "{message}");
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 1, "something was left");
 }
+
+#[test]
+fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    let text = "a line of some text\n".repeat(5000);
+    for name in ["text", "text.log"] {
+        fs::write(at("tree/").to_owned() + name, &text).expect("a file");
+    }
+    let pack = |more: &[&str]| {
+        let output = pagefold().args(["pack", &at("tree"), "-o", &at("image")]).args(more).output().expect("a start");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (done, said) =
+        pack(&["--hint", "*.log=zstd,5@16K", "--hint", "text=none", "--force-uid", "7", "--gid-map", "0:9:70000"]);
+    assert!(done && said.lines().count() == 1 && !said.contains('\r'), "{said}");
+    let info = output(pagefold().args(["info", &at("image")]));
+    assert!(info.contains("zstd"), "{info}");
+    let list = output(pagefold().args(["ls", "-lR", &at("image")]));
+    assert!(list.lines().all(|line| line.split_whitespace().nth(2) == Some("7")), "{list}");
+    assert_eq!(output(pagefold().args(["cat", &format!("{}:/text.log", at("image"))])), text);
+    for (wrong, named) in [
+        (["--hint", "text"], "PATTERN=CODEC"),
+        (["--hint", "text=lz5"], "'lz5'"),
+        (["--hint", "text=lz4@5000"], "multiple of the block"),
+        (["--uid-map", "1:2:3:4"], "FROM:TO"),
+        (["--gid-map", "1:2:0"], "range of ids"),
+    ] {
+        let (done, said) = pack(&wrong);
+        assert!(!done && said.contains(named), "{wrong:?}: {said}");
+    }
+}

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::choices::algorithm;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
 use super::segment::{Compressor, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::tree::{Content, NodeId, NodeKind, Tree};
-use super::{BuildOptions, Fragments};
+use super::{BuildOptions, Compression, Fragments, Progress};
 use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
 
@@ -48,6 +49,8 @@ struct Source {
     size: u64,
     /// Bytes of its inode and xattrs.
     header_bytes: u64,
+    /// How it is compressed: the place among the plan's choices.
+    way: usize,
     packable: bool,
 }
 
@@ -103,9 +106,16 @@ impl Spare {
 }
 
 /// Stores the data of all regular files.
-pub(crate) fn write(tree: &Tree, options: &BuildOptions, plan: &Plan, out: &File) -> Result<Data> {
+pub(crate) fn write(
+    tree: &Tree,
+    options: &BuildOptions,
+    plan: &Plan,
+    out: &File,
+    watch: &mut dyn FnMut(Progress),
+) -> Result<Data> {
     let mut writer = Writer {
         options,
+        ways: plan.choices.ways(),
         style: plan.index_style(options),
         out,
         next_block: plan.first_data_block(),
@@ -120,12 +130,15 @@ pub(crate) fn write(tree: &Tree, options: &BuildOptions, plan: &Plan, out: &File
     let mut files = HashMap::new();
     let sources = plan.regular_files(tree).map(|(id, header_bytes)| {
         let NodeKind::Regular { content, size } = &tree.node(id).kind else { return (id, None) };
-        let source = Source { content: content.clone(), size: *size, header_bytes, packable: true };
+        let source =
+            Source { content: content.clone(), size: *size, header_bytes, way: plan.choices.way(id), packable: true };
         (id, (*size > 0).then(|| Arc::new(source)))
     });
     let (ids, sources): (Vec<_>, Vec<_>) = sources.filter_map(|(id, source)| Some((id, source?))).unzip();
     let mut ids = ids.into_iter();
-    writer.store_all(&sources, |data| {
+    let total_bytes = sources.iter().map(|source| source.size).sum();
+    let mut progress = |done_bytes| watch(Progress { done_bytes, total_bytes });
+    writer.store_all(&sources, &mut progress, |data| {
         if let Some(id) = ids.next() {
             files.insert(id, data);
         }
@@ -135,8 +148,8 @@ pub(crate) fn write(tree: &Tree, options: &BuildOptions, plan: &Plan, out: &File
         let size = spool.len;
         let content = Content::Range(Arc::new(spool.file), 0);
         let header_bytes = crate::format::InodeExtended::SIZE as u64;
-        let source = Arc::new(Source { content, size, header_bytes, packable: false });
-        writer.store_all(&[source], |data| packed = Some((size, data)))?;
+        let source = Arc::new(Source { content, size, header_bytes, way: 0, packable: false });
+        writer.store_all(&[source], &mut |_| {}, |data| packed = Some((size, data)))?;
     }
     writer.flush()?;
     Ok(Data {
@@ -159,6 +172,8 @@ struct Spool {
 
 struct Writer<'a> {
     options: &'a BuildOptions,
+    /// How files are compressed.
+    ways: &'a [Option<Compression>],
     style: IndexStyle,
     out: &'a File,
     next_block: u32,
@@ -178,9 +193,15 @@ struct Writer<'a> {
 const PENDING_BYTES: usize = 1 << 20;
 
 impl Writer<'_> {
-    /// Stores files and calls `done` with how, in order.
-    fn store_all(&mut self, sources: &[Arc<Source>], mut done: impl FnMut(FileData)) -> Result<()> {
-        let options = self.options;
+    /// Stores files and calls `done` with how, in order; tells `progress` how many bytes were.
+    fn store_all(
+        &mut self,
+        sources: &[Arc<Source>],
+        progress: &mut dyn FnMut(u64),
+        mut done: impl FnMut(FileData),
+    ) -> Result<()> {
+        let (options, ways) = (self.options, self.ways);
+        let mut done_bytes = 0;
         let mut parts = sources
             .iter()
             .flat_map(|source| {
@@ -205,13 +226,14 @@ impl Writer<'_> {
         let outcome = pipeline::in_order(
             options.thread_count(),
             jobs,
-            || Worker::new(options),
+            || Worker::new(ways),
             |worker, job: Job| {
                 let works: Vec<_> = job.iter().map(|part| worker.work(part, options, &spare)).collect();
                 (job, works)
             },
             |(job, works)| {
                 for (part, work) in job.into_iter().zip(works) {
+                    done_bytes += part.len();
                     if part.offset == 0 {
                         open = Some(OpenFile::new(self));
                     }
@@ -223,6 +245,7 @@ impl Writer<'_> {
                         done(self.finish(file, &part.source)?);
                     }
                 }
+                progress(done_bytes);
                 Ok(())
             },
         );
@@ -375,15 +398,15 @@ impl Writer<'_> {
         let tail_fits = source.header_bytes + tail_len <= block;
         let tail_cost = if tail_fits { tail_len } else { block };
         let flat_cost = (source.size - tail_len) + tail_cost;
-        if self.options.codec.is_none() {
+        let Some(compression) = self.ways.get(source.way).copied().flatten() else {
             return self.finish_raw(file, source, tail_fits);
-        }
+        };
         if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
             return Ok(FileData::WholeFragment(offset));
         }
         let blocks = self.next_block - file.first_block;
         let header_at = align(source.header_bytes, 8);
-        let indexes = self.style.encode(source.size, &file.extents, header_at);
+        let indexes = self.style.encode(algorithm(compression.codec), source.size, &file.extents, header_at);
         let cost =
             (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
@@ -474,27 +497,25 @@ impl OpenFile {
 }
 
 /// One thread's means.
-struct Worker {
-    /// `None` if nothing is compressed.
-    compressor: Option<std::result::Result<Compressor, String>>,
+struct Worker<'a> {
+    ways: &'a [Option<Compression>],
+    /// For each way, made when it is first needed.
+    compressors: Vec<Option<Compressor>>,
     input: Vec<u8>,
 }
 
-impl Worker {
-    fn new(options: &BuildOptions) -> Self {
-        let encoder = options.codec.map(|codec| codec.encoder());
-        let compressor = encoder.map(|encoder| encoder.map(Compressor::new).map_err(|error| error.to_string()));
-        Self { compressor, input: Vec::new() }
+impl<'a> Worker<'a> {
+    fn new(ways: &'a [Option<Compression>]) -> Self {
+        Self { ways, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
     }
 
     fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
         let (source, last) = (&part.source, part.is_last());
-        let Some(compressor) = &mut self.compressor else {
+        let Some(compression) = self.ways.get(source.way).copied().flatten() else {
             let mut bytes = spare.take(part.len());
             read(source, part.offset, part.len(), &mut bytes)?;
             return Ok(Work::Raw(bytes));
         };
-        let compressor = compressor.as_mut().map_err(|what| Error::Options(what.clone()))?;
         // A file of several segments is no fragment: it would have to be gathered in order to find it again.
         if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
             let mut bytes = Vec::new();
@@ -502,9 +523,16 @@ impl Worker {
             return Ok(Work::Fragment(bytes));
         }
         read(source, part.offset, part.len(), &mut self.input)?;
+        let compressor = match &mut self.compressors[source.way] {
+            Some(compressor) => compressor,
+            none => {
+                let encoder = compression.codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
+                none.insert(Compressor::new(encoder))
+            }
+        };
         let segment_options = SegmentOptions {
             block_bytes: options.block_bytes as usize,
-            pcluster_bytes: options.pcluster_bytes as usize,
+            pcluster_bytes: compression.pcluster_bytes as usize,
             ztailpacking: source.packable && options.ztailpacking,
             fragments: source.packable && options.fragments != Fragments::Off,
         };

@@ -54,15 +54,14 @@ pub(crate) struct IndexStyle {
     pub(crate) block_bits: u32,
     pub(crate) big: bool,
     pub(crate) compact: bool,
-    pub(crate) algorithm: u8,
 }
 
 impl IndexStyle {
-    /// Encodes the indexes of a file of `size` bytes, whose map header will lie at `header_at` modulo 32. Compact ones
+    /// Encodes the indexes of a file of `size` bytes in the format `algorithm`, whose map header will lie at `header_at` modulo 32. Compact ones
     /// if the style says so and the clusters' addresses follow from each other as compact indexes need it.
-    pub(crate) fn encode(self, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
+    pub(crate) fn encode(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
         let entries = self.entries(size, extents);
-        let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: self.algorithm, h_clusterbits: 0 };
+        let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: algorithm, h_clusterbits: 0 };
         if self.big {
             header.h_advise |= advise::BIG_PCLUSTER_1 | advise::BIG_PCLUSTER_2;
         }

@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::choices::Choices;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::indexes::whole_fragment;
 use super::placer::Placer;
+use super::plan::InodePlan;
 pub(crate) use super::plan::Plan;
-use super::plan::{InodePlan, algorithm, has_configs};
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use super::{BuildOptions, BuildReport, Fragments};
 use crate::error::{Error, Result};
@@ -146,8 +147,8 @@ pub(crate) fn write(
         xattr_blkaddr: if shared_len > 0 { next_block } else { 0 },
         uuid,
         volume_name: options.volume_name,
-        feature_incompat: features(options, chunked, packed_nid > 0),
-        available_compr_algs: if has_configs(options) { algorithm(options).map_or(0, |number| 1 << number) } else { 0 },
+        feature_incompat: features(options, &plan.choices, chunked, packed_nid > 0),
+        available_compr_algs: plan.choices.formats(),
         extra_devices: 0,
         devt_slotoff: 0,
         dirblkbits: 0,
@@ -212,11 +213,11 @@ impl Metadata {
     }
 }
 
-fn features(options: &BuildOptions, chunked: bool, packed: bool) -> u32 {
+fn features(options: &BuildOptions, choices: &Choices, chunked: bool, packed: bool) -> u32 {
     let mut features = 0;
     let mut set = |bit, on| features |= if on { bit } else { 0 };
-    set(incompat::ZERO_PADDING, options.codec.is_some());
-    set(incompat::COMPR_CFGS, has_configs(options));
+    set(incompat::ZERO_PADDING, choices.any());
+    set(incompat::COMPR_CFGS, choices.has_configs());
     set(incompat::CHUNKED_FILE, chunked);
     set(incompat::ZTAILPACKING, options.ztailpacking);
     set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);

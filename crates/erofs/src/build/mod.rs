@@ -13,8 +13,10 @@
 //! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
 //! alone, and the writer alone decides addresses.
 
+mod choices;
 mod data;
 mod directory;
+mod ids;
 mod indexes;
 mod metadata;
 mod pipeline;
@@ -29,6 +31,7 @@ use std::fs::File;
 
 use pagefold_codec::cluster::ClusterCodec;
 
+pub use ids::{IdMap, IdRange};
 pub use scan::ScanOptions;
 pub use tree::{Content, Node, NodeId, NodeKind, Tree};
 
@@ -55,6 +58,24 @@ pub enum Fragments {
     All,
 }
 
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compression {
+    /// By what.
+    pub codec: ClusterCodec,
+    /// The longest physical cluster, in bytes: a multiple of the block, at most 1 MiB.
+    pub pcluster_bytes: u32,
+}
+
+/// Files that are compressed in another way than the image's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Which: as in [`ScanOptions::excludes`].
+    pub pattern: Vec<u8>,
+    /// How; `None` for not.
+    pub compression: Option<Compression>,
+}
+
 /// How an image is built.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
@@ -64,6 +85,8 @@ pub struct BuildOptions {
     pub codec: Option<ClusterCodec>,
     /// The longest physical cluster, in bytes: a multiple of the block, at most 1 MiB.
     pub pcluster_bytes: u32,
+    /// Files that are compressed in another way: the first hint for a file counts.
+    pub hints: Vec<Hint>,
     /// The size of indexes.
     pub indexes: Indexes,
     /// Put a compressed file's last cluster behind its inode where it fits.
@@ -86,6 +109,7 @@ impl Default for BuildOptions {
             block_bytes: 4096,
             codec: Some(ClusterCodec::Lz4),
             pcluster_bytes: 4096,
+            hints: Vec::new(),
             indexes: Indexes::Compact,
             ztailpacking: false,
             fragments: Fragments::Off,
@@ -118,12 +142,15 @@ impl BuildOptions {
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
             return refuse("the block must be a power of two from 512 to 65536");
         }
-        let blocks = self.pcluster_bytes / self.block_bytes;
-        if !self.pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
-            return refuse("the cluster must be a multiple of the block");
-        }
-        if u64::from(self.pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
-            return refuse("the cluster must be at most 1 MiB and 2047 blocks");
+        let hinted = self.hints.iter().filter_map(|hint| hint.compression);
+        for pcluster_bytes in hinted.map(|compression| compression.pcluster_bytes).chain([self.pcluster_bytes]) {
+            let blocks = pcluster_bytes / self.block_bytes;
+            if !pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
+                return refuse("the cluster must be a multiple of the block");
+            }
+            if u64::from(pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
+                return refuse("the cluster must be at most 1 MiB and 2047 blocks");
+            }
         }
         if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
             return refuse("packing tails, fragments and sharing clusters need a codec");
@@ -138,10 +165,6 @@ impl BuildOptions {
         self.block_bytes.trailing_zeros()
     }
 
-    pub(crate) fn big_pclusters(&self) -> bool {
-        self.pcluster_bytes > self.block_bytes
-    }
-
     pub(crate) fn thread_count(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -150,14 +173,34 @@ impl BuildOptions {
     }
 }
 
+/// How far a build is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of files that were stored.
+    pub done_bytes: u64,
+    /// And that are to be.
+    pub total_bytes: u64,
+}
+
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
 /// After an error it holds no superblock.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, and about 32 MiB a thread.
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, 16 MiB of input a thread, and what at most `2 * threads + 2`
+/// pieces of 16 MiB are compressed to.
 pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
+    build_watched(tree, options, out, &mut |_| {})
+}
+
+/// [`build`], which tells `watch` how far it is whenever a few files, or 16 MiB of one, were stored.
+pub fn build_watched(
+    tree: &Tree,
+    options: &BuildOptions,
+    out: &File,
+    watch: &mut dyn FnMut(Progress),
+) -> Result<BuildReport> {
     options.check()?;
     out.set_len(0).map_err(Error::io("emptying the image"))?;
     let plan = metadata::Plan::new(tree, options)?;
-    let data = data::write(tree, options, &plan, out)?;
+    let data = data::write(tree, options, &plan, out, watch)?;
     metadata::write(tree, options, plan, data, out)
 }

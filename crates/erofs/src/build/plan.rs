@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
-
+use super::choices::Choices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use super::{BuildOptions, Indexes};
 use crate::error::{Error, Result};
 use crate::format::{
-    DeflateConfig, InodeCompact, InodeExtended, Lz4Config, LzmaConfig, SLOT, SUPER_OFFSET, SuperBlock, XATTR_PREFIXES,
-    XattrEntry, XattrHeader, ZstdConfig,
+    InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XATTR_PREFIXES, XattrEntry, XattrHeader,
 };
 use crate::xattr::Xattr;
 
@@ -26,6 +24,7 @@ pub(crate) struct Plan {
     pub(crate) time: (i64, u32),
     /// Shared xattrs, encoded, one after the other.
     pub(crate) shared_xattrs: Vec<u8>,
+    pub(crate) choices: Choices,
     /// Configurations that follow the superblock.
     pub(crate) configs: Vec<u8>,
     /// Bytes before the data: the superblock and the root, in whole blocks.
@@ -72,12 +71,22 @@ impl Plan {
             let xattrs = encode_xattrs(&node.xattrs, &ids)?;
             inodes.insert(visit.id, InodePlan { extended, xattrs, directory });
         }
-        let configs = configs(options);
+        let choices = Choices::new(tree, options);
+        let configs = choices.configs();
         let block = u64::from(options.block_bytes);
         let super_end = SUPER_OFFSET + SuperBlock::SIZE as u64 + configs.len() as u64;
         let root = inodes[&tree.root()].header_bytes();
         let front_bytes = (super_end.next_multiple_of(SLOT) + root).next_multiple_of(block);
-        Ok(Self { visits, inodes, time, shared_xattrs, configs, front_bytes, block_bits: options.block_bits() })
+        Ok(Self {
+            visits,
+            inodes,
+            time,
+            shared_xattrs,
+            choices,
+            configs,
+            front_bytes,
+            block_bits: options.block_bits(),
+        })
     }
 
     pub(crate) fn super_end(&self) -> u64 {
@@ -99,44 +108,10 @@ impl Plan {
     pub(crate) fn index_style(&self, options: &BuildOptions) -> IndexStyle {
         IndexStyle {
             block_bits: options.block_bits(),
-            big: options.big_pclusters(),
+            big: self.choices.big(),
             compact: options.indexes == Indexes::Compact,
-            algorithm: algorithm(options).unwrap_or(0),
         }
     }
-}
-
-/// The number of the format that files are compressed to.
-pub(crate) fn algorithm(options: &BuildOptions) -> Option<u8> {
-    Some(match options.codec?.format() {
-        ClusterFormat::Lz4 => 0,
-        ClusterFormat::MicroLzma => 1,
-        ClusterFormat::Deflate => 2,
-        ClusterFormat::Zstd => 3,
-    })
-}
-
-/// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block, which every kernel reads.
-pub(crate) fn has_configs(options: &BuildOptions) -> bool {
-    algorithm(options).is_some_and(|algorithm| algorithm > 0 || options.big_pclusters())
-}
-
-fn configs(options: &BuildOptions) -> Vec<u8> {
-    let Some(codec) = options.codec.filter(|_| has_configs(options)) else { return Vec::new() };
-    let config = match codec {
-        ClusterCodec::Lz4 | ClusterCodec::Lz4Hc(_) => {
-            let max_pclusterblks = (options.pcluster_bytes / options.block_bytes) as u16;
-            Lz4Config { max_distance: u16::MAX, max_pclusterblks, reserved: [0; 10] }.encode().to_vec()
-        }
-        ClusterCodec::MicroLzma { dict_bytes, .. } => {
-            LzmaConfig { dict_size: dict_bytes, format: 0, reserved: [0; 8] }.encode().to_vec()
-        }
-        ClusterCodec::Deflate(_) => DeflateConfig { windowbits: 15, reserved: [0; 5] }.encode().to_vec(),
-        ClusterCodec::Zstd { window_log, .. } => {
-            ZstdConfig { format: 0, windowlog: (window_log - 10) as u8, reserved: [0; 4] }.encode().to_vec()
-        }
-    };
-    [&(config.len() as u16).to_le_bytes()[..], &config].concat()
 }
 
 /// The earliest of the times that most nodes have.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::ids::IdMap;
 use super::tree::{Content, Node, NodeId, NodeKind, Tree};
 use crate::error::{Error, Result};
 use crate::format::XATTR_PREFIXES;
@@ -21,6 +22,10 @@ pub struct ScanOptions {
     pub uid: Option<u32>,
     /// The group of every file.
     pub gid: Option<u32>,
+    /// What becomes of owners where `uid` says nothing.
+    pub uid_map: IdMap,
+    /// What becomes of groups where `gid` says nothing.
+    pub gid_map: IdMap,
     /// Leave extended attributes out.
     pub no_xattrs: bool,
     /// Paths below the root, without a leading slash, that are left out with what is below them. `*` stands for any
@@ -31,21 +36,26 @@ pub struct ScanOptions {
 impl ScanOptions {
     /// Whether `path`, below the root, is left out.
     pub fn excludes(&self, path: &[u8]) -> bool {
-        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        self.excludes.iter().any(|pattern| matches(pattern, if pattern.contains(&b'/') { path } else { name }))
+        self.excludes.iter().any(|pattern| applies(pattern, path))
     }
 
     pub(crate) fn apply(&self, node: &mut Node) {
         if let Some(mtime_s) = self.mtime_s {
             (node.mtime_s, node.mtime_nsec) = (mtime_s, 0);
         }
-        node.uid = self.uid.unwrap_or(node.uid);
-        node.gid = self.gid.unwrap_or(node.gid);
+        node.uid = self.uid.unwrap_or_else(|| self.uid_map.apply(node.uid));
+        node.gid = self.gid.unwrap_or_else(|| self.gid_map.apply(node.gid));
         if self.no_xattrs {
             node.xattrs.clear();
         }
         node.xattrs.sort();
     }
+}
+
+/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a path below the root.
+pub(crate) fn applies(pattern: &[u8], path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    matches(pattern, if pattern.contains(&b'/') { path } else { name })
 }
 
 /// Whether `pattern` stands for the whole of `text`. Time is at most the product of their lengths.

@@ -2,8 +2,11 @@
 
 mod archives;
 mod built;
+mod choices;
+mod corpus;
 mod extracting;
 mod hostile;
+mod interoperation;
 mod mkfs;
 mod reading;
 mod tools;

@@ -48,6 +48,14 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    pub(crate) fn is_regular(&self) -> bool {
+        self.mode & 0o170_000 == 0o100_000
+    }
+
+    pub(crate) fn into_content(self) -> Vec<u8> {
+        self.content
+    }
+
     /// Leaves POSIX ACLs out of what is compared.
     pub(crate) fn forget_acls(&mut self) {
         self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
@@ -58,12 +66,17 @@ pub(crate) type Tree = BTreeMap<PathBuf, Facts>;
 
 /// The tree under `root` as the operating system shows it.
 pub(crate) fn tree_of_directory(root: &Path) -> Tree {
-    fn walk(root: &Path, path: &Path, seen: &mut BTreeMap<u64, PathBuf>, tree: &mut Tree) {
+    tree_of(root, |bytes| bytes)
+}
+
+fn tree_of(root: &Path, keep: fn(Vec<u8>) -> Vec<u8>) -> Tree {
+    type Seen = BTreeMap<u64, PathBuf>;
+    fn walk(root: &Path, path: &Path, keep: fn(Vec<u8>) -> Vec<u8>, seen: &mut Seen, tree: &mut Tree) {
         let here = root.join(path);
         let metadata = fs::symlink_metadata(&here).unwrap();
         let kind = metadata.file_type();
         let content = if kind.is_file() {
-            fs::read(&here).unwrap()
+            keep(fs::read(&here).unwrap())
         } else if kind.is_symlink() {
             fs::read_link(&here).unwrap().into_os_string().into_vec()
         } else {
@@ -88,12 +101,12 @@ pub(crate) fn tree_of_directory(root: &Path) -> Tree {
             let mut names: Vec<_> = fs::read_dir(&here).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             names.sort();
             for name in names {
-                walk(root, &path.join(name), seen, tree);
+                walk(root, &path.join(name), keep, seen, tree);
             }
         }
     }
     let mut tree = Tree::new();
-    walk(root, Path::new(""), &mut BTreeMap::new(), &mut tree);
+    walk(root, Path::new(""), keep, &mut Seen::new(), &mut tree);
     tree
 }
 
@@ -108,6 +121,20 @@ fn xattrs_of(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
         xattrs.insert(name.to_vec(), value);
     }
     xattrs
+}
+
+/// As [`tree_of_directory`], for trees that do not fit into memory or that have names elsewhere: of contents a sum is kept, and only
+/// names in the tree count as links.
+pub(crate) fn summary_of_directory(root: &Path) -> Tree {
+    let mut tree = tree_of(root, |bytes| xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes().to_vec());
+    let mut names: BTreeMap<PathBuf, u64> = BTreeMap::new();
+    for facts in tree.values() {
+        *names.entry(facts.same_as.clone()).or_default() += 1;
+    }
+    for facts in tree.values_mut().filter(|facts| facts.nlink > 0) {
+        facts.nlink = names[&facts.same_as];
+    }
+    tree
 }
 
 /// The tree that an image holds, as our reader shows it.

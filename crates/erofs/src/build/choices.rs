@@ -1,0 +1,144 @@
+//! Which files are compressed how.
+
+use std::collections::HashMap;
+
+use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
+
+use super::scan::applies;
+use super::tree::{NodeId, NodeKind, Tree};
+use super::{BuildOptions, Compression};
+use crate::format::{DeflateConfig, Lz4Config, LzmaConfig, ZstdConfig};
+
+/// The ways in which an image's files are compressed.
+pub(crate) struct Choices {
+    /// All different; the first is the image's own, that of files without a hint and of the packed inode.
+    ways: Vec<Option<Compression>>,
+    /// The others' files, by their place in `ways`.
+    hinted: HashMap<NodeId, usize>,
+    block_bytes: u32,
+}
+
+impl Choices {
+    pub(crate) fn new(tree: &Tree, options: &BuildOptions) -> Self {
+        let own = options.codec.map(|codec| Compression { codec, pcluster_bytes: options.pcluster_bytes });
+        let mut choices = Self { ways: vec![own], hinted: HashMap::new(), block_bytes: options.block_bytes };
+        if !options.hints.is_empty() {
+            choices.hint(tree, options);
+        }
+        choices
+    }
+
+    /// Takes the hints of all files. Of a file with several names the first that has a hint counts, in the order of a walk.
+    fn hint(&mut self, tree: &Tree, options: &BuildOptions) {
+        let mut pending = vec![(tree.root(), Vec::new())];
+        while let Some((directory, path)) = pending.pop() {
+            let NodeKind::Directory(names) = &tree.node(directory).kind else { continue };
+            let mut below = Vec::new();
+            for (name, &id) in names {
+                let full = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
+                match tree.node(id).kind {
+                    NodeKind::Directory(_) => below.push((id, full)),
+                    NodeKind::Regular { .. } => {
+                        let Some(hint) = options.hints.iter().find(|hint| applies(&hint.pattern, &full)) else {
+                            continue;
+                        };
+                        let known = self.ways.iter().position(|way| *way == hint.compression);
+                        let way = known.unwrap_or_else(|| {
+                            self.ways.push(hint.compression);
+                            self.ways.len() - 1
+                        });
+                        self.hinted.entry(id).or_insert(way);
+                    }
+                    _ => {}
+                }
+            }
+            pending.extend(below.into_iter().rev());
+        }
+    }
+
+    /// All ways, of which the first is the image's own.
+    pub(crate) fn ways(&self) -> &[Option<Compression>] {
+        &self.ways
+    }
+
+    /// A file's place in [`Choices::ways`].
+    pub(crate) fn way(&self, id: NodeId) -> usize {
+        self.hinted.get(&id).copied().unwrap_or(0)
+    }
+
+    fn compressions(&self) -> impl Iterator<Item = Compression> {
+        self.ways.iter().copied().flatten()
+    }
+
+    /// Whether anything is compressed.
+    pub(crate) fn any(&self) -> bool {
+        self.compressions().next().is_some()
+    }
+
+    /// Whether a cluster may have several blocks.
+    pub(crate) fn big(&self) -> bool {
+        self.compressions().any(|compression| compression.pcluster_bytes > self.block_bytes)
+    }
+
+    /// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block, which every kernel
+    /// reads.
+    pub(crate) fn has_configs(&self) -> bool {
+        self.big() || self.compressions().any(|compression| algorithm(compression.codec) > 0)
+    }
+
+    /// The superblock's set of formats.
+    pub(crate) fn formats(&self) -> u16 {
+        if !self.has_configs() {
+            return 0;
+        }
+        self.compressions().fold(0, |formats, compression| formats | 1 << algorithm(compression.codec))
+    }
+
+    /// The configurations, each with its length before it, in the order of the formats' numbers. What files of one
+    /// format differ in has the value that suffices for all.
+    pub(crate) fn configs(&self) -> Vec<u8> {
+        let formats = self.formats();
+        let most = |of: &dyn Fn(Compression) -> Option<u32>| self.compressions().filter_map(of).max().unwrap_or(0);
+        let mut bytes = Vec::new();
+        for number in (0..4).filter(|number| formats >> number & 1 == 1) {
+            let config = match number {
+                0 => {
+                    let blocks = most(&|compression| {
+                        (algorithm(compression.codec) == 0).then_some(compression.pcluster_bytes / self.block_bytes)
+                    });
+                    Lz4Config { max_distance: u16::MAX, max_pclusterblks: blocks as u16, reserved: [0; 10] }
+                        .encode()
+                        .to_vec()
+                }
+                1 => {
+                    let dict_size = most(&|compression| match compression.codec {
+                        ClusterCodec::MicroLzma { dict_bytes, .. } => Some(dict_bytes),
+                        _ => None,
+                    });
+                    LzmaConfig { dict_size, format: 0, reserved: [0; 8] }.encode().to_vec()
+                }
+                2 => DeflateConfig { windowbits: 15, reserved: [0; 5] }.encode().to_vec(),
+                _ => {
+                    let window_log = most(&|compression| match compression.codec {
+                        ClusterCodec::Zstd { window_log, .. } => Some(window_log),
+                        _ => None,
+                    });
+                    ZstdConfig { format: 0, windowlog: (window_log - 10) as u8, reserved: [0; 4] }.encode().to_vec()
+                }
+            };
+            bytes.extend_from_slice(&(config.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(&config);
+        }
+        bytes
+    }
+}
+
+/// The number of the format that a codec writes.
+pub(crate) fn algorithm(codec: ClusterCodec) -> u8 {
+    match codec.format() {
+        ClusterFormat::Lz4 => 0,
+        ClusterFormat::MicroLzma => 1,
+        ClusterFormat::Deflate => 2,
+        ClusterFormat::Zstd => 3,
+    }
+}
