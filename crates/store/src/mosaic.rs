@@ -62,6 +62,9 @@ const WORTH_DENSEST: u32 = SEGMENT / 256;
 /// Objects looked up under one lock when a segment is emptied.
 const BATCH: usize = 8;
 
+/// Segments of a shard that are left for later because something in them is just being written or read, at most.
+const STUCK_MAX: usize = 2;
+
 /// The pool.
 #[derive(Debug)]
 pub(crate) struct Mosaic {
@@ -225,24 +228,29 @@ impl Mosaic {
     fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
         let worth = if goal == Goal::Densest { WORTH_DENSEST } else { WORTH_RELIEF };
         let mut found = [Resident::default(); BATCH];
+        let mut stuck = 0;
         loop {
             let mut shard = part.lock();
             shard.free_delayed(&part.blocks);
             if !wants(&shard, goal) {
+                shard.settle(&part.blocks);
                 return false;
             }
-            let begun = shard.paused.pop().or_else(|| shard.begin_emptying(&part.blocks, worth));
+            if *objects == 0 {
+                return true;
+            }
+            let begun = shard.resume_or_begin(&part.blocks, worth, STUCK_MAX);
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
                 let batch = &mut found[..BATCH.min(*objects)];
                 let count = part.lock().residents(&part.blocks, &mut emptying, batch);
-                if count == 0 && *objects > 0 && !self.retry(part, owners, &mut emptying) {
-                    break;
-                }
                 if count == 0 && *objects == 0 {
-                    part.lock().paused.push(emptying);
+                    part.lock().paused.push_front(emptying);
                     return true;
+                }
+                if count == 0 && !self.retry(part, owners, &mut emptying) {
+                    break;
                 }
                 for resident in &found[..count] {
                     if self.relocate(number, part, owners, *resident).is_err() {
@@ -252,7 +260,18 @@ impl Mosaic {
                 }
                 *objects -= count;
             }
-            part.lock().end_emptying(&part.blocks, emptying);
+            let mut shard = part.lock();
+            if shard.is_empty(&emptying) {
+                shard.end_emptying(&part.blocks, emptying);
+                stuck = 0;
+                continue;
+            }
+            // Whoever writes or reads there needs the CPU more than this thread does.
+            shard.paused.push_back(emptying.again());
+            stuck += 1;
+            if stuck > STUCK_MAX {
+                return false;
+            }
         }
     }
 

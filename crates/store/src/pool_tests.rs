@@ -241,6 +241,24 @@ fn compaction_gives_memory_back() {
         .expect("unchanged");
 }
 
+/// Objects that are in no entry, as those are that are just being written or were replaced and are still read.
+#[test]
+fn compaction_gives_up_on_what_cannot_be_moved() {
+    let (pool, map) = (mosaic(), Map::default());
+    for owner in 0..5000 {
+        store(&*pool, &map, owner, 0, 1000).expect("no limit");
+    }
+    for owner in (0..5000).step_by(3) {
+        discard(&*pool, &map, owner);
+    }
+    let entries = std::mem::take(&mut *map.lock());
+    assert!(!pool.compact(&map, Goal::Relief, usize::MAX), "nothing can be moved");
+    *map.lock() = entries;
+    while pool.compact(&map, Goal::Relief, 100) {}
+    assert_eq!(pool.pressure(), Pressure::None);
+    pool.check().expect("consistent");
+}
+
 #[test]
 fn objects_move_while_they_are_read_and_replaced() {
     const OWNERS: u64 = 1500;
