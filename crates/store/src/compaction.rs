@@ -48,7 +48,7 @@ const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
 /// What the thread in the background waits when a store's pressure stays though nothing can be moved.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The part of a store that objects are moved in.
 pub(crate) struct Core<L: EntryLock> {

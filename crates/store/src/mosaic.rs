@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
-//! many; objects are freed in the shard they lie in. A pool starts with one shard and uses another for each
+//! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
+//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool starts with one shard and uses another for each
 //! [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided.
 //!
 //! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
@@ -28,7 +29,10 @@ use std::{
     num::NonZero,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     thread,
 };
@@ -37,7 +41,7 @@ use crossbeam_utils::CachePadded;
 use pagefold_codec::PAGE_SIZE;
 
 use self::{
-    block::{BLOCK_MIN, Blocks, Kind},
+    block::{BLOCK_MIN, Blocks, Kind, NIL},
     mutex::{Guard, Mutex},
     shard::{Emptying, Resident, Shard},
 };
@@ -65,6 +69,12 @@ const WORTH_ROOM: u32 = SEGMENT / 1024;
 /// Objects looked up under one lock when a segment is emptied.
 const BATCH: usize = 8;
 
+/// Segments of a shard that are left for later because something in them is just being written or read, at most.
+const STUCK_MAX: usize = 2;
+
+/// Objects handed over to a shard from which on whoever hands over another frees them.
+const HANDED_MAX: u32 = 16;
+
 /// The pool.
 #[derive(Debug)]
 pub(crate) struct Mosaic {
@@ -84,11 +94,47 @@ struct Part {
     shard: Mutex<Shard>,
     /// Whether threads of other CPUs look here before they take new memory.
     roomy: AtomicBool,
+    handed: CachePadded<Handed>,
 }
 
-impl Part {
-    fn lock(&self) -> Guard<'_, Shard> {
-        self.shard.lock()
+/// Objects to be freed, the last one handed over first: its block in the low half, how many they are in the high half. Each
+/// names the next in a field of its block.
+#[derive(Debug)]
+struct Handed(AtomicU64);
+
+impl Handed {
+    const NONE: u64 = NIL as u64;
+
+    fn new() -> Self {
+        Self(AtomicU64::new(Self::NONE))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.load(Relaxed) == Self::NONE
+    }
+
+    /// Adds the object at `at`, which is the caller's, and returns how many there are now.
+    fn push(&self, blocks: &Blocks, at: u32) -> u32 {
+        let mut before = self.0.load(Relaxed);
+        loop {
+            blocks.put_handed(at, before as u32);
+            let count = (before >> 32) as u32 + 1;
+            let after = (u64::from(count) << 32) | u64::from(at);
+            match self.0.compare_exchange_weak(before, after, Release, Relaxed) {
+                Ok(_) => return count,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Takes them all and passes each to `free`.
+    fn take(&self, blocks: &Blocks, mut free: impl FnMut(u32)) {
+        let mut at = self.0.swap(Self::NONE, Acquire) as u32;
+        while at != NIL {
+            let next = blocks.handed(at);
+            free(at);
+            at = next;
+        }
     }
 }
 
@@ -155,12 +201,50 @@ impl Mosaic {
         let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
         let region = Region::reserve(span as usize).map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
-        let part =
-            Part { blocks: Blocks::new(region, self.owners), shard: Mutex::new(shard), roomy: AtomicBool::new(false) };
+        let part = Part {
+            blocks: Blocks::new(region, self.owners),
+            shard: Mutex::new(shard),
+            roomy: AtomicBool::new(false),
+            handed: CachePadded::new(Handed::new()),
+        };
         if let Err(part) = self.shards[number].set(Box::new(CachePadded::new(part))) {
-            self.budget.give(part.lock().index_bytes());
+            self.budget.give(part.shard.lock().index_bytes());
         }
         self.shards[number].get().map(|part| &***part).ok_or(Full)
+    }
+
+    /// Locks a shard and frees what was handed over to it.
+    fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        let mut shard = part.shard.lock();
+        if !part.handed.is_empty() {
+            self.free_handed(part, &mut shard);
+        }
+        shard
+    }
+
+    #[cold]
+    fn free_handed(&self, part: &Part, shard: &mut Shard) {
+        part.handed.take(&part.blocks, |at| shard.free_soon(&part.blocks, at));
+        self.note(part, shard);
+    }
+
+    /// Tells others what frees have made of a shard.
+    fn note(&self, part: &Part, shard: &Shard) {
+        let pressure = pressure(shard) as u8;
+        if is_roomy(shard) && !part.roomy.load(Relaxed) {
+            part.roomy.store(true, Relaxed);
+        }
+        if pressure > self.pressure.load(Relaxed) {
+            self.pressure.store(pressure, Relaxed);
+        }
+    }
+
+    /// The shard that this thread allocates in.
+    fn home(&self) -> usize {
+        match self.active.load(Relaxed) {
+            1 => 0,
+            active => rustix::thread::sched_getcpu() % active,
+        }
     }
 
     fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
@@ -169,7 +253,7 @@ impl Mosaic {
 
     fn alloc_in(&self, number: usize, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         let part = self.part(number)?;
-        let mut shard = part.lock();
+        let mut shard = self.lock(part);
         let at = shard.alloc(&part.blocks, len_bytes as u32, owner)?;
         let held_bytes = shard.held_bytes;
         drop(shard);
@@ -187,7 +271,7 @@ impl Mosaic {
             if number != home && !part.roomy.load(Relaxed) {
                 return None;
             }
-            let mut shard = part.lock();
+            let mut shard = self.lock(part);
             let at = shard.fit(&part.blocks, len_bytes as u32, owner)?;
             let roomy = is_roomy(&shard);
             drop(shard);
@@ -200,7 +284,7 @@ impl Mosaic {
 
     fn alloc_anywhere(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         let active = self.active.load(Relaxed);
-        let home = if active == 1 { 0 } else { rustix::thread::sched_getcpu() % active };
+        let home = self.home();
         if active > 1
             && let Some(at) = self.fit_in_active(home, active, len_bytes, owner)
         {
@@ -233,57 +317,73 @@ impl Mosaic {
             Goal::Room => WORTH_ROOM,
         };
         let mut found = [Resident::default(); BATCH];
+        let mut stuck = 0;
         loop {
-            let mut shard = part.lock();
+            let mut shard = self.lock(part);
             shard.free_delayed(&part.blocks);
             if !wants(&shard, goal) {
+                shard.settle(&part.blocks);
                 return false;
             }
-            let begun = shard.paused.pop().or_else(|| shard.begin_emptying(&part.blocks, worth));
+            if *objects == 0 {
+                return true;
+            }
+            let begun = shard.resume_or_begin(&part.blocks, worth, STUCK_MAX);
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
-                // A segment that is emptied to make room is emptied whole: what was taken to do so comes back.
-                let most = if goal == Goal::Room { BATCH } else { BATCH.min(*objects) };
-                let batch = &mut found[..most];
-                let count = part.lock().residents(&part.blocks, &mut emptying, batch);
-                if count == 0 && most > 0 && !self.retry(part, owners, &mut emptying) {
-                    break;
-                }
-                if count == 0 && most == 0 {
-                    part.lock().paused.push(emptying);
+                let batch = &mut found[..BATCH.min(*objects)];
+                let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
+                if count == 0 && *objects == 0 {
+                    self.lock(part).paused.push_front(emptying);
                     return true;
+                }
+                if count == 0 && !self.retry(part, owners, &mut emptying) {
+                    break;
                 }
                 for resident in &found[..count] {
                     if self.relocate(number, part, owners, goal, *resident).is_err() {
-                        part.lock().end_emptying(&part.blocks, emptying);
+                        self.lock(part).end_emptying(&part.blocks, emptying);
                         return false;
                     }
                 }
-                *objects = objects.saturating_sub(count);
+                *objects -= count;
             }
-            part.lock().end_emptying(&part.blocks, emptying);
-            if goal == Goal::Room {
-                return true;
+            let mut shard = self.lock(part);
+            if shard.is_empty(&emptying) || goal == Goal::Room {
+                shard.end_emptying(&part.blocks, emptying);
+                stuck = 0;
+                if goal == Goal::Room {
+                    return true;
+                }
+                continue;
+            }
+            // Whoever writes or reads there needs the CPU more than this thread does.
+            shard.paused.push_back(emptying.again());
+            stuck += 1;
+            if stuck > STUCK_MAX {
+                return false;
             }
         }
     }
 
     /// Empties the segment with the most free bytes of all, though the pool may take no more for new objects.
     fn make_room(&self, owners: &dyn Owners) -> bool {
-        let mut parts: Vec<_> = self.parts().map(|(number, part)| (part.lock().most_free(), number, part)).collect();
+        let mut parts: Vec<_> =
+            self.parts().map(|(number, part)| (self.lock(part).most_free(), number, part)).collect();
         parts.sort_unstable_by_key(|&(most_free, ..)| Reverse(most_free));
         parts.into_iter().any(|(_, number, part)| {
-            part.lock().makes_room = true;
-            let emptied = self.compact_part(number, part, owners, Goal::Room, &mut 0);
-            part.lock().makes_room = false;
+            self.lock(part).makes_room = true;
+            // It is emptied whole: what was taken to do so comes back.
+            let emptied = self.compact_part(number, part, owners, Goal::Room, &mut { usize::MAX });
+            self.lock(part).makes_room = false;
             emptied
         })
     }
 
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
     fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
-        let mut shard = part.lock();
+        let mut shard = self.lock(part);
         shard.free_delayed(&part.blocks);
         if shard.is_empty(emptying) || emptying.passes == 2 {
             return false;
@@ -307,7 +407,7 @@ impl Mosaic {
         let Resident { owner, at } = resident;
         let from = self.location(number, part, at);
         let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) else { return Ok(()) };
-        let mut shard = part.lock();
+        let mut shard = self.lock(part);
         let new = if goal == Goal::Room {
             let in_two = part.blocks.kind(at) == Kind::First;
             shard.alloc_moved(&part.blocks, len_bytes as u32, owner, in_two)?
@@ -326,7 +426,7 @@ impl Mosaic {
                 part.blocks.write(new + header, object);
             }
         });
-        part.lock().free(&part.blocks, if moved { at } else { new });
+        self.lock(part).free(&part.blocks, if moved { at } else { new });
         Ok(())
     }
 }
@@ -337,7 +437,7 @@ impl Pool for Mosaic {
             return Ok(at);
         }
         for (_, part) in self.parts() {
-            part.lock().settle(&part.blocks);
+            self.lock(part).settle(&part.blocks);
         }
         self.alloc_anywhere(len_bytes, owner)
     }
@@ -362,23 +462,24 @@ impl Pool for Mosaic {
 
     unsafe fn free(&self, at: Location, _len_bytes: usize) {
         let (part, body) = self.find(at);
-        let mut shard = part.lock();
-        shard.free_soon(&part.blocks, body - part.blocks.header_bytes());
-        let pressure = pressure(&shard) as u8;
-        let roomy = is_roomy(&shard);
-        drop(shard);
-        if roomy && !part.roomy.load(Relaxed) {
-            part.roomy.store(true, Relaxed);
+        let block = body - part.blocks.header_bytes();
+        if at.get() >> self.span_bits != self.home() as u64 {
+            if part.handed.push(&part.blocks, block) >= HANDED_MAX
+                && let Some(mut shard) = part.shard.try_lock()
+            {
+                self.free_handed(part, &mut shard);
+            }
+            return;
         }
-        if pressure > self.pressure.load(Relaxed) {
-            self.pressure.store(pressure, Relaxed);
-        }
+        let mut shard = self.lock(part);
+        shard.free_soon(&part.blocks, block);
+        self.note(part, &shard);
     }
 
     fn account(&self) -> Account {
         let mut sum = Account { index_bytes: size_of_val(&*self.shards) as u64, ..Account::default() };
         for (_, part) in self.parts() {
-            let mut shard = part.lock();
+            let mut shard = self.lock(part);
             shard.free_delayed(&part.blocks);
             sum.live_bytes += shard.live_bytes;
             sum.free_bytes += shard.free_bytes;
@@ -406,14 +507,14 @@ impl Pool for Mosaic {
                 more |= self.compact_part(number, part, owners, goal, &mut objects);
             }
         }
-        let worst = self.parts().map(|(_, part)| pressure(&part.lock())).max();
+        let worst = self.parts().map(|(_, part)| pressure(&self.lock(part))).max();
         self.pressure.store(worst.unwrap_or(Pressure::None) as u8, Relaxed);
         more
     }
 
     fn check(&self) -> Result<(), String> {
         for (number, part) in self.parts() {
-            let mut shard = part.lock();
+            let mut shard = self.lock(part);
             shard.settle(&part.blocks);
             shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
         }

@@ -241,6 +241,77 @@ fn compaction_gives_memory_back() {
         .expect("unchanged");
 }
 
+/// Each thread replaces what another has allocated, in a pool with a shard for each CPU.
+#[test]
+fn objects_are_freed_by_threads_of_other_cpus() {
+    const OWNERS: u64 = 12_000;
+    const THREADS: u64 = 4;
+    let (pool, map) = (mosaic(), Map::default());
+    let versions: Vec<Mutex<(u64, usize)>> = (0..OWNERS).map(|_| Mutex::new((0, 1500))).collect();
+    for owner in 0..OWNERS {
+        store(&*pool, &map, owner, 0, 1500).expect("no limit");
+    }
+    let compacting = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (pool, map, versions) = (&*pool, &map, &versions);
+                scope.spawn(move || {
+                    let mut cpus = CpuSet::new();
+                    cpus.set(thread as usize % thread::available_parallelism().map_or(1, usize::from));
+                    // Where the CPU cannot be chosen, the threads run where they run.
+                    let _ = sched_setaffinity(None, &cpus);
+                    for turn in 1..20_000u64 {
+                        let owner = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * thread) % OWNERS;
+                        let len_bytes = 1 + (turn.wrapping_mul(0xd1b5_4a32_d192_ed03) >> 50) as usize % 3000;
+                        let mut version = versions[owner as usize].lock().expect("nobody panics");
+                        *version = (turn * THREADS + thread, len_bytes);
+                        store(pool, map, owner, version.0, len_bytes).expect("no limit");
+                    }
+                })
+            })
+            .collect();
+        let (pool, map, compacting) = (&*pool, &map, &compacting);
+        scope.spawn(move || {
+            while compacting.load(Relaxed) {
+                pool.compact(map, Goal::Relief, 64);
+            }
+        });
+        writers.into_iter().for_each(|writer| writer.join().expect("no panic"));
+        compacting.store(false, Relaxed);
+    });
+    pool.check().expect("consistent");
+    let found = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].lock().expect("nobody panics")));
+    let found: BTreeMap<_, _> = found.collect();
+    verify(&*pool, &map, &found).expect("all there");
+    let objects: usize = found.values().map(|(_, len_bytes)| len_bytes + 30).sum();
+    let Account { live_bytes, .. } = pool.account();
+    assert!(live_bytes <= objects as u64, "{live_bytes} bytes are live of {objects}");
+    for owner in 0..OWNERS {
+        discard(&*pool, &map, owner);
+    }
+    let Account { live_bytes, held_bytes, .. } = pool.account();
+    assert!(live_bytes == 0 && held_bytes < 1 << 20, "{:?}", pool.account());
+}
+
+/// Objects that are in no entry, as those are that are just being written or were replaced and are still read.
+#[test]
+fn compaction_gives_up_on_what_cannot_be_moved() {
+    let (pool, map) = (mosaic(), Map::default());
+    for owner in 0..5000 {
+        store(&*pool, &map, owner, 0, 1000).expect("no limit");
+    }
+    for owner in (0..5000).step_by(3) {
+        discard(&*pool, &map, owner);
+    }
+    let entries = std::mem::take(&mut *map.lock());
+    assert!(!pool.compact(&map, Goal::Relief, usize::MAX), "nothing can be moved");
+    *map.lock() = entries;
+    while pool.compact(&map, Goal::Relief, 100) {}
+    assert_eq!(pool.pressure(), Pressure::None);
+    pool.check().expect("consistent");
+}
+
 #[test]
 fn objects_move_while_they_are_read_and_replaced() {
     const OWNERS: u64 = 1500;

@@ -11,6 +11,7 @@
 use std::{
     cell::UnsafeCell,
     num::NonZero,
+    ops::RangeInclusive,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -48,8 +49,9 @@ const STREAMS_PER_CPU: usize = 4;
 /// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
-/// Objects that a stream keeps until it looks which of them are still read.
-const RETIRED_BATCH: usize = 32;
+/// Objects that a stream keeps until it looks which of them are still read: as many as there are streams to look at, so that
+/// each costs about one look, within these bounds. What is kept cannot be moved and holds up the emptying of its segment.
+const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
 /// What a waiter sleeps at most before it looks for itself.
 const NAP: Duration = Duration::from_millis(1);
@@ -72,6 +74,7 @@ pub(crate) struct Streams {
     pins: Pins,
     /// `working[n]` belongs to whoever holds pin `n`.
     working: Box<[UnsafeCell<Option<Working>>]>,
+    retired_batch: usize,
     retired_capacity: usize,
     used_bytes: AtomicU64,
 }
@@ -167,13 +170,15 @@ impl Streams {
             }
             StreamPolicy::PerCpu => Queue::PerCpu { cpus, crowd: Crowd::default() },
         };
+        let retired_batch = count.clamp(*RETIRED_BATCH.start(), *RETIRED_BATCH.end());
         Self {
             codec,
             queue,
             pins: Pins::new(count),
             working: (0..count).map(|_| UnsafeCell::new(None)).collect(),
             // A pin keeps one object at most, so this many are never outgrown.
-            retired_capacity: if keeps { RETIRED_BATCH + count } else { 0 },
+            retired_batch,
+            retired_capacity: if keeps { retired_batch + count } else { 0 },
             used_bytes: AtomicU64::new(0),
         }
     }
@@ -293,7 +298,7 @@ impl Streams {
     /// whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
     pub(crate) fn retire(&self, working: &mut Working, word: u64, keep: bool, free: impl FnMut(u64)) {
         working.retired.push(word);
-        if !keep || working.retired.len() >= RETIRED_BATCH {
+        if !keep || working.retired.len() >= self.retired_batch {
             self.pins.release(&mut working.retired, free);
         }
     }

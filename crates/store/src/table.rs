@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Until a slot has a leaf it is empty: a reader that finds none has its answer. Nodes and leaves live as long as the table.
-#![allow(unsafe_code)] // leaves hang on atomic pointers
+#![allow(unsafe_code)] // parts hang on atomic pointers
 
 use std::{marker::PhantomData, ptr};
 

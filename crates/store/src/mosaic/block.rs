@@ -27,6 +27,8 @@ pub(super) const NIL: u32 = u32::MAX;
 pub(super) const BLOCK_MIN: u32 = 17;
 
 const LINK_BYTES: u32 = 4;
+// A header, a link, and the object handed over before.
+const _: () = assert!(BLOCK_MIN >= 6 + LINK_BYTES + 4);
 const KIND_SHIFT: u32 = 6;
 const PREV_FREE: u8 = 1 << 5;
 const LEN_HIGH: u8 = PREV_FREE - 1;
@@ -115,6 +117,17 @@ impl Blocks {
     /// The other piece of an object in two.
     pub(super) fn link(&self, at: u32) -> u32 {
         self.load(at + self.header_bytes())
+    }
+
+    /// The object that was handed over before this one, by the field that [`put_handed`](Self::put_handed) wrote.
+    pub(super) fn handed(&self, at: u32) -> u32 {
+        self.load(at + self.header_bytes() + LINK_BYTES)
+    }
+
+    /// Notes `next` in a live block whose object is no longer needed, behind what describes the block: the shortest has room
+    /// for it. The object is the caller's.
+    pub(super) fn put_handed(&self, at: u32, next: u32) {
+        self.store(at + self.header_bytes() + LINK_BYTES, next);
     }
 
     /// Whether the block before a live one is free.

@@ -16,7 +16,7 @@
 //!
 //! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top − Σ free`.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use pagefold_codec::PAGE_SIZE;
 
@@ -86,8 +86,9 @@ pub(super) struct Shard {
     /// Objects to be freed, the oldest at `delayed_at`; `NIL` where there is none. They count as live.
     delayed: [u32; DELAYED],
     delayed_at: usize,
-    /// Segments whose emptying was begun and is nobody's at the moment.
-    pub(super) paused: Vec<Emptying>,
+    /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
+    /// whose end something was left, which come to their turn again.
+    pub(super) paused: VecDeque<Emptying>,
     /// Whether a segment is being emptied in a full store: what is taken for that is not for new objects.
     pub(super) makes_room: bool,
     budget: Arc<Budget>,
@@ -99,6 +100,13 @@ pub(super) struct Emptying {
     number: u32,
     pub(super) cursor: u32,
     pub(super) passes: u32,
+}
+
+impl Emptying {
+    /// The same, from the segment's front.
+    pub(super) fn again(self) -> Self {
+        Self { number: self.number, cursor: 0, passes: 0 }
+    }
 }
 
 /// An object with a block in a segment that is being emptied.
@@ -132,7 +140,7 @@ impl Shard {
             free_bytes: 0,
             delayed: [NIL; DELAYED],
             delayed_at: 0,
-            paused: Vec::new(),
+            paused: VecDeque::new(),
             makes_room: false,
             budget,
         })
@@ -422,6 +430,16 @@ impl Shard {
         self.segments.iter().map(Segment::gain_of_emptying).max().unwrap_or(0)
     }
 
+    /// Goes on with a segment whose emptying was begun, or begins with another, if there are no more than `stuck_max` at
+    /// whose end something was left.
+    pub(super) fn resume_or_begin(&mut self, blocks: &Blocks, least: u32, stuck_max: usize) -> Option<Emptying> {
+        let midway = self.paused.front().is_some_and(|emptying| emptying.cursor > 0);
+        if midway || self.paused.len() >= stuck_max {
+            return self.paused.pop_front();
+        }
+        self.begin_emptying(blocks, least).or_else(|| self.paused.pop_front())
+    }
+
     /// Takes the closed segment with the most free bytes, at least `least`, out of use so that it can be emptied.
     pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
         let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| segment.gain_of_emptying())?;
@@ -491,7 +509,7 @@ impl Shard {
     /// Finishes what was put off: every freed object is free, and no segment is being emptied.
     pub(super) fn settle(&mut self, blocks: &Blocks) {
         self.free_delayed(blocks);
-        while let Some(emptying) = self.paused.pop() {
+        while let Some(emptying) = self.paused.pop_front() {
             self.end_emptying(blocks, emptying);
         }
     }
