@@ -6,7 +6,8 @@
 //!         after 64 misses try every second position, after 64 more every third, and so on
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
 //!     write token, literals, offset, length
-//!     remember the position 2 before the match's end
+//!     remember the position 2 before the match's end, and, if offsets are dynamic, the one after its start: near
+//!         matches are worth more there
 //! write what is left as literals
 //! ```
 //!
@@ -14,7 +15,7 @@
 //!
 //! 1. `find` tries one position, then two at a time, and takes the first hit of a pair without a branch: a mispredicted
 //!    branch costs more than the second try.
-//! 2. Matches are extended backwards by 8 bytes, and forwards by 16, without a loop; few are longer.
+//! 2. Matches are extended backwards by 8 bytes, and forwards by 8 and then 16, without a loop; few are longer.
 //! 3. One comparison a sequence says that it ends far from the ends of input and output. Then 16 literals are copied
 //!    whatever their number. Otherwise `careful` writes it, to the byte.
 #![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
@@ -22,14 +23,14 @@
 use std::{hint::select_unpredictable, marker::PhantomData};
 
 use super::{format::Format, table::Table};
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy};
+use crate::mem::{common_prefix, common_prefix_wide, copy, load32, load64, store16, wild_copy};
 
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
 
-/// A match that starts this far before the end of the input or further can be compared, and literals before it copied, 16 bytes
-/// at a time.
-const FAR: usize = FOUND + 16 + 5;
+/// A match that starts this far before the end of the input or further can be compared, and literals before it copied, in wide
+/// steps.
+const FAR: usize = FOUND + 24 + 5;
 
 /// Bytes of output that a sequence's token, offset, rounding of its literals to 16, and length bytes beyond one in
 /// 128 can take, and that `Fit::Front` keeps for the literals after it.
@@ -130,10 +131,7 @@ unsafe fn sequences<F: Format, T: Table>(
             let far = at + FAR <= end;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
             let forward = if far {
-                match common_prefix16(forward_at, forward_seen) {
-                    16 => 16 + common_prefix(forward_at.add(16), forward_seen.add(16), s.add(match_end)),
-                    short => short,
-                }
+                common_prefix_wide(forward_at, forward_seen, s.add(match_end))
             } else {
                 common_prefix(forward_at, forward_seen, s.add(match_end))
             };
@@ -157,6 +155,9 @@ unsafe fn sequences<F: Format, T: Table>(
             start = next;
             if start > last_start {
                 break;
+            }
+            if F::DYNAMIC {
+                table.set(T::hash(load64(s.add(at + 1))), at + 1);
             }
             table.set(T::hash(load64(s.add(next - 2))), next - 2);
         }
