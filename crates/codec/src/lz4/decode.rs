@@ -12,13 +12,16 @@
 //!
 //! What is done for speed:
 //!
-//! 1. Far from both ends a sequence takes `quick`: 16 literals and 24 match bytes are copied whatever their number, so a
-//!    short sequence has no branch on a length. Where the ends are near, or a length does not fit, the same sequence is
-//!    done again from its token by `careful`, which checks and copies to the byte.
+//! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied whatever their number, so a
+//!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
+//!    ends are near, or a length does not fit, the same sequence is done again from its token by `careful`, which checks and copies to
+//!    the byte, and goes on to the block's end.
 //! 2. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
 //!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
-//! 3. Input and output are raw pointers, since in place they are one buffer. There, `quick` runs while what it may write,
-//!    overshoot included, ends before the first unread byte; the bound is renewed when it is reached, not for each sequence.
+//! 3. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
+//!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
+//!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
+//!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
@@ -42,7 +45,7 @@ const QUICK_INPUT: usize = 18;
 /// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of match.
 const QUICK_OUTPUT: usize = 38;
 
-/// In place, bytes from the output's end to the input's next that a sequence without length bytes needs: with `n` literals it writes at
+/// In place, bytes from the output's end to the next input that a sequence without length bytes needs: with `n` literals it writes at
 /// most `n + 24` bytes, and takes `n + 3`.
 const QUICK_GAP: usize = 21;
 
@@ -115,7 +118,7 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
     loop {
         // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
         unsafe {
-            decoder.quick::<IN_PLACE>();
+            decoder.quick::<IN_PLACE>()?;
             if let Step::Done = decoder.careful::<IN_PLACE>()? {
                 return Ok(decoder.op.offset_from_unsigned(decoder.output_start));
             }
@@ -124,77 +127,77 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
 }
 
 impl Decoder {
-    /// Decodes sequences while everything that it may read and write lies inside the buffers (and, in place, before the unread
-    /// input). Stops before the first sequence that it cannot decode, for whatever reason, and leaves that to `careful`.
+    /// Decodes sequences while everything that it may read and write lies inside the buffers. Stops before the first sequence
+    /// that it cannot decode, for whatever reason, and leaves that to `careful`.
+    ///
+    /// # Errors
+    /// In place, if it has written over input before that was read.
     ///
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
-    unsafe fn quick<const IN_PLACE: bool>(&mut self) {
-        let (input_end, output_start, output_end) = (self.input_end, self.output_start, self.output_end);
+    unsafe fn quick<const IN_PLACE: bool>(&mut self) -> Result<(), Corrupt> {
+        let Self { mut ip, input_end, mut op, output_start, output_end, .. } = *self;
+        // In place, from the output's end to the next input.
+        let gap = |ip: *const u8, op: *mut u8| ip.addr().saturating_sub(op.addr());
+        if IN_PLACE && gap(ip, op) < QUICK_GAP {
+            return Ok(());
+        }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        let (mut ip, mut op) = (self.ip, self.op);
-        'all: loop {
-            // In place, the input read so far bounds the output. Input is read as it goes, so a bound that is reached may have moved.
-            let bound = if IN_PLACE { last_output.min(ip.addr().saturating_sub(QUICK_GAP)) } else { last_output };
-            if ip.addr() > last_input || op.addr() > bound {
-                break;
-            }
-            while ip.addr() <= last_input && op.addr() <= bound {
-                // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written (in place: before what is read next). A length
-                // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
-                unsafe {
-                    let token = usize::from(*ip);
-                    let mut literals = token >> 4;
-                    let mut literals_at = ip.add(1);
-                    copy::<16>(literals_at, op);
-                    if literals == 15 {
-                        let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'all };
-                        literals += more;
-                        if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
-                            || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
-                            || (IN_PLACE && literals + 32 > ip.addr() - op.addr())
-                        {
-                            break 'all;
-                        }
-                        wild_copy::<32>(literals_at, op, literals);
+        while ip.addr() <= last_input && op.addr() <= last_output {
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
+            // and output, before it is used; `offset` is checked against the output so far.
+            unsafe {
+                let token = usize::from(*ip);
+                let mut literals = token >> 4;
+                let mut literals_at = ip.add(1);
+                copy::<16>(literals_at, op);
+                if literals == 15 {
+                    let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                    literals += more;
+                    if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
+                        || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
+                        || (IN_PLACE && literals + 32 > gap(ip, op))
+                    {
+                        break;
                     }
-                    let offset_at = literals_at.add(literals);
-                    let match_at = op.add(literals);
-                    let offset = usize::from(load16(offset_at));
-                    if match_at.addr() - offset < output_start.addr() {
-                        break 'all;
-                    }
-                    if token & 15 < 15 {
-                        if offset >= 8 {
-                            short_match_far(match_at, offset);
-                        } else if offset != 0 {
-                            short_match_near(match_at, offset);
-                        } else {
-                            break 'all;
-                        }
-                        ip = offset_at.add(2);
-                        op = match_at.add(MIN_MATCH + (token & 15));
-                        continue;
-                    }
-                    let mut next = offset_at.add(2);
-                    let Some(more) = length_mostly_short(&mut next, input_end) else { break 'all };
-                    let len = LONG + more;
-                    if offset == 0 {
-                        break 'all;
-                    }
-                    let limit = if IN_PLACE { output_end.addr().min(next.addr()) } else { output_end.addr() };
-                    if len + OVERSHOOT > limit.saturating_sub(match_at.addr()) {
-                        break 'all;
-                    }
-                    long_match(match_at, offset, len);
-                    ip = next;
-                    op = match_at.add(len);
+                    wild_copy::<32>(literals_at, op, literals);
                 }
+                let offset_at = literals_at.add(literals);
+                let match_at = op.add(literals);
+                let offset = usize::from(load16(offset_at));
+                if offset > match_at.addr() - output_start.addr() {
+                    break;
+                }
+                if token & 15 < 15 {
+                    if offset >= 8 {
+                        short_match_far(match_at, offset);
+                    } else if offset != 0 {
+                        short_match_near(match_at, offset);
+                    } else {
+                        break;
+                    }
+                    ip = offset_at.add(2);
+                    op = match_at.add(MIN_MATCH + (token & 15));
+                    continue;
+                }
+                let mut next = offset_at.add(2);
+                let Some(more) = length_mostly_short(&mut next, input_end) else { break };
+                let len = LONG + more;
+                if offset == 0
+                    || len + OVERSHOOT > output_end.addr() - match_at.addr()
+                    || (IN_PLACE && match_at.addr() + len + OVERSHOOT > next.addr())
+                {
+                    break;
+                }
+                long_match(match_at, offset, len);
+                ip = next;
+                op = match_at.add(len);
             }
         }
         (self.ip, self.op) = (ip, op);
+        if IN_PLACE && gap(ip, op) < QUICK_GAP { Err(OVERRUN) } else { Ok(()) }
     }
 
     /// Decodes sequences with every bound checked to the byte: until the block is done, or `quick` may go on.

@@ -112,7 +112,7 @@ impl Decoder {
                         wild_copy::<32>(literals_at, op, literals);
                     }
                     let match_at = op.add(literals);
-                    if match_at.addr() - offset < output_start.addr() {
+                    if offset > match_at.addr() - output_start.addr() {
                         break;
                     }
                     if offset >= 8 {
