@@ -6,8 +6,7 @@
 //!         after 64 misses try every second position, after 64 more every third, and so on
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
 //!     write token, literals, offset, length
-//!     remember the position 2 before the match's end, and, if offsets are dynamic, the one after its start: near
-//!         matches are worth more there
+//!     remember the position 2 before the match's end, or, if offsets are dynamic, the one after its start
 //! write what is left as literals
 //! ```
 //!
@@ -108,7 +107,7 @@ unsafe fn sequences<F: Format, T: Table>(
     let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     // SAFETY: positions lie between `first` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
-    // position up to `last_start`, and from `anchor - 2` after a match; 16 bytes beyond a match's first 4 from one that starts
+    // position up to `last_start`, and after a match from any before its end; 24 bytes beyond a match's first 4 from one that starts
     // `FAR` before the end. Before each use of `wild` copies the writer has `SLACK` to spare.
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
@@ -156,10 +155,8 @@ unsafe fn sequences<F: Format, T: Table>(
             if start > last_start {
                 break;
             }
-            if F::DYNAMIC {
-                table.set(T::hash(load64(s.add(at + 1))), at + 1);
-            }
-            table.set(T::hash(load64(s.add(next - 2))), next - 2);
+            let remembered = if F::DYNAMIC { at + 1 } else { next - 2 };
+            table.set(T::hash(load64(s.add(remembered))), remembered);
         }
     }
     Some((writer, anchor - first))

@@ -100,8 +100,7 @@ impl Decoder {
                 let bits = load16(ip.add(1));
                 let offset = offset(bits, long);
                 let mut literals_at = ip.add(2 + long);
-                let mut len = MIN_MATCH + (token & 15);
-                if len < LONG {
+                if token & 15 < 15 {
                     copy::<16>(literals_at, op);
                     if literals == 15 {
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
@@ -123,12 +122,12 @@ impl Decoder {
                         break;
                     }
                     ip = literals_at.add(literals);
-                    op = match_at.add(len);
+                    op = match_at.add(MIN_MATCH + (token & 15));
                     long = usize::from(bits & 1);
                     continue;
                 }
                 let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
-                len += more;
+                let len = LONG + more;
                 if literals == 15 {
                     let Some(more) = length(&mut literals_at, input_end) else { break };
                     literals += more;
