@@ -3,25 +3,36 @@
 
 use crate::mem::{copy, load64, store64, wild_copy};
 
-/// Bytes past a match that copying it may write, at most.
-pub(crate) const OVERSHOOT: usize = 32;
+/// Reads the length bytes at `*ip`, of which the first can be read, as [`length`] does, whose loop few have need of.
+///
+/// # Safety
+/// `*ip..end` can be read, and is not empty.
+#[inline(always)]
+pub(crate) unsafe fn length_mostly_short(ip: &mut *const u8, end: *const u8) -> Option<usize> {
+    // SAFETY: the caller's.
+    unsafe {
+        let byte = **ip;
+        *ip = ip.add(1);
+        if byte < 255 { Some(usize::from(byte)) } else { length(ip, end).map(|more| 255 + more) }
+    }
+}
 
-/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input ends before that one.
-/// The sum is at most 255 times the input's length.
+/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input ends before that one, or
+/// the sum is more than any buffer has.
 ///
 /// # Safety
 /// `*ip..end` can be read.
 #[inline(always)]
 pub(crate) unsafe fn length(ip: &mut *const u8, end: *const u8) -> Option<usize> {
-    let mut sum = 0;
+    let mut sum: usize = 0;
     while *ip < end {
         // SAFETY: before `end`.
         let byte = unsafe { **ip };
         // SAFETY: at most `end`.
         *ip = unsafe { ip.add(1) };
-        sum += usize::from(byte);
+        sum = sum.saturating_add(usize::from(byte));
         if byte != 255 {
-            return Some(sum);
+            return (sum < usize::MAX / 4).then_some(sum);
         }
     }
     None
@@ -45,26 +56,10 @@ const PATTERNS: [(u64, u64, usize); 8] = {
     patterns
 };
 
-/// Writes the first 18 bytes at least of a match at `op`, and no more than 24.
+/// Writes the first 18 bytes of a match at `op`.
 ///
 /// # Safety
-/// 24 bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
-#[inline(always)]
-pub(crate) unsafe fn short_match(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's.
-    unsafe {
-        if offset >= 8 {
-            short_match_far(op, offset);
-        } else {
-            short_match_near(op, offset);
-        }
-    }
-}
-
-/// [`short_match`] of an offset of 8 or more.
-///
-/// # Safety
-/// As [`short_match`]'s.
+/// 18 bytes can be written at `op`, and `offset` of at least 8 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn short_match_far(op: *mut u8, offset: usize) {
     // SAFETY: the caller's.
@@ -76,10 +71,10 @@ pub(crate) unsafe fn short_match_far(op: *mut u8, offset: usize) {
     }
 }
 
-/// [`short_match`] of an offset under 8.
+/// Writes the first 18 bytes at least of a match at `op`, and no more than 24.
 ///
 /// # Safety
-/// As [`short_match`]'s.
+/// 24 bytes can be written at `op`, and `offset` of 1 to 7 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
     // SAFETY: the caller's. The 8 bytes loaded end before `op + 8`.
@@ -92,25 +87,51 @@ pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
     }
 }
 
-/// Writes a match of `len` bytes at `op`, and no more than [`OVERSHOOT`] bytes past it.
+/// Bytes past a match of [`LONG`] bytes or more that [`long_match`] may write, at most.
+pub(crate) const OVERSHOOT: usize = 45;
+
+/// The least length of a match with length bytes.
+pub(crate) const LONG: usize = 19;
+
+/// Writes a match of `len` bytes, at least [`LONG`], at `op`, and no more than [`OVERSHOOT`] bytes past it.
+///
+/// Most are shorter than 64 bytes and have lengths that no branch predictor guesses, so 64 are copied without asking. Not where the
+/// match is so near that this reads what it has just written: then each load waits for a store.
 ///
 /// # Safety
 /// `len + OVERSHOOT` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
-    // SAFETY: the caller's. Each step starts before `op + len` and writes at most 32 bytes.
+    // SAFETY: the caller's: 64 bytes, or `len` and at most 32 more.
     unsafe {
-        if offset >= 16 {
-            wild_copy::<32>(op.sub(offset), op, len);
-            return;
-        }
-        short_match(op, offset);
-        let pattern = op.cast::<[u8; 16]>().read();
-        let step = 16 - 16 % offset;
-        let mut at = step;
-        while at < len {
-            op.add(at).cast::<[u8; 16]>().write(pattern);
-            at += step;
+        let from = op.sub(offset);
+        if offset >= 32 {
+            copy::<16>(from, op);
+            copy::<16>(from.add(16), op.add(16));
+            copy::<16>(from.add(32), op.add(32));
+            copy::<16>(from.add(48), op.add(48));
+            if len > 64 {
+                wild_copy::<32>(from.add(64), op.add(64), len - 64);
+            }
+        } else if offset >= 16 {
+            copy::<16>(from, op);
+            copy::<16>(from.add(16), op.add(16));
+            if len > 32 {
+                wild_copy::<32>(from.add(32), op.add(32), len - 32);
+            }
+        } else {
+            if offset >= 8 {
+                short_match_far(op, offset);
+            } else {
+                short_match_near(op, offset);
+            }
+            let pattern = op.cast::<[u8; 16]>().read();
+            let step = 16 - 16 % offset;
+            let mut at = step;
+            while at < len {
+                op.add(at).cast::<[u8; 16]>().write(pattern);
+                at += step;
+            }
         }
     }
 }
@@ -121,20 +142,47 @@ pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
 /// `len <= room`, `room` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room: usize) {
-    // SAFETY: the caller's, and what each writes was compared with `room`.
+    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 bytes of a match whose offset is 8
+    // or more come from before them.
     unsafe {
-        if len + OVERSHOOT <= room {
+        let from = op.sub(offset);
+        if len >= LONG && len + OVERSHOOT <= room {
             long_match(op, offset, len);
-        } else {
-            let from = op.sub(offset);
+        } else if offset >= 8 && len >= 8 {
             let mut at = 0;
-            while offset >= 8 && at + 8 <= room && at < len {
+            while at + 8 <= len {
                 copy::<8>(from.add(at), op.add(at));
                 at += 8;
             }
-            while at < len {
+            copy::<8>(from.add(len - 8), op.add(len - 8));
+        } else {
+            for at in 0..len {
                 *op.add(at) = *from.add(at);
-                at += 1;
+            }
+        }
+    }
+}
+
+/// Copies `len` bytes and not one more, mostly few: a call costs more than the bytes.
+///
+/// # Safety
+/// `len` bytes can be read from `src` and written to `dst`, and the two do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_exact(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's; every copy ends at or before `len`.
+    unsafe {
+        if len >= 32 {
+            dst.copy_from_nonoverlapping(src, len);
+        } else if len >= 8 {
+            let mut at = 0;
+            while at + 8 <= len {
+                copy::<8>(src.add(at), dst.add(at));
+                at += 8;
+            }
+            copy::<8>(src.add(len - 8), dst.add(len - 8));
+        } else {
+            for at in 0..len {
+                *dst.add(at) = *src.add(at);
             }
         }
     }

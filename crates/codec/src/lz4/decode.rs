@@ -12,13 +12,16 @@
 //!
 //! What is done for speed:
 //!
-//! 1. Far from both ends a sequence takes `quick`: 16 literals and 24 match bytes are copied whatever their number, so a
-//!    short sequence has no branch on a length. Where the ends are near, or a length does not fit, the same sequence is
-//!    done again from its token by `careful`, which checks and copies to the byte.
+//! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied whatever their number, so a
+//!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
+//!    ends are near, or a length does not fit, the same sequence is done again from its token by `careful`, which checks and copies to
+//!    the byte, and goes on to the block's end.
 //! 2. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
 //!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
-//! 3. Input and output are raw pointers, since in place they are one buffer. There, `quick` runs while what it may write,
-//!    overshoot included, ends before the first unread byte; the bound is renewed when it is reached, not for each sequence.
+//! 3. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
+//!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
+//!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
+//!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
@@ -28,16 +31,23 @@ use crate::{
     mem::{copy, load16, wild_copy},
 };
 
-use super::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near};
+use super::copies::{
+    LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match_far,
+    short_match_near,
+};
 
 const MIN_MATCH: usize = 4;
 
-/// Input bytes that `quick` may read before it looks at a length: the token and 16 literals, or, of a 14-literal sequence,
-/// token, literals and offset.
-const QUICK_INPUT: usize = 19;
+/// Input bytes that `quick` may read of a sequence whose literals have no length byte: token, 14 literals, offset, and one
+/// length byte of the match.
+const QUICK_INPUT: usize = 18;
 
 /// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of match.
 const QUICK_OUTPUT: usize = 38;
+
+/// In place, bytes from the output's end to the next input that a sequence without length bytes needs: with `n` literals it writes at
+/// most `n + 24` bytes, and takes `n + 3`.
+const QUICK_GAP: usize = 21;
 
 /// Where the input and output of a block lie. In place they overlap.
 struct Buffers {
@@ -108,7 +118,7 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
     loop {
         // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
         unsafe {
-            decoder.quick::<IN_PLACE>();
+            decoder.quick::<IN_PLACE>()?;
             if let Step::Done = decoder.careful::<IN_PLACE>()? {
                 return Ok(decoder.op.offset_from_unsigned(decoder.output_start));
             }
@@ -117,180 +127,159 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
 }
 
 impl Decoder {
-    /// Decodes sequences while everything that it may read and write lies inside the buffers (and, in place, before the unread
-    /// input). Stops before the first sequence that it cannot decode, for whatever reason, and leaves that to `careful`.
+    /// Decodes sequences while everything that it may read and write lies inside the buffers. Stops before the first sequence
+    /// that it cannot decode, for whatever reason, and leaves that to `careful`.
+    ///
+    /// # Errors
+    /// In place, if it has written over input before that was read.
     ///
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
-    unsafe fn quick<const IN_PLACE: bool>(&mut self) {
-        let (input_end, output_start, output_end) = (self.input_end, self.output_start, self.output_end);
+    unsafe fn quick<const IN_PLACE: bool>(&mut self) -> Result<(), Corrupt> {
+        let Self { mut ip, input_end, mut op, output_start, output_end, .. } = *self;
+        // In place, from the output's end to the next input.
+        let gap = |ip: *const u8, op: *mut u8| ip.addr().saturating_sub(op.addr());
+        if IN_PLACE && gap(ip, op) < QUICK_GAP {
+            return Ok(());
+        }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        let (mut ip, mut op) = (self.ip, self.op);
-        'all: loop {
-            // In place, the input read so far bounds the output. Input is read as it goes, so a bound that is reached may have moved.
-            let bound = if IN_PLACE { last_output.min(ip.addr().saturating_sub(QUICK_OUTPUT)) } else { last_output };
-            if ip.addr() > last_input || op.addr() > bound {
-                break;
-            }
-            while ip.addr() <= last_input && op.addr() <= bound {
-                // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written (in place: before what `ip` was). A length
-                // that goes beyond is checked anew, input and output, before it is used; `offset` is checked against the output so far.
-                unsafe {
-                    let token = usize::from(*ip);
-                    if token >= 0xF0 || token & 15 == 15 {
-                        let Some(next) = self.long_sequence::<IN_PLACE>(ip, op) else { break 'all };
-                        (ip, op) = next;
-                        continue;
+        while ip.addr() <= last_input && op.addr() <= last_output {
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
+            // and output, before it is used; `offset` is checked against the output so far.
+            unsafe {
+                let token = usize::from(*ip);
+                let mut literals = token >> 4;
+                let mut literals_at = ip.add(1);
+                copy::<16>(literals_at, op);
+                if literals == 15 {
+                    let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                    literals += more;
+                    if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
+                        || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
+                        || (IN_PLACE && literals + 32 > gap(ip, op))
+                    {
+                        break;
                     }
-                    let literals = token >> 4;
-                    copy::<16>(ip.add(1), op);
-                    let match_at = op.add(literals);
-                    let offset = usize::from(load16(ip.add(1 + literals)));
-                    if offset > match_at.addr() - output_start.addr() {
-                        break 'all;
-                    }
+                    wild_copy::<32>(literals_at, op, literals);
+                }
+                let offset_at = literals_at.add(literals);
+                let match_at = op.add(literals);
+                let offset = usize::from(load16(offset_at));
+                if offset > match_at.addr() - output_start.addr() {
+                    break;
+                }
+                if token & 15 < 15 {
                     if offset >= 8 {
                         short_match_far(match_at, offset);
                     } else if offset != 0 {
                         short_match_near(match_at, offset);
                     } else {
-                        break 'all;
+                        break;
                     }
-                    ip = ip.add(3 + literals);
+                    ip = offset_at.add(2);
                     op = match_at.add(MIN_MATCH + (token & 15));
+                    continue;
                 }
+                let mut next = offset_at.add(2);
+                let Some(more) = length_mostly_short(&mut next, input_end) else { break };
+                let len = LONG + more;
+                if offset == 0
+                    || len + OVERSHOOT > output_end.addr() - match_at.addr()
+                    || (IN_PLACE && match_at.addr() + len + OVERSHOOT > next.addr())
+                {
+                    break;
+                }
+                long_match(match_at, offset, len);
+                ip = next;
+                op = match_at.add(len);
             }
         }
         (self.ip, self.op) = (ip, op);
+        if IN_PLACE && gap(ip, op) < QUICK_GAP { Err(OVERRUN) } else { Ok(()) }
     }
 
-    /// Decodes one sequence with length bytes, as `quick` does, and returns what comes after it. `None`: it is left to `careful`.
-    ///
-    /// # Safety
-    /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
-    #[inline(always)]
-    unsafe fn long_sequence<const IN_PLACE: bool>(
-        &self,
-        mut ip: *const u8,
-        mut op: *mut u8,
-    ) -> Option<(*const u8, *mut u8)> {
-        // Whether `len` bytes and the overshoot may be written at `op` once the input has been read up to `ip`.
-        let fits = |len: usize, ip: *const u8, op: *mut u8| {
-            let end = op.addr() + len + OVERSHOOT;
-            end <= self.output_end.addr() && (!IN_PLACE || end <= ip.addr())
-        };
-        // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
-        unsafe {
-            let token = usize::from(*ip);
-            ip = ip.add(1);
-            let mut literals = token >> 4;
-            if literals < 15 {
-                copy::<16>(ip, op);
-            } else {
-                let more = length(&mut ip, self.input_end)?;
-                literals += more;
-                if literals + 32 > self.input_end.addr() - ip.addr() || !fits(literals + QUICK_OUTPUT, ip, op) {
-                    return None;
-                }
-                wild_copy::<32>(ip, op, literals);
-            }
-            ip = ip.add(literals);
-            op = op.add(literals);
-            let offset = usize::from(load16(ip));
-            ip = ip.add(2);
-            if offset == 0 || offset > op.addr() - self.output_start.addr() {
-                return None;
-            }
-            let mut len = MIN_MATCH + (token & 15);
-            if token & 15 < 15 {
-                short_match(op, offset);
-            } else {
-                let more = length(&mut ip, self.input_end)?;
-                len += more;
-                if !fits(len, ip, op) {
-                    return None;
-                }
-                long_match(op, offset, len);
-            }
-            Some((ip, op.add(len)))
-        }
-    }
-
-    /// Decodes one sequence with every bound checked to the byte.
+    /// Decodes sequences with every bound checked to the byte: until the block is done, or `quick` may go on.
     ///
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
     unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
+        let Self { mut ip, input_end, mut op, output_start, output_end, extent } = *self;
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
-        unsafe {
-            if self.extent == Extent::Prefix && self.op == self.output_end {
-                return Ok(Step::Done);
-            }
-            if self.ip == self.input_end {
-                return Err(TRUNCATED);
-            }
-            let token = usize::from(*self.ip);
-            self.ip = self.ip.add(1);
-            let mut literals = token >> 4;
-            if literals == 15 {
-                literals += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
-            }
-            if literals > self.input_end.offset_from_unsigned(self.ip) {
-                return Err(TRUNCATED);
-            }
-            let room = self.output_end.offset_from_unsigned(self.op);
-            if literals > room {
-                if self.extent == Extent::Whole {
-                    return Err(TOO_LONG);
+        let step = unsafe {
+            loop {
+                if extent == Extent::Prefix && op == output_end {
+                    break Step::Done;
                 }
-                literals = room;
-            }
-            if IN_PLACE && self.op.addr() > self.ip.addr() {
-                return Err(OVERRUN);
-            }
-            let left = self.input_end.offset_from_unsigned(self.ip);
-            let wide = left.min(self.output_end.offset_from_unsigned(self.op));
-            if literals <= 16 && wide >= 16 && (!IN_PLACE || self.op.addr() + 16 <= self.ip.addr()) {
-                copy::<16>(self.ip, self.op);
-            } else {
-                self.op.copy_from(self.ip, literals);
-            }
-            self.ip = self.ip.add(literals);
-            self.op = self.op.add(literals);
-            if self.ip == self.input_end || (self.extent == Extent::Prefix && self.op == self.output_end) {
-                return Ok(Step::Done);
-            }
-            if self.input_end.offset_from_unsigned(self.ip) < 2 {
-                return Err(TRUNCATED);
-            }
-            let offset = usize::from(load16(self.ip));
-            self.ip = self.ip.add(2);
-            let mut len = MIN_MATCH + (token & 15);
-            if token & 15 == 15 {
-                len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
-            }
-            if offset == 0 || offset > self.op.offset_from_unsigned(self.output_start) {
-                return Err(BAD_OFFSET);
-            }
-            let room = self.output_end.offset_from_unsigned(self.op);
-            if len > room {
-                if self.extent == Extent::Whole {
-                    return Err(TOO_LONG);
+                if ip == input_end {
+                    return Err(TRUNCATED);
                 }
-                len = room;
+                let token = usize::from(*ip);
+                ip = ip.add(1);
+                let mut literals = token >> 4;
+                if literals == 15 {
+                    literals += length(&mut ip, input_end).ok_or(TRUNCATED)?;
+                }
+                let (left, room) = (input_end.offset_from_unsigned(ip), output_end.offset_from_unsigned(op));
+                if literals > left {
+                    return Err(TRUNCATED);
+                }
+                if literals > room {
+                    if extent == Extent::Whole {
+                        return Err(TOO_LONG);
+                    }
+                    literals = room;
+                }
+                if IN_PLACE && op.addr() > ip.addr() {
+                    return Err(OVERRUN);
+                }
+                if literals <= 16 && left >= 16 && room >= 16 && (!IN_PLACE || op.addr() + 16 <= ip.addr()) {
+                    copy::<16>(ip, op);
+                } else if IN_PLACE {
+                    op.copy_from(ip, literals);
+                } else {
+                    copy_exact(ip, op, literals);
+                }
+                ip = ip.add(literals);
+                op = op.add(literals);
+                if ip == input_end || (extent == Extent::Prefix && op == output_end) {
+                    break Step::Done;
+                }
+                if input_end.offset_from_unsigned(ip) < 2 {
+                    return Err(TRUNCATED);
+                }
+                let offset = usize::from(load16(ip));
+                ip = ip.add(2);
+                let mut len = MIN_MATCH + (token & 15);
+                if len == LONG {
+                    len += length(&mut ip, input_end).ok_or(TRUNCATED)?;
+                }
+                if offset == 0 || offset > op.offset_from_unsigned(output_start) {
+                    return Err(BAD_OFFSET);
+                }
+                let room = output_end.offset_from_unsigned(op);
+                if len > room {
+                    if extent == Extent::Whole {
+                        return Err(TOO_LONG);
+                    }
+                    len = room;
+                }
+                // In place, where nothing may be written over input that is still to be read.
+                let free = if IN_PLACE { ip.addr().saturating_sub(op.addr()).min(room) } else { room };
+                if IN_PLACE && len > free {
+                    return Err(OVERRUN);
+                }
+                careful_match(op, offset, len, free);
+                op = op.add(len);
+                if room - len > 2 * QUICK_OUTPUT {
+                    break Step::More;
+                }
             }
-            // In place, where nothing may be written over input that is still to be read.
-            let free = if IN_PLACE { self.ip.addr().saturating_sub(self.op.addr()).min(room) } else { room };
-            if IN_PLACE && len > free {
-                return Err(OVERRUN);
-            }
-            careful_match(self.op, offset, len, free);
-            self.op = self.op.add(len);
-            Ok(Step::More)
-        }
+        };
+        (self.ip, self.op) = (ip, op);
+        Ok(step)
     }
 }
 

@@ -6,7 +6,7 @@
 //!         after 64 misses try every second position, after 64 more every third, and so on
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
 //!     write token, literals, offset, length
-//!     remember the position 2 before the match's end
+//!     remember the position 2 before the match's end, or, if offsets are dynamic, the one after its start
 //! write what is left as literals
 //! ```
 //!
@@ -14,7 +14,7 @@
 //!
 //! 1. `find` tries one position, then two at a time, and takes the first hit of a pair without a branch: a mispredicted
 //!    branch costs more than the second try.
-//! 2. Matches are extended backwards by 8 bytes, and forwards by 16, without a loop; few are longer.
+//! 2. Matches are extended backwards by 8 bytes, and forwards by 8 and then 16, without a loop; few are longer.
 //! 3. One comparison a sequence says that it ends far from the ends of input and output. Then 16 literals are copied
 //!    whatever their number. Otherwise `careful` writes it, to the byte.
 #![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
@@ -22,14 +22,14 @@
 use std::{hint::select_unpredictable, marker::PhantomData};
 
 use super::{format::Format, table::Table};
-use crate::mem::{common_prefix, common_prefix16, copy, load32, load64, store16, wild_copy};
+use crate::mem::{common_prefix, common_prefix_wide, copy, load32, load64, store16, wild_copy};
 
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
 
-/// A match that starts this far before the end of the input or further can be compared, and literals before it copied, 16 bytes
-/// at a time.
-const FAR: usize = FOUND + 16 + 5;
+/// A match that starts this far before the end of the input or further can be compared, and literals before it copied, in wide
+/// steps.
+const FAR: usize = FOUND + 24 + 5;
 
 /// Bytes of output that a sequence's token, offset, rounding of its literals to 16, and length bytes beyond one in
 /// 128 can take, and that `Fit::Front` keeps for the literals after it.
@@ -107,7 +107,7 @@ unsafe fn sequences<F: Format, T: Table>(
     let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     // SAFETY: positions lie between `first` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
-    // position up to `last_start`, and from `anchor - 2` after a match; 16 bytes beyond a match's first 4 from one that starts
+    // position up to `last_start`, and after a match from any before its end; 24 bytes beyond a match's first 4 from one that starts
     // `FAR` before the end. Before each use of `wild` copies the writer has `SLACK` to spare.
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
@@ -130,10 +130,7 @@ unsafe fn sequences<F: Format, T: Table>(
             let far = at + FAR <= end;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
             let forward = if far {
-                match common_prefix16(forward_at, forward_seen) {
-                    16 => 16 + common_prefix(forward_at.add(16), forward_seen.add(16), s.add(match_end)),
-                    short => short,
-                }
+                common_prefix_wide(forward_at, forward_seen, s.add(match_end))
             } else {
                 common_prefix(forward_at, forward_seen, s.add(match_end))
             };
@@ -158,7 +155,8 @@ unsafe fn sequences<F: Format, T: Table>(
             if start > last_start {
                 break;
             }
-            table.set(T::hash(load64(s.add(next - 2))), next - 2);
+            let remembered = if F::DYNAMIC { at + 1 } else { next - 2 };
+            table.set(T::hash(load64(s.add(remembered))), remembered);
         }
     }
     Some((writer, anchor - first))

@@ -31,7 +31,7 @@ impl Format for Plain {
 pub(crate) struct Dynamic;
 
 impl Format for Dynamic {
-    const MIN_MATCH: usize = 3;
+    const MIN_MATCH: usize = 4;
     const LAST_START: usize = 8;
     const LAST_LITERALS: usize = 0;
     const DYNAMIC: bool = true;

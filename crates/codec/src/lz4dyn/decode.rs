@@ -6,7 +6,7 @@
 //!     offset            one byte or two; 0: the last sequence, without a match
 //!     code == 15 ?      add bytes up to and with the first that is not 255
 //!     literals == 15 ?  likewise
-//!     copy the literals, then code + 3 bytes from `offset` back
+//!     copy the literals, then code + 4 bytes from `offset` back
 //! ```
 //!
 //! As in LZ4's decoder, a sequence far from both ends is done by `quick`, which copies more than asked, and any other from its
@@ -15,11 +15,14 @@
 
 use crate::{
     Corrupt,
-    lz4::copies::{OVERSHOOT, careful_match, length, long_match, short_match, short_match_far, short_match_near},
+    lz4::copies::{
+        LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match_far,
+        short_match_near,
+    },
     mem::{copy, load16, wild_copy},
 };
 
-const MIN_MATCH: usize = 3;
+const MIN_MATCH: usize = 4;
 
 /// Bytes of input that `quick` may read before it looks at a length: token, offset and 16 literals.
 const QUICK_INPUT: usize = 19;
@@ -44,14 +47,11 @@ pub(super) fn decode(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
         output_end: output.end,
         long: 1,
     };
-    while decoder.op != decoder.output_end {
-        // SAFETY: both slices are borrowed for the call; `ip` and `op` are in them, and stay so.
-        unsafe {
-            decoder.quick();
-            decoder.careful()?;
-        }
+    // SAFETY: both slices are borrowed for the call; `ip` and `op` are in them, and stay so.
+    unsafe {
+        decoder.quick();
+        decoder.careful()
     }
-    if decoder.ip == decoder.input_end { Ok(()) } else { Err(TRAILING) }
 }
 
 struct Decoder {
@@ -65,17 +65,6 @@ struct Decoder {
     /// Bytes of the next sequence's offset beyond one.
     long: usize,
 }
-
-/// Whether a sequence with this token has length bytes: one look-up is cheaper than two comparisons.
-const LENGTH_BYTES: [bool; 256] = {
-    let mut table = [false; 256];
-    let mut token = 0;
-    while token < 256 {
-        table[token] = token >> 4 == 15 || token & 15 == 15;
-        token += 1;
-    }
-    table
-};
 
 /// The bits of an offset of one byte and of two, once the bit that is not part of it is shifted out.
 const OFFSET_MASKS: [u16; 2] = [0x7F, 0x7FFF];
@@ -97,140 +86,133 @@ impl Decoder {
         let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
+        // Whether `literals` may be copied from `ip` to `op`, 32 at a time, with room for a short match after them.
+        let fits = |ip: *const u8, op: *mut u8, literals: usize| {
+            literals + 32 <= input_end.addr() - ip.addr()
+                && literals + QUICK_OUTPUT + 16 <= output_end.addr() - op.addr()
+        };
         while ip.addr() <= last_input && op.addr() <= last_output {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked
-            // anew, input and output, before it is used, and `offset` is checked against the output so far.
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes move or make longer is
+            // checked anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
                 let token = usize::from(*ip);
-                if LENGTH_BYTES[token] {
-                    let Some(next) = self.long_sequence(ip, op, long) else { break };
-                    (ip, op, long) = next;
-                    continue;
-                }
-                let literals = token >> 4;
+                let mut literals = token >> 4;
                 let bits = load16(ip.add(1));
                 let offset = offset(bits, long);
-                let literals_at = ip.add(2 + long);
-                let match_at = op.add(literals);
-                copy::<16>(literals_at, op);
-                if offset > match_at.addr() - output_start.addr() {
-                    break;
+                let mut literals_at = ip.add(2 + long);
+                if token & 15 < 15 {
+                    copy::<16>(literals_at, op);
+                    if literals == 15 {
+                        let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                        literals += more;
+                        if !fits(literals_at, op, literals) {
+                            break;
+                        }
+                        wild_copy::<32>(literals_at, op, literals);
+                    }
+                    let match_at = op.add(literals);
+                    if offset > match_at.addr() - output_start.addr() {
+                        break;
+                    }
+                    if offset >= 8 {
+                        short_match_far(match_at, offset);
+                    } else if offset != 0 {
+                        short_match_near(match_at, offset);
+                    } else {
+                        break;
+                    }
+                    ip = literals_at.add(literals);
+                    op = match_at.add(MIN_MATCH + (token & 15));
+                    long = usize::from(bits & 1);
+                    continue;
                 }
-                if offset >= 8 {
-                    short_match_far(match_at, offset);
-                } else if offset != 0 {
-                    short_match_near(match_at, offset);
+                let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                let len = LONG + more;
+                if literals == 15 {
+                    let Some(more) = length(&mut literals_at, input_end) else { break };
+                    literals += more;
+                    if !fits(literals_at, op, literals) {
+                        break;
+                    }
+                    wild_copy::<32>(literals_at, op, literals);
+                } else if input_end.addr() - literals_at.addr() >= 16 {
+                    copy::<16>(literals_at, op);
                 } else {
                     break;
                 }
+                let match_at = op.add(literals);
+                if offset > match_at.addr() - output_start.addr()
+                    || offset == 0
+                    || len + OVERSHOOT > output_end.addr() - match_at.addr()
+                {
+                    break;
+                }
+                long_match(match_at, offset, len);
                 ip = literals_at.add(literals);
-                op = match_at.add(MIN_MATCH + (token & 15));
+                op = match_at.add(len);
                 long = usize::from(bits & 1);
             }
         }
         (self.ip, self.op, self.long) = (ip, op, long);
     }
 
-    /// Decodes one sequence with length bytes, as `quick` does, and returns what comes after it. `None`: it is left to `careful`.
-    ///
-    /// # Safety
-    /// As `quick`'s, and `QUICK_INPUT` bytes of input and `QUICK_OUTPUT` of output are left.
-    #[inline(always)]
-    unsafe fn long_sequence(&self, mut ip: *const u8, op: *mut u8, long: usize) -> Option<(*const u8, *mut u8, usize)> {
-        // SAFETY: the caller's; what a length reaches is compared with what is left of both before it is used.
-        unsafe {
-            let token = usize::from(*ip);
-            let bits = load16(ip.add(1));
-            let offset = offset(bits, long);
-            ip = ip.add(2 + long);
-            let mut literals = token >> 4;
-            let mut len = MIN_MATCH + (token & 15);
-            if len == 15 + MIN_MATCH {
-                let more = length(&mut ip, self.input_end)?;
-                len += more;
-            }
-            if literals == 15 {
-                let more = length(&mut ip, self.input_end)?;
-                literals += more;
-            }
-            if literals + 32 > self.input_end.addr() - ip.addr()
-                || literals + len + OVERSHOOT > self.output_end.addr() - op.addr()
-            {
-                return None;
-            }
-            let match_at = op.add(literals);
-            if offset == 0 || offset > match_at.addr() - self.output_start.addr() {
-                return None;
-            }
-            if token < 0xF0 {
-                copy::<16>(ip, op);
-            } else {
-                wild_copy::<32>(ip, op, literals);
-            }
-            if token & 15 < 15 {
-                short_match(match_at, offset);
-            } else {
-                long_match(match_at, offset, len);
-            }
-            Some((ip.add(literals), match_at.add(len), usize::from(bits & 1)))
-        }
-    }
-
-    /// Decodes one sequence with every bound checked to the byte.
+    /// Decodes what is left with every bound checked to the byte.
     ///
     /// # Safety
     /// As `quick`'s.
     #[inline(never)]
-    unsafe fn careful(&mut self) -> Result<(), Corrupt> {
+    unsafe fn careful(self) -> Result<(), Corrupt> {
+        let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = self;
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
         unsafe {
-            if self.op == self.output_end {
-                return Ok(());
+            while op != output_end {
+                if input_end.offset_from_unsigned(ip) < 2 + long {
+                    return Err(TRUNCATED);
+                }
+                let token = usize::from(*ip);
+                let bits = if long == 0 { u16::from(*ip.add(1)) } else { load16(ip.add(1)) };
+                let offset = offset(bits, long);
+                ip = ip.add(2 + long);
+                long = usize::from(bits & 1);
+                let mut len = MIN_MATCH + (token & 15);
+                if len == LONG {
+                    len += length(&mut ip, input_end).ok_or(TRUNCATED)?;
+                }
+                let mut literals = token >> 4;
+                if literals == 15 {
+                    literals += length(&mut ip, input_end).ok_or(TRUNCATED)?;
+                }
+                let (left, room) = (input_end.offset_from_unsigned(ip), output_end.offset_from_unsigned(op));
+                if literals > left {
+                    return Err(TRUNCATED);
+                }
+                if literals > room {
+                    return Err(TOO_LONG);
+                }
+                if literals <= 16 && left >= 16 && room >= 16 {
+                    copy::<16>(ip, op);
+                } else {
+                    copy_exact(ip, op, literals);
+                }
+                ip = ip.add(literals);
+                op = op.add(literals);
+                let room = room - literals;
+                if offset == 0 {
+                    if room > 0 {
+                        return Err(TOO_SHORT);
+                    }
+                    break;
+                }
+                if offset > op.offset_from_unsigned(output_start) {
+                    return Err(BAD_OFFSET);
+                }
+                if len > room {
+                    return Err(TOO_LONG);
+                }
+                careful_match(op, offset, len, room);
+                op = op.add(len);
             }
-            if self.input_end.offset_from_unsigned(self.ip) < 2 + self.long {
-                return Err(TRUNCATED);
-            }
-            let token = usize::from(*self.ip);
-            let bits = if self.long == 0 { u16::from(*self.ip.add(1)) } else { load16(self.ip.add(1)) };
-            let offset = offset(bits, self.long);
-            self.ip = self.ip.add(2 + self.long);
-            self.long = usize::from(bits & 1);
-            let mut len = MIN_MATCH + (token & 15);
-            if token & 15 == 15 {
-                len += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
-            }
-            let mut literals = token >> 4;
-            if literals == 15 {
-                literals += length(&mut self.ip, self.input_end).ok_or(TRUNCATED)?;
-            }
-            if literals > self.input_end.offset_from_unsigned(self.ip) {
-                return Err(TRUNCATED);
-            }
-            if literals > self.output_end.offset_from_unsigned(self.op) {
-                return Err(TOO_LONG);
-            }
-            let wild = self.input_end.offset_from_unsigned(self.ip) >= 16
-                && self.output_end.offset_from_unsigned(self.op) >= 16;
-            if literals <= 16 && wild {
-                copy::<16>(self.ip, self.op);
-            } else {
-                self.op.copy_from_nonoverlapping(self.ip, literals);
-            }
-            self.ip = self.ip.add(literals);
-            self.op = self.op.add(literals);
-            let room = self.output_end.offset_from_unsigned(self.op);
-            if offset == 0 {
-                return if room == 0 { Ok(()) } else { Err(TOO_SHORT) };
-            }
-            if offset > self.op.offset_from_unsigned(self.output_start) {
-                return Err(BAD_OFFSET);
-            }
-            if len > room {
-                return Err(TOO_LONG);
-            }
-            careful_match(self.op, offset, len, room);
-            self.op = self.op.add(len);
-            Ok(())
         }
+        if ip == input_end { Ok(()) } else { Err(TRAILING) }
     }
 }

@@ -28,7 +28,7 @@ fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
             }
             Some(length)
         };
-        let matched = 3 + length(token & 15)?;
+        let matched = 4 + length(token & 15)?;
         let literals = length(token >> 4)?;
         for _ in 0..literals {
             out.push(bytes.next()?);
@@ -115,8 +115,8 @@ proptest! {
 
 #[test]
 fn the_example_of_the_format_description() {
-    let block = [0x46, 0x08, 0x00, b'a', b'b', b'c', b'd', 0x10, 0x0A, b'!', 0x20, 0x00, b'x', b'y'];
-    let want = b"abcdabcdabcda!bcdxy";
+    let block = [0x45, 0x08, 0x00, b'a', b'b', b'c', b'd', 0x10, 0x0A, b'!', 0x20, 0x00, b'x', b'y'];
+    let want = b"abcdabcdabcda!bcdaxy";
     assert_eq!(reference(&block, want.len()).as_deref(), Some(&want[..]));
     agrees(&block, want.len());
     for out_len in 0..40 {
@@ -136,7 +136,7 @@ fn every_offset_and_length() {
             block.extend([255, 300_u16.wrapping_sub(15 + 255) as u8]);
             block.extend((0..300_u16).map(|at| (at * 7 % 251) as u8));
             block.extend([0x30, 0, 1, 2, 3]);
-            let out_len = 300 + 3 + usize::from(code) + 3;
+            let out_len = 300 + 4 + usize::from(code) + 3;
             assert!(reference(&block, out_len).is_some());
             agrees(&block, out_len);
             // A second sequence with 64 literals puts the first far from the ends.
