@@ -14,6 +14,7 @@ mod encode;
 mod format;
 mod huffman;
 mod isa;
+mod literals;
 mod parse;
 mod sequences;
 mod tables;
