@@ -8,15 +8,13 @@
 //! on all four at once; one refill serves five look-ups. No branch depends on a literal, but for escapes, which are rare.
 #![allow(unsafe_code)] // Stores of four bytes, checked once a few literals.
 
-use std::ops::Range;
-
 use super::{
     bits::{Reader, Room, Writer},
-    tables::{LITERAL_MAX, LiteralSet, Lookup},
+    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup},
 };
 use crate::{
     Corrupt, PAGE_SIZE,
-    mem::{copy, load32},
+    mem::{load16, store16},
 };
 
 /// The literals of a page, and room for wide copies.
@@ -24,8 +22,10 @@ pub(super) type Literals = [u8; PAGE_SIZE + 64];
 
 /// Look-ups that one refill serves.
 const LOOKUPS: usize = 5;
-/// Bytes that these may write: two literals each, and the last stores four bytes.
-const STEP: usize = 2 * LOOKUPS + 2;
+/// Most literals of these.
+const STEP: usize = 2 * LOOKUPS;
+
+type Decode = [Lookup; CONTEXTS << LITERAL_MAX];
 
 /// Encodes a lane to `room` and gives its length in bytes.
 #[inline(always)]
@@ -57,96 +57,103 @@ struct Lane<const DOWN: bool> {
     /// What the last look-up gave.
     last: Lookup,
     /// Where the next literal goes.
-    at: usize,
+    at: *mut u8,
     /// Where the next lane begins.
-    end: usize,
+    end: *mut u8,
 }
 
 impl<const DOWN: bool> Lane<DOWN> {
+    /// # Safety
+    /// The pointers from `start` to `end` and the two bytes from there on are of one array that nothing else uses while
+    /// there is a lane.
     #[inline(always)]
-    fn new(set: &LiteralSet, at: usize, literals: Range<usize>) -> Self {
+    unsafe fn new(set: &LiteralSet, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
         let last = Lookup(u32::from(set.context_after[0]) << LITERAL_MAX);
-        Self { reader: Reader::new(at), last, at: literals.start, end: literals.end }
+        Self { reader: Reader::new(bits_at), last, at: start, end }
     }
 
-    /// How often [`STEP`] bytes fit what is left.
+    /// How often [`STEP`] literals fit what is left.
     #[inline(always)]
     fn steps(&self) -> usize {
-        self.end.saturating_sub(self.at) / STEP
+        (self.end.addr() - self.at.addr()) / STEP
     }
 
     /// Decodes one or two literals, or goes to an escape; [`LITERAL_MAX`] bits must be ready.
     ///
     /// # Safety
-    /// `at` is at most PAGE_SIZE + 60.
+    /// `at` is at most `end`; if it is `end`, the next byte and the one after are of the array.
     #[inline(always)]
-    unsafe fn look_up(&mut self, set: &LiteralSet, literals: &mut Literals) {
+    unsafe fn look_up(&mut self, decode: &Decode) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
-        let Lookup(entry) = set.decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
-        // SAFETY: the caller's: the four bytes lie in the array.
-        unsafe { copy::<4>((entry >> 16).to_le_bytes().as_ptr(), literals.as_mut_ptr().add(self.at)) };
-        self.at += (entry >> 6 & 3) as usize;
+        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
+        // SAFETY: the caller's.
+        unsafe {
+            store16(self.at, (entry >> 14) as u16);
+            self.at = self.at.add((entry >> 30) as usize);
+        }
         self.reader.skip(entry);
         self.last = Lookup(entry);
     }
 
-    /// Whether the last look-up went to an escape.
-    #[inline(always)]
-    fn is_escaped(&self) -> bool {
-        self.last.0 & 0xc0 == 0
-    }
-
     /// If the last look-up went to an escape, takes the 8 bits after it, and makes 56 ready. (By value, so that the
     /// state of a lane stays in registers.)
+    ///
+    /// # Safety
+    /// As of [`look_up`](Self::look_up).
     #[inline(always)]
-    fn resolved(mut self, set: &LiteralSet, room: &Room, literals: &mut Literals) -> Self {
-        if self.is_escaped() {
+    unsafe fn resolved(mut self, set: &LiteralSet, room: &Room) -> Self {
+        if self.last.0 & Lookup::ESCAPED != 0 {
             self.reader.refill(room);
             let literal = self.reader.peek() as u8;
             self.reader.skip(8);
             self.reader.refill(room);
-            literals[self.at] = literal;
-            self.at += 1;
+            // SAFETY: the caller's.
+            unsafe {
+                self.at.write(literal);
+                self.at = self.at.add(1);
+            }
             self.last = Lookup(u32::from(set.context_after[usize::from(literal)]) << LITERAL_MAX);
         }
         self
     }
 
     /// Decodes what is left of the lane, and gives the place that its bits reach, those of the last look-up included.
+    ///
+    /// # Safety
+    /// The two bytes at `end` are of the array.
     #[inline(always)]
-    fn finish(mut self, set: &LiteralSet, room: &Room, literals: &mut Literals) -> usize {
-        debug_assert!(self.end <= PAGE_SIZE);
+    unsafe fn finish(mut self, set: &LiteralSet, room: &Room) -> usize {
         // What the last look-up writes beyond the lane's end stands where the next lane begins.
-        // SAFETY: `end` is at most PAGE_SIZE; the array has 64 bytes more.
-        let next_lane = unsafe { load32(literals.as_ptr().add(self.end)) }.to_le_bytes();
+        // SAFETY: the caller's.
+        let next_lane = unsafe { load16(self.end) };
         'lane: while self.at < self.end {
             self.reader.refill(room);
             for _ in 0..LOOKUPS {
                 // SAFETY: `at` is below `end`.
-                unsafe { self.look_up(set, literals) };
-                self = self.resolved(set, room, literals);
+                unsafe {
+                    self.look_up(&set.decode);
+                    self = self.resolved(set, room);
+                }
                 if self.at >= self.end {
                     break 'lane;
                 }
             }
         }
-        // SAFETY: as above.
-        unsafe { copy::<4>(next_lane.as_ptr(), literals.as_mut_ptr().add(self.end)) };
+        // SAFETY: the caller's.
+        unsafe { store16(self.end, next_lane) };
         self.reader.place()
     }
 }
 
 /// Two lanes, of which one or both may have come to an escape.
+///
+/// # Safety
+/// As of [`Lane::resolved`].
 #[cold]
 #[inline(never)]
-fn both(
-    a: Lane<false>,
-    b: Lane<true>,
-    set: &LiteralSet,
-    room: &Room,
-    literals: &mut Literals,
-) -> (Lane<false>, Lane<true>) {
-    (a.resolved(set, room, literals), b.resolved(set, room, literals))
+unsafe fn both(a: Lane<false>, b: Lane<true>, set: &LiteralSet, room: &Room) -> (Lane<false>, Lane<true>) {
+    // SAFETY: the caller's.
+    unsafe { (a.resolved(set, room), b.resolved(set, room)) }
 }
 
 /// Bytes that the last look-ups of a pair of lanes may take beyond where the lanes meet: less than a look-up's bits each.
@@ -166,32 +173,39 @@ pub(super) fn decode_2(
     count: usize,
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
-    let each = count / 2;
-    let mut a = Lane::<false>::new(set, bounds[0], 0..each);
-    let mut b = Lane::<true>::new(set, bounds[1], each..count);
-    loop {
-        let steps = a.steps().min(b.steps());
-        if steps == 0 {
-            break;
-        }
-        for _ in 0..steps {
-            a.reader.refill(room);
-            b.reader.refill(room);
-            for _ in 0..LOOKUPS {
-                // SAFETY: there is room for `steps` steps before the end of each lane, which is at most PAGE_SIZE.
-                unsafe {
-                    a.look_up(set, literals);
-                    b.look_up(set, literals);
+    let start = literals.as_mut_ptr();
+    let decode = &*set.decode;
+    // SAFETY: lanes lie in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE; `start` is the only way to
+    // it here. A step writes at most STEP bytes, those of the last look-up included, and `steps` of them fit each lane.
+    unsafe {
+        let middle = start.add(count / 2);
+        let mut a = Lane::<false>::new(set, bounds[0], start, middle);
+        let mut b = Lane::<true>::new(set, bounds[1], middle, start.add(count));
+        loop {
+            let steps = a.steps().min(b.steps());
+            if steps == 0 {
+                break;
+            }
+            for _ in 0..steps {
+                a.reader.refill(room);
+                b.reader.refill(room);
+                macro_rules! rounds {
+                    ($($number:literal)*) => { $(
+                        let _: u8 = $number;
+                        a.look_up(decode);
+                        b.look_up(decode);
+                        if (a.last.0 | b.last.0) & Lookup::ESCAPED != 0 {
+                            (a, b) = both(a, b, set, room);
+                        }
+                    )* };
                 }
-                if a.is_escaped() | b.is_escaped() {
-                    (a, b) = both(a, b, set, room, literals);
-                }
+                rounds!(0 1 2 3 4);
             }
         }
+        let a = a.finish(set, room);
+        let b = b.finish(set, room);
+        meet(a, b)
     }
-    let a = a.finish(set, room, literals);
-    let b = b.finish(set, room, literals);
-    meet(a, b)
 }
 
 /// Decodes the first `count` of `literals` from four lanes between the places `bounds`.
@@ -204,40 +218,46 @@ pub(super) fn decode_4(
     count: usize,
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
-    let each = count / 4;
-    let mut a = Lane::<false>::new(set, bounds[0], 0..each);
-    let mut b = Lane::<true>::new(set, bounds[1], each..2 * each);
-    let mut c = Lane::<false>::new(set, bounds[1], 2 * each..3 * each);
-    let mut d = Lane::<true>::new(set, bounds[2], 3 * each..count);
-    loop {
-        let steps = a.steps().min(b.steps()).min(c.steps()).min(d.steps());
-        if steps == 0 {
-            break;
-        }
-        for _ in 0..steps {
-            a.reader.refill(room);
-            b.reader.refill(room);
-            c.reader.refill(room);
-            d.reader.refill(room);
-            for _ in 0..LOOKUPS {
-                // SAFETY: there is room for `steps` steps before the end of each lane, which is at most PAGE_SIZE.
-                unsafe {
-                    a.look_up(set, literals);
-                    b.look_up(set, literals);
-                    c.look_up(set, literals);
-                    d.look_up(set, literals);
+    let start = literals.as_mut_ptr();
+    let decode = &*set.decode;
+    // SAFETY: as in `decode_2`.
+    unsafe {
+        let [second, third, fourth] = [1, 2, 3].map(|lane| start.add(lane * (count / 4)));
+        let mut a = Lane::<false>::new(set, bounds[0], start, second);
+        let mut b = Lane::<true>::new(set, bounds[1], second, third);
+        let mut c = Lane::<false>::new(set, bounds[1], third, fourth);
+        let mut d = Lane::<true>::new(set, bounds[2], fourth, start.add(count));
+        loop {
+            let steps = a.steps().min(b.steps()).min(c.steps()).min(d.steps());
+            if steps == 0 {
+                break;
+            }
+            for _ in 0..steps {
+                a.reader.refill(room);
+                b.reader.refill(room);
+                c.reader.refill(room);
+                d.reader.refill(room);
+                macro_rules! rounds {
+                    ($($number:literal)*) => { $(
+                        let _: u8 = $number;
+                        a.look_up(decode);
+                        b.look_up(decode);
+                        c.look_up(decode);
+                        d.look_up(decode);
+                        if (a.last.0 | b.last.0 | c.last.0 | d.last.0) & Lookup::ESCAPED != 0 {
+                            (a, b) = both(a, b, set, room);
+                            (c, d) = both(c, d, set, room);
+                        }
+                    )* };
                 }
-                if a.is_escaped() | b.is_escaped() | c.is_escaped() | d.is_escaped() {
-                    (a, b) = both(a, b, set, room, literals);
-                    (c, d) = both(c, d, set, room, literals);
-                }
+                rounds!(0 1 2 3 4);
             }
         }
+        let a = a.finish(set, room);
+        let b = b.finish(set, room);
+        let c = c.finish(set, room);
+        let d = d.finish(set, room);
+        meet(a, b)?;
+        meet(c, d)
     }
-    let a = a.finish(set, room, literals);
-    let b = b.finish(set, room, literals);
-    let c = c.finish(set, room, literals);
-    let d = d.finish(set, room, literals);
-    meet(a, b)?;
-    meet(c, d)
 }

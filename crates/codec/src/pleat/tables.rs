@@ -70,21 +70,25 @@ pub(super) struct TokenSet {
 ///
 /// ```text
 /// bits  0..6   length of the codes
-/// bits  6..8   number of literals: 1 or 2; 0 for an escape
-/// bits 10..13  context after the last of them
-/// bits 16..32  the literals, the first lowest
+/// bit   6      it is an escape
+/// bits 10..13  context after the last literal
+/// bits 14..30  the literals, the first lowest
+/// bits 30..32  number of literals: 1 or 2; 0 for an escape
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lookup(pub(super) u32);
 
 impl Lookup {
+    /// Set in an escape.
+    pub(super) const ESCAPED: u32 = 1 << 6;
     /// The bits of the context, where it is to be combined with the next [`LITERAL_MAX`] bits.
     pub(super) const CONTEXT: u32 = (CONTEXTS as u32 - 1) << LITERAL_MAX;
 
     fn new(length: u8, literals: &[u8], context: u8) -> Self {
         let bytes = literals.iter().rev().fold(0, |bytes, &literal| bytes << 8 | u32::from(literal));
+        let escaped = if literals.is_empty() { Self::ESCAPED } else { 0 };
         let count = literals.len() as u32;
-        Self(u32::from(length) | count << 6 | u32::from(context) << LITERAL_MAX | bytes << 16)
+        Self(u32::from(length) | escaped | u32::from(context) << LITERAL_MAX | bytes << 14 | count << 30)
     }
 }
 
