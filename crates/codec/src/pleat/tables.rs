@@ -265,6 +265,11 @@ impl PleatTables {
         Ok(tables)
     }
 
+    /// Bytes of the dictionary, 0 if there is none.
+    pub fn dictionary_bytes(&self) -> usize {
+        self.model.dictionary.len()
+    }
+
     /// Heap bytes of the tables.
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
