@@ -194,45 +194,7 @@ impl<L: EntryLock> Store<L> {
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        // Empty and same-filled pages need neither lock nor stream.
-        let seen = self.core.table.peek(slot);
-        match seen {
-            Entry::Empty => {
-                page.fill(0);
-                return Ok(());
-            }
-            Entry::Same(word) => {
-                fill(page, word.word());
-                return Ok(());
-            }
-            Entry::Object { .. } | Entry::Raw { .. } => {}
-        }
-        let mut taken = self.core.streams.take(seen.encode(), &self.budget)?;
-        let (Working { stream, object, trained, .. }, pin) = taken.parts();
-        let Some(view) = self.core.table.view(slot, pin) else {
-            page.fill(0);
-            return Ok(());
-        };
-        match view.entry() {
-            Entry::Object { tables, len_bytes, at } => {
-                self.prepare(&mut **stream, trained, tables, slot)?;
-                // SAFETY: the entry names this object, which stays live and unchanged while the view does, and with pins
-                // until the stream goes back at the end.
-                let in_place = if L::PINS { unsafe { self.core.pool.bytes(at, len_bytes) } } else { None };
-                if let Some(bytes) = in_place {
-                    return decode(&mut **stream, bytes, page, slot);
-                }
-                let object = &mut object[..len_bytes];
-                // SAFETY: as above.
-                unsafe { self.core.pool.read(at, object) };
-                drop(view);
-                decode(&mut **stream, object, page, slot)
-            }
-            entry => {
-                self.copy_plain(entry, page);
-                Ok(())
-            }
-        }
+        read(&self.core, self.training.as_ref(), &self.budget, slot, page)
     }
 
     /// Puts `page` in the slot. It is compressed with no lock held.
@@ -267,12 +229,12 @@ impl<L: EntryLock> Store<L> {
         let locked = self.core.table.lock_or_make(slot, &self.budget)?;
         match locked.entry() {
             Entry::Object { tables, len_bytes, at } => {
-                self.prepare(&mut **stream, trained, tables, slot)?;
+                ready(self.training.as_ref(), &mut **stream, trained, tables, slot)?;
                 // SAFETY: the entry names this object and stays locked to the end.
                 unsafe { self.core.pool.read(at, &mut object[..len_bytes]) };
                 decode(&mut **stream, &object[..len_bytes], page, slot)?;
             }
-            entry => self.copy_plain(entry, page),
+            entry => copy_plain(&self.core, entry, page),
         }
         change(page);
         let new = self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?;
@@ -397,17 +359,6 @@ impl<L: EntryLock> Store<L> {
         if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
 
-    /// Fills `page` from an entry that is viewed or locked and not compressed.
-    fn copy_plain(&self, entry: Entry, page: &mut Page) {
-        match entry {
-            Entry::Empty => page.fill(0),
-            Entry::Same(word) => fill(page, word.word()),
-            // SAFETY: the caller views or holds the entry that names the object.
-            Entry::Raw { at } => unsafe { self.core.pool.read(at, page) },
-            Entry::Object { .. } => unreachable!("compressed entries are decoded"),
-        }
-    }
-
     /// Makes the slot's new entry, and the object if it needs one, for the page of `source`. `replaced_bytes` is the
     /// length of the object that it will replace.
     fn build(
@@ -430,7 +381,7 @@ impl<L: EntryLock> Store<L> {
         debug_assert!(is_ready, "the current tables are kept");
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         if let Some(training) = &self.training {
-            training.offer(trained, page, &self.core, &self.budget);
+            training.offer(trained, slot, &self.core, &self.budget);
         }
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let alloc = || {
@@ -497,12 +448,6 @@ impl<L: EntryLock> Store<L> {
         }
     }
 
-    /// Sets `stream` to the tables that an object of the slot was made with.
-    fn prepare(&self, stream: &mut dyn Stream, trained: &mut Trained, tables: u8, slot: Slot) -> Result<(), Error> {
-        let is_ready = prepare(self.training.as_ref(), stream, trained, tables);
-        is_ready.then_some(()).ok_or(Error::Corrupt { slot, what: "an object of tables that the store does not have" })
-    }
-
     /// Makes some objects anew whose tables are to be given up.
     fn rewrite_some(&self) {
         let Some(training) = &self.training else { return };
@@ -537,6 +482,79 @@ enum Source<'a> {
     Given(&'a Page),
     /// In the working state.
     Assembled,
+}
+
+/// [`Store::read`] of a slot that there is.
+pub(crate) fn read<L: EntryLock>(
+    core: &Core<L>,
+    training: Option<&Arc<Training>>,
+    budget: &Budget,
+    slot: Slot,
+    page: &mut Page,
+) -> Result<(), Error> {
+    // Empty and same-filled pages need neither lock nor stream.
+    let seen = core.table.peek(slot);
+    match seen {
+        Entry::Empty => {
+            page.fill(0);
+            return Ok(());
+        }
+        Entry::Same(word) => {
+            fill(page, word.word());
+            return Ok(());
+        }
+        Entry::Object { .. } | Entry::Raw { .. } => {}
+    }
+    let mut taken = core.streams.take(seen.encode(), budget)?;
+    let (Working { stream, object, trained, .. }, pin) = taken.parts();
+    let Some(view) = core.table.view(slot, pin) else {
+        page.fill(0);
+        return Ok(());
+    };
+    match view.entry() {
+        Entry::Object { tables, len_bytes, at } => {
+            ready(training, &mut **stream, trained, tables, slot)?;
+            // SAFETY: the entry names this object, which stays live and unchanged while the view does, and with pins
+            // until the stream goes back at the end.
+            let in_place = if L::PINS { unsafe { core.pool.bytes(at, len_bytes) } } else { None };
+            if let Some(bytes) = in_place {
+                return decode(&mut **stream, bytes, page, slot);
+            }
+            let object = &mut object[..len_bytes];
+            // SAFETY: as above.
+            unsafe { core.pool.read(at, object) };
+            drop(view);
+            decode(&mut **stream, object, page, slot)
+        }
+        entry => {
+            copy_plain(core, entry, page);
+            Ok(())
+        }
+    }
+}
+
+/// Fills `page` from an entry that is viewed or locked and not compressed.
+fn copy_plain<L: EntryLock>(core: &Core<L>, entry: Entry, page: &mut Page) {
+    match entry {
+        Entry::Empty => page.fill(0),
+        Entry::Same(word) => fill(page, word.word()),
+        // SAFETY: the caller views or holds the entry that names the object.
+        Entry::Raw { at } => unsafe { core.pool.read(at, page) },
+        Entry::Object { .. } => unreachable!("compressed entries are decoded"),
+    }
+}
+
+/// Sets `stream` to the tables that an object of the slot was made with.
+#[inline]
+fn ready(
+    training: Option<&Arc<Training>>,
+    stream: &mut dyn Stream,
+    trained: &mut Trained,
+    tables: u8,
+    slot: Slot,
+) -> Result<(), Error> {
+    let is_ready = prepare(training, stream, trained, tables);
+    is_ready.then_some(()).ok_or(Error::Corrupt { slot, what: "an object of tables that the store does not have" })
 }
 
 fn decode(stream: &mut dyn Stream, object: &[u8], page: &mut Page, slot: Slot) -> Result<(), Error> {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! writer:   object ← compress with the tables of `current`; the entry says their number
-//!           now and then: a copy of the page → sample; the sample is full: start the trainer
+//!           now and then: the slot → sample; the sample is full: start the trainer
 //!           while a number is to be given up: rewrite some slots that have it
 //! reader:   the entry's number → tables → decode
-//! trainer:  free the numbers that no object has
+//! trainer:  free the numbers that no object has; read the pages of the sample
 //!           tables ← train on the sample; not a fiftieth better than the current ones: sample more sparsely
 //!           else: number ← a free one; current ← number; none is free any more: give the oldest up
 //! ```
@@ -30,9 +30,9 @@ use std::{
 };
 
 use crossbeam_utils::CachePadded;
-use pagefold_codec::{Codec, PAGE_SIZE, Page, PleatTables, Stream};
+use pagefold_codec::{Codec, PAGE_SIZE, Page, PleatTables, Stream, same_filled};
 
-use crate::{budget::Budget, compaction::Core, entry::Entry, lock::EntryLock};
+use crate::{budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
 
 /// Tables that a store has at most at a time, those that the codec came with included: about half a megabyte each.
 pub(crate) const NUMBERS: usize = 4;
@@ -40,8 +40,8 @@ pub(crate) const NUMBERS: usize = 4;
 /// No number: nothing is to be given up; the stream's tables are gone.
 const NONE: u8 = u8::MAX;
 
-/// Memory of a training beside its sample, as measured with the usual plan, rounded up.
-const WORK_BYTES: u64 = 24 << 20;
+/// Memory of a training with the usual plan, pages included, rounded up.
+const WORK_BYTES: u64 = 28 << 20;
 
 /// Slots that a writer looks at when a number is to be given up, and how many of them it rewrites.
 const HELP_SLOTS: u64 = 64;
@@ -99,8 +99,8 @@ struct Sets {
 }
 
 struct Sampling {
-    pages: Vec<Page>,
-    /// The trainer has the sample; no other is collected meanwhile.
+    slots: Vec<u64>,
+    /// The trainer has a sample; no other is collected meanwhile.
     busy: bool,
 }
 
@@ -117,7 +117,7 @@ impl Training {
         Some(Arc::new(Self {
             plan,
             sets: Mutex::new(Sets { of, order: Vec::with_capacity(NUMBERS) }),
-            sampling: Mutex::new(Sampling { pages: Vec::new(), busy: false }),
+            sampling: Mutex::new(Sampling { slots: Vec::with_capacity(plan.sample_pages), busy: false }),
             current: AtomicU8::new(0),
             objects: array::from_fn(|_| CachePadded::default()),
             stride: AtomicU32::new(plan.first_stride),
@@ -184,10 +184,6 @@ impl Training {
         true
     }
 
-    fn sample_bytes(&self) -> u64 {
-        (self.plan.sample_pages * PAGE_SIZE) as u64
-    }
-
     fn take(&self, budget: &Budget, bytes: u64) -> bool {
         let taken = budget.take(bytes).is_ok();
         if taken {
@@ -201,44 +197,29 @@ impl Training {
         budget.give(bytes);
     }
 
-    /// Puts `page` in the sample; gives the sample when it is full.
+    /// Puts `slot` in the sample; gives the sample when it is full.
     #[cold]
-    fn collect(&self, page: &Page, budget: &Budget) -> Option<Vec<Page>> {
-        // Whoever finds another thread here has a page that is as good as the next.
+    fn collect(&self, slot: u64) -> Option<Vec<u64>> {
+        // Whoever finds another thread here has a slot that is as good as the next.
         let mut sampling = self.sampling.try_lock().ok()?;
         if sampling.busy {
             return None;
         }
-        let has_begun = sampling.pages.capacity() > 0;
-        // What a disk near its limit has left is for its user.
-        let left = budget.limit() - budget.used();
-        if left < (self.sample_bytes() + WORK_BYTES) * if has_begun { 1 } else { 4 } {
-            if has_begun {
-                sampling.pages = Vec::new();
-                self.give(budget, self.sample_bytes());
-            }
-            return None;
-        }
-        if !has_begun {
-            if !self.take(budget, self.sample_bytes()) {
-                return None;
-            }
-            sampling.pages.reserve_exact(self.plan.sample_pages);
-        }
-        sampling.pages.push(*page);
-        if sampling.pages.len() < self.plan.sample_pages {
+        sampling.slots.push(slot);
+        if sampling.slots.len() < self.plan.sample_pages {
             return None;
         }
         sampling.busy = true;
-        Some(mem::take(&mut sampling.pages))
+        Some(mem::replace(&mut sampling.slots, Vec::with_capacity(self.plan.sample_pages)))
     }
 
-    /// Offers a page that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
+    /// Offers a slot that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
     /// begins to train.
+    #[inline]
     pub(crate) fn offer<L: EntryLock>(
         self: &Arc<Self>,
         trained: &mut Trained,
-        page: &Page,
+        slot: u64,
         core: &Arc<Core<L>>,
         budget: &Arc<Budget>,
     ) {
@@ -247,29 +228,30 @@ impl Training {
             return;
         }
         trained.until_sample = self.stride.load(Relaxed).saturating_sub(1);
-        let Some(sample) = self.collect(page, budget) else { return };
+        let Some(sample) = self.collect(slot) else { return };
         let (training, core, budget) = (Arc::clone(self), Arc::clone(core), Arc::clone(budget));
-        let work = {
-            let training = Arc::clone(&training);
-            let budget = Arc::clone(&budget);
-            move || training.train(&sample, &core, &budget)
+        let work = move || {
+            training.train(&sample, &core, &budget);
+            lock(&training.sampling).busy = false;
         };
         // Without a thread there is no training; the next sample tries again.
         if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
-            training.done(&budget);
+            lock(&self.sampling).busy = false;
         }
     }
 
     /// The trainer's work with one sample.
-    fn train<L: EntryLock>(&self, sample: &[Page], core: &Core<L>, budget: &Budget) {
+    fn train<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) {
         self.free_unused(core, budget);
-        let current = lock(&self.sets).of[usize::from(self.current())].clone();
-        let pages: Vec<&Page> = sample.iter().collect();
-        let has_room = self.take(budget, WORK_BYTES);
-        let better = current.filter(|_| has_room).and_then(|current| PleatTables::train_beyond(&current, &pages));
-        if has_room {
-            self.give(budget, WORK_BYTES);
+        // What a disk near its limit has left is for its user.
+        if budget.limit() - budget.used() < 2 * WORK_BYTES || !self.take(budget, WORK_BYTES) {
+            return;
         }
+        let pages = self.pages_of(slots, core, budget);
+        let pages: Vec<&Page> = pages.iter().collect();
+        let current = lock(&self.sets).of[usize::from(self.current())].clone();
+        let better = current.and_then(|current| PleatTables::train_beyond(&current, &pages));
+        self.give(budget, WORK_BYTES);
         match better {
             Some(tables) => {
                 self.stride.store(self.plan.stride, Relaxed);
@@ -280,12 +262,18 @@ impl Training {
                 self.stride.store(stride.saturating_mul(2).min(self.plan.max_stride), Relaxed);
             }
         }
-        self.done(budget);
     }
 
-    fn done(&self, budget: &Budget) {
-        self.give(budget, self.sample_bytes());
-        lock(&self.sampling).busy = false;
+    /// The pages of `slots`, as far as these still hold any that needs an object.
+    fn pages_of<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) -> Vec<Page> {
+        let mut pages = Vec::with_capacity(slots.len());
+        for &slot in slots {
+            let mut page = [0; PAGE_SIZE];
+            if read(core, Some(self), budget, slot, &mut page).is_ok() && same_filled(&page).is_none() {
+                pages.push(page);
+            }
+        }
+        pages
     }
 
     /// Makes `tables` the current ones, if a number is free and the budget has room for them.
