@@ -10,8 +10,7 @@ pub const PAGE_SIZE: usize = 4096;
 /// One page.
 pub type Page = [u8; PAGE_SIZE];
 
-/// Which format an object's bytes have. Four bits of a slot's entry hold it, so there can be sixteen; a number, once
-/// given, keeps its meaning.
+/// Which format an object's bytes have. A number, once given, keeps its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CodecId {
