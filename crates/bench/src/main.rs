@@ -16,6 +16,7 @@ mod soak;
 mod streams;
 mod subjects;
 mod synthetic;
+mod training;
 
 use clap::{Parser, Subcommand};
 
@@ -52,6 +53,8 @@ enum Bench {
     Locks(locks::Args),
     /// Memory that compressed pages take in the pools and in zram, and the pools' speed
     Pool(pool::Args),
+    /// A store with tables trained on its own pages beside one with the codec's
+    Training(training::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -71,5 +74,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),
         Bench::Pool(args) => pool::run(&args),
+        Bench::Training(args) => training::run(&args),
     }
 }

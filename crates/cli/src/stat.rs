@@ -15,7 +15,7 @@ use crate::{peer::Peer, size};
   pagefold stat --tcp 127.0.0.1:10809 --name root --json
 
 The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects,
-table, streams. They travel as the export's description, so `nbdinfo` shows them too.")]
+table, streams, trained tables. They travel as the export's description, so `nbdinfo` shows them too.")]
 pub(crate) struct Args {
     #[command(flatten)]
     peer: Peer,
@@ -70,7 +70,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figures<'_>) -> io::Result<()> {
     let size = ("size_bytes", info.size_bytes);
     for (metric, value) in [size].iter().chain(&figures.values) {
-        let unit = if metric.ends_with("_pages") { "pages" } else { "bytes" };
+        let unit = match *metric {
+            "codec_tables" => "tables",
+            "trainings" => "trainings",
+            metric if metric.ends_with("_pages") => "pages",
+            _ => "bytes",
+        };
         // No limit is no figure.
         if (*metric, *value) != ("mem_limit", u64::MAX) {
             let figure = json!({
@@ -118,6 +123,15 @@ fn print_words(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Fig
         figures.get("same_pages"),
         figures.get("huge_pages")
     )?;
+    let tables = figures.get("codec_tables");
+    if tables > 0 {
+        writeln!(
+            out,
+            "  tables      {tables:>10}   of the codec; trained {} times on the pages written, {} for it",
+            figures.get("trainings"),
+            bytes("training_bytes")
+        )?;
+    }
     Ok(())
 }
 

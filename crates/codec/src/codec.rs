@@ -1,6 +1,8 @@
 //! The interface every page codec has.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
+
+use crate::PleatTables;
 
 /// Bytes in a page.
 pub const PAGE_SIZE: usize = 4096;
@@ -8,8 +10,7 @@ pub const PAGE_SIZE: usize = 4096;
 /// One page.
 pub type Page = [u8; PAGE_SIZE];
 
-/// Which format an object's bytes have. Four bits of a slot's entry hold it, so there can be sixteen; a number, once
-/// given, keeps its meaning.
+/// Which format an object's bytes have. A number, once given, keeps its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CodecId {
@@ -62,6 +63,12 @@ pub trait Codec: Send + Sync + fmt::Debug {
         false
     }
 
+    /// The tables that its objects share, if they can be replaced by others that were trained on a store's own pages. Objects
+    /// do not name their tables.
+    fn tables(&self) -> Option<Arc<PleatTables>> {
+        None
+    }
+
     /// A new working state. Allocates; call it outside the hot path and keep the result.
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }
@@ -76,6 +83,10 @@ pub trait Stream: Send {
     /// time, with nothing read or written outside the two buffers. After an error `page` holds unspecified bytes
     /// (never uninitialised memory).
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt>;
+
+    /// Works with other tables from now on, both ways. Takes no memory; copies the dictionary, at most 28 KiB. A stream of a
+    /// codec without [tables](Codec::tables) does nothing.
+    fn set_tables(&mut self, _tables: &Arc<PleatTables>) {}
 
     /// Heap bytes that this stream holds, for the store's accounts.
     fn memory_bytes(&self) -> usize;

@@ -147,7 +147,7 @@ impl<L: EntryLock> Owners for Core<L> {
         }
         copy();
         locked.replace(match old {
-            Entry::Object { codec, .. } => Entry::Object { codec, len_bytes, at: to },
+            Entry::Object { tables, .. } => Entry::Object { tables, len_bytes, at: to },
             _ => Entry::Raw { at: to },
         });
         if L::PINS {

@@ -3,7 +3,7 @@
 //! ```text
 //!  63    62  61 60    59..56   55..44      43..0
 //! ┌─────┬─────┬──────┬────────┬───────────┬───────────────────┐
-//! │lock │idle │ kind │ codec  │ len − 1   │ location          │  Object
+//! │lock │idle │ kind │ tables │ len − 1   │ location          │  Object
 //! │     │     │      │ 0      │ 4095      │ location          │  Raw
 //! │     │     │      │ form   │  fill's bits (56)             │  Same
 //! │     │     │      │ 0      │  0                            │  Empty
@@ -23,7 +23,7 @@ pub(crate) const LOCK: u64 = 1 << 63;
 pub(crate) const MARKS: u64 = 3 << 62;
 
 const KIND_SHIFT: u32 = 60;
-const CODEC_SHIFT: u32 = 56;
+const TABLES_SHIFT: u32 = 56;
 const LEN_SHIFT: u32 = 44;
 
 const EMPTY: u64 = 0;
@@ -38,8 +38,8 @@ pub(crate) enum Entry {
     Empty,
     /// A page that is one word over and over.
     Same(Fill),
-    /// A compressed page; `codec` is a `CodecId`'s number.
-    Object { codec: u8, len_bytes: usize, at: Location },
+    /// A compressed page; `tables` says which of the store's tables it was made with, 0 where there is nothing to choose.
+    Object { tables: u8, len_bytes: usize, at: Location },
     /// A page kept as it is, because it does not compress.
     Raw { at: Location },
 }
@@ -50,9 +50,9 @@ impl Entry {
         match self {
             Self::Empty => EMPTY << KIND_SHIFT,
             Self::Same(fill) => (SAME << KIND_SHIFT) | fill.0,
-            Self::Object { codec, len_bytes, at } => {
+            Self::Object { tables, len_bytes, at } => {
                 let len_field = (len_bytes as u64 - 1) << LEN_SHIFT;
-                (OBJECT << KIND_SHIFT) | (u64::from(codec) << CODEC_SHIFT) | len_field | at.get()
+                (OBJECT << KIND_SHIFT) | (u64::from(tables) << TABLES_SHIFT) | len_field | at.get()
             }
             Self::Raw { at } => (RAW << KIND_SHIFT) | at.get(),
         }
@@ -65,7 +65,7 @@ impl Entry {
             EMPTY => Self::Empty,
             SAME => Self::Same(Fill(word & ((1 << KIND_SHIFT) - 1))),
             OBJECT => Self::Object {
-                codec: (word >> CODEC_SHIFT) as u8 & 0xf,
+                tables: (word >> TABLES_SHIFT) as u8 & 0xf,
                 len_bytes: ((word >> LEN_SHIFT) & 0xfff) as usize + 1,
                 at,
             },
@@ -126,9 +126,9 @@ mod tests {
         }
 
         #[test]
-        fn object_survives(codec in 0u8..16, len_bytes in 1usize..=4096, at in 0u64..1 << 44, locked: bool) {
+        fn object_survives(tables in 0u8..16, len_bytes in 1usize..=4096, at in 0u64..1 << 44, locked: bool) {
             let lock = if locked { LOCK } else { 0 };
-            for entry in [Entry::Object { codec, len_bytes, at: Location::new(at) }, Entry::Raw { at: Location::new(at) }] {
+            for entry in [Entry::Object { tables, len_bytes, at: Location::new(at) }, Entry::Raw { at: Location::new(at) }] {
                 prop_assert_eq!(Entry::decode(entry.encode() | lock), entry);
             }
         }

@@ -39,6 +39,9 @@ mod store;
 mod streams;
 mod sync;
 mod table;
+mod training;
+#[cfg(all(test, not(loom)))]
+mod training_tests;
 mod xcfmalloc;
 mod xvmalloc;
 

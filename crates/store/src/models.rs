@@ -37,7 +37,7 @@ struct World<L: Protocol> {
 unsafe impl<L: Protocol> Sync for World<L> {}
 
 fn entry(at: u64) -> Entry {
-    Entry::Object { codec: 0, len_bytes: 100, at: Location::new(at) }
+    Entry::Object { tables: 0, len_bytes: 100, at: Location::new(at) }
 }
 
 impl<L: Protocol> World<L> {

@@ -3,7 +3,7 @@
 /// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them (kernel document
 /// `admin-guide/blockdev/zram.rst`).
 ///
-/// `spent_bytes = mem_used_total + table_bytes + stream_bytes ≤ mem_limit`
+/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes ≤ mem_limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of the pages stored, same-filled ones included.
@@ -24,13 +24,19 @@ pub struct Stats {
     pub table_bytes: u64,
     /// Bytes of compression streams and counters.
     pub stream_bytes: u64,
+    /// Codec tables in use: 1 until some were trained, 0 with a codec that has none.
+    pub codec_tables: u64,
+    /// How often tables were trained that were better.
+    pub trainings: u64,
+    /// Bytes of trained tables, and of a training that is under way.
+    pub training_bytes: u64,
     /// All of the store's memory.
     pub spent_bytes: u64,
 }
 
 impl Stats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 10] {
+    pub fn figures(&self) -> [(&'static str, u64); 13] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
@@ -41,6 +47,9 @@ impl Stats {
             ("huge_pages", self.huge_pages),
             ("table_bytes", self.table_bytes),
             ("stream_bytes", self.stream_bytes),
+            ("codec_tables", self.codec_tables),
+            ("trainings", self.trainings),
+            ("training_bytes", self.training_bytes),
             ("spent_bytes", self.spent_bytes),
         ]
     }

@@ -30,6 +30,7 @@ use crate::{
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
     table::Table,
+    training::{Plan, Trained, Training, prepare},
 };
 
 /// A slot's number, from 0.
@@ -45,6 +46,8 @@ pub struct Config {
     pub slots: u64,
     /// What compresses the pages.
     pub codec: Arc<dyn Codec>,
+    /// Whether the codec's tables, if it has any, are trained on the pages written.
+    pub train: bool,
     /// The most memory that the store may spend, everything counted; `u64::MAX` for no limit.
     pub memory_limit: u64,
     /// How many compression streams there are and who gets which.
@@ -58,6 +61,7 @@ impl Default for Config {
         Self {
             slots: 0,
             codec: Arc::new(Fold),
+            train: true,
             memory_limit: u64::MAX,
             streams: StreamPolicy::default(),
             pool: PoolKind::default(),
@@ -131,6 +135,7 @@ pub enum Status {
 pub struct Store<L: EntryLock = Hazard> {
     core: Arc<Core<L>>,
     counters: Counters,
+    training: Option<Arc<Training>>,
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
@@ -158,9 +163,10 @@ impl Store {
 impl<L: EntryLock> Store<L> {
     /// An empty store whose entries are guarded by strategy `L`.
     pub fn with_strategy(config: Config) -> Result<Self, NewError> {
-        let Config { slots, codec, memory_limit, streams, pool } = config;
+        let Config { slots, codec, train, memory_limit, streams, pool } = config;
         let too_large = |source| NewError::TooLarge { slots, source };
         let budget = Arc::new(Budget::new(memory_limit));
+        let training = if train { Training::new(&*codec, Plan::USUAL) } else { None };
         let streams = Streams::new(codec, streams, L::PINS);
         let counters = Counters::new(streams.len());
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
@@ -171,7 +177,7 @@ impl<L: EntryLock> Store<L> {
         let needed = base_bytes + pool.account().held_bytes;
         budget.take_for(Purpose::Move, needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
         let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
-        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes, swap_bytes })
+        Ok(Self { core: Core::new(table, streams, pool), counters, training, budget, slots, base_bytes, swap_bytes })
     }
 
     /// How many slots there are.
@@ -192,44 +198,7 @@ impl<L: EntryLock> Store<L> {
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        // Empty and same-filled pages need neither lock nor stream.
-        let seen = self.core.table.peek(slot);
-        match seen {
-            Entry::Empty => {
-                page.fill(0);
-                return Ok(());
-            }
-            Entry::Same(word) => {
-                fill(page, word.word());
-                return Ok(());
-            }
-            Entry::Object { .. } | Entry::Raw { .. } => {}
-        }
-        let mut taken = self.core.streams.take(seen.encode(), &self.budget)?;
-        let (Working { stream, object, .. }, pin) = taken.parts();
-        let Some(view) = self.core.table.view(slot, pin) else {
-            page.fill(0);
-            return Ok(());
-        };
-        match view.entry() {
-            Entry::Object { len_bytes, at, .. } => {
-                // SAFETY: the entry names this object, which stays live and unchanged while the view does, and with pins
-                // until the stream goes back at the end.
-                let in_place = if L::PINS { unsafe { self.core.pool.bytes(at, len_bytes) } } else { None };
-                if let Some(bytes) = in_place {
-                    return decode(&mut **stream, bytes, page, slot);
-                }
-                let object = &mut object[..len_bytes];
-                // SAFETY: as above.
-                unsafe { self.core.pool.read(at, object) };
-                drop(view);
-                decode(&mut **stream, object, page, slot)
-            }
-            entry => {
-                self.copy_plain(entry, page);
-                Ok(())
-            }
-        }
+        read(&self.core, self.training.as_ref(), &self.budget, slot, page)
     }
 
     /// Puts `page` in the slot. It is compressed with no lock held.
@@ -249,6 +218,7 @@ impl<L: EntryLock> Store<L> {
         self.retire(&mut taken, old, new);
         drop(taken);
         self.core.relieve();
+        self.rewrite_some();
         Ok(())
     }
 
@@ -259,15 +229,16 @@ impl<L: EntryLock> Store<L> {
         self.check_slot(slot)?;
         let mut taken = self.core.streams.take(0, &self.budget)?;
         let (working, _) = taken.parts();
-        let Working { stream, object, page, .. } = working;
+        let Working { stream, object, page, trained, .. } = working;
         let locked = self.core.table.lock_or_make(slot, &self.budget)?;
         match locked.entry() {
-            Entry::Object { len_bytes, at, .. } => {
+            Entry::Object { tables, len_bytes, at } => {
+                ready(self.training.as_ref(), &mut **stream, trained, tables, slot)?;
                 // SAFETY: the entry names this object and stays locked to the end.
                 unsafe { self.core.pool.read(at, &mut object[..len_bytes]) };
                 decode(&mut **stream, &object[..len_bytes], page, slot)?;
             }
-            entry => self.copy_plain(entry, page),
+            entry => copy_plain(&self.core, entry, page),
         }
         change(page);
         let new = self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?;
@@ -283,7 +254,7 @@ impl<L: EntryLock> Store<L> {
         self.check_slot(slot)?;
         if let Some(locked) = self.core.table.lock(slot) {
             let old = locked.replace(Entry::Empty);
-            self.counters.replaced(old, Entry::Empty);
+            self.replaced(old, Entry::Empty);
             self.free_unread(old);
         }
         Ok(())
@@ -294,7 +265,7 @@ impl<L: EntryLock> Store<L> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
         let old = self.core.table.lock_or_make(slot, &self.budget)?.replace(new);
-        self.counters.replaced(old, new);
+        self.replaced(old, new);
         self.free_unread(old);
         Ok(())
     }
@@ -318,6 +289,8 @@ impl<L: EntryLock> Store<L> {
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let sums = self.counters.sums();
+        let (codec_tables, trainings, training_bytes) =
+            self.training.as_ref().map_or((0, 0, 0), |training| training.figures());
         Stats {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
@@ -328,6 +301,9 @@ impl<L: EntryLock> Store<L> {
             huge_pages: sums.huge_pages,
             table_bytes: self.core.table.used_bytes(),
             stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
+            codec_tables,
+            trainings,
+            training_bytes,
             spent_bytes: self.budget.used(),
         }
     }
@@ -347,13 +323,16 @@ impl<L: EntryLock> Store<L> {
         let _paused = self.core.pause();
         self.core.pool.check()?;
         let stats = self.stats();
-        let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes;
+        let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes;
         if parts != stats.spent_bytes {
             return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
         }
         let fresh = Counters::new(0);
         for slot in 0..self.slots {
             fresh.replaced(Entry::Empty, self.core.table.peek(slot));
+        }
+        if let Some(training) = &self.training {
+            training.check((0..self.slots).map(|slot| self.core.table.peek(slot)))?;
         }
         if fresh.sums() != self.counters.sums() {
             return Err(format!("slots hold {:?}, the counters say {:?}", fresh.sums(), self.counters.sums()));
@@ -366,19 +345,27 @@ impl<L: EntryLock> Store<L> {
         &self.budget
     }
 
-    fn check_slot(&self, slot: Slot) -> Result<(), Error> {
-        if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
+    /// Trains in another way, from the start.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn set_training(&mut self, training: Option<Arc<Training>>) {
+        self.training = training;
     }
 
-    /// Fills `page` from an entry that is viewed or locked and not compressed.
-    fn copy_plain(&self, entry: Entry, page: &mut Page) {
-        match entry {
-            Entry::Empty => page.fill(0),
-            Entry::Same(word) => fill(page, word.word()),
-            // SAFETY: the caller views or holds the entry that names the object.
-            Entry::Raw { at } => unsafe { self.core.pool.read(at, page) },
-            Entry::Object { .. } => unreachable!("compressed entries are decoded"),
-        }
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_training(&self) -> bool {
+        self.training.as_ref().is_some_and(|training| training.is_busy())
+    }
+
+    /// Puts another entry in the slot, as damaged memory would.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
+        let locked = self.core.table.lock(slot).expect("a slot with a leaf");
+        let entry = change(locked.entry());
+        locked.replace(entry);
+    }
+
+    fn check_slot(&self, slot: Slot) -> Result<(), Error> {
+        if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
 
     /// Makes the slot's new entry, and the object if it needs one, for the page of `source`. `replaced_bytes` is the
@@ -390,7 +377,8 @@ impl<L: EntryLock> Store<L> {
         source: Source<'_>,
         replaced_bytes: usize,
     ) -> Result<Entry, Full> {
-        let Working { stream, object, page: assembled, .. } = working;
+        let tables = self.training.as_ref().map_or(0, |training| training.current());
+        let Working { stream, object, page: assembled, trained, .. } = working;
         let page = match source {
             Source::Given(page) => page,
             Source::Assembled => &**assembled,
@@ -398,7 +386,12 @@ impl<L: EntryLock> Store<L> {
         if let Some(fill) = same_filled(page).and_then(Fill::new) {
             return Ok(Entry::Same(fill));
         }
+        let is_ready = prepare(self.training.as_ref(), &mut **stream, trained, tables);
+        debug_assert!(is_ready, "the current tables are kept");
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
+        if let Some(training) = &self.training {
+            training.offer(trained, slot, &self.core, &self.budget);
+        }
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let fits = || self.fits(len_bytes, replaced_bytes);
         let alloc = || self.core.pool.alloc(len_bytes, slot);
@@ -420,8 +413,7 @@ impl<L: EntryLock> Store<L> {
         let bytes = if compressed.is_some() { &working.object[..len_bytes] } else { &page[..] };
         // SAFETY: just allocated with this length, and in no entry yet.
         unsafe { self.core.pool.write(at, bytes) };
-        let codec = self.core.streams.codec().id() as u8;
-        Ok(if compressed.is_some() { Entry::Object { codec, len_bytes, at } } else { Entry::Raw { at } })
+        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })
     }
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
@@ -447,6 +439,9 @@ impl<L: EntryLock> Store<L> {
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.
     fn retire(&self, taken: &mut Taken<'_>, old: Entry, new: Entry) {
         self.counters.replaced_by_holder(taken.number(), old, new);
+        if let Some(training) = &self.training {
+            training.replaced(old, new);
+        }
         match old {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
                 let keep = !self.is_tight();
@@ -454,6 +449,23 @@ impl<L: EntryLock> Store<L> {
                 self.core.streams.retire(taken.parts().0, old.encode(), keep, free);
             }
             _ => self.core.free(old),
+        }
+    }
+
+    /// Counts the same by a thread that holds no stream.
+    fn replaced(&self, old: Entry, new: Entry) {
+        self.counters.replaced(old, new);
+        if let Some(training) = &self.training {
+            training.replaced(old, new);
+        }
+    }
+
+    /// Makes some objects anew whose tables are to be given up.
+    fn rewrite_some(&self) {
+        let Some(training) = &self.training else { return };
+        for slot in training.to_rewrite(self.slots, |slot| self.core.table.peek(slot)) {
+            // A page that cannot be rewritten for want of room keeps its tables in use.
+            let _ = self.update(slot, |_| {});
         }
     }
 
@@ -482,6 +494,79 @@ enum Source<'a> {
     Given(&'a Page),
     /// In the working state.
     Assembled,
+}
+
+/// [`Store::read`] of a slot that there is.
+pub(crate) fn read<L: EntryLock>(
+    core: &Core<L>,
+    training: Option<&Arc<Training>>,
+    budget: &Budget,
+    slot: Slot,
+    page: &mut Page,
+) -> Result<(), Error> {
+    // Empty and same-filled pages need neither lock nor stream.
+    let seen = core.table.peek(slot);
+    match seen {
+        Entry::Empty => {
+            page.fill(0);
+            return Ok(());
+        }
+        Entry::Same(word) => {
+            fill(page, word.word());
+            return Ok(());
+        }
+        Entry::Object { .. } | Entry::Raw { .. } => {}
+    }
+    let mut taken = core.streams.take(seen.encode(), budget)?;
+    let (Working { stream, object, trained, .. }, pin) = taken.parts();
+    let Some(view) = core.table.view(slot, pin) else {
+        page.fill(0);
+        return Ok(());
+    };
+    match view.entry() {
+        Entry::Object { tables, len_bytes, at } => {
+            ready(training, &mut **stream, trained, tables, slot)?;
+            // SAFETY: the entry names this object, which stays live and unchanged while the view does, and with pins
+            // until the stream goes back at the end.
+            let in_place = if L::PINS { unsafe { core.pool.bytes(at, len_bytes) } } else { None };
+            if let Some(bytes) = in_place {
+                return decode(&mut **stream, bytes, page, slot);
+            }
+            let object = &mut object[..len_bytes];
+            // SAFETY: as above.
+            unsafe { core.pool.read(at, object) };
+            drop(view);
+            decode(&mut **stream, object, page, slot)
+        }
+        entry => {
+            copy_plain(core, entry, page);
+            Ok(())
+        }
+    }
+}
+
+/// Fills `page` from an entry that is viewed or locked and not compressed.
+fn copy_plain<L: EntryLock>(core: &Core<L>, entry: Entry, page: &mut Page) {
+    match entry {
+        Entry::Empty => page.fill(0),
+        Entry::Same(word) => fill(page, word.word()),
+        // SAFETY: the caller views or holds the entry that names the object.
+        Entry::Raw { at } => unsafe { core.pool.read(at, page) },
+        Entry::Object { .. } => unreachable!("compressed entries are decoded"),
+    }
+}
+
+/// Sets `stream` to the tables that an object of the slot was made with.
+#[inline]
+fn ready(
+    training: Option<&Arc<Training>>,
+    stream: &mut dyn Stream,
+    trained: &mut Trained,
+    tables: u8,
+    slot: Slot,
+) -> Result<(), Error> {
+    let is_ready = prepare(training, stream, trained, tables);
+    is_ready.then_some(()).ok_or(Error::Corrupt { slot, what: "an object of tables that the store does not have" })
 }
 
 fn decode(stream: &mut dyn Stream, object: &[u8], page: &mut Page, slot: Slot) -> Result<(), Error> {

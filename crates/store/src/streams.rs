@@ -26,6 +26,7 @@ use crate::{
     budget::{Budget, Full},
     pins::{Pin, Pins},
     sync::Backoff,
+    training::Trained,
 };
 
 /// How many streams there are and who gets which.
@@ -63,6 +64,8 @@ pub(crate) struct Working {
     pub(crate) object: Box<Page>,
     /// Room to assemble a page that is written in part.
     pub(crate) page: Box<Page>,
+    /// What the stream has to do with training.
+    pub(crate) trained: Trained,
     /// Words that were swapped out of their entries and whose objects someone may still read.
     retired: Vec<u64>,
 }
@@ -283,7 +286,8 @@ impl Streams {
         pin
     }
 
-    /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) may have it.
+    /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) and
+    /// [`visit`](Self::visit) may have it.
     fn take_number(&self, number: usize, word: u64) -> Pin<'_> {
         let mut backoff = Backoff::default();
         loop {
@@ -319,6 +323,18 @@ impl Streams {
         }
     }
 
+    /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
+    /// held a stream before the call has given it back once after.
+    pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
+        for (number, cell) in self.working.iter().enumerate() {
+            let _pin = self.take_number(number, 0);
+            // SAFETY: this thread holds the pin.
+            if let Some(working) = unsafe { &mut *cell.get() } {
+                change(working);
+            }
+        }
+    }
+
     /// Waits until nobody reads the object of `word`, which was swapped out of its entry: at most a decode, unless the
     /// reader is preempted.
     pub(crate) fn wait_for_readers(&self, word: u64) {
@@ -338,6 +354,7 @@ impl Streams {
             stream,
             object: Box::new([0; PAGE_SIZE]),
             page: Box::new([0; PAGE_SIZE]),
+            trained: Trained::default(),
             retired: Vec::with_capacity(self.retired_capacity),
         })
     }

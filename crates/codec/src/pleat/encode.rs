@@ -6,8 +6,9 @@ use super::{
     bits::{Room, Writer},
     format::{Classes, Sequence, TRIPLE_BITS, meaning},
     isa::Isa,
+    literals::{Literals, encode_lane},
     parse::{MAX_SEQUENCES, Seen, parse},
-    tables::{LiteralSet, SETS, TOKEN_ESCAPE},
+    tables::{SETS, TOKEN_ESCAPE},
     window::{END, PAGE_AT, Window},
 };
 use crate::{PAGE_SIZE, mem::wild_copy};
@@ -16,13 +17,21 @@ use crate::{PAGE_SIZE, mem::wild_copy};
 pub(super) const RAW: u8 = 0xff;
 /// Bit of the first byte: the literals are in four lanes instead of two.
 pub(super) const FOUR_LANES: u8 = 1 << 6;
+/// Bit of the first byte: the literals stand as they are, one byte each.
+pub(super) const PLAIN: u8 = 1 << 7;
+/// The bits of the first byte that are 0 in an object with plain literals: literal set and lanes.
+pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
+/// Literals stay plain if codes would not save one byte in so many.
+const PLAIN_SHARE: usize = 16;
+/// An object that is longer than this is raw: decoding it would cost more than the bytes are worth.
+const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 /// From this many literals on, a page has four lanes of them.
 const FOUR_LANES_FROM: usize = 256;
 
-static CLASSES: Classes = Classes::NEW;
+/// A set is chosen by this many of a page's literals, or all.
+const SAMPLED: usize = 200;
 
-/// The literals of a page, and room for wide copies.
-type Literals = [u8; PAGE_SIZE + 64];
+static CLASSES: Classes = Classes::NEW;
 
 /// Working memory of an encoder.
 pub(super) struct Scratch {
@@ -99,10 +108,13 @@ pub(super) fn encode<I: Isa>(
     // The cheapest sets.
     let token_set = cheapest(&costs, tables.tokens.len());
     let mut costs = [0u16; SETS];
-    for &literal in literals.iter().step_by(literal_count / 200 + 1) {
+    let sampled = literals.iter().step_by(literal_count / SAMPLED + 1);
+    let sampled_count = sampled.len();
+    for &literal in sampled {
         add(&mut costs, &tables.literal_costs[usize::from(literal)]);
     }
     let literal_set = cheapest(&costs, tables.literals.len());
+    let plain = usize::from(costs[literal_set]) >= sampled_count * (64 - 64 / PLAIN_SHARE);
 
     let codes = &tables.tokens[token_set].encode;
     let mut tokens = Writer::new(&mut scratch.tokens);
@@ -116,31 +128,38 @@ pub(super) fn encode<I: Isa>(
     }
     let tokens_len = tokens.finish();
 
-    let lane_count = if literal_count < FOUR_LANES_FROM { 2 } else { 4 };
-    let set = &tables.literals[literal_set];
-    let mut lane_lens = [0; 4];
-    let mut rest = literals;
-    for (lane, (lane_len, room)) in lane_lens.iter_mut().zip(&mut scratch.lanes).enumerate().take(lane_count) {
-        let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
-        let (now, later) = rest.split_at(len);
-        rest = later;
-        *lane_len = encode_lane(set, now, room);
-    }
-
     let mut object = Object { out, at: 0 };
-    object.byte((literal_set | token_set << 3) as u8 | if lane_count == 4 { FOUR_LANES } else { 0 });
-    object.number(literal_count);
-    object.number(lane_lens[0] + lane_lens[1]);
-    if lane_count == 4 {
-        object.number(lane_lens[2] + lane_lens[3]);
-    }
-    for pair in 0..lane_count / 2 {
-        object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
-        object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
+    let head = (token_set << 3) as u8;
+    if plain {
+        object.byte(head | PLAIN);
+        object.number(literal_count);
+        object.bytes(literals);
+    } else {
+        let four = literal_count >= FOUR_LANES_FROM;
+        let lane_count = if four { 4 } else { 2 };
+        let set = &tables.literals[literal_set];
+        let mut lane_lens = [0; 4];
+        let mut rest = literals;
+        for (lane, (lane_len, room)) in lane_lens.iter_mut().zip(&mut scratch.lanes).enumerate().take(lane_count) {
+            let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
+            let (now, later) = rest.split_at(len);
+            rest = later;
+            *lane_len = encode_lane(set, now, room);
+        }
+        object.byte(head | literal_set as u8 | if four { FOUR_LANES } else { 0 });
+        object.number(literal_count);
+        object.number(lane_lens[0] + lane_lens[1]);
+        if four {
+            object.number(lane_lens[2] + lane_lens[3]);
+        }
+        for pair in 0..lane_count / 2 {
+            object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
+            object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
+        }
     }
     object.upwards(&scratch.tokens, tokens_len);
     object.downwards(&scratch.extras, extras_len);
-    if object.at > PAGE_SIZE {
+    if object.at > OBJECT_MAX {
         object.at = 0;
         object.byte(RAW);
         object.bytes(window.page());
@@ -166,28 +185,6 @@ fn add(costs: &mut [u16; SETS], more: &[u16; SETS]) {
 
 fn cheapest(costs: &[u16; SETS], sets: usize) -> usize {
     (0..sets).min_by_key(|&set| costs[set]).unwrap_or(0)
-}
-
-#[inline(always)]
-fn encode_lane(set: &LiteralSet, literals: &[u8], room: &mut Room) -> usize {
-    let mut writer = Writer::new(room);
-    let mut context = usize::from(set.context_after[0]);
-    let mut put = |writer: &mut Writer, literal: u8| {
-        let code = set.encode[(context << 8 | usize::from(literal)) & (set.encode.len() - 1)];
-        writer.put(u64::from(code & 0x7ff_ffff), code >> 27);
-        context = usize::from(set.context_after[usize::from(literal)]);
-    };
-    let (threes, rest) = literals.as_chunks::<3>();
-    for &three in threes {
-        for literal in three {
-            put(&mut writer, literal);
-        }
-        writer.flush();
-    }
-    for &literal in rest {
-        put(&mut writer, literal);
-    }
-    writer.finish()
 }
 
 /// An object in the making. `at` may go beyond the end of `out`: then nothing more is written.

@@ -14,6 +14,7 @@ mod encode;
 mod format;
 mod huffman;
 mod isa;
+mod literals;
 mod parse;
 mod sequences;
 mod tables;
@@ -63,6 +64,10 @@ impl Codec for Pleat {
         "pleat".to_owned()
     }
 
+    fn tables(&self) -> Option<Arc<PleatTables>> {
+        Some(Arc::clone(&self.tables))
+    }
+
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
         Ok(Box::new(PleatStream::new(Arc::clone(&self.tables), isa::Shims::best())))
     }
@@ -96,6 +101,12 @@ impl Stream for PleatStream {
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
         (self.shims.decode)(&self.tables, object, &mut self.window, &mut self.decoder, page)
+    }
+
+    fn set_tables(&mut self, tables: &Arc<PleatTables>) {
+        let before = self.tables.dictionary_bytes();
+        self.window.set_dictionary(&tables.window, before.max(tables.dictionary_bytes()));
+        self.tables = Arc::clone(tables);
     }
 
     fn memory_bytes(&self) -> usize {

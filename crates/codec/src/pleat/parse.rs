@@ -78,6 +78,19 @@ impl Bytes {
         (length + difference.trailing_zeros() as usize / 8).min(END - at)
     }
 
+    /// How many bytes before `at`, at most `most` of them, equal those `offset` before.
+    #[inline(always)]
+    fn common_before(self, at: usize, offset: usize, most: usize) -> usize {
+        let mut length = 0;
+        loop {
+            let difference = self.word(at - length - 8) ^ self.word(at - length - 8 - offset);
+            length += difference.leading_zeros() as usize / 8;
+            if difference != 0 || length >= most {
+                return length.min(most);
+            }
+        }
+    }
+
     /// A match at `at`, if there is one.
     #[inline(always)]
     fn find(self, seen: &mut Seen, reps: &[usize; 3], at: usize) -> Option<Match> {
@@ -135,8 +148,7 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
             found = next;
         }
         let Match { mut length, offset, rep } = found;
-        let before = bytes.word(at - 8) ^ bytes.word(at - 8 - offset);
-        let back = (before.leading_zeros() as usize / 8).min(at - done);
+        let back = bytes.common_before(at, offset, at - done);
         at -= back;
         length += back;
         let Some(sequence) = sequences.get_mut(count) else { break };

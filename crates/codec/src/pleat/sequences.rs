@@ -17,9 +17,9 @@ use std::{hint::select_unpredictable, ops::Range};
 use super::{
     PleatTables,
     bits::{Reader, Room, word_before},
-    decode::Literals,
     format::{FIRST_REPS, Sequence, TRIPLE_BITS, meaning},
     isa::Isa,
+    literals::Literals,
     tables::{SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX, TokenSet},
     window::{PAGE_AT, Window},
 };

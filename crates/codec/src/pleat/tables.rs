@@ -24,7 +24,7 @@ pub(super) const ESCAPE: usize = 256;
 /// Symbol of a token that has no code in its set: a triple follows.
 pub(super) const TOKEN_ESCAPE: usize = 0;
 
-const MAGIC: [u8; 4] = *b"plt\x01";
+const MAGIC: [u8; 4] = *b"plt\x02";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -66,14 +66,40 @@ pub(super) struct TokenSet {
     pub(super) decode: Box<[u16; 1 << TOKEN_MAX]>,
 }
 
+/// What a look-up of literals gives.
+///
+/// ```text
+/// bits  0..6   length of the codes
+/// bit   6      it is an escape
+/// bits 10..13  context after the last literal
+/// bits 14..30  the literals, the first lowest
+/// bits 30..32  number of literals: 1 or 2; 0 for an escape
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lookup(pub(super) u32);
+
+impl Lookup {
+    /// Set in an escape.
+    pub(super) const ESCAPED: u32 = 1 << 6;
+    /// The bits of the context, where it is to be combined with the next [`LITERAL_MAX`] bits.
+    pub(super) const CONTEXT: u32 = (CONTEXTS as u32 - 1) << LITERAL_MAX;
+
+    fn new(length: u8, literals: &[u8], context: u8) -> Self {
+        let bytes = literals.iter().rev().fold(0, |bytes, &literal| bytes << 8 | u32::from(literal));
+        let escaped = if literals.is_empty() { Self::ESCAPED } else { 0 };
+        let count = literals.len() as u32;
+        Self(u32::from(length) | escaped | u32::from(context) << LITERAL_MAX | bytes << 14 | count << 30)
+    }
+}
+
 /// One literal set, ready.
 pub(super) struct LiteralSet {
     pub(super) context_after: [u8; 256],
     /// `code | length << 27` by `context << 8 | literal`; a literal without code holds the escape's and its own 8 bits.
     pub(super) encode: Box<[u32; CONTEXTS << 8]>,
-    /// By `context << LITERAL_MAX | next bits`: bits 0 to 3 the length, 4 to 11 the literal, 12 to 14 the context
-    /// after it; bit 15 is set, and the rest but the length 0, for the escape.
-    pub(super) decode: Box<[u16; CONTEXTS << LITERAL_MAX]>,
+    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole. See
+    /// [`Lookup`].
+    pub(super) decode: Box<[Lookup; CONTEXTS << LITERAL_MAX]>,
 }
 
 /// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes for tokens and
@@ -239,11 +265,16 @@ impl PleatTables {
         Ok(tables)
     }
 
+    /// Bytes of the dictionary, 0 if there is none.
+    pub fn dictionary_bytes(&self) -> usize {
+        self.model.dictionary.len()
+    }
+
     /// Heap bytes of the tables.
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
         let literal = size_of::<[u32; CONTEXTS << 8]>()
-            + size_of::<[u16; CONTEXTS << LITERAL_MAX]>()
+            + size_of::<[Lookup; CONTEXTS << LITERAL_MAX]>()
             + size_of::<LiteralSet>()
             + size_of::<LiteralCode>();
         size_of::<[u16; TRIPLES]>()
@@ -305,7 +336,8 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
         return Err(BadTables { what: "a context that does not exist" });
     }
     let mut encode = Box::new([0; CONTEXTS << 8]);
-    let mut decode = Box::new([0; CONTEXTS << LITERAL_MAX]);
+    // One symbol by context and bits: its length, and its literal unless it is the escape.
+    let mut symbols = vec![(0, None); CONTEXTS << LITERAL_MAX];
     for (context, lengths) in lengths.iter().enumerate() {
         let codes =
             huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal lengths that are no code" })?;
@@ -314,22 +346,34 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
             return Err(BadTables { what: "literal lengths without an escape" });
         }
         for (literal, code) in codes.iter().enumerate() {
-            let entry = if literal == ESCAPE {
-                1 << 15
-            } else {
+            if literal != ESCAPE {
                 let own = u32::from(code.bits) | u32::from(code.length) << 27;
                 let bits = u32::from(escape.bits) | (literal as u32) << escape.length;
                 let escaped = bits | (u32::from(escape.length) + 8) << 27;
                 encode[context << 8 | literal] = if code.length == 0 { escaped } else { own };
-                (literal as u16) << 4 | u16::from(context_after[literal]) << 12
-            };
+            }
             if code.length > 0 {
-                let table = &mut decode[context << LITERAL_MAX..][..1 << LITERAL_MAX];
-                for slot in table.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
-                    *slot = entry | u16::from(code.length);
-                }
+                let symbol = (code.length, u8::try_from(literal).ok());
+                let table = &mut symbols[context << LITERAL_MAX..][..1 << LITERAL_MAX];
+                table.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length).for_each(|slot| *slot = symbol);
             }
         }
+    }
+    let mut decode = Box::new([Lookup::default(); CONTEXTS << LITERAL_MAX]);
+    for (place, lookup) in decode.iter_mut().enumerate() {
+        let (length, literal) = symbols[place];
+        let Some(first) = literal else {
+            *lookup = Lookup::new(length, &[], 0);
+            continue;
+        };
+        let context = context_after[usize::from(first)];
+        let rest = (place & ((1 << LITERAL_MAX) - 1)) >> length;
+        *lookup = match symbols[usize::from(context) << LITERAL_MAX | rest] {
+            (more, Some(second)) if length + more <= LITERAL_MAX => {
+                Lookup::new(length + more, &[first, second], context_after[usize::from(second)])
+            }
+            _ => Lookup::new(length, &[first], context),
+        };
     }
     Ok(LiteralSet { context_after: *context_after, encode, decode })
 }

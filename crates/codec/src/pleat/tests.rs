@@ -290,7 +290,7 @@ fn training_helps_on_pages_not_seen_and_is_repeatable() {
     assert!(total(&tables, &others) * 100 < total(&PleatTables::builtin(), &others) * 95);
 }
 
-/// Objects of format version 1 with the built-in tables: a change of either shows here.
+/// Objects of format version 2 with the built-in tables: a change of either shows here.
 #[test]
 fn golden_objects() {
     let tables = PleatTables::builtin();

@@ -255,6 +255,11 @@ impl PleatTables {
     /// `None`: tables of their own would not help pages like these. That is judged by every eighth sample, kept from
     /// training: the trained tables must make these at least 2 % smaller than the built-in tables do.
     pub fn train(samples: &[&Page]) -> Option<Self> {
+        Self::train_beyond(&Self::builtin(), samples)
+    }
+
+    /// As [`PleatTables::train`], for pages that have `current` tables already: the new ones must be 2 % better than these.
+    pub fn train_beyond(current: &Self, samples: &[&Page]) -> Option<Self> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
         let (mut kept, mut judged) = (Vec::new(), Vec::new());
@@ -273,7 +278,7 @@ impl PleatTables {
             }
         }
         let (bytes, tables) = best?;
-        worth_it(bytes, super::total(&Self::builtin(), &judged)).then_some(tables)
+        worth_it(bytes, super::total(current, &judged)).then_some(tables)
     }
 
     /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for the built-in

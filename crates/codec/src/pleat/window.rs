@@ -46,6 +46,12 @@ impl Window {
         self.bytes[PAGE_AT..END].copy_from_slice(page);
     }
 
+    /// Makes the last `len` bytes before the page those of `other`; what lies before them is the same in both.
+    pub(super) fn set_dictionary(&mut self, other: &Self, len: usize) {
+        let before = PAGE_AT - len..PAGE_AT;
+        self.bytes[before.clone()].copy_from_slice(&other.bytes[before]);
+    }
+
     /// The start of the window, of which [`SIZE`] bytes can be read.
     pub(super) fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr()

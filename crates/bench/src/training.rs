@@ -1,0 +1,135 @@
+//! `pagefold-bench training`: what a store gains by tables trained on its own pages, beside the same store with the tables
+//! that come with the codec.
+//!
+//! Blocks of 64 pages take turns. The even ones are written first, over and over until 20,000 pages are, so that the store has
+//! trained. Then the odd ones are written and read, and are what is measured: no measured page was trained on.
+
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use pagefold_codec::{PAGE_SIZE, Page, by_name, same_filled};
+use pagefold_store::{Config, Store};
+
+use crate::{codec::gather::files, report::Figure};
+
+/// Options of `pagefold-bench training`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages are written, each a store of its own
+    #[arg(long, num_args = 1.., required = true)]
+    data: Vec<PathBuf>,
+    /// The codec, one with tables
+    #[arg(long, default_value = "pleat")]
+    codec: String,
+    /// Rounds; each speed is that of its fastest round
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+const BLOCK_PAGES: usize = 64;
+/// Pages that are written so that the store trains.
+const TRAINING_PAGES: usize = 20_000;
+/// A training takes a second or two; after this long there was none to be had.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What one store did with the pages that it was not trained on.
+struct Measured {
+    bytes: u64,
+    write_mb_s: f64,
+    read_mb_s: f64,
+    trainings: u64,
+    training_bytes: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    for (name, bytes) in files(&args.data)? {
+        let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
+        let (mut before, mut measured) = (Vec::new(), Vec::new());
+        for (number, page) in pages.iter().enumerate().filter(|(_, page)| same_filled(page).is_none()) {
+            if number / BLOCK_PAGES % 2 == 0 { before.push(page) } else { measured.push(page) }
+        }
+        ensure!(!before.is_empty() && !measured.is_empty(), "{name} has too few pages");
+        let mut of = Vec::new();
+        for train in [false, true] {
+            let codec = by_name(&args.codec)?;
+            let slots = (before.len() + measured.len()) as u64;
+            let store = Store::new(Config { slots, codec, train, ..Config::default() })?;
+            of.push(measure(&store, &before, &measured, args.rounds).with_context(|| name.clone())?);
+        }
+        for (subject, of) in ["built-in", "trained"].iter().zip(&of) {
+            report(args.json, &name, subject, measured.len(), of);
+        }
+    }
+    Ok(())
+}
+
+fn measure(store: &Store, before: &[&Page], measured: &[&Page], rounds: usize) -> anyhow::Result<Measured> {
+    for (number, page) in before.iter().cycle().take(TRAINING_PAGES).enumerate() {
+        store.write((number % before.len()) as u64, page)?;
+    }
+    let patient_until = Instant::now() + PATIENCE;
+    while store.stats().codec_tables == 1 && Instant::now() < patient_until {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let held = store.stats().compr_data_size;
+    let (mut write, mut read) = (Duration::MAX, Duration::MAX);
+    let mut back = [0; PAGE_SIZE];
+    for _ in 0..rounds {
+        let start = Instant::now();
+        for (slot, page) in (before.len() as u64..).zip(measured) {
+            store.write(slot, page)?;
+        }
+        write = write.min(start.elapsed());
+        let start = Instant::now();
+        for slot in (before.len() as u64..).take(measured.len()) {
+            store.read(slot, &mut back)?;
+        }
+        read = read.min(start.elapsed());
+    }
+    for (slot, page) in (before.len() as u64..).zip(measured) {
+        store.read(slot, &mut back)?;
+        ensure!(back == **page, "slot {slot} came back changed");
+    }
+    let stats = store.stats();
+    let mb_s = |time: Duration| (measured.len() * PAGE_SIZE) as f64 / time.as_secs_f64() / 1e6;
+    Ok(Measured {
+        bytes: stats.compr_data_size - held,
+        write_mb_s: mb_s(write),
+        read_mb_s: mb_s(read),
+        trainings: stats.trainings,
+        training_bytes: stats.training_bytes,
+    })
+}
+
+fn report(json: bool, case: &str, subject: &str, pages: usize, of: &Measured) {
+    let figures = [
+        ("pages", pages as f64, "pages"),
+        ("compressed_bytes", of.bytes as f64, "bytes"),
+        ("write_mb_s", of.write_mb_s, "MB/s"),
+        ("read_mb_s", of.read_mb_s, "MB/s"),
+        ("trainings", of.trainings as f64, "trainings"),
+        ("training_bytes", of.training_bytes as f64, "bytes"),
+    ];
+    if json {
+        for (metric, value, unit) in figures {
+            Figure { bench: "training", case, subject, metric, value, unit }.print_json();
+        }
+    } else {
+        println!(
+            "{case:16} {subject:9} {pages:6} pages {:9} bytes {:.4}  write {:7.1}  read {:7.1} MB/s  {} trainings, {} KiB",
+            of.bytes,
+            of.bytes as f64 / (pages * PAGE_SIZE) as f64,
+            of.write_mb_s,
+            of.read_mb_s,
+            of.trainings,
+            of.training_bytes >> 10,
+        );
+    }
+}

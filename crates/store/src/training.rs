@@ -1,0 +1,358 @@
+//! Tables of the store's own: sampled, trained in the background, numbered, and given up when no object needs them.
+//!
+//! ```text
+//! writer:   object ← compress with the tables of `current`; the entry says their number
+//!           now and then: the slot → sample; the sample is full: start the trainer
+//!           while a number is to be given up: rewrite some slots that have it
+//! reader:   the entry's number → tables → decode
+//! trainer:  free the numbers that no object has; read the pages of the sample
+//!           tables ← train on the sample; not a fiftieth better than the current ones: sample more sparsely
+//!           else: number ← a free one; current ← number; none is free any more: give the oldest up
+//! ```
+//!
+//! A number is free again when (1) it is not the current one, (2) every stream has been given back since, so that no writer
+//! still has it in mind, (3) no entry has it, (4) every stream has been given back again, so that nobody still decodes an
+//! object that had it. While a stream is held none of (2) and (4) can pass: so its holder may use what it looked up.
+//!
+//! Number 0 are the tables that the codec came with. They are kept: a new stream has them. The sum of `objects` over the
+//! numbers is how many slots hold compressed objects.
+
+use std::{
+    array, iter, mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicI64, AtomicU8, AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    thread,
+};
+
+use crossbeam_utils::CachePadded;
+use pagefold_codec::{Codec, PAGE_SIZE, Page, PleatTables, Stream, same_filled};
+
+use crate::{budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
+
+/// Tables that a store has at most at a time, those that the codec came with included: about half a megabyte each.
+pub(crate) const NUMBERS: usize = 4;
+
+/// No number: nothing is to be given up; the stream's tables are gone.
+const NONE: u8 = u8::MAX;
+
+/// Memory of a training with the usual plan, pages included, rounded up.
+const WORK_BYTES: u64 = 28 << 20;
+
+/// Slots that a writer looks at when a number is to be given up, and how many of them it rewrites.
+const HELP_SLOTS: u64 = 64;
+const HELP_REWRITES: usize = 2;
+
+/// When a store samples and trains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Pages of a sample.
+    pub(crate) sample_pages: usize,
+    /// One page of so many written goes to the first sample.
+    pub(crate) first_stride: u32,
+    /// And so many to later ones; each sample from which nothing is learnt doubles it, up to `max_stride`.
+    pub(crate) stride: u32,
+    /// The most it becomes.
+    pub(crate) max_stride: u32,
+}
+
+impl Plan {
+    /// The first training after 16 MiB written, later ones after 256 MiB or more.
+    pub(crate) const USUAL: Self = Self { sample_pages: 1024, first_stride: 4, stride: 64, max_stride: 1024 };
+}
+
+/// What a stream has to do with training. A new stream has the tables that its codec came with, number 0.
+#[derive(Debug, Default)]
+pub(crate) struct Trained {
+    /// The number of the tables that it is set to.
+    number: u8,
+    /// Pages to write until the next goes to the sample.
+    until_sample: u32,
+}
+
+/// The tables of a store whose codec can be trained.
+pub(crate) struct Training {
+    plan: Plan,
+    sets: Mutex<Sets>,
+    sampling: Mutex<Sampling>,
+    /// The number of the tables with which objects are made.
+    current: AtomicU8,
+    /// How many slots hold an object of each number.
+    objects: [CachePadded<AtomicI64>; NUMBERS],
+    stride: AtomicU32,
+    /// The number whose objects writers rewrite, or [`NONE`]; and the next slot to look at.
+    leaving: AtomicU8,
+    cursor: AtomicU64,
+    trainings: AtomicU64,
+    /// What the budget has given for tables and training.
+    held_bytes: AtomicU64,
+}
+
+struct Sets {
+    of: [Option<Arc<PleatTables>>; NUMBERS],
+    /// The numbers of trained tables, the oldest first, the current one last.
+    order: Vec<u8>,
+}
+
+struct Sampling {
+    slots: Vec<u64>,
+    /// The trainer has a sample; no other is collected meanwhile.
+    busy: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Training {
+    /// The training of a store of `codec`; `None` if that has nothing to train.
+    pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Arc<Self>> {
+        let first = codec.tables()?;
+        let mut of = [const { None }; NUMBERS];
+        of[0] = Some(first);
+        Some(Arc::new(Self {
+            plan,
+            sets: Mutex::new(Sets { of, order: Vec::with_capacity(NUMBERS) }),
+            sampling: Mutex::new(Sampling { slots: Vec::with_capacity(plan.sample_pages), busy: false }),
+            current: AtomicU8::new(0),
+            objects: array::from_fn(|_| CachePadded::default()),
+            stride: AtomicU32::new(plan.first_stride),
+            leaving: AtomicU8::new(NONE),
+            cursor: AtomicU64::new(0),
+            trainings: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// The number of the tables with which objects are made now.
+    pub(crate) fn current(&self) -> u8 {
+        self.current.load(Acquire)
+    }
+
+    /// How many tables there are, how often they were trained, and the bytes of both.
+    pub(crate) fn figures(&self) -> (u64, u64, u64) {
+        let tables = 1 + lock(&self.sets).order.len() as u64;
+        (tables, self.trainings.load(Relaxed), self.held_bytes.load(Relaxed))
+    }
+
+    /// Whether a training is under way.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_busy(&self) -> bool {
+        lock(&self.sampling).busy
+    }
+
+    /// Counts that `new` took the place of `old`. The caller holds a stream if `new` is an object.
+    pub(crate) fn replaced(&self, old: Entry, new: Entry) {
+        for (entry, by) in [(old, -1), (new, 1)] {
+            if let Entry::Object { tables, .. } = entry
+                && let Some(objects) = self.objects.get(usize::from(tables))
+            {
+                objects.fetch_add(by, Relaxed);
+            }
+        }
+    }
+
+    /// Compares the counts with what the slots hold. For tests, with no other thread in the store.
+    pub(crate) fn check(&self, entries: impl Iterator<Item = Entry>) -> Result<(), String> {
+        let counted: [i64; NUMBERS] = array::from_fn(|number| self.objects[number].load(Relaxed));
+        let mut found = [0; NUMBERS];
+        for entry in entries {
+            if let Entry::Object { tables, .. } = entry {
+                *found.get_mut(usize::from(tables)).ok_or("an object of a number beyond all")? += 1;
+            }
+        }
+        let sets = lock(&self.sets);
+        if found != counted {
+            return Err(format!("tables have {found:?} objects, counted are {counted:?}"));
+        }
+        if let Some(number) = (0..NUMBERS).find(|&number| found[number] > 0 && sets.of[number].is_none()) {
+            return Err(format!("the tables of {} objects are gone", found[number]));
+        }
+        Ok(())
+    }
+
+    /// Sets `stream` to the tables of `number`. False: there are none.
+    #[cold]
+    fn set(&self, stream: &mut dyn Stream, number: u8) -> bool {
+        let sets = lock(&self.sets);
+        let Some(Some(tables)) = sets.of.get(usize::from(number)) else { return false };
+        stream.set_tables(tables);
+        true
+    }
+
+    fn take(&self, budget: &Budget, bytes: u64) -> bool {
+        let taken = budget.take(bytes).is_ok();
+        if taken {
+            self.held_bytes.fetch_add(bytes, Relaxed);
+        }
+        taken
+    }
+
+    fn give(&self, budget: &Budget, bytes: u64) {
+        self.held_bytes.fetch_sub(bytes, Relaxed);
+        budget.give(bytes);
+    }
+
+    /// Puts `slot` in the sample; gives the sample when it is full.
+    #[cold]
+    fn collect(&self, slot: u64) -> Option<Vec<u64>> {
+        // Whoever finds another thread here has a slot that is as good as the next.
+        let mut sampling = self.sampling.try_lock().ok()?;
+        if sampling.busy {
+            return None;
+        }
+        sampling.slots.push(slot);
+        if sampling.slots.len() < self.plan.sample_pages {
+            return None;
+        }
+        sampling.busy = true;
+        Some(mem::replace(&mut sampling.slots, Vec::with_capacity(self.plan.sample_pages)))
+    }
+
+    /// Offers a slot that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
+    /// begins to train.
+    #[inline]
+    pub(crate) fn offer<L: EntryLock>(
+        self: &Arc<Self>,
+        trained: &mut Trained,
+        slot: u64,
+        core: &Arc<Core<L>>,
+        budget: &Arc<Budget>,
+    ) {
+        if trained.until_sample > 0 {
+            trained.until_sample -= 1;
+            return;
+        }
+        trained.until_sample = self.stride.load(Relaxed).saturating_sub(1);
+        let Some(sample) = self.collect(slot) else { return };
+        let (training, core, budget) = (Arc::clone(self), Arc::clone(core), Arc::clone(budget));
+        let work = move || {
+            training.train(&sample, &core, &budget);
+            lock(&training.sampling).busy = false;
+        };
+        // Without a thread there is no training; the next sample tries again.
+        if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
+            lock(&self.sampling).busy = false;
+        }
+    }
+
+    /// The trainer's work with one sample.
+    fn train<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) {
+        self.free_unused(core, budget);
+        // What a disk near its limit has left is for its user.
+        if budget.limit() - budget.used() < 2 * WORK_BYTES || !self.take(budget, WORK_BYTES) {
+            return;
+        }
+        let pages = self.pages_of(slots, core, budget);
+        let pages: Vec<&Page> = pages.iter().collect();
+        let current = lock(&self.sets).of[usize::from(self.current())].clone();
+        let better = current.and_then(|current| PleatTables::train_beyond(&current, &pages));
+        self.give(budget, WORK_BYTES);
+        match better {
+            Some(tables) => {
+                self.stride.store(self.plan.stride, Relaxed);
+                self.install(Arc::new(tables), budget);
+            }
+            None => {
+                let stride = self.stride.load(Relaxed).max(self.plan.stride / 2);
+                self.stride.store(stride.saturating_mul(2).min(self.plan.max_stride), Relaxed);
+            }
+        }
+    }
+
+    /// The pages of `slots`, as far as these still hold any that needs an object.
+    fn pages_of<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) -> Vec<Page> {
+        let mut pages = Vec::with_capacity(slots.len());
+        for &slot in slots {
+            let mut page = [0; PAGE_SIZE];
+            if read(core, Some(self), budget, slot, &mut page).is_ok() && same_filled(&page).is_none() {
+                pages.push(page);
+            }
+        }
+        pages
+    }
+
+    /// Makes `tables` the current ones, if a number is free and the budget has room for them.
+    fn install(&self, tables: Arc<PleatTables>, budget: &Budget) {
+        let bytes = tables.memory_bytes() as u64;
+        let mut sets = lock(&self.sets);
+        let free = sets.of.iter().position(Option::is_none);
+        if let Some(number) = free
+            && self.take(budget, bytes)
+        {
+            sets.of[number] = Some(tables);
+            sets.order.push(number as u8);
+            self.current.store(number as u8, Release);
+            self.trainings.fetch_add(1, Relaxed);
+        }
+        if sets.of.iter().all(Option::is_some) && self.leaving.load(Relaxed) == NONE {
+            self.cursor.store(0, Relaxed);
+            self.leaving.store(sets.order[0], Release);
+        }
+    }
+
+    /// Frees the numbers that no object has, as the module's comment says.
+    fn free_unused<L: EntryLock>(&self, core: &Core<L>, budget: &Budget) {
+        let current = self.current();
+        core.streams.visit(|_| {});
+        let unused =
+            |number: usize| number != 0 && number != usize::from(current) && self.objects[number].load(Relaxed) == 0;
+        let unused: [bool; NUMBERS] = array::from_fn(unused);
+        core.streams.visit(|working| {
+            if unused.get(usize::from(working.trained.number)).copied().unwrap_or(false) {
+                working.trained.number = NONE;
+            }
+        });
+        let mut sets = lock(&self.sets);
+        for number in (0..NUMBERS).filter(|&number| unused[number]) {
+            if let Some(tables) = sets.of[number].take() {
+                self.give(budget, tables.memory_bytes() as u64);
+                sets.order.retain(|&other| usize::from(other) != number);
+                _ = self.leaving.compare_exchange(number as u8, NONE, AcqRel, Relaxed);
+            }
+        }
+    }
+
+    /// Slots whose objects are to be rewritten, so that the oldest number becomes free: few, and none most of the time.
+    /// `entry_of` says what a slot holds, `slots` how many there are.
+    pub(crate) fn to_rewrite(&self, slots: u64, entry_of: impl Fn(u64) -> Entry) -> impl Iterator<Item = u64> {
+        let leaving = self.leaving.load(Acquire);
+        let mut looks = if leaving == NONE { 0 } else { HELP_SLOTS };
+        let next = move || {
+            while looks > 0 {
+                looks -= 1;
+                let slot = self.cursor.fetch_add(1, Relaxed);
+                if slot >= slots {
+                    // What could not be rewritten is tried again when a number is needed.
+                    _ = self.leaving.compare_exchange(leaving, NONE, AcqRel, Relaxed);
+                    return None;
+                }
+                if matches!(entry_of(slot), Entry::Object { tables, .. } if tables == leaving) {
+                    return Some(slot);
+                }
+            }
+            None
+        };
+        iter::from_fn(next).take(HELP_REWRITES)
+    }
+}
+
+/// Sets `stream` to the tables of `number`, if it is not yet. False: the store has none of that number.
+#[inline]
+pub(crate) fn prepare(
+    training: Option<&Arc<Training>>,
+    stream: &mut dyn Stream,
+    trained: &mut Trained,
+    number: u8,
+) -> bool {
+    if trained.number == number {
+        return true;
+    }
+    let set = training.is_some_and(|training| training.set(stream, number));
+    trained.number = if set { number } else { NONE };
+    set
+}

@@ -1,0 +1,228 @@
+//! Stores that train often, on pages whose kind changes.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_codec::{PAGE_SIZE, Page, Pleat, by_name};
+use proptest::prelude::*;
+
+use crate::{
+    Config, Error, Store,
+    entry::Entry,
+    training::{Plan, Training},
+};
+
+/// Trains as often as it can.
+const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
+
+/// A store of `pleat` with `slots` slots that trains by `plan`.
+fn store(slots: u64, memory_limit: u64, plan: Plan) -> Store {
+    let codec = Arc::new(Pleat::default());
+    let config = Config { slots, codec: codec.clone(), memory_limit, ..Config::default() };
+    let mut store = Store::new(config).expect("a small store");
+    store.set_training(Training::new(&*codec, plan));
+    store
+}
+
+/// A page of words of `kind`'s own vocabulary: other tables are better for every kind. The same arguments, the same page.
+fn page(kind: u64, number: u64) -> Page {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut page = [0; PAGE_SIZE];
+    for word in page.as_chunks_mut::<16>().0 {
+        let rank = next(60) * next(60);
+        let mut vocabulary = (kind << 32 | rank).wrapping_add(1).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        for byte in word {
+            vocabulary = vocabulary.rotate_left(9).wrapping_mul(0x2545_f491_4f6c_dd1d);
+            *byte = (vocabulary >> 56) as u8 & 0x3f | (kind as u8 & 3) << 6;
+        }
+    }
+    page[..8].copy_from_slice(&number.to_le_bytes());
+    page
+}
+
+/// Waits until no training is under way and `done` holds.
+fn wait(store: &Store, done: impl Fn(&Store) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !done(store) || store.is_training() {
+        assert!(Instant::now() < deadline, "{:?}", store.stats());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn read(store: &Store, slot: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    store.read(slot, &mut page).expect("a readable page");
+    page
+}
+
+#[test]
+fn tables_are_trained_and_make_pages_smaller() {
+    let store = store(512, u64::MAX, OFTEN);
+    (0..256).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+    wait(&store, |store| store.stats().trainings > 0);
+    let before = store.stats();
+    assert!(before.codec_tables >= 2 && before.training_bytes > 0);
+    (256..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+    wait(&store, |_| true);
+    let more = store.stats().compr_data_size - before.compr_data_size;
+    assert!(more * 100 < before.compr_data_size * 97, "{more} bytes after {}", before.compr_data_size);
+    assert!((0..512).all(|slot| read(&store, slot) == page(0, slot)));
+    store.check().expect("consistent");
+}
+
+#[test]
+fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
+    let store = store(256, u64::MAX, OFTEN);
+    for kind in 0..8 {
+        let trainings = store.stats().trainings;
+        let mut number = 0;
+        // Writes go on until this kind has tables, some slots keep the first kind's pages.
+        while store.stats().trainings == trainings && number < 6000 {
+            let slot = 32 + number % 224;
+            store.write(slot, &page(kind, number)).expect("no limit");
+            number += 1;
+            if number % 96 == 0 {
+                wait(&store, |_| true);
+            }
+        }
+        if kind == 0 {
+            (0..32).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+        }
+        assert!(store.stats().codec_tables <= 4);
+        assert!((0..32).all(|slot| read(&store, slot) == page(0, slot)));
+        store.check().expect("consistent");
+    }
+    let stats = store.stats();
+    assert!(stats.trainings >= 6, "{stats:?}");
+}
+
+#[test]
+fn a_codec_without_tables_trains_nothing() {
+    for name in ["fold", "zstd-1"] {
+        let codec = by_name(name).expect("a known codec");
+        let store = Store::new(Config { slots: 64, codec, ..Config::default() }).expect("a small store");
+        (0..64).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+        let stats = store.stats();
+        assert_eq!((stats.codec_tables, stats.trainings, stats.training_bytes), (0, 0, 0), "{name}");
+    }
+}
+
+#[test]
+fn noise_is_not_worth_tables() {
+    let store = store(512, u64::MAX, OFTEN);
+    let mut state = 1u64;
+    for slot in 0..512 {
+        let page = std::array::from_fn(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        });
+        store.write(slot, &page).expect("no limit");
+    }
+    wait(&store, |_| true);
+    assert_eq!(store.stats().trainings, 0);
+}
+
+#[test]
+fn a_store_near_its_limit_does_not_train() {
+    let store = store(512, 8 << 20, OFTEN);
+    (0..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("room"));
+    let stats = store.stats();
+    assert_eq!((stats.trainings, stats.training_bytes), (0, 0));
+    store.check().expect("consistent");
+}
+
+#[test]
+fn an_object_of_unknown_tables_is_an_error() {
+    let store = store(4, u64::MAX, OFTEN);
+    let page = std::array::from_fn(|at| if at < 2000 { at as u8 } else { 7 });
+    store.write(1, &page).expect("no limit");
+    store.change_entry(1, |entry| match entry {
+        Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 3, len_bytes, at },
+        other => other,
+    });
+    let mut back = [0; PAGE_SIZE];
+    let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the store does not have" };
+    assert_eq!(store.read(1, &mut back), Err(unknown));
+    assert_eq!(store.update(1, |_| {}), Err(unknown));
+    assert!(store.check().is_err());
+    store.change_entry(1, |entry| match entry {
+        Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 0, len_bytes, at },
+        other => other,
+    });
+    assert!(read(&store, 1) == page);
+}
+
+#[test]
+fn threads_keep_their_pages_through_retrainings() {
+    let store = store(256, u64::MAX, OFTEN);
+    thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut holds = [None; 64];
+                for round in 0..3000u64 {
+                    let at = (round.wrapping_mul(2_654_435_761) >> 7) as usize % holds.len();
+                    let slot = at as u64 * 4 + thread;
+                    match holds[at] {
+                        Some((kind, number)) if round % 3 == 0 => assert!(read(store, slot) == page(kind, number)),
+                        Some(_) if round % 17 == 0 => {
+                            store.discard(slot).expect("a slot");
+                            holds[at] = None;
+                        }
+                        _ => {
+                            let held = (round / 400, round);
+                            store.write(slot, &page(held.0, held.1)).expect("no limit");
+                            holds[at] = Some(held);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    wait(&store, |_| true);
+    store.check().expect("consistent");
+    assert!(store.stats().trainings > 0, "{:?}", store.stats());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// Any history of a store that retrains all the time reads as a plain array of pages does.
+    #[test]
+    fn a_training_store_is_an_array(steps in proptest::collection::vec((0..48u64, 0..5u64, 0..8u8), 300..900)) {
+        let store = store(48, u64::MAX, Plan { sample_pages: 40, ..OFTEN });
+        let mut pages = vec![[0; PAGE_SIZE]; 48];
+        for (number, (slot, kind, action)) in steps.into_iter().enumerate() {
+            let held = &mut pages[slot as usize];
+            match action {
+                0 => {
+                    store.discard(slot).expect("a slot");
+                    held.fill(0);
+                }
+                1 => {
+                    store.update(slot, |page| page[100..120].fill(number as u8)).expect("no limit");
+                    held[100..120].fill(number as u8);
+                }
+                2 => prop_assert!(read(&store, slot) == *held),
+                _ => {
+                    *held = page(kind + number as u64 / 200 * 5, number as u64);
+                    store.write(slot, held).expect("no limit");
+                }
+            }
+        }
+        wait(&store, |_| true);
+        for (slot, held) in pages.iter().enumerate() {
+            prop_assert!(read(&store, slot as u64) == *held);
+        }
+        store.check().map_err(TestCaseError::fail)?;
+    }
+}
