@@ -1,7 +1,7 @@
 //! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same pages.
 
 mod corpus;
-mod files;
+pub(crate) mod files;
 pub(crate) mod gather;
 pub(crate) mod heap;
 pub(crate) mod in_place;

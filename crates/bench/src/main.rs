@@ -2,6 +2,7 @@
 
 mod codec;
 mod device;
+mod image;
 mod load;
 mod locks;
 mod nbd;
@@ -41,6 +42,8 @@ enum Bench {
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
     Soak(soak::Args),
+    /// EROFS images: built, read, mounted and extracted beside erofs-utils, squashfs and ext4
+    Image(image::Args),
     /// The store against the kernel's zram and against the bare codec
     Device(device::Args),
     /// The stream policies under one to ten jobs
@@ -63,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
+        Bench::Image(args) => image::run(&args),
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),

@@ -11,7 +11,7 @@ const LARGEST: u64 = 8 << 20;
 
 /// Up to `limit` bytes of the files under `roots` that `wanted` takes, in the order of their paths, one after another.
 /// What cannot be read is passed over.
-pub(super) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
+pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     for root in roots {
         let mut pending = vec![PathBuf::from(root)];
@@ -42,7 +42,7 @@ pub(super) fn has_extension(path: &Path, extensions: &[&str]) -> bool {
 }
 
 /// Text as this bench understands it: UTF-8 without control characters but line ends and tabs.
-pub(super) fn is_text(content: &[u8]) -> bool {
+pub(crate) fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content)
         .is_ok_and(|text| !text.chars().any(|char| char.is_control() && !matches!(char, '\n' | '\r' | '\t' | '\x0c')))
 }

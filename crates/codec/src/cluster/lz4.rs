@@ -4,27 +4,37 @@ use lzzzz::lz4_hc;
 
 use super::{ClusterEncoder, EncoderError, Extent, Filled};
 use crate::Corrupt;
-use crate::lz4::table::{Narrow, Table};
 use crate::lz4::{Lz4Encoder, decompress, decompress_partial};
 
 #[derive(Default)]
 pub(super) struct Fast {
     encoder: Lz4Encoder,
+    last_consumed: usize,
 }
 
+/// Inputs up to this are searched with a table that needs no reckoning with what is out of an offset's reach.
+const SHORT: usize = 1 << 16;
+
 impl ClusterEncoder for Fast {
-    /// Inputs up to 64 KiB are searched with a table of narrow entries, which has twice as many in the same memory and
-    /// finds more matches. Short clusters, which seldom hold more, are tried with that much first.
+    /// Where the last cluster held clearly less than a short input, that much is tried first: in 0.8 to 0.9 of the time. If
+    /// that is not enough for this cluster the work was in vain, so that a try is made only where it has promise.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
-        if dst.len() <= Narrow::MAX_INPUT / 4
-            && let Some(short) = src.get(..Narrow::MAX_INPUT)
-        {
-            let (consumed, written) = self.encoder.compress_fill(short, dst)?;
-            if consumed < short.len() {
-                return gained((consumed, written));
-            }
+        let promising =
+            if self.last_consumed == 0 { dst.len() <= SHORT / 4 } else { self.last_consumed <= SHORT / 4 * 3 };
+        let mut filled = None;
+        if promising && let Some(short) = src.get(..SHORT) {
+            filled = self.encoder.compress_fill(short, dst).filter(|(consumed, _)| *consumed < SHORT);
         }
-        gained(self.encoder.compress_fill(src, dst)?)
+        let filled = match filled {
+            Some(filled) => filled,
+            None => self.encoder.compress_fill(src, dst)?,
+        };
+        self.last_consumed = filled.0;
+        gained(filled)
+    }
+
+    fn restart(&mut self) {
+        self.last_consumed = 0;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number and no checksum.
+//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, no checksum, and its content size, without
+//! which erofs-utils does not read it (2 or 4 bytes).
 
 use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
 
@@ -24,7 +25,7 @@ impl Encoder {
         for parameter in [
             CParameter::CompressionLevel(level),
             CParameter::WindowLog(window_log),
-            CParameter::ContentSizeFlag(false),
+            CParameter::ContentSizeFlag(true),
             CParameter::ChecksumFlag(false),
             CParameter::DictIdFlag(false),
         ] {

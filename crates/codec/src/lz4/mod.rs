@@ -13,7 +13,7 @@ use std::ops::Range;
 use decode::Extent;
 use encode::Fit;
 use format::Plain;
-use table::{Narrow, Table, Wide};
+use table::{Medium, Narrow, Table, Wrapped};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
 
@@ -53,12 +53,12 @@ impl Stream for Lz4Stream {
     }
 }
 
-/// An LZ4 encoder for blocks of any length: its hash tables, 48 KiB, used again for every block.
+/// An LZ4 encoder for blocks of any length: its hash tables, 32 KiB, used again for every block.
 ///
 /// What a block compresses to does not depend on the blocks before it.
 pub struct Lz4Encoder {
-    narrow: Narrow,
-    wide: Wide,
+    medium: Medium,
+    wrapped: Wrapped,
 }
 
 impl std::fmt::Debug for Lz4Encoder {
@@ -75,11 +75,11 @@ impl Default for Lz4Encoder {
 
 impl Lz4Encoder {
     /// The most input of one call, in bytes.
-    pub const MAX_INPUT: usize = Wide::MAX_INPUT;
+    pub const MAX_INPUT: usize = Wrapped::MAX_INPUT;
 
     /// A new encoder. Allocates; nothing later does.
     pub fn new() -> Self {
-        Self { narrow: Narrow::new(), wide: Wide::new() }
+        Self { medium: Medium::new(), wrapped: Wrapped::new() }
     }
 
     /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block would be longer than
@@ -97,10 +97,10 @@ impl Lz4Encoder {
     }
 
     fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
-        if input.len() <= Narrow::MAX_INPUT {
-            encode::encode::<Plain, _>(&mut self.narrow, input, out, fit)
-        } else if input.len() <= Wide::MAX_INPUT {
-            encode::encode::<Plain, _>(&mut self.wide, input, out, fit)
+        if input.len() <= Medium::MAX_INPUT {
+            encode::encode::<Plain, _>(&mut self.medium, input, out, fit)
+        } else if input.len() <= Wrapped::MAX_INPUT {
+            encode::encode::<Plain, _>(&mut self.wrapped, input, out, fit)
         } else {
             None
         }

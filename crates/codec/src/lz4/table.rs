@@ -14,8 +14,8 @@ pub(crate) trait Table {
     /// The hash of the next bytes at a position, of which there are 8 here.
     fn hash(bytes: u64) -> usize;
 
-    /// Where `hash` was last seen before `position`. If it was not, or too long ago for an offset, the result is the first position
-    /// of the block, or the furthest that an offset reaches.
+    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not, or too long ago for an offset,
+    /// the result is some other position of the block before, within an offset's reach.
     fn get(&self, hash: usize, position: usize) -> usize;
 
     /// Remembers `position` for `hash`.
@@ -61,58 +61,81 @@ impl Table for Narrow {
     }
 }
 
-/// For blocks of any length: 32 KiB of four-byte entries.
-///
-/// Positions count on from block to block, so that entries of earlier blocks need no clearing: they are less than `first`.
-pub(crate) struct Wide {
-    entries: Box<[u32; Wide::ENTRIES]>,
-    first: u32,
-    next: usize,
-}
+/// For blocks of up to 64 KiB of which more is expected than of a page: [`Narrow`] by the hash of five bytes, since four
+/// would bring up many matches that are no longer than that. Clusters of 4 KiB of text have 0.983 of the bytes that four bytes give, in
+/// 0.9 of the time.
+pub(crate) struct Medium(Narrow);
 
-impl Wide {
-    const BITS: u32 = 13;
-    const ENTRIES: usize = 1 << Self::BITS;
-
+impl Medium {
     pub(crate) fn new() -> Self {
-        Self { entries: Box::new([0; Self::ENTRIES]), first: 0, next: 0 }
-    }
-
-    /// Leaves so few positions that the next block needs the table cleared.
-    #[cfg(test)]
-    pub(super) fn run_out(&mut self) {
-        self.next = u32::MAX as usize - 10;
+        Self(Narrow::new())
     }
 }
 
-impl Table for Wide {
-    const MAX_INPUT: usize = 1 << 31;
-    const BYTES: usize = size_of::<[u32; Self::ENTRIES]>();
+impl Table for Medium {
+    const MAX_INPUT: usize = Narrow::MAX_INPUT;
+    const BYTES: usize = Narrow::BYTES;
 
     fn begin(&mut self, len: usize) -> usize {
-        if self.next + len > u32::MAX as usize {
-            self.entries.fill(0);
-            self.next = 0;
-        }
-        self.first = self.next as u32;
-        self.next += len;
-        self.first as usize
+        self.0.begin(len)
     }
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        // Five bytes: in a long window four would bring up many matches that are no longer than that.
-        ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - Self::BITS)) as usize
+        hash_of_five(bytes)
     }
 
     #[inline(always)]
     fn get(&self, hash: usize, position: usize) -> usize {
-        let reach = (position as u32).saturating_sub(0xFFFF);
-        self.entries[hash].max(reach).max(self.first) as usize
+        self.0.get(hash, position)
     }
 
     #[inline(always)]
     fn set(&mut self, hash: usize, position: usize) {
-        self.entries[hash] = position as u32;
+        self.0.set(hash, position);
     }
+}
+
+/// For blocks of any length: the same 16 KiB, which hold positions modulo 64 KiB. An entry stands for the last position
+/// before the one asked for that it can stand for, which an offset always reaches; where the entry is older than that, the bytes there
+/// differ, or are a match all the same.
+pub(crate) struct Wrapped(Narrow);
+
+impl Wrapped {
+    pub(crate) fn new() -> Self {
+        Self(Narrow::new())
+    }
+}
+
+impl Table for Wrapped {
+    const MAX_INPUT: usize = 1 << 31;
+    const BYTES: usize = Narrow::BYTES;
+
+    fn begin(&mut self, len: usize) -> usize {
+        self.0.begin(len)
+    }
+
+    #[inline(always)]
+    fn hash(bytes: u64) -> usize {
+        hash_of_five(bytes)
+    }
+
+    /// In the first 64 KiB an entry is less than `position`, so that the distance is at most `position`; later any
+    /// distance up to 65535 stays in the block.
+    #[inline(always)]
+    fn get(&self, hash: usize, position: usize) -> usize {
+        let before = position - 1;
+        let distance = before.wrapping_sub(self.0.get(hash, position)) & 0xFFFF;
+        before - distance.min(0xFFFE)
+    }
+
+    #[inline(always)]
+    fn set(&mut self, hash: usize, position: usize) {
+        self.0.set(hash, position);
+    }
+}
+
+#[inline(always)]
+fn hash_of_five(bytes: u64) -> usize {
+    ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - Narrow::BITS)) as usize
 }

@@ -285,13 +285,17 @@ fn a_block_does_not_depend_on_the_blocks_before_it() {
 }
 
 #[test]
-fn positions_start_again_when_they_run_out() {
+fn positions_modulo_64_kib_give_offsets_in_reach() {
     let mut encoder = Lz4Encoder::new();
-    let input = mixed(100_000, 5);
-    let want = compressed(&mut encoder, &input);
-    encoder.wide.run_out();
-    assert_eq!(compressed(&mut encoder, &input), want);
-    assert_eq!(compressed(&mut encoder, &input), want);
+    // What is seen again at, just before and just after the longest offset.
+    for period in [65_534, 65_535, 65_536, 65_537, 131_072] {
+        let noise = mixed(period, 5);
+        check(&mut encoder, &noise.repeat(3));
+        check_fill(&mut encoder, &noise.repeat(3), 100_000);
+    }
+    // Nothing is ever seen again.
+    check(&mut encoder, &(0..80_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>());
+    check(&mut encoder, &vec![0; 300_000]);
 }
 
 #[test]

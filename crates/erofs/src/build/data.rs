@@ -4,15 +4,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use pagefold_codec::cluster::ClusterEncoder;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
-use super::segment::{self, SEGMENT_BYTES, Segment, Tail};
+use super::segment::{Compressor, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::tree::{Content, NodeId, NodeKind, Tree};
 use super::{BuildOptions, Fragments};
 use crate::error::{Error, Result};
@@ -52,15 +51,55 @@ struct Source {
     packable: bool,
 }
 
-struct Job {
+/// A segment of a file.
+struct Part {
     source: Arc<Source>,
     offset: u64,
 }
+
+impl Part {
+    fn len(&self) -> u64 {
+        (self.source.size - self.offset).min(SEGMENT_BYTES)
+    }
+
+    fn is_last(&self) -> bool {
+        self.offset + self.len() == self.source.size
+    }
+}
+
+/// Segments that one thread does one after another: a long one, or as many as [`JOB_BYTES`] and [`JOB_PARTS`] allow. A
+/// small file is done sooner than a thread is told of it.
+type Job = Vec<Part>;
+
+const JOB_BYTES: u64 = 256 << 10;
+const JOB_PARTS: usize = 64;
 
 enum Work {
     Compressed(Segment),
     Raw(Vec<u8>),
     Fragment(Vec<u8>),
+}
+
+/// Long buffers that are used again: memory that is taken anew must be cleared by the kernel first.
+#[derive(Default)]
+struct Spare(Mutex<Vec<Vec<u8>>>);
+
+impl Spare {
+    /// Shorter ones are as well made anew.
+    const LEAST_BYTES: usize = 1 << 20;
+
+    fn take(&self, len: u64) -> Vec<u8> {
+        if len < Self::LEAST_BYTES as u64 {
+            return Vec::new();
+        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give(&self, bytes: Vec<u8>) {
+        if bytes.capacity() >= Self::LEAST_BYTES {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        }
+    }
 }
 
 /// Stores the data of all regular files.
@@ -75,6 +114,7 @@ pub(crate) fn write(tree: &Tree, options: &BuildOptions, plan: &Plan, out: &File
         stored_here: Vec::new(),
         shared_blocks: 0,
         spool: None,
+        spare: Spare::default(),
         digest: Xxh3::new(),
     };
     let mut files = HashMap::new();
@@ -130,6 +170,7 @@ struct Writer<'a> {
     stored_here: Vec<(u128, usize, bool)>,
     shared_blocks: u64,
     spool: Option<Spool>,
+    spare: Spare,
     digest: Xxh3,
 }
 
@@ -140,39 +181,62 @@ impl Writer<'_> {
     /// Stores files and calls `done` with how, in order.
     fn store_all(&mut self, sources: &[Arc<Source>], mut done: impl FnMut(FileData)) -> Result<()> {
         let options = self.options;
-        let jobs = sources.iter().flat_map(|source| {
-            (0..source.size.div_ceil(SEGMENT_BYTES))
-                .map(|number| Job { source: Arc::clone(source), offset: number * SEGMENT_BYTES })
+        let mut parts = sources
+            .iter()
+            .flat_map(|source| {
+                (0..source.size.div_ceil(SEGMENT_BYTES))
+                    .map(|number| Part { source: Arc::clone(source), offset: number * SEGMENT_BYTES })
+            })
+            .peekable();
+        let jobs = std::iter::from_fn(move || {
+            let first = parts.next()?;
+            let mut bytes = first.len();
+            let mut job = vec![first];
+            while job.len() < JOB_PARTS
+                && let Some(next) = parts.next_if(|next| bytes + next.len() <= JOB_BYTES)
+            {
+                bytes += next.len();
+                job.push(next);
+            }
+            Some(job)
         });
-        let encoder = || options.codec.map(|codec| codec.encoder().map_err(|error| error.to_string()));
+        let spare = std::mem::take(&mut self.spare);
         let mut open: Option<OpenFile> = None;
-        pipeline::in_order(
+        let outcome = pipeline::in_order(
             options.thread_count(),
             jobs,
-            encoder,
-            |encoder, job| {
-                let work = work(encoder, &job, options);
-                (job, work)
+            || Worker::new(options),
+            |worker, job: Job| {
+                let works: Vec<_> = job.iter().map(|part| worker.work(part, options, &spare)).collect();
+                (job, works)
             },
-            |(job, work)| {
-                if job.offset == 0 {
-                    open = Some(OpenFile::new(self));
-                }
-                let Some(file) = open.as_mut() else { return Ok(()) };
-                self.add(file, work?)?;
-                if job.offset + SEGMENT_BYTES >= job.source.size
-                    && let Some(file) = open.take()
-                {
-                    done(self.finish(file, &job.source)?);
+            |(job, works)| {
+                for (part, work) in job.into_iter().zip(works) {
+                    if part.offset == 0 {
+                        open = Some(OpenFile::new(self));
+                    }
+                    let Some(file) = open.as_mut() else { return Ok(()) };
+                    self.add(file, work?, &spare)?;
+                    if part.is_last()
+                        && let Some(file) = open.take()
+                    {
+                        done(self.finish(file, &part.source)?);
+                    }
                 }
                 Ok(())
             },
-        )
+        );
+        self.spare = spare;
+        outcome
     }
 
-    fn add(&mut self, file: &mut OpenFile, work: Work) -> Result<()> {
+    fn add(&mut self, file: &mut OpenFile, work: Work, spare: &Spare) -> Result<()> {
         match work {
-            Work::Raw(bytes) => self.add_raw(file, &bytes),
+            Work::Raw(bytes) => {
+                self.add_raw(file, &bytes)?;
+                spare.give(bytes);
+                Ok(())
+            }
             Work::Fragment(bytes) => {
                 let offset = self.add_fragment(&bytes)?;
                 let len = bytes.len() as u32;
@@ -189,9 +253,10 @@ impl Writer<'_> {
                     let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
                     file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
                 }
+                spare.give(segment.blocks);
                 match segment.tail {
                     None => {}
-                    Some(Tail::Fragment(bytes)) => self.add(file, Work::Fragment(bytes))?,
+                    Some(Tail::Fragment(bytes)) => self.add(file, Work::Fragment(bytes), spare)?,
                     Some(Tail::Inline { bytes, len, compressed }) => {
                         self.digest.update(&bytes);
                         let place = BuiltPlace::Inline(bytes.len() as u32);
@@ -268,9 +333,13 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Forgets what was appended since `block`.
+    /// Forgets what was appended from `block` on, and that clusters of this file may be shared.
     fn rewind(&mut self, block: u32) -> Result<()> {
-        self.flush()?;
+        let bytes = ((self.next_block - block) as usize) << self.options.block_bits();
+        match self.pending.len().checked_sub(bytes) {
+            Some(kept) => self.pending.truncate(kept),
+            None => self.flush()?,
+        }
         self.next_block = block;
         for key in self.stored_here.drain(..) {
             self.stored.remove(&key);
@@ -319,6 +388,11 @@ impl Writer<'_> {
             (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
         if cost >= flat_cost && !fragment {
+            if file.is_plain() {
+                // Its whole blocks are there already.
+                self.rewind(file.first_block + (source.size / block) as u32)?;
+                return self.end_of_flat(file.first_block, source, tail_fits);
+            }
             return self.store_flat(file.first_block, source, tail_fits);
         }
         Ok(FileData::Compressed { indexes, tail: file.tail, blocks })
@@ -345,13 +419,23 @@ impl Writer<'_> {
         self.rewind(first_block)?;
         let block = u64::from(self.options.block_bytes);
         let in_blocks = source.size - source.size % block;
+        let mut bytes = Vec::new();
         let mut at = 0;
         while at < in_blocks {
-            let bytes = read(source, at, (in_blocks - at).min(PENDING_BYTES as u64))?;
+            read(source, at, (in_blocks - at).min(PENDING_BYTES as u64), &mut bytes)?;
             self.append(&bytes)?;
             at += bytes.len() as u64;
         }
-        let tail = read(source, in_blocks, source.size - in_blocks)?;
+        self.end_of_flat(first_block, source, tail_fits)
+    }
+
+    /// Adds what is behind a plain file's last whole block.
+    fn end_of_flat(&mut self, first_block: u32, source: &Source, tail_fits: bool) -> Result<FileData> {
+        let tail_len = source.size % u64::from(self.options.block_bytes);
+        let mut tail = Vec::new();
+        if tail_len > 0 {
+            read(source, source.size - tail_len, tail_len, &mut tail)?;
+        }
         self.digest.update(&tail);
         self.end_flat(first_block, tail, tail_fits)
     }
@@ -379,36 +463,63 @@ impl OpenFile {
         writer.stored_here.clear();
         Self { first_block: writer.next_block, extents: Vec::new(), chunks: Vec::new(), tail: Vec::new() }
     }
+
+    /// Whether the file's whole blocks lie one after another as they are.
+    fn is_plain(&self) -> bool {
+        (self.first_block..).zip(&self.extents).all(|(block, extent)| match extent.place {
+            BuiltPlace::Blocks { blkaddr, .. } => !extent.compressed && blkaddr == block,
+            BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => !extent.compressed,
+        })
+    }
 }
 
-type Encoder = Option<std::result::Result<Box<dyn ClusterEncoder>, String>>;
-
-fn work(encoder: &mut Encoder, job: &Job, options: &BuildOptions) -> Result<Work> {
-    let source = &job.source;
-    let len = (source.size - job.offset).min(SEGMENT_BYTES);
-    let last = job.offset + len == source.size;
-    let bytes = read(source, job.offset, len)?;
-    let Some(encoder) = encoder else { return Ok(Work::Raw(bytes)) };
-    let encoder = encoder.as_mut().map_err(|what| Error::Options(what.clone()))?;
-    if !source.packable {
-        let unpacked = BuildOptions { ztailpacking: false, fragments: Fragments::Off, ..options.clone() };
-        return Ok(Work::Compressed(segment::compress(&bytes, last, &unpacked, &mut **encoder)));
-    }
-    // A file of several segments is no fragment: it would have to be gathered in order to find it again.
-    if options.fragments == Fragments::All && job.offset == 0 && last {
-        return Ok(Work::Fragment(bytes));
-    }
-    Ok(Work::Compressed(segment::compress(&bytes, last, options, &mut **encoder)))
+/// One thread's means.
+struct Worker {
+    /// `None` if nothing is compressed.
+    compressor: Option<std::result::Result<Compressor, String>>,
+    input: Vec<u8>,
 }
 
-fn read(source: &Source, offset: u64, len: u64) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len as usize];
-    source.content.read_exact_at(&mut bytes, offset).map_err(|error| {
+impl Worker {
+    fn new(options: &BuildOptions) -> Self {
+        let encoder = options.codec.map(|codec| codec.encoder());
+        let compressor = encoder.map(|encoder| encoder.map(Compressor::new).map_err(|error| error.to_string()));
+        Self { compressor, input: Vec::new() }
+    }
+
+    fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
+        let (source, last) = (&part.source, part.is_last());
+        let Some(compressor) = &mut self.compressor else {
+            let mut bytes = spare.take(part.len());
+            read(source, part.offset, part.len(), &mut bytes)?;
+            return Ok(Work::Raw(bytes));
+        };
+        let compressor = compressor.as_mut().map_err(|what| Error::Options(what.clone()))?;
+        // A file of several segments is no fragment: it would have to be gathered in order to find it again.
+        if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
+            let mut bytes = Vec::new();
+            read(source, 0, part.len(), &mut bytes)?;
+            return Ok(Work::Fragment(bytes));
+        }
+        read(source, part.offset, part.len(), &mut self.input)?;
+        let segment_options = SegmentOptions {
+            block_bytes: options.block_bytes as usize,
+            pcluster_bytes: options.pcluster_bytes as usize,
+            ztailpacking: source.packable && options.ztailpacking,
+            fragments: source.packable && options.fragments != Fragments::Off,
+        };
+        Ok(Work::Compressed(compressor.compress(&self.input, last, &segment_options, spare.take(part.len()))))
+    }
+}
+
+/// Fills `bytes` with `len` bytes of the file, whatever was in it.
+fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    bytes.resize(len as usize, 0);
+    source.content.read_exact_at(bytes, offset).map_err(|error| {
         let what = match error.kind() {
             io::ErrorKind::UnexpectedEof => "became shorter while the image was built".to_owned(),
             _ => error.to_string(),
         };
         Error::Source { path: source.content.name(), what }
-    })?;
-    Ok(bytes)
+    })
 }

@@ -87,16 +87,16 @@ impl Tree {
         let mut links: HashMap<(u64, u64), NodeId> = HashMap::new();
         let mut stack = vec![(root.to_owned(), PathBuf::new(), tree.root())];
         while let Some((here, below, directory)) = stack.pop() {
-            let failed = || format!("listing {}", here.display());
-            for entry in fs::read_dir(&here).map_err(Error::io(failed()))? {
-                let entry = entry.map_err(Error::io(failed()))?;
+            let failed = |error| Error::io(format!("listing {}", here.display()))(error);
+            for entry in fs::read_dir(&here).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
                 let name = entry.file_name();
                 let path = below.join(&name);
                 if options.excludes(path.as_os_str().as_bytes()) {
                     continue;
                 }
                 let full = here.join(&name);
-                let metadata = entry.metadata().map_err(Error::io(full.display().to_string()))?;
+                let metadata = entry.metadata().map_err(|error| Error::io(full.display().to_string())(error))?;
                 let shared = metadata.nlink() > 1 && !metadata.is_dir();
                 let inode = (metadata.dev(), metadata.ino());
                 if let Some(node) = links.get(&inode).filter(|_| shared) {

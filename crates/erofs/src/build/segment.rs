@@ -5,19 +5,21 @@
 //!     fill a cluster with as much of the segment as fits (at most 4 MiB of it)
 //!     blocks := those that the compressed bytes need
 //!     if that saves a block: a compressed extent, zeros in front of its bytes
-//!     else: a plain extent of one block, the bytes as they are
+//!     else: plain extents of a block each, the bytes as they are: an eighth of a cluster, or a quarter of what has
+//!         not compressed up to here, if that is more; at most a cluster
 //! ```
+//!
+//! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less is tried the longer nothing
+//! compresses: a tree with archives and pictures in it is built with clusters of 64 KiB in 0.8 of the time.
 //!
 //! An extent thus never has fewer bytes than a block, but for the segment's last, and segments start at block
 //! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say.
 
 use pagefold_codec::cluster::ClusterEncoder;
 
-use super::{BuildOptions, Fragments};
-
 /// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block on average), short
 /// enough that the segments in flight are bounded memory. A multiple of every block.
-pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
+pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
 /// The longest content of a cluster that is built. Linux takes up to 12 MiB.
 const MAX_CONTENT: usize = 4 << 20;
@@ -50,57 +52,91 @@ pub(crate) struct Segment {
     pub(crate) tail: Option<Tail>,
 }
 
-/// Compresses `src`, which is the end of its file if `last`.
-pub(crate) fn compress(src: &[u8], last: bool, options: &BuildOptions, encoder: &mut dyn ClusterEncoder) -> Segment {
-    encoder.restart();
-    let block = options.block_bytes as usize;
-    let mut segment = Segment::default();
-    let mut cluster = vec![0; options.pcluster_bytes as usize];
-    let mut rest = src;
-    while !rest.is_empty() {
-        let filled = if rest.len() <= block && !(last && options.ztailpacking) {
-            None
-        } else {
-            encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], &mut cluster)
-        };
-        let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
-        if last
-            && takes_all
-            && let Some(tail) = tail(rest, filled.map(|filled| &cluster[..filled.written]), options)
-        {
-            segment.tail = Some(tail);
-            break;
-        }
-        match filled {
-            Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
-                let blocks = filled.written.div_ceil(block);
-                segment.pieces.push(Piece { len: filled.consumed as u32, blocks: blocks as u32, compressed: true });
-                let padding = blocks * block - filled.written;
-                segment.blocks.resize(segment.blocks.len() + padding, 0);
-                segment.blocks.extend_from_slice(&cluster[..filled.written]);
-                rest = &rest[filled.consumed..];
+/// One thread's compressor of segments.
+pub(crate) struct Compressor {
+    encoder: Box<dyn ClusterEncoder>,
+    cluster: Vec<u8>,
+}
+
+impl Compressor {
+    pub(crate) fn new(encoder: Box<dyn ClusterEncoder>) -> Self {
+        Self { encoder, cluster: Vec::new() }
+    }
+
+    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used.
+    pub(crate) fn compress(
+        &mut self,
+        src: &[u8],
+        last: bool,
+        options: &SegmentOptions,
+        mut blocks: Vec<u8>,
+    ) -> Segment {
+        let Self { encoder, cluster } = self;
+        encoder.restart();
+        blocks.clear();
+        let block = options.block_bytes;
+        let mut segment = Segment { blocks, ..Segment::default() };
+        cluster.resize(options.pcluster_bytes, 0);
+        let mut rest = src;
+        let mut plain_run = 0;
+        while !rest.is_empty() {
+            let filled = if rest.len() <= block && !(last && options.ztailpacking) {
+                None
+            } else {
+                encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], cluster)
+            };
+            let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
+            if last
+                && takes_all
+                && let Some(tail) = tail(rest, filled.map(|filled| &cluster[..filled.written]), options)
+            {
+                segment.tail = Some(tail);
+                break;
             }
-            _ => {
-                // What a long cluster could not compress is tried again an eighth of it later, not a block.
-                for _ in 0..(cluster.len() / block / 8).max(1) {
-                    let (plain, after) = rest.split_at(rest.len().min(block));
-                    if plain.is_empty() {
-                        break;
+            match filled {
+                Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
+                    plain_run = 0;
+                    let blocks = filled.written.div_ceil(block);
+                    segment.pieces.push(Piece { len: filled.consumed as u32, blocks: blocks as u32, compressed: true });
+                    let padding = blocks * block - filled.written;
+                    segment.blocks.resize(segment.blocks.len() + padding, 0);
+                    segment.blocks.extend_from_slice(&cluster[..filled.written]);
+                    rest = &rest[filled.consumed..];
+                }
+                _ => {
+                    let most = cluster.len().max(block);
+                    let step = (plain_run / 4).max(most / 8).clamp(block, most);
+                    for _ in 0..step / block {
+                        let (plain, after) = rest.split_at(rest.len().min(block));
+                        if plain.is_empty() {
+                            break;
+                        }
+                        segment.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
+                        segment.blocks.extend_from_slice(plain);
+                        segment.blocks.resize(segment.blocks.len().next_multiple_of(block), 0);
+                        rest = after;
+                        plain_run += block;
                     }
-                    segment.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
-                    segment.blocks.extend_from_slice(plain);
-                    segment.blocks.resize(segment.blocks.len().next_multiple_of(block), 0);
-                    rest = after;
                 }
             }
         }
+        segment
     }
-    segment
+}
+
+/// What of an image's options concerns segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentOptions {
+    pub(crate) block_bytes: usize,
+    /// The longest cluster.
+    pub(crate) pcluster_bytes: usize,
+    pub(crate) ztailpacking: bool,
+    pub(crate) fragments: bool,
 }
 
 /// What becomes of the end of a file that fits into one cluster, if it is packed.
-fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &BuildOptions) -> Option<Tail> {
-    if options.fragments != Fragments::Off {
+fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option<Tail> {
+    if options.fragments {
         return Some(Tail::Fragment(rest.to_vec()));
     }
     if !options.ztailpacking {
@@ -111,7 +147,7 @@ fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &BuildOptions) -> Option<T
         None => (rest, false),
     };
     // The inode before it, and the indexes of what it holds, share its block.
-    let room = (options.block_bytes as usize).checked_sub(64 + 8 + 8 + 8)?;
+    let room = options.block_bytes.checked_sub(64 + 8 + 8 + 8)?;
     (bytes.len() <= room).then(|| Tail::Inline { bytes: bytes.to_vec(), len: rest.len() as u32, compressed })
 }
 
@@ -126,7 +162,7 @@ mod tests {
         #[test]
         fn pieces_cover_the_segment_and_start_in_different_blocks(
             runs in proptest::collection::vec((0usize..9000, any::<bool>()), 0..20),
-            pcluster in prop_oneof![Just(4096u32), Just(65536)],
+            pcluster in prop_oneof![Just(4096usize), Just(65536)],
             last in any::<bool>(),
             ztailpacking in any::<bool>(),
         ) {
@@ -138,8 +174,10 @@ mod tests {
                     if noisy { (state >> 24) as u8 } else { (at % 7) as u8 }
                 }));
             }
-            let options = BuildOptions { pcluster_bytes: pcluster, ztailpacking, ..BuildOptions::default() };
-            let segment = compress(&src, last, &options, &mut *ClusterCodec::Lz4.encoder().unwrap());
+            let options =
+                SegmentOptions { block_bytes: 4096, pcluster_bytes: pcluster, ztailpacking, fragments: false };
+            let mut compressor = Compressor::new(ClusterCodec::Lz4.encoder().unwrap());
+            let segment = compressor.compress(&src, last, &options, vec![1; 77]);
             let mut at = 0u64;
             let mut last_cluster = None;
             let tail = match &segment.tail {

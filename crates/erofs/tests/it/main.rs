@@ -4,5 +4,6 @@ mod archives;
 mod built;
 mod hostile;
 mod mkfs;
+mod reading;
 mod tools;
 mod trees;

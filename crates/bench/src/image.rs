@@ -1,0 +1,354 @@
+//! `pagefold-bench image`: EROFS images beside `mkfs.erofs`, squashfs and ext4: built, read, mounted, extracted.
+//!
+//! ```text
+//! for each data set:
+//!     for each codec and cluster:
+//!         build with each program, in turn, round after round, with one thread and with all
+//!         compare what each reader reads with the data; then read in turn, round after round
+//!         extract in turn, round after round
+//! ```
+//!
+//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower.
+
+mod builder;
+mod case;
+mod data;
+mod mounted;
+mod process;
+mod reads;
+mod results;
+mod source_table;
+mod tools;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context, bail};
+use pagefold_erofs::Image;
+use tempfile::TempDir;
+
+use self::{
+    builder::Builder,
+    case::Case,
+    data::Data,
+    mounted::Mounted,
+    reads::{Access, Reads},
+    results::{Metric, Results},
+    tools::Tools,
+};
+use crate::server::pagefold;
+
+/// Options of `pagefold-bench image`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Subjects: pagefold builds and extracts, and reads through the library; pagefold-fuse is `pagefold mount`; kernel-erofs and
+erofsfuse read the image that pagefold built, kernel-mkfs.erofs the one that mkfs.erofs built; kernel-squashfs, squashfuse
+and kernel-ext4 read their own. Every codec is asked for with the same level and cluster of each program; squashfs's
+cluster is its block, which is of input.
+
+Page cache: data and images are in it. Readers are opened or mounted anew for each pass, so that nothing that was
+decoded before is left. With one thread a builder or extractor has one CPU. Extraction is timed to its end, not to the disk, all
+into one file system.
+
+An image that a program cannot build or read is reported as not available. Kernel mounts need root.")]
+pub(crate) struct Args {
+    /// A directory, or a file, to pack; by default text and a tree of this machine's files
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// MiB of each data set that is gathered
+    #[arg(long, default_value_t = 96)]
+    mib: u64,
+    /// Codecs, levels and clusters, as in zstd,3@64K; may be repeated
+    #[arg(long = "case", value_name = "CODEC[,LEVEL]@CLUSTER", default_values = [
+        "lz4@4K", "lz4@64K", "lz4hc,9@4K", "lz4hc,9@64K", "zstd,3@64K", "deflate,6@64K", "lzma,6@64K",
+    ])]
+    cases: Vec<Case>,
+    /// Rounds, of which the best counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Only build
+    #[arg(long)]
+    build_only: bool,
+    /// Sequential reads of one large text file from ext4, EROFS and squashfs, from the disk and from the page cache
+    #[arg(long, conflicts_with = "build_only")]
+    source_table: bool,
+    /// The directory of mkfs.erofs, fsck.erofs and erofsfuse, if not the PATH's
+    #[arg(long, value_name = "DIR")]
+    erofs_utils: Option<PathBuf>,
+    /// Where images and files are made; by default a temporary directory
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
+    /// The pagefold program; by default the one beside this program
+    #[arg(long)]
+    pagefold: Option<PathBuf>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let tools = Tools::new(pagefold(args.pagefold.as_deref())?, args.erofs_utils.clone());
+    let scratch = match &args.scratch {
+        Some(folder) => TempDir::new_in(folder),
+        None => TempDir::new(),
+    };
+    let scratch = scratch.context("no folder for images")?;
+    describe(&tools);
+    if args.source_table {
+        let data = match &args.data {
+            Some(path) => data::named(path, &scratch)?,
+            None => data::text(args.mib, &scratch)?,
+        };
+        return source_table::run(&tools, &data, args.rounds.max(1), scratch.path(), args.json);
+    }
+    let all = match &args.data {
+        Some(path) => vec![data::named(path, &scratch)?],
+        None => data::gathered(args.mib, &scratch)?,
+    };
+    let mut bench = Bench { args, tools, scratch: scratch.path(), results: Results::default() };
+    for data in &all {
+        for case in &args.cases {
+            eprintln!("{}/{}", data.name, case.name());
+            bench.build(data, case)?;
+            if !args.build_only {
+                bench.read(data, case)?;
+                bench.extract(data, case)?;
+            }
+        }
+    }
+    bench.results.print(args.json);
+    Ok(())
+}
+
+/// Says what is measured, with which version.
+fn describe(tools: &Tools) {
+    for (name, argument) in
+        [("mkfs.erofs", "-V"), ("erofsfuse", "--version"), ("mksquashfs", "-version"), ("mkfs.ext4", "-V")]
+    {
+        match tools.find(name) {
+            Some(program) => eprintln!("{name}: {}", Tools::version(&program, argument)),
+            None => eprintln!("{name}: not installed"),
+        }
+    }
+    eprintln!("CPUs: {}", cpus());
+}
+
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Numbers of threads, with their names in cases.
+fn thread_counts() -> Vec<(&'static str, usize)> {
+    if cpus() > 1 { vec![("1", 1), ("all", cpus())] } else { vec![("all", 1)] }
+}
+
+struct Bench<'a> {
+    args: &'a Args,
+    tools: Tools,
+    scratch: &'a Path,
+    results: Results,
+}
+
+/// A way to read what was packed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    Library,
+    PagefoldFuse,
+    KernelErofs,
+    KernelMkfsErofs,
+    ErofsFuse,
+    KernelSquashfs,
+    SquashFuse,
+    KernelExt4,
+}
+
+impl Reader {
+    const ALL: [Self; 8] = [
+        Self::Library,
+        Self::PagefoldFuse,
+        Self::KernelErofs,
+        Self::KernelMkfsErofs,
+        Self::ErofsFuse,
+        Self::KernelSquashfs,
+        Self::SquashFuse,
+        Self::KernelExt4,
+    ];
+
+    fn subject(self) -> &'static str {
+        match self {
+            Self::Library => "pagefold",
+            Self::PagefoldFuse => "pagefold-fuse",
+            Self::KernelErofs => "kernel-erofs",
+            Self::KernelMkfsErofs => "kernel-mkfs.erofs",
+            Self::ErofsFuse => "erofsfuse",
+            Self::KernelSquashfs => "kernel-squashfs",
+            Self::SquashFuse => "squashfuse",
+            Self::KernelExt4 => "kernel-ext4",
+        }
+    }
+
+    /// Who builds the image that it reads.
+    fn builder(self) -> Builder {
+        match self {
+            Self::Library | Self::PagefoldFuse | Self::KernelErofs | Self::ErofsFuse => Builder::Pagefold,
+            Self::KernelMkfsErofs => Builder::MkfsErofs,
+            Self::KernelSquashfs | Self::SquashFuse => Builder::MkSquashfs,
+            Self::KernelExt4 => Builder::MkfsExt4,
+        }
+    }
+
+    /// Opens the image anew and does something with it.
+    fn with<T>(
+        self,
+        tools: &Tools,
+        image: &Path,
+        act: impl FnOnce(&Access<'_>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let installed = |name: &str| tools.find(name).with_context(|| format!("{name} is not installed"));
+        let mounted = match self {
+            Self::Library => {
+                let image = Image::open_path(image)?;
+                return act(&Access::Library(&image));
+            }
+            Self::PagefoldFuse => {
+                if !Tools::knows(&tools.pagefold, &["mount"], "--foreground") {
+                    bail!("this pagefold cannot mount");
+                }
+                Mounted::fuse(&tools.pagefold, &["mount"], image)
+            }
+            Self::KernelErofs | Self::KernelMkfsErofs => Mounted::kernel(image, "erofs"),
+            Self::ErofsFuse => Mounted::fuse(&installed("erofsfuse")?, &[], image),
+            Self::KernelSquashfs => Mounted::kernel(image, "squashfs"),
+            Self::SquashFuse => Mounted::fuse(&installed("squashfuse")?, &[], image),
+            Self::KernelExt4 => Mounted::kernel(image, "ext4"),
+        };
+        act(&Access::Folder(mounted?.path()))
+    }
+}
+
+impl Bench<'_> {
+    fn image(&self, builder: Builder) -> PathBuf {
+        self.scratch.join(format!("{}.image", builder.subject()))
+    }
+
+    /// Builds with each program; the images stay.
+    fn build(&mut self, data: &Data, case: &Case) -> anyhow::Result<()> {
+        for builder in Builder::ALL {
+            // An image of another case must not be taken for this one's.
+            let _ = fs::remove_file(self.image(builder));
+        }
+        warm_tree(&data.folder)?;
+        for _ in 0..self.args.rounds.max(1) {
+            for &(threads_name, threads) in thread_counts().iter().rev() {
+                let name = format!("{}/{}/build/{threads_name}", data.name, case.name());
+                for builder in Builder::ALL {
+                    let image = self.scratch.join("new.image");
+                    match builder.build(&self.tools, case, threads, &data.folder, &image) {
+                        Ok(ran) => {
+                            let bytes = builder::image_bytes(builder, &image)?;
+                            self.results.add(&name, builder.subject(), Metric::ImageBytes, bytes);
+                            self.results.add(&name, builder.subject(), Metric::BuildSeconds, ran.seconds);
+                            self.results.add(&name, builder.subject(), Metric::PeakRss, ran.peak_rss_bytes);
+                            fs::rename(&image, self.image(builder))?;
+                        }
+                        Err(error) => self.results.miss(&name, builder.subject(), &error),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, data: &Data, case: &Case) -> anyhow::Result<()> {
+        let reads = Reads::of(&data.folder, 256 << 20)?;
+        let prefix = format!("{}/{}/read", data.name, case.name());
+        let mut readers = Vec::new();
+        for reader in Reader::ALL {
+            let image = self.image(reader.builder());
+            if !image.exists() {
+                continue;
+            }
+            reads::warm(&image)?;
+            match reader.with(&self.tools, &image, |access| reads.verify(access, &data.folder)) {
+                Ok(()) => readers.push(reader),
+                Err(error) => self.results.miss(&prefix, reader.subject(), &error),
+            }
+        }
+        for _ in 0..self.args.rounds.max(1) {
+            for (threads_name, threads) in thread_counts() {
+                let name = format!("{prefix}/{threads_name}");
+                for reader in &readers {
+                    let image = self.image(reader.builder());
+                    let speed = reader.with(&self.tools, &image, |access| reads.sequential(access, threads))?;
+                    let time = reader.with(&self.tools, &image, |access| reads.random(access, threads))?;
+                    self.results.add(&name, reader.subject(), Metric::Sequential, speed);
+                    self.results.add(&name, reader.subject(), Metric::Random, time);
+                }
+            }
+        }
+        let image = Image::open_path(&self.image(Builder::Pagefold))?;
+        reads.sequential(&Access::Library(&image), 1)?;
+        let counts = image.counts();
+        let decoded = counts.decoded_in_place + counts.decoded_by_copy;
+        if decoded > 0 {
+            let share = counts.decoded_in_place as f64 / decoded as f64;
+            self.results.add(&format!("{prefix}/1"), "pagefold", Metric::InPlaceShare, share);
+        }
+        Ok(())
+    }
+
+    fn extract(&mut self, data: &Data, case: &Case) -> anyhow::Result<()> {
+        let out = self.scratch.join("out");
+        for _ in 0..self.args.rounds.max(1) {
+            for (threads_name, threads) in thread_counts() {
+                let name = format!("{}/{}/extract/{threads_name}", data.name, case.name());
+                for (subject, program, builder) in [
+                    ("pagefold", Some(self.tools.pagefold.clone()), Builder::Pagefold),
+                    ("fsck.erofs", self.tools.find("fsck.erofs"), Builder::Pagefold),
+                    ("unsquashfs", self.tools.find("unsquashfs"), Builder::MkSquashfs),
+                ] {
+                    let image = self.image(builder);
+                    let Some(program) = program.filter(|_| image.exists()) else { continue };
+                    let mut command = std::process::Command::new(program);
+                    match subject {
+                        "pagefold" => {
+                            command.arg("extract").arg(image).arg("-C").arg(&out);
+                            command.arg("--threads").arg(threads.to_string());
+                        }
+                        "fsck.erofs" => {
+                            command.arg(format!("--extract={}", out.display())).arg(image);
+                        }
+                        _ => {
+                            command.args(["-quiet", "-no-progress", "-processors"]).arg(threads.to_string());
+                            command.arg("-d").arg(&out).arg(image);
+                        }
+                    }
+                    match process::run(&mut command, threads) {
+                        Ok(ran) => self.results.add(&name, subject, Metric::ExtractSeconds, ran.seconds),
+                        Err(error) => self.results.miss(&name, subject, &error),
+                    }
+                    if out.exists() {
+                        fs::remove_dir_all(&out)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts the files of a tree into the page cache.
+fn warm_tree(folder: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
+        if kind.is_dir() {
+            warm_tree(&path)?;
+        } else if kind.is_file() {
+            reads::warm(&path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Programs that make an image of a directory.
+
+use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
+
+use anyhow::{Context, bail};
+
+use super::{
+    case::Case,
+    process::{self, Ran},
+    tools::Tools,
+};
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Builder {
+    Pagefold,
+    MkfsErofs,
+    MkSquashfs,
+    MkfsExt4,
+}
+
+impl Builder {
+    pub(super) const ALL: [Self; 4] = [Self::Pagefold, Self::MkfsErofs, Self::MkSquashfs, Self::MkfsExt4];
+
+    /// The name in figures.
+    pub(super) fn subject(self) -> &'static str {
+        match self {
+            Self::Pagefold => "pagefold",
+            Self::MkfsErofs => "mkfs.erofs",
+            Self::MkSquashfs => "mksquashfs",
+            Self::MkfsExt4 => "mkfs.ext4",
+        }
+    }
+
+    /// Makes `image` of the directory `source` with that many threads. `case` is nothing to ext4, which compresses
+    /// nothing.
+    pub(super) fn build(
+        self,
+        tools: &Tools,
+        case: &Case,
+        threads: usize,
+        source: &Path,
+        image: &Path,
+    ) -> anyhow::Result<Ran> {
+        let _ = fs::remove_file(image);
+        let program = match self {
+            Self::Pagefold => tools.pagefold.clone(),
+            _ => tools.find(self.subject()).with_context(|| format!("{} is not installed", self.subject()))?,
+        };
+        let mut command = Command::new(&program);
+        match self {
+            Self::Pagefold => {
+                command.arg("pack").args(case.pagefold()).arg("--threads").arg(threads.to_string());
+                command.arg("-o").arg(image).arg(source);
+            }
+            Self::MkfsErofs => {
+                command.arg("--quiet").args(case.mkfs_erofs());
+                if Tools::knows(&program, &[], "--workers") {
+                    command.arg(format!("--workers={threads}"));
+                } else if threads > 1 {
+                    bail!("this mkfs.erofs has no threads");
+                }
+                command.arg(image).arg(source);
+            }
+            Self::MkSquashfs => {
+                command.arg(source).arg(image).args(["-noappend", "-quiet", "-no-progress"]);
+                command.arg("-processors").arg(threads.to_string()).args(case.mksquashfs());
+            }
+            Self::MkfsExt4 => {
+                if threads > 1 {
+                    bail!("mkfs.ext4 has no threads");
+                }
+                let (blocks, inodes) = needs(source)?;
+                // Room for the tables; what no file takes stays a hole of the image, which is not counted.
+                let blocks = blocks + blocks / 8 + inodes / 8 + 4096;
+                command.args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-b", "4096"]);
+                command.arg("-N").arg((inodes + 64).to_string()).arg("-d").arg(source).arg(image);
+                command.arg(blocks.to_string());
+            }
+        }
+        process::run(&mut command, threads)
+    }
+}
+
+/// The bytes of an image, without the holes that `mkfs.ext4` leaves in it.
+pub(super) fn image_bytes(builder: Builder, image: &Path) -> anyhow::Result<f64> {
+    let metadata = fs::metadata(image)?;
+    Ok(match builder {
+        Builder::MkfsExt4 => {
+            rustix::fs::fsync(fs::File::open(image)?)?;
+            fs::metadata(image)?.blocks() as f64 * 512.0
+        }
+        _ => metadata.len() as f64,
+    })
+}
+
+/// The blocks of 4096 bytes and the inodes that a tree needs.
+fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
+    let (mut blocks, mut inodes) = (1, 1);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        inodes += 1;
+        blocks += metadata.len().div_ceil(4096);
+        if metadata.is_dir() {
+            let (below, nodes) = needs(&entry.path())?;
+            blocks += below;
+            inodes += nodes;
+        }
+    }
+    Ok((blocks, inodes))
+}

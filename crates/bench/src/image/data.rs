@@ -1,0 +1,84 @@
+//! What is packed: what the user names, or what this machine has.
+
+use std::{
+    fs, os,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+
+use crate::codec::files::{is_text, joined};
+
+/// A directory that images are made of, with its name in cases.
+pub(super) struct Data {
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
+}
+
+/// A data set of `path`: the directory, or one that holds nothing but the file.
+pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
+    let name = path.file_name().context("the data has no name")?.to_string_lossy().into_owned();
+    if fs::metadata(path).with_context(|| path.display().to_string())?.is_dir() {
+        return Ok(Data { name, folder: path.to_owned() });
+    }
+    let folder = scratch.path().join("data");
+    fs::create_dir(&folder)?;
+    fs::copy(path, folder.join(&name))?;
+    Ok(Data { name, folder })
+}
+
+/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB.
+pub(super) fn gathered(mib: u64, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
+    let tree = scratch.path().join("tree");
+    let mut budget = Budget { bytes: mib << 20, files: 20_000 };
+    for root in ["/usr/share", "/usr/lib", "/usr/include"] {
+        copy(Path::new(root), &tree.join(root.trim_start_matches('/')), &mut budget)?;
+    }
+    Ok(vec![text(mib, scratch)?, Data { name: "tree".to_owned(), folder: tree }])
+}
+
+/// Text of this machine as one file.
+pub(super) fn text(mib: u64, scratch: &TempDir) -> anyhow::Result<Data> {
+    let folder = scratch.path().join("text");
+    fs::create_dir(&folder)?;
+    let roots = ["/usr/include", "/usr/share", "/usr/lib"];
+    let bytes = joined(&roots, (mib << 20) as usize, |_, content| is_text(content));
+    ensure!(bytes.len() >= 1 << 20, "this machine has less than 1 MiB of text; name a file with --data");
+    if (bytes.len() as u64) < mib << 20 {
+        eprintln!("note: this machine has {} MiB of text", bytes.len() >> 20);
+    }
+    fs::write(folder.join("text"), bytes)?;
+    Ok(Data { name: "text".to_owned(), folder })
+}
+
+struct Budget {
+    bytes: u64,
+    files: u64,
+}
+
+/// Copies files and links in the order of their names until the budget is spent. What cannot be read is left out.
+fn copy(from: &Path, to: &Path, budget: &mut Budget) -> anyhow::Result<()> {
+    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
+    fs::create_dir_all(to)?;
+    let mut entries: Vec<_> = entries.flatten().collect();
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        if budget.bytes == 0 || budget.files == 0 {
+            break;
+        }
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        let Ok(metadata) = entry.metadata() else { continue };
+        if metadata.is_dir() {
+            copy(&path, &target, budget)?;
+        } else if metadata.is_symlink() {
+            if let Ok(link) = fs::read_link(&path) {
+                os::unix::fs::symlink(link, target)?;
+            }
+        } else if metadata.is_file() && metadata.len() <= budget.bytes && fs::copy(&path, &target).is_ok() {
+            budget.bytes -= metadata.len();
+            budget.files -= 1;
+        }
+    }
+    Ok(())
+}

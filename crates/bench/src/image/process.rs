@@ -1,0 +1,95 @@
+//! Programs whose time and memory are measured.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom},
+    process::{Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// How often a program's memory is looked at.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// What one run of a program took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ran {
+    /// From before the start to after the end.
+    pub(super) seconds: f64,
+    /// The most memory that it had resident at once, as Linux counts it (`VmHWM`); what it grew by in its last two
+    /// milliseconds is not seen. (`wait4` counts the memory of this process before the program began, too.)
+    pub(super) peak_rss_bytes: f64,
+}
+
+/// Runs a program to its end, on one CPU if `threads` is 1. What it says is shown only where it fails.
+pub(super) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> {
+    let mut said = tempfile::tempfile().context("no file for what a program says")?;
+    let to = |file: &File| anyhow::Ok(Stdio::from(file.try_clone()?));
+    command.stdin(Stdio::null()).stdout(to(&said)?).stderr(to(&said)?);
+    let name = command.get_program().to_string_lossy().into_owned();
+    let start = Instant::now();
+    // A child has the CPUs of the thread that starts it.
+    let child = if threads == 1 {
+        let before = sched_getaffinity(None)?;
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|&cpu| before.is_set(cpu)).unwrap_or(0));
+        sched_setaffinity(None, &one)?;
+        let child = command.spawn();
+        sched_setaffinity(None, &before)?;
+        child
+    } else {
+        command.spawn()
+    };
+    let mut child = child.with_context(|| format!("cannot start {name}"))?;
+    let status = format!("/proc/{}/status", child.id());
+    let (ended, watch) = mpsc::channel::<()>();
+    let watcher = thread::spawn(move || {
+        let mut peak = 0.0;
+        loop {
+            peak = resident(&status).unwrap_or(peak);
+            if watch.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
+                return peak;
+            }
+        }
+    });
+    let status = child.wait();
+    let seconds = start.elapsed().as_secs_f64();
+    drop(ended);
+    let peak_rss_bytes = watcher.join().unwrap_or(f64::NAN);
+    if !status?.success() {
+        let mut text = Vec::new();
+        said.seek(SeekFrom::Start(0))?;
+        said.read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        let last: Vec<&str> = text.lines().rev().take(2).collect();
+        bail!("{name} failed: {}", last.into_iter().rev().collect::<Vec<_>>().join("; "));
+    }
+    Ok(Ran { seconds, peak_rss_bytes })
+}
+
+/// The most memory that a process has had resident; `None` once it has ended.
+fn resident(status: &str) -> Option<f64> {
+    let text = fs::read_to_string(status).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib * 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_and_failure_of_a_child_are_seen() {
+        // A shell that keeps a string of 16 MiB for a moment.
+        let script = "x=$(head -c 16777216 /dev/zero | tr '\\0' x); sleep 0.1; exit 0";
+        let ran = run(Command::new("sh").args(["-c", script]), 1).expect("a shell");
+        assert!(ran.peak_rss_bytes > 16e6, "{ran:?}");
+        let error = run(Command::new("sh").args(["-c", "echo why >&2; exit 3"]), 0).expect_err("it fails");
+        assert!(error.to_string().contains("why"), "{error}");
+    }
+}

@@ -1,0 +1,262 @@
+//! The same reads of the same files, through the library and through mounted images.
+
+use std::{
+    cell::Cell,
+    fs::{self, File},
+    os::unix::{ffi::OsStrExt, fs::FileExt},
+    path::{Path, PathBuf},
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, anyhow, ensure};
+use pagefold_erofs::{Image, Inode};
+use rustix::{
+    fs::{Advice, fadvise},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+
+use crate::load::Random;
+
+/// Bytes of one sequential request.
+const REQUEST: usize = 128 << 10;
+/// Bytes that a thread reads one after another before it takes the next part, so that several share a large file.
+const PART: u64 = 8 << 20;
+/// Bytes of one random request.
+const PAGE: usize = 4096;
+/// Random requests of a pass.
+const RANDOM_READS: usize = 8192;
+
+/// What is read: the largest files of a tree.
+pub(super) struct Reads {
+    /// Paths below the root, with their lengths.
+    files: Vec<(PathBuf, u64)>,
+    /// Parts of files, as the number of the file, its offset and the length.
+    parts: Vec<(usize, u64, u64)>,
+    /// Pages, as the number of the file and the offset: all different.
+    pages: Vec<(usize, u64)>,
+}
+
+/// How a tree is reached.
+pub(super) enum Access<'a> {
+    Library(&'a Image),
+    Folder(&'a Path),
+}
+
+enum Opened<'a> {
+    Library(&'a Image, Inode),
+    File(File),
+}
+
+impl<'a> Access<'a> {
+    fn open(&self, path: &Path) -> anyhow::Result<Opened<'a>> {
+        Ok(match self {
+            Self::Library(image) => Opened::Library(image, image.resolve(path.as_os_str().as_bytes())?),
+            Self::Folder(folder) => Opened::File(File::open(folder.join(path))?),
+        })
+    }
+}
+
+impl Opened<'_> {
+    fn read(&self, buf: &mut [u8], offset: u64) -> anyhow::Result<()> {
+        match self {
+            Self::Library(image, inode) => image.read_exact_at(inode, buf, offset)?,
+            Self::File(file) => file.read_exact_at(buf, offset)?,
+        }
+        Ok(())
+    }
+}
+
+impl Reads {
+    /// The largest files under `root`, up to `limit` bytes of them.
+    pub(super) fn of(root: &Path, limit: u64) -> anyhow::Result<Self> {
+        let mut files = Vec::new();
+        collect(root, Path::new(""), &mut files)?;
+        files.sort_by(|(a, a_len), (b, b_len)| b_len.cmp(a_len).then_with(|| a.cmp(b)));
+        let mut total = 0;
+        files.retain(|(_, len)| {
+            let fits = total < limit;
+            total += if fits { *len } else { 0 };
+            fits
+        });
+        ensure!(!files.is_empty(), "{} has no files to read", root.display());
+        let (mut parts, mut pages) = (Vec::new(), Vec::new());
+        for (number, (_, len)) in files.iter().enumerate() {
+            parts.extend((0..*len).step_by(PART as usize).map(|at| (number, at, PART.min(len - at))));
+            pages.extend((0..len / PAGE as u64).map(|page| (number, page * PAGE as u64)));
+        }
+        let mut random = Random::new(7);
+        let shuffled = random.permutation(pages.len() as u64);
+        let pages = shuffled.into_iter().take(RANDOM_READS).map(|at| pages[at as usize]).collect();
+        Ok(Self { files, parts, pages })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|(_, len)| len).sum()
+    }
+
+    /// Reads everything and compares it with the files under `source`.
+    pub(super) fn verify(&self, access: &Access<'_>, source: &Path) -> anyhow::Result<()> {
+        let (mut found, mut expected) = (vec![0; REQUEST], vec![0; REQUEST]);
+        for (path, len) in &self.files {
+            let (opened, original) = (access.open(path)?, File::open(source.join(path))?);
+            for at in (0..*len).step_by(REQUEST) {
+                let here = (len - at).min(REQUEST as u64) as usize;
+                opened.read(&mut found[..here], at).with_context(|| path.display().to_string())?;
+                original.read_exact_at(&mut expected[..here], at)?;
+                ensure!(found[..here] == expected[..here], "{} is not what was packed", path.display());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything in order, 128 KiB at a time, and returns MB a second.
+    pub(super) fn sequential(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
+        let next = AtomicUsize::new(0);
+        let time = in_threads(threads, |start| {
+            let mut buf = vec![0; REQUEST];
+            start.wait();
+            while let Some(&(file, from, len)) = self.parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let opened = access.open(&self.files[file].0)?;
+                for at in (from..from + len).step_by(REQUEST) {
+                    let here = (from + len - at).min(REQUEST as u64) as usize;
+                    opened.read(&mut buf[..here], at)?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(self.bytes() as f64 / time.as_secs_f64() / 1e6)
+    }
+
+    /// Reads pages in random order and returns the microseconds that one takes its thread. Of mounted files the kernel
+    /// is told that reads are random, so that it reads nothing ahead.
+    pub(super) fn random(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
+        let next = AtomicUsize::new(0);
+        let time = in_threads(threads, |start| {
+            let opened = self.files.iter().map(|(path, _)| access.open(path)).collect::<anyhow::Result<Vec<_>>>()?;
+            for file in &opened {
+                if let Opened::File(file) = file {
+                    fadvise(file, 0, None, Advice::Random)?;
+                }
+            }
+            let mut buf = [0; PAGE];
+            start.wait();
+            while let Some(&(file, at)) = self.pages.get(next.fetch_add(1, Ordering::Relaxed)) {
+                opened[file].read(&mut buf, at)?;
+            }
+            Ok(())
+        })?;
+        Ok(time.as_secs_f64() * 1e6 * threads as f64 / self.pages.len() as f64)
+    }
+}
+
+/// Puts a file into the page cache.
+pub(super) fn warm(path: &Path) -> anyhow::Result<()> {
+    std::io::copy(&mut File::open(path)?, &mut std::io::sink())?;
+    Ok(())
+}
+
+/// Takes a file out of the page cache.
+pub(super) fn cool(path: &Path) -> anyhow::Result<()> {
+    let file = File::open(path)?;
+    rustix::fs::fsync(&file)?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    Ok(())
+}
+
+fn collect(root: &Path, below: &Path, files: &mut Vec<(PathBuf, u64)>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(root.join(below))? {
+        let entry = entry?;
+        let (path, metadata) = (below.join(entry.file_name()), entry.metadata()?);
+        if metadata.is_dir() {
+            collect(root, &path, files)?;
+        } else if metadata.is_file() && metadata.len() >= PAGE as u64 {
+            files.push((path, metadata.len()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `work` in threads, each on a CPU of its own where there are as many, and returns the time from when the first
+/// passes the common start to when the last is done. Each must pass the start once, or fail.
+fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
+    let barrier = Barrier::new(threads);
+    let all = sched_getaffinity(None)?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
+    let run = |number: usize| {
+        let start = Start { barrier: &barrier, passed: Cell::new(None) };
+        if threads > 1 && threads == cpus.len() {
+            let mut one = CpuSet::new();
+            one.set(cpus[number]);
+            sched_setaffinity(None, &one)?;
+        }
+        work(&start)?;
+        anyhow::Ok((start.passed.get().context("a reading thread did not start")?, Instant::now()))
+    };
+    let times = thread::scope(|scope| {
+        let run = &run;
+        let spawned: Vec<_> = (0..threads).map(|number| scope.spawn(move || run(number))).collect();
+        spawned
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a reading thread panicked"))?)
+            .collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    let first = times.iter().map(|(start, _)| *start).min();
+    let last = times.iter().map(|(_, end)| *end).max();
+    Ok(first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first))
+}
+
+/// The common start of threads. One that fails before it does not keep the others waiting.
+struct Start<'a> {
+    barrier: &'a Barrier,
+    passed: Cell<Option<Instant>>,
+}
+
+impl Start<'_> {
+    fn wait(&self) {
+        self.barrier.wait();
+        self.passed.set(Some(Instant::now()));
+    }
+}
+
+impl Drop for Start<'_> {
+    fn drop(&mut self) {
+        if self.passed.get().is_none() {
+            self.barrier.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_read_whole_and_at_random() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("below")).expect("a folder");
+        fs::write(folder.path().join("below/large"), vec![1; 300_000]).expect("a file");
+        fs::write(folder.path().join("small"), vec![2; 5000]).expect("a file");
+        fs::write(folder.path().join("tiny"), b"left out").expect("a file");
+        let reads = Reads::of(folder.path(), 1 << 20).expect("files");
+        assert_eq!((reads.bytes(), reads.pages.len()), (305_000, 74));
+        let access = Access::Folder(folder.path());
+        reads.verify(&access, folder.path()).expect("the same");
+        for threads in [1, 2] {
+            assert!(reads.sequential(&access, threads).expect("a speed") > 0.0);
+            assert!(reads.random(&access, threads).expect("a time") > 0.0);
+        }
+        let missing = tempfile::tempdir().expect("a folder");
+        assert!(reads.random(&Access::Folder(missing.path()), 2).is_err());
+        fs::write(folder.path().join("small"), vec![3; 5000]).expect("a file");
+        let copy = tempfile::tempdir().expect("a folder");
+        fs::create_dir(copy.path().join("below")).expect("a folder");
+        fs::write(copy.path().join("below/large"), vec![1; 300_000]).expect("a file");
+        fs::write(copy.path().join("small"), vec![2; 5000]).expect("a file");
+        assert!(reads.verify(&access, copy.path()).is_err());
+    }
+}

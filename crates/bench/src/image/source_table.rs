@@ -1,0 +1,59 @@
+//! The table of EROFS's paper (Gao et al., USENIX ATC 2019, section 5): one large text file read in order from ext4,
+//! EROFS and squashfs, with the sizes of the images.
+
+use std::path::Path;
+
+use super::{
+    Reader, builder,
+    data::Data,
+    reads::{self, Reads},
+    results::{Metric, Results},
+    tools::Tools,
+};
+
+/// Builds an image of each kind, and reads each in turn: `cold`, the image out of this machine's page cache before each
+/// pass, and `warm`, the image in it. One thread, 128 KiB requests, kernel mounts over loop devices.
+pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, json: bool) -> anyhow::Result<()> {
+    let mut results = Results::default();
+    let reads = Reads::of(&data.folder, u64::MAX)?;
+    let mut images = Vec::new();
+    for (subject, reader, cluster) in [
+        ("kernel-ext4", Reader::KernelExt4, "4K"),
+        ("kernel-erofs-4k", Reader::KernelErofs, "4K"),
+        ("pagefold-4k", Reader::Library, "4K"),
+        ("kernel-mkfs.erofs-4k", Reader::KernelMkfsErofs, "4K"),
+        ("kernel-squashfs-4k", Reader::KernelSquashfs, "4K"),
+        ("kernel-squashfs-8k", Reader::KernelSquashfs, "8K"),
+        ("kernel-squashfs-16k", Reader::KernelSquashfs, "16K"),
+        ("kernel-squashfs-128k", Reader::KernelSquashfs, "128K"),
+    ] {
+        let case = format!("lz4@{cluster}").parse().map_err(anyhow::Error::msg)?;
+        let image = scratch.join(format!("{subject}.image"));
+        let name = format!("{}/source-table", data.name);
+        let outcome = reader.builder().build(tools, &case, 1, &data.folder, &image).and_then(|_| {
+            let bytes = builder::image_bytes(reader.builder(), &image)?;
+            results.add(&name, subject, Metric::ImageBytes, bytes);
+            reader.with(tools, &image, |access| reads.verify(access, &data.folder))
+        });
+        match outcome {
+            Ok(()) => images.push((subject, reader, image)),
+            Err(error) => results.miss(&name, subject, &error),
+        }
+    }
+    for _ in 0..rounds {
+        for (subject, reader, image) in &images {
+            for cache in ["cold", "warm"] {
+                if cache == "cold" {
+                    reads::cool(image)?;
+                } else {
+                    reads::warm(image)?;
+                }
+                let name = format!("{}/source-table/{cache}", data.name);
+                let speed = reader.with(tools, image, |access| reads.sequential(access, 1))?;
+                results.add(&name, subject, Metric::Sequential, speed);
+            }
+        }
+    }
+    results.print(json);
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! The programs that are measured, as they are found.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Where programs are looked for.
+pub(super) struct Tools {
+    pub(super) pagefold: PathBuf,
+    /// Comes before the PATH for the programs of erofs-utils.
+    erofs_utils: Option<PathBuf>,
+}
+
+impl Tools {
+    pub(super) fn new(pagefold: PathBuf, erofs_utils: Option<PathBuf>) -> Self {
+        Self { pagefold, erofs_utils }
+    }
+
+    /// The program `name`, or `None` where there is none.
+    pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = self.erofs_utils.iter().filter(|_| name.contains("erofs")).cloned();
+        // File systems are made by programs that only root's PATH has.
+        let folders = folders.chain(env::split_paths(&path)).chain(["/usr/sbin".into(), "/sbin".into()]);
+        folders.map(|folder| folder.join(name)).find(|full| full.is_file())
+    }
+
+    /// Whether the help of a program names `option`.
+    pub(super) fn knows(program: &Path, arguments: &[&str], option: &str) -> bool {
+        let output = Command::new(program).args(arguments).arg("--help").output();
+        output.is_ok_and(|output| {
+            let says = |text: &[u8]| String::from_utf8_lossy(text).contains(option);
+            says(&output.stdout) || says(&output.stderr)
+        })
+    }
+
+    /// What a program says of its version, in one line.
+    pub(super) fn version(program: &Path, argument: &str) -> String {
+        let output = Command::new(program).arg(argument).output();
+        let first = |text: &[u8]| String::from_utf8_lossy(text).lines().next().unwrap_or_default().trim().to_owned();
+        match output {
+            Ok(output) if !output.stdout.is_empty() => first(&output.stdout),
+            Ok(output) => first(&output.stderr),
+            Err(error) => error.to_string(),
+        }
+    }
+}
