@@ -105,12 +105,12 @@ fn serve(args: &Args) -> anyhow::Result<()> {
         MountOptions { name: shown.to_string(), allow_other: args.allow_other, threads: args.threads, log: log(args)? };
     // Signals are caught from before the mount exists, so that none is left behind.
     let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
-    let mut mount = Mount::new(image, &args.directory, options)
+    let mount = Mount::new(image, &args.directory, options)
         .with_context(|| format!("cannot mount on {}", args.directory.display()))?;
     let unmounter = mount.unmounter();
     thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(move || end_on_signals(signals, unmounter))
+        .spawn(move || end_on_signals(signals, &unmounter))
         .context("cannot start a thread")?;
     if args.announce {
         leave_terminal().context("cannot go into the background")?;
@@ -120,7 +120,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     mount.serve().context("the mount failed")
 }
 
-fn end_on_signals(mut signals: Signals, mut unmounter: Unmounter) {
+fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
     let mut asked = false;
     for _ in signals.forever() {
         if asked {

@@ -1,10 +1,13 @@
 //! Mounting and unmounting.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use fuser::{Config, MountOption, Session, SessionACL};
 use pagefold_erofs::Image;
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::filesystem::ImageFilesystem;
@@ -36,13 +39,19 @@ impl Default for MountOptions {
 /// A mounted image.
 pub struct Mount {
     session: Session<ImageFilesystem>,
-    at: PathBuf,
+    place: Place,
 }
 
 /// Unmounts a [`Mount`], from any thread.
 pub struct Unmounter {
-    session: SessionUnmounter,
+    place: Place,
+}
+
+/// A mount as the system's table of mounts knows it.
+#[derive(Clone)]
+struct Place {
     at: PathBuf,
+    id: Option<u64>,
 }
 
 impl Mount {
@@ -72,33 +81,88 @@ impl Mount {
         config.n_threads = Some(threads);
         config.clone_fd = true;
         let session = Session::new(ImageFilesystem::new(image, options.log), &at, &config)?;
-        Ok(Self { session, at })
+        let id = mounts_at(&at)?.last().copied();
+        Ok(Self { session, place: Place { at, id } })
     }
 
     /// What unmounts this mount while it is served.
-    pub fn unmounter(&mut self) -> Unmounter {
-        Unmounter { session: self.session.unmount_callable(), at: self.at.clone() }
+    pub fn unmounter(&self) -> Unmounter {
+        Unmounter { place: self.place.clone() }
     }
 
     /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`.
     pub fn serve(self) -> io::Result<()> {
-        self.session.run()
+        let mut background = self.session.spawn()?;
+        let done = std::mem::replace(&mut background.guard, std::thread::spawn(|| Ok(())));
+        // When fuser's handle of the mount is dropped it unmounts the directory once more, although the mount is gone (0.18 takes
+        // POLLERR for the sign of a mount). By then it may be another's, so the handle is not dropped.
+        std::mem::forget(background);
+        match done.join() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => self.place.unmount().and(Err(error)),
+            Err(_) => self.place.unmount().and(Err(io::Error::other("a thread that answers panicked"))),
+        }
     }
 }
 
 impl Unmounter {
-    /// Unmounts. If files are open, their users keep them, nobody else gets in, and [`Mount::serve`] ends with the last.
-    pub fn unmount(&mut self) -> io::Result<()> {
-        match self.session.unmount() {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                unmount(&self.at, UnmountFlags::DETACH).map_err(Into::into)
+    /// Unmounts, unless that was done. If files are open, their users keep them, nobody else gets in, and [`Mount::serve`]
+    /// ends with the last.
+    pub fn unmount(&self) -> io::Result<()> {
+        self.place.unmount()
+    }
+}
+
+impl Place {
+    fn unmount(&self) -> io::Result<()> {
+        let mounts = mounts_at(&self.at)?;
+        if !mounts.iter().any(|id| Some(*id) == self.id) {
+            return Ok(());
+        }
+        if mounts.last().copied() != self.id {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "something else is mounted on top of it"));
+        }
+        match unmount(&self.at, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => Ok(unmount(&self.at, UnmountFlags::DETACH)?),
+            Err(Errno::PERM) => {
+                let status = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(&self.at).status()?;
+                if status.success() { Ok(()) } else { Err(io::Error::other(format!("fusermount3: {status}"))) }
             }
-            result => result,
+            result => Ok(result?),
         }
     }
+}
+
+/// The numbers of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does not ask the mounts themselves.
+fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
+    let escaped = |byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        byte => vec![*byte],
+    };
+    let directory: Vec<u8> = directory.as_os_str().as_bytes().iter().flat_map(escaped).collect();
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
+    let here = lines.filter(|line| line.clone().nth(4).is_some_and(|at| at == directory));
+    Ok(here.filter_map(|mut line| std::str::from_utf8(line.next()?).ok()?.parse().ok()).collect())
 }
 
 /// A name without what separates mount options.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if matches!(letter, ',' | '\\') || letter.is_control() { '_' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_found_in_the_table() {
+        assert!(!mounts_at(Path::new("/proc")).unwrap().is_empty());
+        assert!(mounts_at(Path::new("/proc/self")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_name_cannot_add_options() {
+        assert_eq!(plain("a,suid\\b\nc d"), "a_suid_b_c d");
+    }
 }

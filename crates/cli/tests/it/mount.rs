@@ -339,6 +339,27 @@ fn signals_unmount() {
     }
 }
 
+/// The process of a mount that is gone does not touch what took its place.
+#[test]
+fn a_mount_can_follow_another_at_once() {
+    const TEST: &str = "a_mount_can_follow_another_at_once";
+    if !can_mount(TEST) {
+        return;
+    }
+    let place = Place::new(|root| fs::write(root.join("file"), "some").expect("a file"));
+    place.pack(&[]);
+    for _ in 0..10 {
+        if !place.mount(TEST, &[]) {
+            return;
+        }
+        place.unmount();
+        assert!(place.mount(TEST, &[]));
+        until("the first process ends", || place.servers() == 1);
+        assert_eq!(fs::read_to_string(place.at("mount/file")).expect("a file"), "some");
+        place.unmount();
+    }
+}
+
 #[test]
 fn what_cannot_be_mounted_is_told_before_it_returns() {
     const TEST: &str = "what_cannot_be_mounted_is_told_before_it_returns";
