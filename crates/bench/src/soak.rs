@@ -21,9 +21,8 @@ use crate::{
 #[command(after_help = "\
 Half of the disk is written, and then the other half with noise until the memory limit is met. From there on the disk is
 full: four fio connections write and read their own quarters of the first half at random and verify each block that was
-accepted (crc32c). A block that needs more room than the one it replaces may be refused with ENOSPC. Fails if a block is
-lost, if more writes are refused than accepted or all of a round, if the limit is not met, or if the process takes more
-than BASE + 1.03 x what `stat` says is spent.")]
+accepted (crc32c). The blocks are all of one kind. Fails if a block is lost, if more than one write in a hundred is
+refused, if the limit is not met, or if the process takes more than BASE + 1.03 x what `stat` says is spent.")]
 pub(crate) struct Args {
     /// Seconds
     #[arg(long, default_value_t = 600)]
@@ -73,13 +72,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             last = (rss, spent);
             Ok(())
         })?;
-        ensure!(round.accepted > 0.0, "round {rounds}: every write was refused");
         totals.accepted += round.accepted;
         totals.refused += round.refused;
         totals.read += round.read;
     }
     let (refused, accepted) = (totals.refused, totals.accepted);
-    ensure!(refused < accepted, "{refused} writes were refused, {accepted} accepted");
+    ensure!(refused * 100.0 <= accepted, "{refused} writes were refused, {accepted} accepted");
     let figures = [
         ("rounds", rounds as f64, "rounds"),
         ("writes_accepted_and_verified", totals.accepted, "writes"),

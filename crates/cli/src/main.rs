@@ -3,12 +3,15 @@
 
 mod cat;
 mod check;
+mod compact;
 mod extract;
 mod generate;
 mod image;
 mod info;
 mod ls;
+mod mount;
 mod pack;
+mod peer;
 mod progress;
 mod serve;
 mod size;
@@ -33,12 +36,14 @@ struct Args {
 enum Command {
     Serve(serve::Args),
     Stat(stat::Args),
+    Compact(compact::Args),
     Pack(pack::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Info(info::Args),
     Check(check::Args),
     Extract(extract::Args),
+    Mount(mount::Args),
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
 }
@@ -47,12 +52,14 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Compact(args) => compact::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Extract(args) => extract::run(&args),
+        Command::Mount(args) => mount::run(&args),
         Command::Completions(args) => generate::completions(&args),
         Command::Man(args) => generate::man(&args),
     };

@@ -1,18 +1,12 @@
 //! `pagefold stat`: what a server's disks hold and what that costs.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    time::Duration,
-};
+use std::io::{self, Write};
 
-use anyhow::{Context, bail};
-use pagefold_serve::client::{Client, ExportInfo, Target};
+use anyhow::Context;
+use pagefold_serve::client::ExportInfo;
 use serde_json::json;
 
-use crate::size;
-
-const TIMEOUT: Duration = Duration::from_secs(10);
+use crate::{peer::Peer, size};
 
 /// Show what a server's disks hold and the memory they take
 #[derive(clap::Args)]
@@ -23,17 +17,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects,
 table, streams. They travel as the export's description, so `nbdinfo` shows them too.")]
 pub(crate) struct Args {
-    /// The server's Unix socket
-    #[arg(long, value_name = "PATH", required_unless_present = "tcp", conflicts_with = "tcp")]
-    unix: Option<PathBuf>,
-
-    /// The server's TCP address
-    #[arg(long, value_name = "HOST:PORT")]
-    tcp: Option<String>,
-
-    /// Only the export of this name
-    #[arg(long)]
-    name: Option<String>,
+    #[command(flatten)]
+    peer: Peer,
 
     /// One JSON object a line
     #[arg(long)]
@@ -69,16 +54,8 @@ impl<'a> Figures<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let target = match (&args.unix, &args.tcp) {
-        (Some(path), _) => Target::Unix(path.clone()),
-        (None, Some(address)) => Target::Tcp(address.clone()),
-        (None, None) => bail!("give --unix PATH or --tcp HOST:PORT"),
-    };
-    let mut client = Client::connect(&target, TIMEOUT)?;
-    let names = match &args.name {
-        Some(name) => vec![name.clone()],
-        None => client.list()?,
-    };
+    let names = args.peer.exports()?;
+    let mut client = args.peer.connect()?;
     let mut out = io::stdout().lock();
     for name in names {
         let info = client.info(&name)?;

@@ -1,6 +1,8 @@
 //! The wrapper that checks every request once.
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use std::time::Duration;
+
+use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
 
 /// A device whose requests are checked: range, capability, emptiness.
 ///
@@ -81,5 +83,9 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         if self.check(offset, len_bytes)? { self.device.extents(offset, len_bytes, each) } else { Ok(()) }
+    }
+
+    fn compact(&self, time: Duration) -> Option<Compacted> {
+        self.device.compact(time)
     }
 }

@@ -1,6 +1,6 @@
 //! The interface of a block device.
 
-use std::io;
+use std::{io, time::Duration};
 
 /// Why a request failed. A failed write leaves each page of its range either as it was or as it was to be.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +54,17 @@ pub enum Zeroes {
     Allocated,
 }
 
+/// What [`BlockDevice::compact`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compacted {
+    /// All memory that the device took before.
+    pub before_bytes: u64,
+    /// And afterwards; it can be more when others wrote meanwhile.
+    pub after_bytes: u64,
+    /// The time was up before all was done.
+    pub more: bool,
+}
+
 /// A device of bytes that any number of threads use at once.
 ///
 /// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
@@ -93,4 +104,10 @@ pub trait BlockDevice: Send + Sync {
 
     /// Tells `each` the range's extents in order; they cover it exactly. `each` returns false to hear no more.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
+
+    /// Gives back what memory it can by moving what it holds closer together, for about `time` at most. It changes no byte
+    /// of the device, so one that is read-only does it too. `None`: it has nothing to move.
+    fn compact(&self, _time: Duration) -> Option<Compacted> {
+        None
+    }
 }

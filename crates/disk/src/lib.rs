@@ -22,5 +22,5 @@ mod ram;
 mod shared;
 
 pub use checked::Checked;
-pub use device::{BlockDevice, Error, Extent, Zeroes};
+pub use device::{BlockDevice, Compacted, Error, Extent, Zeroes};
 pub use ram::{NewError, RamConfig, RamDisk};

@@ -1,11 +1,11 @@
 //! A disk whose contents live compressed in RAM.
 
-use std::{fmt::Write, ops::Range, sync::Arc};
+use std::{fmt::Write, ops::Range, sync::Arc, time::Duration};
 
 use pagefold_codec::{Codec, Fold};
 use pagefold_store::{self as store, Config, PAGE_SIZE, Stats, Status, Store};
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -214,5 +214,11 @@ impl BlockDevice for RamDisk {
             each(last);
         }
         Ok(())
+    }
+
+    fn compact(&self, time: Duration) -> Option<Compacted> {
+        let before_bytes = self.store.stats().spent_bytes;
+        let more = self.store.compact_for(time);
+        Some(Compacted { before_bytes, after_bytes: self.store.stats().spent_bytes, more })
     }
 }

@@ -1,8 +1,8 @@
 //! A shared device is a device.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     fn size_bytes(&self) -> u64 {
@@ -43,5 +43,9 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         (**self).extents(offset, len_bytes, each)
+    }
+
+    fn compact(&self, time: Duration) -> Option<Compacted> {
+        (**self).compact(time)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::directory::DirEntry;
 use crate::error::Error;
+use crate::file::Data;
 use crate::format::file_type;
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
@@ -235,7 +236,7 @@ impl Image {
                 scope.spawn(|| {
                     while let Some((path, inode)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let first_claim = |claim| claims.lock().unwrap_or_else(PoisonError::into_inner).insert(claim);
-                        if let Err(error) = self.file(inode).and_then(|file| file.check(&first_claim)) {
+                        if let Err(error) = Data::open(self, inode).and_then(|data| data.check(&first_claim)) {
                             let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
                             report.add(paths.display(*path), error);
                         }

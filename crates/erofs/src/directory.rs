@@ -1,5 +1,7 @@
 //! Directories: blocks of sorted entries.
 
+use std::ops::ControlFlow;
+
 use crate::error::{Error, Result};
 use crate::format::{Dirent, NAME_LEN};
 use crate::image::Image;
@@ -15,6 +17,25 @@ pub struct DirEntry {
     /// The file type that the entry claims (`FT_*`); 0 is unknown.
     pub file_type: u8,
 }
+
+impl DirEntry {
+    /// The kind of file that the entry claims to name; `None` where it does not say, or nothing known.
+    pub fn kind(&self) -> Option<FileKind> {
+        Some(match self.file_type {
+            1 => FileKind::Regular,
+            2 => FileKind::Directory,
+            3 => FileKind::CharDevice,
+            4 => FileKind::BlockDevice,
+            5 => FileKind::Fifo,
+            6 => FileKind::Socket,
+            7 => FileKind::Symlink,
+            _ => return None,
+        })
+    }
+}
+
+/// Bits of a position in a directory that number an entry of a block; the others number the block.
+const ENTRY_BITS: u32 = 16;
 
 /// The entries of one directory block, checked as they are taken.
 pub(crate) struct DirBlock<'a> {
@@ -70,20 +91,45 @@ impl Image {
     /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that the names ascend, so
     /// that none comes twice. Memory is one block.
     pub fn for_each_entry(&self, directory: &Inode, mut each: impl FnMut(DirEntry) -> Result<()>) -> Result<()> {
+        let mut failed = None;
+        self.for_each_entry_from(directory, 0, |entry, _| match each(entry) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Calls `each` with the entries of a directory from `position` on, and with the position after each, until it
+    /// breaks off. The first position is 0. One that no call was given is no error: it lies before some entry, or behind
+    /// the last. Finding it costs one block, wherever it is.
+    pub fn for_each_entry_from(
+        &self,
+        directory: &Inode,
+        position: u64,
+        mut each: impl FnMut(DirEntry, u64) -> ControlFlow<()>,
+    ) -> Result<()> {
         let mut block = Vec::new();
         let mut last_name: Vec<u8> = Vec::new();
-        for index in 0..self.dir_blocks(directory)? {
-            let offset = self.read_dir_block(directory, index, &mut block)?;
+        let mut first = (position & ((1 << ENTRY_BITS) - 1)) as usize;
+        for number in position >> ENTRY_BITS..self.dir_blocks(directory)? {
+            let offset = self.read_dir_block(directory, number, &mut block)?;
             let entries = DirBlock::new(&block, offset)?;
-            for index in 0..entries.count() {
+            for index in first..entries.count() {
                 let (name, dirent) = entries.entry(index)?;
                 if name <= last_name.as_slice() {
                     return Error::corrupt("directory entries are not in order", offset);
                 }
                 last_name.clear();
                 last_name.extend_from_slice(name);
-                each(DirEntry { name: name.to_vec(), nid: dirent.nid, file_type: dirent.file_type })?;
+                let entry = DirEntry { name: name.to_vec(), nid: dirent.nid, file_type: dirent.file_type };
+                if each(entry, number << ENTRY_BITS | (index + 1) as u64).is_break() {
+                    return Ok(());
+                }
             }
+            first = 0;
         }
         Ok(())
     }

@@ -1,34 +1,34 @@
 //! A file's content: flat, chunked or compressed.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
-use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
-use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
-
+use crate::ahead::Ahead;
 use crate::check::Claim;
 use crate::error::{Error, Result};
-use crate::format::{
-    CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_EXTENT_BYTES, NULL_ADDR, align, incompat,
-};
-use crate::image::{Counters, Image};
+use crate::format::{CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, align, incompat};
+use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::zmap::{CompressedMap, Cursor, Extent, Place};
+use crate::zmap::CompressedMap;
 
 /// Chunk addresses that are read together.
 const CHUNKS_READ: u64 = 512;
 
-thread_local! {
-    static DECODER: RefCell<(ClusterDecoder, Vec<u8>)> = RefCell::default();
+/// An open file, directory or symbolic link of an [`Image`].
+///
+/// A file that is read from front to back is decoded ahead, by threads that the process has for it, as long as a
+/// processor has nothing else to do.
+pub struct File {
+    data: Arc<Data>,
+    ahead: Arc<Ahead>,
 }
 
-/// An open file, directory or symbolic link of an [`Image`].
-pub struct File<'a> {
-    image: &'a Image,
-    inode: Inode,
-    map: Option<CompressedMap>,
-    /// The packed inode's file, when this one ends there.
-    packed: Option<Box<File<'a>>>,
+/// A file's content and where it is.
+pub(crate) struct Data {
+    pub(crate) image: Image,
+    pub(crate) inode: Inode,
+    pub(crate) map: Option<CompressedMap>,
+    /// The packed inode's content, when this one ends there.
+    pub(crate) packed: Option<Box<Data>>,
 }
 
 /// A run of a file's content and whether it is stored.
@@ -40,8 +40,34 @@ pub struct Run {
     pub hole: bool,
 }
 
-impl<'a> File<'a> {
-    pub(crate) fn open(image: &'a Image, inode: &Inode) -> Result<Self> {
+impl File {
+    pub(crate) fn open(image: &Image, inode: &Inode) -> Result<Self> {
+        Ok(Self { data: Arc::new(Data::open(image, inode)?), ahead: Arc::default() })
+    }
+
+    /// The file's inode.
+    pub fn inode(&self) -> &Inode {
+        &self.data.inode
+    }
+
+    /// Reads from `offset` into `buf` and returns the bytes read: all that fit, up to the end of the file.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if self.data.map.is_none() {
+            return self.data.read_at(buf, offset);
+        }
+        let len = self.data.clip(buf.len(), offset);
+        self.ahead.read(&self.data, &mut buf[..len], offset)?;
+        Ok(len)
+    }
+
+    /// The run at `offset`, which is less than the file's size: where a reader may skip zeros.
+    pub fn run_at(&self, offset: u64) -> Result<Run> {
+        self.data.run_at(offset)
+    }
+}
+
+impl Data {
+    pub(crate) fn open(image: &Image, inode: &Inode) -> Result<Self> {
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink) {
             return Err(Error::NotA("file with content"));
         }
@@ -56,18 +82,18 @@ impl<'a> File<'a> {
             }
             _ => None,
         };
-        Ok(Self { image, inode: inode.clone(), map, packed })
+        Ok(Self { image: image.clone(), inode: inode.clone(), map, packed })
     }
 
-    /// The file's inode.
-    pub fn inode(&self) -> &Inode {
-        &self.inode
-    }
-
-    /// Reads from `offset` into `buf` and returns the bytes read: all that fit, up to the end of the file.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    /// The bytes of a read of `len` from `offset` that the file has.
+    fn clip(&self, len: usize, offset: u64) -> usize {
         let left = self.inode.size.saturating_sub(offset);
-        let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
+        usize::try_from(left).map_or(len, |left| left.min(len))
+    }
+
+    /// As [`File::read_at`], without anything ahead.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let len = self.clip(buf.len(), offset);
         let buf = &mut buf[..len];
         if buf.is_empty() {
             return Ok(0);
@@ -75,13 +101,15 @@ impl<'a> File<'a> {
         match self.inode.layout {
             DataLayout::FlatPlain | DataLayout::FlatInline => self.read_flat(buf, offset)?,
             DataLayout::ChunkBased => self.read_chunks(buf, offset)?,
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.read_compressed(buf, offset)?,
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => {
+                self.read_compressed(buf, len, offset, false)?;
+            }
         }
         Ok(len)
     }
 
-    /// The run at `offset`, which is less than the file's size: where a reader may skip zeros.
-    pub fn run_at(&self, offset: u64) -> Result<Run> {
+    /// As [`File::run_at`].
+    fn run_at(&self, offset: u64) -> Result<Run> {
         let left = self.inode.size - offset;
         if self.inode.layout != DataLayout::ChunkBased {
             return Ok(Run { len: left, hole: false });
@@ -148,47 +176,8 @@ impl<'a> File<'a> {
         }
     }
 
-    fn check_extents(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
-        let Some(map) = &self.map else { return Ok(()) };
-        let mut cursor = Cursor::default();
-        let mut content = Vec::new();
-        let mut at = 0;
-        while at < self.inode.size {
-            let extent = map.extent_at(self.image, &mut cursor, at)?;
-            match extent.place {
-                Place::Fragment { offset } => {
-                    let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
-                    if offset.checked_add(extent.len).is_none_or(|end| end > size) {
-                        return Error::corrupt("fragment lies outside the packed inode", self.inode.offset);
-                    }
-                }
-                Place::Plain { pa, .. } => {
-                    self.image.check_range(extent.len, pa)?;
-                    if !map.is_inline(pa) {
-                        first_claim(Claim { start: pa, end: pa + self.block_bytes(), shareable: true });
-                    }
-                }
-                Place::Encoded { pa, plen, .. } => {
-                    // What lies behind indexes is part of the inode's own record.
-                    let inline = map.is_inline(pa);
-                    let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
-                    if inline || first_claim(claim) {
-                        content.resize(extent.len as usize + self.margin(&extent), 0);
-                        self.decode(&extent, &mut content, extent.len as usize)?;
-                    }
-                }
-            }
-            at = extent.end();
-        }
-        Ok(())
-    }
-
-    fn block_bytes(&self) -> u64 {
+    pub(crate) fn block_bytes(&self) -> u64 {
         self.image.superblock().block_bytes()
-    }
-
-    fn read_data(&self, buf: &mut [u8], at: u64) -> Result<()> {
-        self.image.read_meta(buf, at)
     }
 
     fn read_flat(&self, buf: &mut [u8], offset: u64) -> Result<()> {
@@ -198,14 +187,14 @@ impl<'a> File<'a> {
         let in_blocks = if inline { self.inode.size - tail_len } else { self.inode.size };
         let (blocks, tail) = buf.split_at_mut(in_blocks.saturating_sub(offset).min(buf.len() as u64) as usize);
         if !blocks.is_empty() {
-            self.read_data(blocks, (u64::from(self.inode.raw) << self.image.superblock().blkszbits) + offset)?;
+            self.image.read_meta(blocks, (u64::from(self.inode.raw) << self.image.superblock().blkszbits) + offset)?;
         }
         if !tail.is_empty() {
             let at = self.inode.xattr_end;
             if at % block + tail_len > block {
                 return Error::corrupt("inline data crosses a block boundary", at);
             }
-            self.read_data(tail, at + (offset.max(in_blocks) - in_blocks))?;
+            self.image.read_meta(tail, at + (offset.max(in_blocks) - in_blocks))?;
         }
         Ok(())
     }
@@ -262,7 +251,8 @@ impl<'a> File<'a> {
                 match address {
                     None => here.fill(0),
                     Some(blkaddr) => {
-                        self.read_data(here, (u64::from(blkaddr) << self.image.superblock().blkszbits) + in_chunk)?;
+                        self.image
+                            .read_meta(here, (u64::from(blkaddr) << self.image.superblock().blkszbits) + in_chunk)?;
                     }
                 }
                 offset += len;
@@ -270,130 +260,5 @@ impl<'a> File<'a> {
             }
         }
         Ok(())
-    }
-
-    fn read_compressed(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
-        let mut cursor = Cursor::default();
-        let mut done = 0;
-        while done < buf.len() {
-            let at = offset + done as u64;
-            let extent = map.extent_at(self.image, &mut cursor, at)?;
-            let len = (extent.end() - at).min((buf.len() - done) as u64) as usize;
-            let skipped = at - extent.start;
-            if let Place::Fragment { offset } = extent.place {
-                self.read_fragment(&mut buf[done..done + len], offset, skipped)?;
-            } else if let Place::Plain { pa, interlaced } = extent.place {
-                self.read_plain(&mut buf[done..done + len], &extent, pa, interlaced, skipped)?;
-            } else if skipped == 0 && len as u64 == extent.len {
-                self.decode(&extent, &mut buf[done..], len)?;
-            } else {
-                let content = self.cached(&extent)?;
-                let from = skipped as usize;
-                let Some(content) = content.get(from..from + len) else {
-                    return Error::corrupt("cluster is shorter than its extent", self.inode.offset);
-                };
-                buf[done..done + len].copy_from_slice(content);
-            }
-            done += len;
-        }
-        Ok(())
-    }
-
-    fn read_fragment(&self, buf: &mut [u8], offset: u64, skipped: u64) -> Result<()> {
-        let at = offset.checked_add(skipped);
-        match (&self.packed, at) {
-            (Some(packed), Some(at)) if packed.read_at(buf, at)? == buf.len() => Ok(()),
-            _ => Error::corrupt("fragment lies outside the packed inode", self.inode.offset),
-        }
-    }
-
-    fn read_plain(&self, buf: &mut [u8], extent: &Extent, pa: u64, interlaced: bool, skipped: u64) -> Result<()> {
-        if !interlaced {
-            return self.read_data(buf, pa + skipped);
-        }
-        let block = self.block_bytes();
-        let at = (extent.start + skipped) % block;
-        let (right, left) = buf.split_at_mut((block - at).min(buf.len() as u64) as usize);
-        self.read_data(right, pa + at)?;
-        if left.is_empty() { Ok(()) } else { self.read_data(left, pa) }
-    }
-
-    /// The decoded content of an extent, from the cache if a reader was here before.
-    fn cached(&self, extent: &Extent) -> Result<Arc<Vec<u8>>> {
-        let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
-        let len = extent.len as usize;
-        // A cluster that others share may have been decoded for a shorter extent.
-        if let Some(content) = self.image.clusters().find(pa).filter(|content| content.len() >= len) {
-            Counters::add(&self.image.counters().cache_hits);
-            return Ok(content);
-        }
-        let mut content = vec![0; len + self.margin(extent)];
-        self.decode(extent, &mut content, len)?;
-        content.truncate(len);
-        let content = Arc::new(content);
-        self.image.clusters().insert(pa, Arc::clone(&content));
-        Ok(content)
-    }
-
-    fn margin(&self, extent: &Extent) -> usize {
-        match extent.place {
-            Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
-            _ => 0,
-        }
-    }
-
-    /// Decodes the `len` bytes of an extent to the front of `room`, all of which may be overwritten.
-    ///
-    /// LZ4 is read to the end of what decoding in place needs of `room`, or to the end of `room` if that is nearer, and
-    /// decoded over itself. Only in the second case can the output run into the input; then, and for the other formats,
-    /// the cluster is read elsewhere and decoded from there.
-    fn decode(&self, extent: &Extent, room: &mut [u8], len: usize) -> Result<()> {
-        let Place::Encoded { pa, plen, format, partial } = extent.place else {
-            return Err(Error::NotA("compressed extent"));
-        };
-        let plen = plen as usize;
-        let padded = self.image.superblock().has(incompat::ZERO_PADDING);
-        let corrupt = |what| Error::Corrupt { what, offset: pa };
-        let end = room.len().min(len + self.margin(extent));
-        if format == ClusterFormat::Lz4 && padded && !partial && plen <= end {
-            let room = &mut room[..end];
-            let start = end - plen;
-            self.read_data(&mut room[start..], pa)?;
-            let start = start + self.padding(&room[start..], pa)?;
-            match decompress_in_place(room, start..end, len) {
-                Ok(()) => {
-                    Counters::add(&self.image.counters().in_place);
-                    return Ok(());
-                }
-                Err(error) if end == len + self.margin(extent) => return Err(corrupt(error.what)),
-                Err(_) => {}
-            }
-        }
-        DECODER.with_borrow_mut(|(decoder, src)| {
-            src.resize(plen, 0);
-            self.read_data(src, pa)?;
-            let skipped = if padded { self.padding(src, pa)? } else { 0 };
-            let limits = DecodeLimits {
-                dict_bytes: self.image.superblock().lzma_dict_bytes,
-                max_content_bytes: MAX_EXTENT_BYTES as usize,
-            };
-            let wanted = if partial || !padded { Wanted::Prefix } else { Wanted::Whole };
-            decoder
-                .decode(format, &src[skipped..], &mut room[..len], wanted, limits)
-                .map_err(|error| corrupt(error.what))?;
-            Counters::add(&self.image.counters().copied);
-            Ok(())
-        })
-    }
-
-    /// Zeros in front of a cluster's compressed bytes: at most what is left of its first block.
-    fn padding(&self, src: &[u8], pa: u64) -> Result<usize> {
-        let block = self.block_bytes();
-        let most = (block - pa % block).min(src.len() as u64) as usize;
-        match src[..most].iter().position(|byte| *byte != 0) {
-            Some(zeros) => Ok(zeros),
-            None => Error::corrupt("cluster starts with a block of zeros", pa),
-        }
     }
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::buffers::{Buffers, Content};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::file::File;
+use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
@@ -15,30 +16,44 @@ use crate::xattr::LongPrefix;
 use crate::zmap::Lcluster;
 
 /// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
-const DEFAULT_CACHE_BYTES: usize = 32 << 20;
+const DEFAULT_CACHE_BYTES: usize = 64 << 20;
 /// Memory for decoded indexes, in bytes.
 const INDEX_CACHE_BYTES: usize = 4 << 20;
+/// Clusters that are known to have been read in part, 8 bytes each.
+const VISITED: u64 = 4096;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
 
-/// An EROFS image, open for reading by any number of threads.
+/// An EROFS image, open for reading by any number of threads. A clone is the same open image.
 ///
 /// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
+#[derive(Clone)]
 pub struct Image {
-    source: Arc<dyn ReadAt>,
+    shared: Arc<Shared>,
+    long_prefixes: Arc<[LongPrefix]>,
+}
+
+struct Shared {
+    source: Box<dyn ReadAt>,
     len_bytes: u64,
     superblock: Superblock,
-    long_prefixes: Vec<LongPrefix>,
+    /// Decoded indexes, by nid and number of the window.
     windows: Cache<(u64, u64), [Lcluster]>,
-    clusters: Cache<u64, Vec<u8>>,
+    /// Decoded clusters, by address and length of the content.
+    clusters: Cache<(u64, u64), Content>,
+    /// Addresses of clusters of which a part was read, each in the place that its address gives.
+    visited: Box<[AtomicU64]>,
+    buffers: Arc<Buffers>,
+    /// Bytes that were decoded ahead of readers and not fetched yet.
+    ahead_bytes: Arc<AtomicU64>,
     counters: Counters,
 }
 
 #[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) in_place: AtomicU64,
-    pub(crate) copied: AtomicU64,
-    pub(crate) cache_hits: AtomicU64,
+struct Counters {
+    in_place: AtomicU64,
+    copied: AtomicU64,
+    cache_hits: AtomicU64,
 }
 
 /// What an image has done since it was opened.
@@ -46,16 +61,10 @@ pub(crate) struct Counters {
 pub struct Counts {
     /// LZ4 clusters decoded over their own compressed bytes.
     pub decoded_in_place: u64,
-    /// Clusters decoded from a buffer of their own: other formats, and LZ4 where the margin did not suffice.
+    /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images in memory.
     pub decoded_by_copy: u64,
     /// Reads of part of a cluster that found it decoded.
     pub cache_hits: u64,
-}
-
-impl Counters {
-    pub(crate) fn add(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 impl Image {
@@ -74,35 +83,37 @@ impl Image {
     pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
         let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
         let superblock = Superblock::read(&source, len_bytes)?;
-        let mut image = Self {
-            source: Arc::new(source),
+        let shared = Shared {
+            source: Box::new(source),
             len_bytes,
             superblock,
-            long_prefixes: Vec::new(),
-            windows: Cache::new(INDEX_CACHE_BYTES, size_of_val),
-            clusters: Cache::new(cache_bytes, Vec::len),
+            windows: Cache::new(INDEX_CACHE_BYTES),
+            clusters: Cache::new(cache_bytes),
+            visited: (0..VISITED).map(|_| AtomicU64::new(0)).collect(),
+            buffers: Arc::default(),
+            ahead_bytes: Arc::default(),
             counters: Counters::default(),
         };
-        image.long_prefixes = image.read_long_prefixes()?;
-        Ok(image)
+        let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };
+        Ok(Self { long_prefixes: image.read_long_prefixes()?.into(), ..image })
     }
 
     /// The image's superblock.
     pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+        &self.shared.superblock
     }
 
     /// Bytes of the image.
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.shared.len_bytes
     }
 
     /// What the image has done so far.
     pub fn counts(&self) -> Counts {
         Counts {
-            decoded_in_place: self.counters.in_place.load(Ordering::Relaxed),
-            decoded_by_copy: self.counters.copied.load(Ordering::Relaxed),
-            cache_hits: self.counters.cache_hits.load(Ordering::Relaxed),
+            decoded_in_place: self.shared.counters.in_place.load(Ordering::Relaxed),
+            decoded_by_copy: self.shared.counters.copied.load(Ordering::Relaxed),
+            cache_hits: self.shared.counters.cache_hits.load(Ordering::Relaxed),
         }
     }
 
@@ -113,7 +124,7 @@ impl Image {
 
     /// The root directory.
     pub fn root(&self) -> Result<Inode> {
-        let root = self.inode(self.superblock.root_nid)?;
+        let root = self.inode(self.shared.superblock.root_nid)?;
         if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
     }
 
@@ -166,25 +177,25 @@ impl Image {
     }
 
     /// Opens a file, directory or symbolic link for reading.
-    pub fn file<'a>(&'a self, inode: &Inode) -> Result<File<'a>> {
+    pub fn file(&self, inode: &Inode) -> Result<File> {
         File::open(self, inode)
     }
 
     /// Fills `buf` with the content of `inode` from `offset`.
     pub fn read_exact_at(&self, inode: &Inode, buf: &mut [u8], offset: u64) -> Result<()> {
-        let len = self.file(inode)?.read_at(buf, offset)?;
+        let len = Data::open(self, inode)?.read_at(buf, offset)?;
         if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before it is said to", inode.offset) }
     }
 
     /// Reads metadata, which an image must have where it says.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
-        self.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
+        self.shared.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len_bytes => Ok(()),
+            Some(end) if end <= self.shared.len_bytes => Ok(()),
             _ => Error::corrupt("image ends before what is said to lie here", offset),
         }
     }
@@ -192,7 +203,7 @@ impl Image {
     /// Where an inode ends, with its xattrs, indexes and inline data.
     pub(crate) fn record_end(&self, inode: &Inode) -> Result<u64> {
         match inode.kind {
-            FileKind::Regular | FileKind::Directory | FileKind::Symlink => self.file(inode)?.record_end(),
+            FileKind::Regular | FileKind::Directory | FileKind::Symlink => Data::open(self, inode)?.record_end(),
             _ => Ok(inode.xattr_end),
         }
     }
@@ -202,15 +213,46 @@ impl Image {
     }
 
     pub(crate) fn windows(&self) -> &Cache<(u64, u64), [Lcluster]> {
-        &self.windows
+        &self.shared.windows
     }
 
-    pub(crate) fn clusters(&self) -> &Cache<u64, Vec<u8>> {
-        &self.clusters
+    pub(crate) fn clusters(&self) -> &Cache<(u64, u64), Content> {
+        &self.shared.clusters
     }
 
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
+    /// Whether the cluster at `pa` is not known to have been read in part before; now it is.
+    pub(crate) fn visit_first(&self, pa: u64) -> bool {
+        let place = pa >> self.superblock().blkszbits;
+        // Spread, since addresses have strides. (Fibonacci hashing: Knuth, volume 3, section 6.4.)
+        let place = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (VISITED - 1);
+        self.shared.visited.get(place as usize).is_some_and(|visited| visited.swap(pa, Ordering::Relaxed) != pa)
+    }
+
+    pub(crate) fn buffers(&self) -> &Arc<Buffers> {
+        &self.shared.buffers
+    }
+
+    pub(crate) fn ahead_bytes(&self) -> &Arc<AtomicU64> {
+        &self.shared.ahead_bytes
+    }
+
+    /// Bytes of the image that the source has in memory, if it has.
+    pub(crate) fn bytes_at(&self, len: usize, offset: u64) -> Result<Option<&[u8]>> {
+        self.check_range(len as u64, offset)?;
+        Ok(self.shared.source.bytes_at(len, offset))
+    }
+
+    pub(crate) fn count(&self, counts: &Counts) {
+        let counters = &self.shared.counters;
+        for (counter, count) in [
+            (&counters.in_place, counts.decoded_in_place),
+            (&counters.copied, counts.decoded_by_copy),
+            (&counters.cache_hits, counts.cache_hits),
+        ] {
+            if count > 0 {
+                counter.fetch_add(count, Ordering::Relaxed);
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::{DataLayout, I_ALL, I_EXTENDED, InodeCompact, InodeExtended, XattrHeader, mode};
 use crate::image::Image;
+use crate::superblock::Superblock;
 
 /// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +179,12 @@ impl Inode {
     /// Permission bits, set-id and sticky bits.
     pub fn permissions(&self) -> u16 {
         self.mode & 0o7777
+    }
+
+    /// Blocks of the image that hold its content, for a compressed file as it says itself. Ends that lie with the inode
+    /// are counted as a block, holes too.
+    pub fn stored_blocks(&self, superblock: &Superblock) -> u64 {
+        if self.is_compressed() { u64::from(self.raw) } else { self.size.div_ceil(superblock.block_bytes()) }
     }
 
     pub(crate) fn is_compressed(&self) -> bool {

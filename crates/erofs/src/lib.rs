@@ -1,9 +1,12 @@
 //! EROFS images, built and read in user space without unsafe code.
 #![forbid(unsafe_code)]
 
+mod ahead;
+mod buffers;
 mod build;
 mod cache;
 mod check;
+mod compressed;
 mod directory;
 mod error;
 mod extract;
@@ -14,6 +17,7 @@ mod inode;
 mod source;
 mod superblock;
 mod walk;
+mod workers;
 mod xattr;
 mod zmap;
 

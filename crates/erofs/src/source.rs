@@ -1,7 +1,7 @@
 //! Where an image's bytes come from.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. Fewer bytes than that are an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Fills `bufs`, one after the other, from consecutive bytes at `offset`.
-    fn read_exact_vectored_at(&self, bufs: &mut [IoSliceMut<'_>], mut offset: u64) -> io::Result<()> {
-        for buf in bufs {
-            self.read_exact_at(buf, offset)?;
-            offset += buf.len() as u64;
-        }
-        Ok(())
+    /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None` if they are not,
+    /// or not all of them are.
+    ///
+    /// A file that is mapped into memory is no such source unless nobody can shorten it: who touches what
+    /// is gone is killed (`SIGBUS`). A [`File`] is read instead, and what is gone is an error.
+    fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
+        None
     }
 }
 
@@ -36,22 +36,6 @@ impl ReadAt for File {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         FileExt::read_exact_at(self, buf, offset)
     }
-
-    fn read_exact_vectored_at(&self, bufs: &mut [IoSliceMut<'_>], mut offset: u64) -> io::Result<()> {
-        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
-        let mut got = rustix::io::preadv(self, bufs, offset)?;
-        if got == wanted {
-            return Ok(());
-        }
-        // A short read: finish each buffer on its own.
-        for buf in bufs {
-            let here = got.min(buf.len());
-            got -= here;
-            FileExt::read_exact_at(self, &mut buf[here..], offset + here as u64)?;
-            offset += buf.len() as u64;
-        }
-        Ok(())
-    }
 }
 
 impl ReadAt for [u8] {
@@ -60,9 +44,12 @@ impl ReadAt for [u8] {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let from = usize::try_from(offset).ok().and_then(|at| self.get(at..)?.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        buf.copy_from_slice(self.bytes_at(buf.len(), offset).ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
+    }
+
+    fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        self.get(usize::try_from(offset).ok()?..)?.get(..len)
     }
 }
 
@@ -73,6 +60,10 @@ impl ReadAt for Vec<u8> {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.as_slice().read_exact_at(buf, offset)
+    }
+
+    fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        self.as_slice().bytes_at(len, offset)
     }
 }
 
@@ -85,7 +76,7 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
         (**self).read_exact_at(buf, offset)
     }
 
-    fn read_exact_vectored_at(&self, bufs: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
-        (**self).read_exact_vectored_at(bufs, offset)
+    fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        (**self).bytes_at(len, offset)
     }
 }

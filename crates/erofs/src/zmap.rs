@@ -54,6 +54,7 @@ pub(crate) enum Place {
     /// Bytes as they are, in one physical cluster.
     Plain {
         pa: u64,
+        plen: u32,
         /// The content starts at its own offset within a block and wraps around.
         interlaced: bool,
     },
@@ -276,7 +277,7 @@ impl CompressedMap {
         }
         match self.place(index, self.index_end, self.idata_len, len)? {
             // What lies inline is never turned around.
-            Place::Plain { pa, .. } => Ok(Place::Plain { pa, interlaced: false }),
+            Place::Plain { pa, plen, .. } => Ok(Place::Plain { pa, plen, interlaced: false }),
             place => Ok(place),
         }
     }
@@ -287,7 +288,7 @@ impl CompressedMap {
                 if len > u64::from(plen) {
                     return self.corrupt("plain extent is longer than its cluster");
                 }
-                return Ok(Place::Plain { pa, interlaced: self.has(advise::INTERLACED_PCLUSTER) });
+                return Ok(Place::Plain { pa, plen, interlaced: self.has(advise::INTERLACED_PCLUSTER) });
             }
             LclusterType::Head1 => self.formats[0],
             LclusterType::Head2 => self.formats[1],
@@ -346,7 +347,8 @@ impl CompressedMap {
         let window = match &cursor.window {
             Some((have, window)) if *have == number => window,
             _ => {
-                let window = image.windows().get((self.nid, number), || self.read_window(image, number))?;
+                let cost = WINDOW as usize * size_of::<Lcluster>();
+                let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
                 &cursor.window.insert((number, window)).1
             }
         };

@@ -1,34 +1,73 @@
 //! Named devices.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, TryLockError},
+    thread,
+    time::{Duration, Instant},
+};
 
-use pagefold_disk::{BlockDevice, Checked};
+use pagefold_disk::{BlockDevice, Checked, Compacted};
 
 use crate::{
     Error,
     protocol::{MAX_STRING_BYTES, transmission},
 };
 
+/// What one request to compact works at most.
+const COMPACT_TIME: Duration = Duration::from_secs(2);
+
 /// A device under a name.
 pub struct Export {
     name: String,
     device: Checked<Arc<dyn BlockDevice>>,
+    /// Held by whoever has the device compacted; it says when the next may.
+    next_compaction: Mutex<Instant>,
 }
 
 impl Export {
     /// Serves `device` as `name`; the empty name is a name like any other.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
-        Self { name: name.into(), device: Checked::new(device) }
+        Self::checked(name.into(), Checked::new(device))
     }
 
     /// Serves `device` as `name` and refuses every change.
     pub fn read_only(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
-        Self { name: name.into(), device: Checked::read_only(device) }
+        Self::checked(name.into(), Checked::read_only(device))
+    }
+
+    fn checked(name: String, device: Checked<Arc<dyn BlockDevice>>) -> Self {
+        Self { name, device, next_compaction: Mutex::new(Instant::now()) }
     }
 
     /// The name that clients ask for.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Has the device compacted; `Err` when somebody else does so now.
+    ///
+    /// After each time there is a rest of the same length, for which the next waits. So peers that ask for it again and
+    /// again take half of one CPU at most, and each of them at most four seconds and `time_left`, less than half of which
+    /// it works.
+    pub(crate) fn compact(&self, time_left: Duration) -> Result<Option<Compacted>, Busy> {
+        let mut next = match self.next_compaction.try_lock() {
+            Ok(next) => next,
+            // It guards no data that could be half changed.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Busy),
+        };
+        let rest = next.saturating_duration_since(Instant::now());
+        let time = COMPACT_TIME.min(time_left / 4);
+        if rest > time_left / 2 {
+            return Err(Busy);
+        }
+        thread::sleep(rest);
+        let start = Instant::now();
+        let done = self.device.compact(time);
+        let took = start.elapsed();
+        *next = Instant::now().checked_add(took).unwrap_or(start);
+        Ok(done)
     }
 
     pub(crate) fn device(&self) -> &Checked<Arc<dyn BlockDevice>> {
@@ -53,6 +92,10 @@ impl Export {
         flags
     }
 }
+
+/// Somebody else has the export compacted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Busy;
 
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

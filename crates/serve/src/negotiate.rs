@@ -2,13 +2,16 @@
 
 use std::{io, sync::Arc};
 
+use pagefold_disk::Compacted;
+
 use crate::{
     Export, Exports,
+    export::Busy,
     protocol::{
-        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES,
-        INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES, Malformed,
-        OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, encode_server_reply,
-        handshake, info, option, reply,
+        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, CompactReply, ContextQuery, EXPORT_NAME_ZEROES,
+        GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES,
+        Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES,
+        encode_server_reply, handshake, info, option, reply,
     },
     transport::{Deadline, Transport},
 };
@@ -130,6 +133,7 @@ impl<T: Transport> Negotiation<'_, T> {
             }
             option::STRUCTURED_REPLY => self.reply(option, reply::ERR_INVALID, b"this option takes no data"),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data),
+            option::COMPACT => self.compact(data)?,
             _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
         }
         Ok(None)
@@ -191,6 +195,27 @@ impl<T: Transport> Negotiation<'_, T> {
         }
         self.reply(option, reply::ACK, b"");
         (option == option::GO).then(|| self.session(export))
+    }
+
+    /// Compacts an export. Who may read it may ask for that: it changes no byte. Without a reply but the last, the device
+    /// has nothing to compact.
+    fn compact(&mut self, name: &[u8]) -> Result<(), Ended> {
+        let Some(export) = self.exports.find(name).map(Arc::clone) else {
+            self.reply(option::COMPACT, reply::ERR_UNKNOWN, b"no export has this name");
+            return Ok(());
+        };
+        match export.compact(self.deadline.left()?) {
+            Ok(Some(Compacted { before_bytes, after_bytes, more })) => {
+                let data = CompactReply { before_bytes, after_bytes, more }.encode();
+                self.reply(option::COMPACT, reply::COMPACTED, &data);
+                self.reply(option::COMPACT, reply::ACK, b"");
+            }
+            Ok(None) => self.reply(option::COMPACT, reply::ACK, b""),
+            Err(Busy) => {
+                self.reply(option::COMPACT, reply::ERR_POLICY, b"another client has this export compacted; ask again");
+            }
+        }
+        Ok(())
     }
 
     fn contexts(&mut self, option: u32, data: &[u8]) {

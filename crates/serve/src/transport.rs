@@ -133,7 +133,7 @@ impl Deadline {
     }
 
     /// How long the next step may take.
-    fn left(self) -> io::Result<Duration> {
+    pub(crate) fn left(self) -> io::Result<Duration> {
         let Some(end) = self.end else { return Ok(self.silence) };
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.min(self.silence)) }

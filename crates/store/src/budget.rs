@@ -7,13 +7,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Full;
 
 /// Bytes taken, never more than the limit. `used ≤ limit`, `used ≤ max`.
+///
+/// The last [`MOVING_BYTES`] are for those who move objects: in a full store too a segment can be emptied into another, and
+/// what was free in it is then room.
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
     limit: u64,
+    moving: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
+}
+
+/// Four segments of the default pool; of a small limit at most a sixteenth. One is what it takes to empty another; a thread
+/// that stands still between taking room and using it can keep one from being given back.
+const MOVING_BYTES: u64 = 256 << 10;
+
+/// What memory is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The table, which keeps what it has: it leaves [`overwrite_bytes`](Budget::overwrite_bytes) alone.
+    Table,
+    /// To store more.
+    Store,
+    /// To move objects, which then gives as much back or more; and for what a store cannot be without.
+    Move,
 }
 
 /// Which calls of [`Budget::take`] are to fail.
@@ -40,6 +59,7 @@ impl Budget {
             used: AtomicU64::new(0),
             max: AtomicU64::new(0),
             limit,
+            moving: MOVING_BYTES.min(limit / 16),
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
         }
@@ -59,13 +79,22 @@ impl Budget {
         self.faults.calls.load(Relaxed) > self.faults.first.load(Relaxed)
     }
 
-    /// Takes `bytes`, or nothing if that would go over the limit.
+    /// Takes `bytes` to store more, or nothing if that would go over the limit.
     pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
+        self.take_for(Purpose::Store, bytes)
+    }
+
+    /// Takes `bytes`, or nothing if that would go over the limit for this purpose.
+    pub(crate) fn take_for(&self, purpose: Purpose, bytes: u64) -> Result<(), Full> {
         #[cfg(all(test, not(loom)))]
         if self.faults.strikes() {
             return Err(Full);
         }
-        let limit = self.limit;
+        let limit = match purpose {
+            Purpose::Table => self.limit - self.moving - self.overwrite_bytes(),
+            Purpose::Store => self.limit - self.moving,
+            Purpose::Move => self.limit,
+        };
         let before = self
             .used
             .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&used| used <= limit))
@@ -77,6 +106,16 @@ impl Budget {
     /// Gives `bytes` that were taken back.
     pub(crate) fn give(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Relaxed);
+    }
+
+    /// The part of the limit that is kept for those who put longer objects in the place of shorter ones.
+    pub(crate) fn overwrite_bytes(&self) -> u64 {
+        self.limit / 64
+    }
+
+    /// What may still be taken to store more.
+    pub(crate) fn left(&self) -> u64 {
+        (self.limit - self.moving).saturating_sub(self.used())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -99,12 +138,18 @@ mod tests {
 
     #[test]
     fn refuses_what_is_over_the_limit() {
-        let budget = Budget::new(100);
+        let budget = Budget::new(160);
         assert_eq!(budget.take(60), Ok(()));
-        assert_eq!(budget.take(41), Err(Full));
+        assert_eq!(budget.left(), 90);
+        assert_eq!(budget.take(91), Err(Full));
         assert_eq!(budget.take(u64::MAX), Err(Full));
-        assert_eq!(budget.take(40), Ok(()));
-        budget.give(100);
-        assert_eq!((budget.used(), budget.max()), (0, 100));
+        assert_eq!(budget.take_for(Purpose::Table, 89), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Table, 88), Ok(()));
+        assert_eq!(budget.take(2), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Move, 11), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Move, 10), Ok(()));
+        assert_eq!(budget.left(), 0);
+        budget.give(160);
+        assert_eq!((budget.used(), budget.max()), (0, 160));
     }
 }

@@ -20,12 +20,13 @@ use std::{
         },
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
+    budget::Full,
     entry::Entry,
     lock::EntryLock,
     pool::{Goal, Location, Owners, Pool, Pressure},
@@ -36,8 +37,8 @@ use crate::{
 /// Objects that a writer moves when the pressure is hard.
 const HELP_OBJECTS: usize = 24;
 
-/// Objects that a writer moves at most when there is no room for its own.
-const LAST_RESORT_OBJECTS: usize = 256;
+/// Segments that a writer empties at most when there is no room for its object.
+const ROOM_TURNS: u32 = 32;
 
 /// Objects that the thread in the background moves between two looks at the other stores.
 const TURN_OBJECTS: usize = 256;
@@ -56,7 +57,7 @@ pub(crate) struct Core<L: EntryLock> {
     pub(crate) pool: Box<dyn Pool>,
     /// Whether the background thread has been told of the pressure.
     told: AtomicBool,
-    /// Held by the background thread while it moves objects.
+    /// Held by the background thread while it moves objects, and by a writer that makes room.
     turning: Mutex<()>,
 }
 
@@ -89,10 +90,18 @@ impl<L: EntryLock> Core<L> {
         }
     }
 
-    /// Tries to make room for an object where the limit allows no more memory.
+    /// Takes room for an object where the limit allows no more memory: moves others until there is.
     #[cold]
-    pub(crate) fn make_room(&self) {
-        self.pool.compact(self, Goal::Densest, LAST_RESORT_OBJECTS);
+    pub(crate) fn make_room(&self, alloc: impl Fn() -> Result<Location, Full>) -> Result<Location, Full> {
+        // What the limit leaves for moving is enough for one.
+        let _turning = self.pause();
+        for _ in 0..ROOM_TURNS {
+            let at = alloc();
+            if at.is_ok() || !self.pool.compact(self, Goal::Room, 0) {
+                return at;
+            }
+        }
+        alloc()
     }
 
     /// Keeps the background thread from moving objects of this store while the guard lives.
@@ -100,15 +109,19 @@ impl<L: EntryLock> Core<L> {
         self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves objects until nothing more can be given back that way.
-    pub(crate) fn compact(&self) {
+    /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
+    pub(crate) fn compact(&self, end: Option<Instant>) -> bool {
         self.settle();
         let (mut least, mut without_gain) = (self.pool.account().held_bytes, 0);
         while without_gain < LOOKS_WITHOUT_GAIN && self.pool.compact(self, Goal::Densest, LOOK_OBJECTS) {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return true;
+            }
             let held_bytes = self.pool.account().held_bytes;
             without_gain = if held_bytes < least { 0 } else { without_gain + 1 };
             least = least.min(held_bytes);
         }
+        false
     }
 }
 

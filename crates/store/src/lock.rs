@@ -15,7 +15,7 @@
 //! The first five are those that were compared for zram in May 2014 ("zram: remove global tb_lock with fine grain lock",
 //! LKML); there the fifth won, for its memory. All spin and, when that lasts, give the CPU away.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, marker::PhantomData};
 
 use crate::{
     entry::LOCK,
@@ -48,13 +48,29 @@ pub trait Protocol: Debug + Send + Sync + Sized + 'static {
     const PINS: bool = false;
 
     /// Waits until no one else holds the entry and takes it. Returns its word, lock bit clear.
-    fn lock(place: Place<'_, Self>) -> u64;
+    ///
+    /// This and the two below take and give the bit of the word, unless the strategy's lock is elsewhere.
+    fn lock(place: Place<'_, Self>) -> u64 {
+        let mut backoff = Backoff::default();
+        loop {
+            let word = place.word.load(Relaxed);
+            if word & LOCK == 0 && place.word.compare_exchange_weak(word, word | LOCK, Acquire, Relaxed).is_ok() {
+                return word;
+            }
+            backoff.wait();
+        }
+    }
 
     /// As [`lock`](Self::lock), but `None` if someone else holds the entry.
-    fn try_lock(place: Place<'_, Self>) -> Option<u64>;
+    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+        let word = place.word.load(Relaxed) & !LOCK;
+        place.word.compare_exchange(word, word | LOCK, Acquire, Relaxed).ok()
+    }
 
     /// Stores `word` and gives the entry back.
-    fn unlock(place: Place<'_, Self>, word: u64);
+    fn unlock(place: Place<'_, Self>, word: u64) {
+        place.word.store(word, Release);
+    }
 
     /// Takes the entry for reading. Returns its word, lock bit clear; what it names stays live until
     /// [`leave`](Self::leave), or with [`PINS`](Self::PINS) as long as `pin` is held and not moved.
@@ -80,6 +96,71 @@ impl<P: Protocol> Clone for Place<'_, P> {
 
 impl<P: Protocol> Copy for Place<'_, P> {}
 
+/// A lock that is not in the entry's word.
+pub trait Apart: Debug + Default + Send + Sync + 'static {
+    fn lock(&self);
+    fn try_lock(&self) -> bool;
+    fn unlock(&self);
+
+    /// Takes it for reading: with others, where the lock can tell.
+    fn lock_shared(&self) {
+        self.lock();
+    }
+
+    fn unlock_shared(&self) {
+        self.unlock();
+    }
+}
+
+/// A flag, taken by compare-and-swap.
+#[derive(Debug, Default)]
+pub struct Flag(AtomicU32);
+
+impl Apart for Flag {
+    fn lock(&self) {
+        let mut backoff = Backoff::default();
+        while self.0.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            backoff.wait();
+        }
+    }
+
+    fn try_lock(&self) -> bool {
+        self.0.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+    }
+
+    fn unlock(&self) {
+        self.0.store(0, Release);
+    }
+}
+
+/// A ticket lock: who came first is served first. The numbers wrap, so up to 65,535 threads may wait.
+#[derive(Debug, Default)]
+pub struct Ticket {
+    next: AtomicU16,
+    served: AtomicU16,
+}
+
+impl Apart for Ticket {
+    fn lock(&self) {
+        let mine = self.next.fetch_add(1, Relaxed);
+        let mut backoff = Backoff::default();
+        while self.served.load(Acquire) != mine {
+            backoff.wait();
+        }
+    }
+
+    fn try_lock(&self) -> bool {
+        let served = self.served.load(Acquire);
+        self.next.compare_exchange(served, served.wrapping_add(1), Acquire, Relaxed).is_ok()
+    }
+
+    fn unlock(&self) {
+        // Only the holder changes `served`.
+        let mine = self.served.load(Relaxed);
+        self.served.store(mine.wrapping_add(1), Release);
+    }
+}
+
 /// A reader-writer spinlock. A writer that waits keeps new readers out, so readers cannot starve it.
 #[derive(Debug, Default)]
 pub struct RwSpin(AtomicU32);
@@ -87,25 +168,8 @@ pub struct RwSpin(AtomicU32);
 const WRITER: u32 = 1 << 31;
 const WRITER_WAITS: u32 = 1 << 30;
 
-impl RwSpin {
-    fn read(&self) {
-        let mut backoff = Backoff::default();
-        loop {
-            let readers = self.0.load(Relaxed);
-            if readers & (WRITER | WRITER_WAITS) == 0
-                && self.0.compare_exchange_weak(readers, readers + 1, Acquire, Relaxed).is_ok()
-            {
-                return;
-            }
-            backoff.wait();
-        }
-    }
-
-    fn unread(&self) {
-        self.0.fetch_sub(1, Release);
-    }
-
-    fn write(&self) {
+impl Apart for RwSpin {
+    fn lock(&self) {
         let mut backoff = Backoff::default();
         loop {
             let state = self.0.load(Relaxed);
@@ -121,13 +185,53 @@ impl RwSpin {
         }
     }
 
-    fn try_write(&self) -> bool {
+    fn try_lock(&self) -> bool {
         self.0.compare_exchange(0, WRITER, Acquire, Relaxed).is_ok()
     }
 
-    fn unwrite(&self) {
+    fn unlock(&self) {
         self.0.fetch_and(!WRITER, Release);
     }
+
+    fn lock_shared(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let readers = self.0.load(Relaxed);
+            if readers & (WRITER | WRITER_WAITS) == 0
+                && self.0.compare_exchange_weak(readers, readers + 1, Acquire, Relaxed).is_ok()
+            {
+                return;
+            }
+            backoff.wait();
+        }
+    }
+
+    fn unlock_shared(&self) {
+        self.0.fetch_sub(1, Release);
+    }
+}
+
+/// A lock beside each entry.
+#[derive(Debug)]
+pub struct Beside<A>(PhantomData<A>);
+
+/// A flag beside each entry, taken by compare-and-swap.
+pub type Cas = Beside<Flag>;
+/// A ticket lock beside each entry: who came first is served first.
+pub type Spin = Beside<Ticket>;
+/// A reader-writer lock beside each entry.
+pub type RwLock = Beside<RwSpin>;
+
+impl EntryLock for Cas {
+    const NAME: &'static str = "cas";
+}
+
+impl EntryLock for Spin {
+    const NAME: &'static str = "spin";
+}
+
+impl EntryLock for RwLock {
+    const NAME: &'static str = "rwlock";
 }
 
 /// One reader-writer lock for the whole table: what zram had before its entries had locks.
@@ -138,156 +242,46 @@ impl EntryLock for TableRwLock {
     const NAME: &'static str = "table-rwlock";
 }
 
+/// The five operations with a lock apart from the word, which is the place's field `$lock`.
+macro_rules! with_lock {
+    ($lock:ident) => {
+        fn lock(place: Place<'_, Self>) -> u64 {
+            place.$lock.lock();
+            place.word.load(Relaxed)
+        }
+
+        fn try_lock(place: Place<'_, Self>) -> Option<u64> {
+            place.$lock.try_lock().then(|| place.word.load(Relaxed))
+        }
+
+        fn unlock(place: Place<'_, Self>, word: u64) {
+            place.word.store(word, Release);
+            place.$lock.unlock();
+        }
+
+        fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
+            place.$lock.lock_shared();
+            place.word.load(Relaxed)
+        }
+
+        fn leave(place: Place<'_, Self>) {
+            place.$lock.unlock_shared();
+        }
+    };
+}
+
+impl<A: Apart> Protocol for Beside<A> {
+    type Whole = ();
+    type Beside = A;
+
+    with_lock!(beside);
+}
+
 impl Protocol for TableRwLock {
     type Whole = RwSpin;
     type Beside = ();
 
-    fn lock(place: Place<'_, Self>) -> u64 {
-        place.whole.write();
-        place.word.load(Relaxed)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        place.whole.try_write().then(|| place.word.load(Relaxed))
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-        place.whole.unwrite();
-    }
-
-    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
-        place.whole.read();
-        place.word.load(Relaxed)
-    }
-
-    fn leave(place: Place<'_, Self>) {
-        place.whole.unread();
-    }
-}
-
-/// A flag beside each entry, taken by compare-and-swap.
-#[derive(Debug)]
-pub enum Cas {}
-
-impl EntryLock for Cas {
-    const NAME: &'static str = "cas";
-}
-
-impl Protocol for Cas {
-    type Whole = ();
-    type Beside = AtomicU32;
-
-    fn lock(place: Place<'_, Self>) -> u64 {
-        let mut backoff = Backoff::default();
-        while place.beside.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
-            backoff.wait();
-        }
-        place.word.load(Relaxed)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        place.beside.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| place.word.load(Relaxed))
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-        Self::leave(place);
-    }
-
-    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
-        Self::lock(place)
-    }
-
-    fn leave(place: Place<'_, Self>) {
-        place.beside.store(0, Release);
-    }
-}
-
-/// A ticket lock beside each entry: who came first is served first.
-#[derive(Debug)]
-pub enum Spin {}
-
-/// A ticket lock; the numbers wrap, so up to 65,535 threads may wait.
-#[derive(Debug, Default)]
-pub struct Ticket {
-    next: AtomicU16,
-    served: AtomicU16,
-}
-
-impl EntryLock for Spin {
-    const NAME: &'static str = "spin";
-}
-
-impl Protocol for Spin {
-    type Whole = ();
-    type Beside = Ticket;
-
-    fn lock(place: Place<'_, Self>) -> u64 {
-        let mine = place.beside.next.fetch_add(1, Relaxed);
-        let mut backoff = Backoff::default();
-        while place.beside.served.load(Acquire) != mine {
-            backoff.wait();
-        }
-        place.word.load(Relaxed)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        let served = place.beside.served.load(Acquire);
-        let next = place.beside.next.compare_exchange(served, served.wrapping_add(1), Acquire, Relaxed);
-        next.ok().map(|_| place.word.load(Relaxed))
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-        Self::leave(place);
-    }
-
-    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
-        Self::lock(place)
-    }
-
-    fn leave(place: Place<'_, Self>) {
-        // Only the holder changes `served`.
-        let mine = place.beside.served.load(Relaxed);
-        place.beside.served.store(mine.wrapping_add(1), Release);
-    }
-}
-
-/// A reader-writer lock beside each entry.
-#[derive(Debug)]
-pub enum RwLock {}
-
-impl EntryLock for RwLock {
-    const NAME: &'static str = "rwlock";
-}
-
-impl Protocol for RwLock {
-    type Whole = ();
-    type Beside = RwSpin;
-
-    fn lock(place: Place<'_, Self>) -> u64 {
-        place.beside.write();
-        place.word.load(Relaxed)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        place.beside.try_write().then(|| place.word.load(Relaxed))
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-        place.beside.unwrite();
-    }
-
-    fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
-        place.beside.read();
-        place.word.load(Relaxed)
-    }
-
-    fn leave(place: Place<'_, Self>) {
-        place.beside.unread();
-    }
+    with_lock!(whole);
 }
 
 /// A bit of the entry's word.
@@ -302,20 +296,8 @@ impl Protocol for BitSpin {
     type Whole = ();
     type Beside = ();
 
-    fn lock(place: Place<'_, Self>) -> u64 {
-        lock_bit(place.word)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        try_lock_bit(place.word)
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-    }
-
     fn enter(place: Place<'_, Self>, _: &mut Pin<'_>) -> u64 {
-        lock_bit(place.word)
+        Self::lock(place)
     }
 
     fn leave(place: Place<'_, Self>) {
@@ -340,37 +322,9 @@ impl Protocol for Hazard {
 
     const PINS: bool = true;
 
-    fn lock(place: Place<'_, Self>) -> u64 {
-        lock_bit(place.word)
-    }
-
-    fn try_lock(place: Place<'_, Self>) -> Option<u64> {
-        try_lock_bit(place.word)
-    }
-
-    fn unlock(place: Place<'_, Self>, word: u64) {
-        place.word.store(word, Release);
-    }
-
     fn enter(place: Place<'_, Self>, pin: &mut Pin<'_>) -> u64 {
         pin.pin(place.word)
     }
 
     fn leave(_: Place<'_, Self>) {}
-}
-
-fn try_lock_bit(word: &AtomicU64) -> Option<u64> {
-    let value = word.load(Relaxed) & !LOCK;
-    word.compare_exchange(value, value | LOCK, Acquire, Relaxed).ok()
-}
-
-fn lock_bit(word: &AtomicU64) -> u64 {
-    let mut backoff = Backoff::default();
-    loop {
-        let value = word.load(Relaxed);
-        if value & LOCK == 0 && word.compare_exchange_weak(value, value | LOCK, Acquire, Relaxed).is_ok() {
-            return value;
-        }
-        backoff.wait();
-    }
 }

@@ -19,13 +19,15 @@
 
 mod bins;
 mod block;
+mod mutex;
 mod shard;
 
 use std::{
+    cmp::Reverse,
     io,
     num::NonZero,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -35,7 +37,8 @@ use crossbeam_utils::CachePadded;
 use pagefold_codec::PAGE_SIZE;
 
 use self::{
-    block::{BLOCK_MIN, Blocks},
+    block::{BLOCK_MIN, Blocks, Kind},
+    mutex::{Guard, Mutex},
     shard::{Emptying, Resident, Shard},
 };
 use crate::{
@@ -56,6 +59,8 @@ const SPAN_MAX: u64 = 1 << 32;
 /// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as dense as possible.
 const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
+/// To find room in a full store.
+const WORTH_ROOM: u32 = SEGMENT / 1024;
 
 /// Objects looked up under one lock when a segment is emptied.
 const BATCH: usize = 8;
@@ -82,8 +87,8 @@ struct Part {
 }
 
 impl Part {
-    fn lock(&self) -> MutexGuard<'_, Shard> {
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, Shard> {
+        self.shard.lock()
     }
 }
 
@@ -107,6 +112,7 @@ fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
         Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
         Goal::Densest => u64::from(SEGMENT) / 4,
+        Goal::Room => 0,
     };
     shard.free_bytes > enough
 }
@@ -221,7 +227,11 @@ impl Mosaic {
 
     /// Moves objects of one shard; see [`Pool::compact`].
     fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
-        let worth = if goal == Goal::Densest { WORTH_DENSEST } else { WORTH_RELIEF };
+        let worth = match goal {
+            Goal::Relief => WORTH_RELIEF,
+            Goal::Densest => WORTH_DENSEST,
+            Goal::Room => WORTH_ROOM,
+        };
         let mut found = [Resident::default(); BATCH];
         loop {
             let mut shard = part.lock();
@@ -233,25 +243,42 @@ impl Mosaic {
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
-                let batch = &mut found[..BATCH.min(*objects)];
+                // A segment that is emptied to make room is emptied whole: what was taken to do so comes back.
+                let most = if goal == Goal::Room { BATCH } else { BATCH.min(*objects) };
+                let batch = &mut found[..most];
                 let count = part.lock().residents(&part.blocks, &mut emptying, batch);
-                if count == 0 && *objects > 0 && !self.retry(part, owners, &mut emptying) {
+                if count == 0 && most > 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
-                if count == 0 && *objects == 0 {
+                if count == 0 && most == 0 {
                     part.lock().paused.push(emptying);
                     return true;
                 }
                 for resident in &found[..count] {
-                    if self.relocate(number, part, owners, *resident).is_err() {
+                    if self.relocate(number, part, owners, goal, *resident).is_err() {
                         part.lock().end_emptying(&part.blocks, emptying);
                         return false;
                     }
                 }
-                *objects -= count;
+                *objects = objects.saturating_sub(count);
             }
             part.lock().end_emptying(&part.blocks, emptying);
+            if goal == Goal::Room {
+                return true;
+            }
         }
+    }
+
+    /// Empties the segment with the most free bytes of all, though the pool may take no more for new objects.
+    fn make_room(&self, owners: &dyn Owners) -> bool {
+        let mut parts: Vec<_> = self.parts().map(|(number, part)| (part.lock().most_free(), number, part)).collect();
+        parts.sort_unstable_by_key(|&(most_free, ..)| Reverse(most_free));
+        parts.into_iter().any(|(_, number, part)| {
+            part.lock().makes_room = true;
+            let emptied = self.compact_part(number, part, owners, Goal::Room, &mut 0);
+            part.lock().makes_room = false;
+            emptied
+        })
     }
 
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
@@ -269,11 +296,25 @@ impl Mosaic {
     }
 
     /// Moves an object to other room in its shard, if its owner's entry names it.
-    fn relocate(&self, number: usize, part: &Part, owners: &dyn Owners, resident: Resident) -> Result<(), Full> {
+    fn relocate(
+        &self,
+        number: usize,
+        part: &Part,
+        owners: &dyn Owners,
+        goal: Goal,
+        resident: Resident,
+    ) -> Result<(), Full> {
         let Resident { owner, at } = resident;
         let from = self.location(number, part, at);
         let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) else { return Ok(()) };
-        let new = part.lock().alloc(&part.blocks, len_bytes as u32, owner)?;
+        let mut shard = part.lock();
+        let new = if goal == Goal::Room {
+            let in_two = part.blocks.kind(at) == Kind::First;
+            shard.alloc_moved(&part.blocks, len_bytes as u32, owner, in_two)?
+        } else {
+            shard.alloc(&part.blocks, len_bytes as u32, owner)?
+        };
+        drop(shard);
         let to = self.location(number, part, new);
         let header = part.blocks.header_bytes();
         let mut object = [0; PAGE_SIZE];
@@ -358,8 +399,12 @@ impl Pool for Mosaic {
 
     fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
         let mut more = false;
-        for (number, part) in self.parts() {
-            more |= self.compact_part(number, part, owners, goal, &mut objects);
+        if goal == Goal::Room {
+            more = self.make_room(owners);
+        } else {
+            for (number, part) in self.parts() {
+                more |= self.compact_part(number, part, owners, goal, &mut objects);
+            }
         }
         let worst = self.parts().map(|(_, part)| pressure(&part.lock())).max();
         self.pressure.store(worst.unwrap_or(Pressure::None) as u8, Relaxed);

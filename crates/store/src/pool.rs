@@ -146,6 +146,8 @@ pub(crate) enum Goal {
     Relief,
     /// Nothing more can be given back.
     Densest,
+    /// There is room for an object in a full pool: what is free lies together.
+    Room,
 }
 
 /// Who owns objects: a pool asks it where an object stands before and when it moves it.

@@ -12,12 +12,16 @@
 //! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
 #![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
 
-use std::{fmt, io, sync::Arc};
+use std::{
+    fmt, io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     compaction::Core,
     counters::Counters,
     entry::{Entry, Fill},
@@ -130,9 +134,9 @@ pub struct Store<L: EntryLock = Hazard> {
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
-    /// Room that only those may use who replace an object with one that is no longer: so a full store can still be
-    /// written over. Each holder of a stream needs room for its new object before its old one is free.
-    reserve_bytes: u64,
+    /// Kept for those who replace an object: each holder of a stream needs room for its new object before its old one is
+    /// free, and a part of what is free is lost between objects.
+    swap_bytes: u64,
 }
 
 impl<L: EntryLock> fmt::Debug for Store<L> {
@@ -165,9 +169,9 @@ impl<L: EntryLock> Store<L> {
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
         let base_bytes = table.root_bytes() + streams.base_bytes() + counters.bytes();
         let needed = base_bytes + pool.account().held_bytes;
-        budget.take(needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
-        let reserve_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).min(memory_limit / 16);
-        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes, reserve_bytes })
+        budget.take_for(Purpose::Move, needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
+        Ok(Self { core: Core::new(table, streams, pool), counters, budget, slots, base_bytes, swap_bytes })
     }
 
     /// How many slots there are.
@@ -330,7 +334,12 @@ impl<L: EntryLock> Store<L> {
 
     /// Moves objects together until no more memory can be given back that way. Other threads use the store meanwhile.
     pub fn compact(&self) {
-        self.core.compact();
+        self.core.compact(None);
+    }
+
+    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more to do.
+    pub fn compact_for(&self, time: Duration) -> bool {
+        self.core.compact(Instant::now().checked_add(time))
     }
 
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.
@@ -391,21 +400,17 @@ impl<L: EntryLock> Store<L> {
         }
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
-        let alloc = || {
-            if len_bytes > replaced_bytes && self.is_tight() && !self.may_grow(len_bytes - replaced_bytes) {
-                return Err(Full);
-            }
-            self.core.pool.alloc(len_bytes, slot)
-        };
-        let at = match alloc() {
+        let fits = || self.fits(len_bytes, replaced_bytes);
+        let alloc = || self.core.pool.alloc(len_bytes, slot);
+        let at = match if fits() { alloc() } else { Err(Full) } {
             Ok(at) => at,
             Err(Full) => {
                 // Objects kept for readers may be all that is missing.
                 self.core.streams.release_all(Some(working), |word| self.core.free(Entry::decode(word)));
-                alloc().or_else(|Full| {
-                    self.core.make_room();
-                    alloc()
-                })?
+                if !fits() {
+                    return Err(Full);
+                }
+                self.core.make_room(alloc)?
             }
         };
         let page = match source {
@@ -419,17 +424,24 @@ impl<L: EntryLock> Store<L> {
         Ok(if compressed.is_some() { Entry::Object { codec, len_bytes, at } } else { Entry::Raw { at } })
     }
 
-    /// Whether the limit is so near that the reserve matters.
+    /// Whether the limit is so near that nothing may be kept that could be given back.
     fn is_tight(&self) -> bool {
-        self.budget.limit() - self.budget.used() < 2 * self.reserve_bytes
+        self.budget.left() < 2 * self.swap_bytes
     }
 
-    /// Whether the objects together may grow by `bytes` and leave the reserve alone: room in the pool, or that the pool may
-    /// still take.
-    fn may_grow(&self, bytes: usize) -> bool {
+    /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
+    /// is not kept for it. Pages of one kind differ in length, and overwriting cuts objects in two: a store that new
+    /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
+    fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
+        let left = self.budget.left();
+        let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
+        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
+        let kept_bytes = self.swap_bytes + overwrite_bytes;
+        if grows_bytes == 0 || left >= kept_bytes + 2 * self.swap_bytes {
+            return true;
+        }
         let account = self.core.pool.account();
-        let left = self.budget.limit() - self.budget.used();
-        left + account.free_bytes + account.tail_bytes >= self.reserve_bytes + bytes as u64
+        left + account.free_bytes + account.tail_bytes >= kept_bytes + grows_bytes
     }
 
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.

@@ -1,13 +1,18 @@
-//! The sparse two-level table of entries and their locks.
+//! The sparse table of entries and their locks.
 //!
-//! A leaf of 512 entries is made at the first write to one of its slots; until then all of them are empty. A reader
-//! that finds no leaf has its answer. Leaves live as long as the table.
+//! ```text
+//! root   one pointer for 128 MiB of disk          made with the table: 512 bytes for 8 GiB
+//! node   64 pointers to leaves                    512 bytes, made with its first leaf
+//! leaf   512 entries                              4 KiB or 6, made at the first write to one of its slots
+//! ```
+//!
+//! Until a slot has a leaf it is empty: a reader that finds none has its answer. Nodes and leaves live as long as the table.
 #![allow(unsafe_code)] // leaves hang on atomic pointers
 
-use std::ptr;
+use std::{marker::PhantomData, ptr};
 
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     entry::Entry,
     lock::{Place, Protocol},
     pins::Pin,
@@ -22,6 +27,13 @@ const LEAF_SLOTS: usize = 512;
 #[cfg(loom)]
 const LEAF_SLOTS: usize = 2;
 
+#[cfg(not(loom))]
+const NODE_LEAVES: usize = 64;
+#[cfg(loom)]
+const NODE_LEAVES: usize = 2;
+
+const NODE_SLOTS: usize = NODE_LEAVES * LEAF_SLOTS;
+
 /// Words side by side, and what a lock keeps outside them after those: a lock of 4 bytes costs 4 bytes.
 #[derive(Debug)]
 struct Leaf<L: Protocol> {
@@ -29,36 +41,46 @@ struct Leaf<L: Protocol> {
     beside: [L::Beside; LEAF_SLOTS],
 }
 
-/// `leaves.len() = ⌈slots / 512⌉`; the budget holds 8 bytes a root pointer and [`LEAF_BYTES`](Self::LEAF_BYTES) a leaf
-/// that is there.
+/// 64 leaves side by side.
+#[derive(Debug)]
+struct Node<L: Protocol> {
+    leaves: [Lazy<Leaf<L>>; NODE_LEAVES],
+}
+
+/// `root.len() = ⌈slots / 32768⌉`; the budget holds 8 bytes for each of its pointers, [`NODE_BYTES`](Self::NODE_BYTES) a
+/// node and [`LEAF_BYTES`](Self::LEAF_BYTES) a leaf that is there.
 #[derive(Debug)]
 pub(crate) struct Table<L: Protocol> {
-    leaves: Box<[AtomicPtr<Leaf<L>>]>,
+    root: Box<[Lazy<Node<L>>]>,
     whole: L::Whole,
 }
 
 impl<L: Protocol> Table<L> {
-    /// Bytes a leaf costs, with its allocator's header.
+    /// Bytes that a leaf and a node cost, with their allocator's header.
     const LEAF_BYTES: u64 = size_of::<Leaf<L>>() as u64 + 16;
+    const NODE_BYTES: u64 = size_of::<Node<L>>() as u64 + 16;
 
     /// A table of `slots` empty slots. `None`: there is no memory for its root.
     pub(crate) fn new(slots: u64) -> Option<Self> {
-        let count = usize::try_from(slots.div_ceil(LEAF_SLOTS as u64)).ok()?;
-        let mut leaves = Vec::new();
-        leaves.try_reserve_exact(count).ok()?;
-        leaves.resize_with(count, || AtomicPtr::new(ptr::null_mut()));
-        Some(Self { leaves: leaves.into_boxed_slice(), whole: L::Whole::default() })
+        let count = usize::try_from(slots.div_ceil(NODE_SLOTS as u64)).ok()?;
+        let mut root = Vec::new();
+        root.try_reserve_exact(count).ok()?;
+        root.resize_with(count, Lazy::new);
+        Some(Self { root: root.into_boxed_slice(), whole: L::Whole::default() })
     }
 
     /// Bytes of the root.
     pub(crate) fn root_bytes(&self) -> u64 {
-        size_of_val(&*self.leaves) as u64
+        size_of_val(&*self.root) as u64
     }
 
-    /// Bytes of the root and of the leaves that are there.
+    /// Bytes of the root and of the nodes and leaves that are there.
     pub(crate) fn used_bytes(&self) -> u64 {
-        let leaves = self.leaves.iter().filter(|leaf| !leaf.load(Relaxed).is_null()).count();
-        self.root_bytes() + leaves as u64 * Self::LEAF_BYTES
+        let node_bytes = |node: &Node<L>| {
+            let leaves = node.leaves.iter().filter_map(Lazy::get).count();
+            Self::NODE_BYTES + leaves as u64 * Self::LEAF_BYTES
+        };
+        self.root_bytes() + self.root.iter().filter_map(Lazy::get).map(node_bytes).sum::<u64>()
     }
 
     /// The slot's entry as it is at some moment during the call.
@@ -96,15 +118,15 @@ impl<L: Protocol> Table<L> {
         let mut at = slot;
         let end = slot + limit;
         while at < end && self.place(at).is_none() {
-            at = (at / LEAF_SLOTS as u64 + 1) * LEAF_SLOTS as u64;
+            let without = if self.root[at as usize / NODE_SLOTS].get().is_none() { NODE_SLOTS } else { LEAF_SLOTS };
+            at = (at / without as u64 + 1) * without as u64;
         }
         at.min(end) - slot
     }
 
     fn place(&self, slot: u64) -> Option<Place<'_, L>> {
-        let leaf = self.leaves[slot as usize / LEAF_SLOTS].load(Acquire);
-        // SAFETY: a pointer in the root is null or a leaf from `make`, freed only by `drop`.
-        let leaf = unsafe { leaf.as_ref() }?;
+        let node = self.root[slot as usize / NODE_SLOTS].get()?;
+        let leaf = node.leaves[slot as usize / LEAF_SLOTS % NODE_LEAVES].get()?;
         Some(self.place_in(leaf, slot))
     }
 
@@ -115,55 +137,83 @@ impl<L: Protocol> Table<L> {
 
     #[cold]
     fn make(&self, slot: u64, budget: &Budget) -> Result<Place<'_, L>, Full> {
-        budget.take(Self::LEAF_BYTES)?;
-        let Some(new) = Leaf::<L>::new() else {
-            budget.give(Self::LEAF_BYTES);
-            return Err(Full);
-        };
-        let new = Box::into_raw(new).cast::<Leaf<L>>();
-        let root = &self.leaves[slot as usize / LEAF_SLOTS];
-        let leaf = match root.compare_exchange(ptr::null_mut(), new, AcqRel, Acquire) {
-            Ok(_) => new,
-            Err(other) => {
-                budget.give(Self::LEAF_BYTES);
-                // SAFETY: `new` came from `Box::into_raw` above and nobody else has seen it.
-                drop(unsafe { Leaf::from_raw(new) });
-                other
-            }
-        };
-        // SAFETY: not null, and a leaf lives until `drop`.
-        Ok(self.place_in(unsafe { &*leaf }, slot))
+        let node = self.root[slot as usize / NODE_SLOTS].get_or_make(Self::NODE_BYTES, budget, Node::new)?;
+        let leaf = &node.leaves[slot as usize / LEAF_SLOTS % NODE_LEAVES];
+        let leaf = leaf.get_or_make(Self::LEAF_BYTES, budget, Leaf::new)?;
+        Ok(self.place_in(leaf, slot))
+    }
+}
+
+impl<L: Protocol> Node<L> {
+    fn new() -> Self {
+        Self { leaves: std::array::from_fn(|_| Lazy::new()) }
     }
 }
 
 impl<L: Protocol> Leaf<L> {
-    /// A leaf of empty slots. `None`: there is no memory for it.
-    fn new() -> Option<Box<[Self; 1]>> {
-        let mut leaf = Vec::new();
-        leaf.try_reserve_exact(1).ok()?;
-        leaf.push(Self {
+    fn new() -> Self {
+        Self {
             words: std::array::from_fn(|_| AtomicU64::new(Entry::Empty.encode())),
             beside: std::array::from_fn(|_| L::Beside::default()),
-        });
-        leaf.into_boxed_slice().try_into().ok()
-    }
-
-    /// # Safety
-    /// `leaf` came from [`new`](Self::new) through `Box::into_raw`, once, and nobody uses it any more.
-    unsafe fn from_raw(leaf: *mut Self) -> Box<[Self; 1]> {
-        // SAFETY: an array of one has the layout of its element; the rest is the caller's word.
-        unsafe { Box::from_raw(leaf.cast()) }
+        }
     }
 }
 
-impl<L: Protocol> Drop for Table<L> {
-    fn drop(&mut self) {
-        for leaf in &self.leaves {
-            let leaf = leaf.load(Relaxed);
-            if !leaf.is_null() {
-                // SAFETY: from `Box::into_raw` in `make`; `&mut self` says that nobody uses it.
-                drop(unsafe { Leaf::from_raw(leaf) });
+/// A part of the table that is made when first needed, and dropped with what it is part of. The pointer is null or from
+/// `Box::into_raw` in [`get_or_make`](Self::get_or_make), and once it is not null it never changes.
+#[derive(Debug)]
+struct Lazy<T>(AtomicPtr<T>, PhantomData<Box<T>>);
+
+impl<T> Lazy<T> {
+    fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()), PhantomData)
+    }
+
+    fn get(&self) -> Option<&T> {
+        // SAFETY: see the struct: it lives as long as `self`.
+        unsafe { self.0.load(Acquire).as_ref() }
+    }
+
+    /// What is there, made for `bytes` of the budget if nothing is.
+    fn get_or_make(&self, bytes: u64, budget: &Budget, make: impl FnOnce() -> T) -> Result<&T, Full> {
+        if let Some(there) = self.get() {
+            return Ok(there);
+        }
+        budget.take_for(Purpose::Table, bytes)?;
+        let mut place = Vec::new();
+        if place.try_reserve_exact(1).is_err() {
+            budget.give(bytes);
+            return Err(Full);
+        }
+        place.push(make());
+        let new: *mut T = Box::into_raw(place.into_boxed_slice()).cast();
+        let there = match self.0.compare_exchange(ptr::null_mut(), new, AcqRel, Acquire) {
+            Ok(_) => new,
+            Err(other) => {
+                budget.give(bytes);
+                // SAFETY: from `Box::into_raw` above, and nobody else has seen it.
+                unsafe { Self::free(new) };
+                other
             }
+        };
+        // SAFETY: not null; see the struct.
+        Ok(unsafe { &*there })
+    }
+
+    /// # Safety
+    /// `made` came from `Box::into_raw` in [`get_or_make`](Self::get_or_make), is freed once, and nobody uses it any more.
+    unsafe fn free(made: *mut T) {
+        // SAFETY: the caller's word; it was the box of a slice of one, whose layout is that of an array of one.
+        drop(unsafe { Box::from_raw(made.cast::<[T; 1]>()) });
+    }
+}
+
+impl<T> Drop for Lazy<T> {
+    fn drop(&mut self) {
+        let made = self.0.load(Relaxed);
+        if !made.is_null() {
+            // SAFETY: see the struct; `&mut self` says that nobody uses it.
+            unsafe { Self::free(made) };
         }
     }
 }
@@ -232,10 +282,11 @@ mod tests {
     };
 
     const LEAF_BYTES: u64 = Table::<BitSpin>::LEAF_BYTES;
+    const NODE_BYTES: u64 = Table::<BitSpin>::NODE_BYTES;
 
     #[test]
     fn leaves_come_with_writes() {
-        let budget = Budget::new(LEAF_BYTES);
+        let budget = Budget::new((NODE_BYTES + LEAF_BYTES) * 5 / 4);
         let table = Table::<BitSpin>::new(3 * 512).expect("a small root");
         assert_eq!(table.peek(1000), Entry::Empty);
         assert!(table.lock(1000).is_none());
@@ -247,7 +298,20 @@ mod tests {
         assert_eq!(table.missing(0, 3 * 512), 512);
         assert_eq!(table.missing(1024, 100), 100);
         assert!(table.lock_or_make(0, &budget).is_err(), "the budget has no second leaf");
-        assert_eq!(table.used_bytes(), 24 + LEAF_BYTES);
+        assert_eq!((table.used_bytes(), budget.used()), (8 + NODE_BYTES + LEAF_BYTES, NODE_BYTES + LEAF_BYTES));
+    }
+
+    #[test]
+    fn a_node_covers_many_leaves() {
+        let budget = Budget::new(u64::MAX);
+        let slots = 5 * NODE_SLOTS as u64 + 7;
+        let table = Table::<BitSpin>::new(slots).expect("a small root");
+        assert_eq!((table.root_bytes(), table.missing(3, slots - 3)), (48, slots - 3));
+        let at = 4 * NODE_SLOTS as u64 + 700;
+        table.lock_or_make(at, &budget).expect("no limit").replace(Entry::Same(Fill::ZERO));
+        assert_eq!(table.missing(0, slots), at - at % 512);
+        assert_eq!(table.missing(at - at % 512 + 512, slots - at), slots - at);
+        assert_eq!(table.used_bytes(), 48 + budget.used());
     }
 
     #[test]

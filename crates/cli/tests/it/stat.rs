@@ -30,7 +30,7 @@ fn completions_and_manual_are_made() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["serve", "stat", "completions", "man"] {
+    for command in ["serve", "stat", "compact", "completions", "man"] {
         assert!(run(pagefold().args([command, "--help"])).contains("Example"), "{command}");
     }
 }

@@ -50,7 +50,7 @@ fn variants() -> Vec<(String, BuildOptions)> {
     variants
 }
 
-fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
+pub(crate) fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
     let out = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
     let report = build(tree, options, &out).unwrap();
     assert_eq!(report.image_bytes, fs::metadata(path).unwrap().len());

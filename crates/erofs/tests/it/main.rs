@@ -7,5 +7,6 @@ mod corpus;
 mod hostile;
 mod interoperation;
 mod mkfs;
+mod reading;
 mod tools;
 mod trees;

@@ -3,6 +3,7 @@
 mod activation;
 mod client;
 mod commands;
+mod compaction;
 mod device;
 mod errors;
 mod hostile;

@@ -5,6 +5,8 @@
 //!        else two pieces: the longest free block that is too short, whole, and the shortest that fits the rest
 //!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
 //!        segment is opened
+//! move to make room in a full store: the same, but an object that lay in two pieces is cut again, a hole and the rest in
+//!        the open segment, before more is taken for it
 //! free:  join the block with free neighbours; give the segment back if nothing else is in it
 //! ```
 //!
@@ -23,7 +25,7 @@ use super::{
     bins::Bins,
     block::{BLOCK_MIN, Blocks, Kind, NIL},
 };
-use crate::budget::{Budget, Full};
+use crate::budget::{Budget, Full, Purpose};
 
 /// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
@@ -63,6 +65,13 @@ struct Segment {
     free: u32,
 }
 
+impl Segment {
+    /// Free bytes that emptying it would bring together.
+    fn gain_of_emptying(&self) -> u32 {
+        if self.state == State::Closed { self.free } else { 0 }
+    }
+}
+
 /// What is behind a shard's lock.
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -79,6 +88,8 @@ pub(super) struct Shard {
     delayed_at: usize,
     /// Segments whose emptying was begun and is nobody's at the moment.
     pub(super) paused: Vec<Emptying>,
+    /// Whether a segment is being emptied in a full store: what is taken for that is not for new objects.
+    pub(super) makes_room: bool,
     budget: Arc<Budget>,
 }
 
@@ -122,6 +133,7 @@ impl Shard {
             delayed: [NIL; DELAYED],
             delayed_at: 0,
             paused: Vec::new(),
+            makes_room: false,
             budget,
         })
     }
@@ -150,8 +162,36 @@ impl Shard {
     pub(super) fn alloc(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Result<u32, Full> {
         match self.fit(blocks, len_bytes, owner) {
             Some(at) => Ok(at),
-            None => self.extend(blocks, blocks.whole_len(len_bytes), owner),
+            None if self.makes_room => Err(Full),
+            None => self.extend(blocks, Kind::Whole, blocks.whole_len(len_bytes), owner, Purpose::Store),
         }
+    }
+
+    /// Takes room for an object that is moved to make room in a full store; it has lain in two pieces if `in_two`. Such a
+    /// one has left a hole elsewhere: it is cut again where no two holes hold it, so that less is taken than comes back.
+    pub(super) fn alloc_moved(
+        &mut self,
+        blocks: &Blocks,
+        len_bytes: u32,
+        owner: u64,
+        in_two: bool,
+    ) -> Result<u32, Full> {
+        if let Some(at) = self.fit(blocks, len_bytes, owner) {
+            return Ok(at);
+        }
+        let need = blocks.whole_len(len_bytes);
+        let hole = if in_two { self.bins.longest_below(need, PIECE_MIN) } else { None };
+        let Some(first) = hole else { return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move) };
+        let first_len = blocks.len(first);
+        self.bins.remove(blocks, first, first_len);
+        let rest_len = blocks.second_len(len_bytes - blocks.first_room(first_len));
+        let second = self
+            .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
+            .inspect_err(|_| self.bins.insert(blocks, first, first_len))?;
+        self.carve(blocks, first, first_len, Kind::First, owner);
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Ok(first)
     }
 
     fn alloc_in_two(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
@@ -197,16 +237,16 @@ impl Shard {
     }
 
     /// Takes `need` bytes that were never used.
-    fn extend(&mut self, blocks: &Blocks, need: u32, owner: u64) -> Result<u32, Full> {
+    fn extend(&mut self, blocks: &Blocks, kind: Kind, need: u32, owner: u64, purpose: Purpose) -> Result<u32, Full> {
         if self.open != NIL && SEGMENT - self.segments[self.open as usize].top < need {
-            self.close(blocks);
+            self.close(blocks, purpose);
         }
         if self.open == NIL {
-            self.open = self.unused_segment()?;
+            self.open = self.unused_segment(purpose)?;
         }
         let number = self.open;
         let top = self.segments[number as usize].top;
-        if let Err(full) = self.hold(number, top + need) {
+        if let Err(full) = self.hold(number, top + need, purpose) {
             if top == 0 {
                 self.release(blocks, number);
             }
@@ -215,17 +255,20 @@ impl Shard {
         self.segments[number as usize].top = top + need;
         self.live_bytes += u64::from(need);
         let at = number * SEGMENT + top;
-        blocks.put_live(at, Kind::Whole, need, owner);
+        blocks.put_live(at, kind, need, owner);
         Ok(at)
     }
 
     /// Accounts for the memory of the segment's first `end` bytes.
-    fn hold(&mut self, number: u32, end: u32) -> Result<(), Full> {
+    fn hold(&mut self, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
         let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
             let more = end.next_multiple_of(step).saturating_sub(held);
-            if self.budget.take(more.into()).is_ok() {
+            if more == 0 {
+                return Ok(());
+            }
+            if self.budget.take_for(purpose, more.into()).is_ok() {
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
                 return Ok(());
@@ -235,21 +278,24 @@ impl Shard {
     }
 
     /// Makes what is left of the open segment a free block.
-    fn close(&mut self, blocks: &Blocks) {
+    fn close(&mut self, blocks: &Blocks, purpose: Purpose) {
         let number = self.open;
         let top = self.segments[number as usize].top;
         self.open = NIL;
         self.segments[number as usize].state = State::Closed;
-        if SEGMENT - top >= BLOCK_MIN && self.hold(number, SEGMENT).is_ok() {
-            let segment = &mut self.segments[number as usize];
-            segment.top = SEGMENT;
-            segment.free += SEGMENT - top;
-            self.free_bytes += u64::from(SEGMENT - top);
-            self.bins.insert(blocks, number * SEGMENT + top, SEGMENT - top);
+        // At the limit, as much of it as is already held.
+        let _ = self.hold(number, SEGMENT, purpose);
+        let segment = &mut self.segments[number as usize];
+        let rest = segment.held - top;
+        if rest >= BLOCK_MIN {
+            segment.top = segment.held;
+            segment.free += rest;
+            self.free_bytes += u64::from(rest);
+            self.bins.insert(blocks, number * SEGMENT + top, rest);
         }
     }
 
-    fn unused_segment(&mut self) -> Result<u32, Full> {
+    fn unused_segment(&mut self, purpose: Purpose) -> Result<u32, Full> {
         let fresh = Segment { state: State::Open, top: 0, held: 0, free: 0 };
         if self.spare != NIL {
             let number = self.spare;
@@ -267,7 +313,7 @@ impl Shard {
             let step = SEGMENTS_STEP.max(number / 4).min(self.segments_max as usize - number);
             let step = if number == 0 { step.min(8) } else { step };
             let bytes = (step * size_of::<Segment>()) as u64;
-            self.budget.take(bytes)?;
+            self.budget.take_for(purpose, bytes)?;
             if self.segments.try_reserve_exact(step).is_err() {
                 self.budget.give(bytes);
                 return Err(Full);
@@ -371,11 +417,15 @@ impl Shard {
         }
     }
 
+    /// The free bytes of the closed segment that has the most.
+    pub(super) fn most_free(&self) -> u32 {
+        self.segments.iter().map(Segment::gain_of_emptying).max().unwrap_or(0)
+    }
+
     /// Takes the closed segment with the most free bytes, at least `least`, out of use so that it can be emptied.
     pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
-        let free = |segment: &Segment| if segment.state == State::Closed { segment.free } else { 0 };
-        let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| free(segment))?;
-        if free(most) < least.max(1) {
+        let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| segment.gain_of_emptying())?;
+        if most.gain_of_emptying() < least.max(1) {
             return None;
         }
         let number = number as u32;

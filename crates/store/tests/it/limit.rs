@@ -124,3 +124,41 @@ fn a_full_store_can_be_written_over() {
     assert_eq!(store.write(full_at, &mixed(full_at, 0xff)), Err(Error::Full), "still full");
     store.check().expect("consistent");
 }
+
+/// Pages of one kind differ in length. In the place of each other they are all taken, however often, in a store that was
+/// filled with them.
+#[test]
+fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
+    let of_some_length = |seed: u64| {
+        let mut page = mixed(seed, 0xff);
+        page[1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize..].fill(0);
+        page
+    };
+    let store =
+        Store::new(Config { slots: 1 << 16, memory_limit: 32 << 20, ..Config::default() }).expect("a small store");
+    let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
+    let full_at = (0..1 << 16).find(is_full).expect("32 MiB do not hold 256");
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let store = &store;
+            scope.spawn(move || {
+                let (own, mut page) = (full_at / 4, [0; PAGE_SIZE]);
+                for round in 1..=4 {
+                    let seed = |slot| slot + round * 1_000_000;
+                    for step in 0..own {
+                        let slot = thread * own + step * 7919 % own;
+                        store.write(slot, &of_some_length(seed(slot))).expect("a page like those before");
+                    }
+                    for slot in thread * own..(thread + 1) * own {
+                        store.read(slot, &mut page).expect("a readable page");
+                        assert!(page == *of_some_length(seed(slot)), "slot {slot}");
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(store.write(full_at, &of_some_length(full_at)), Err(Error::Full), "still full");
+    let stats = store.stats();
+    assert!(stats.spent_bytes > stats.mem_limit / 100 * 97, "{stats:?}");
+    store.check().expect("consistent");
+}

@@ -1,0 +1,422 @@
+//! The content of compressed files.
+//!
+//! ```text
+//! for each extent that the buffer meets:
+//!     a fragment          is read from the packed inode
+//!     interlaced          is read from the image
+//!     a part of a cluster is copied out of the cluster, decoded whole, once, and cached
+//!     whole clusters      that lie side by side in the file and in the image are a run: one read, then one after the other
+//!                         is decoded where its content belongs
+//! ```
+//!
+//! A run of LZ4 clusters is read to the end of the room that its content will take, and decoded over itself:
+//!
+//! ```text
+//!     |<------------------- content of a, b and c ------------------->|margin|
+//!     |                                          |   a   |   b   |   c       |
+//!     |<------- content of a ------->|           . . . . |   b   |   c       |
+//! ```
+//!
+//! A cluster is shorter than its content, or it would have been stored plain, so what is written stays behind what is still to
+//! be read; the margin is what one cluster needs at the end. Where an image has it otherwise, or the buffer has no room for the margin, the
+//! decoder notices, that cluster is decoded from a copy, and what was overwritten is read anew.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
+use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
+
+use crate::buffers::Content;
+use crate::check::Claim;
+use crate::error::{Error, Result};
+use crate::file::Data;
+use crate::format::{MAX_EXTENT_BYTES, incompat};
+use crate::image::Counts;
+use crate::zmap::{CompressedMap, Cursor, Extent, Place};
+
+/// Compressed bytes that are read together, unless one cluster has more.
+const RUN_BYTES: usize = 64 << 10;
+
+thread_local! {
+    static DECODER: RefCell<Scratch> = RefCell::default();
+}
+
+/// What a thread decodes with.
+#[derive(Default)]
+struct Scratch {
+    decoder: ClusterDecoder,
+    /// Compressed bytes.
+    src: Vec<u8>,
+    /// Content of which a part is wanted.
+    content: Vec<u8>,
+}
+
+/// Extents whose clusters lie side by side.
+#[derive(Default)]
+struct Run {
+    extents: Vec<Extent>,
+}
+
+impl Data {
+    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, all of which may be overwritten. A reader
+    /// that goes `forward` is likely to want what follows.
+    pub(crate) fn read_compressed(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {
+        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
+        let mut cursor = Cursor::default();
+        let mut run = Run::default();
+        let mut found = None;
+        let end = offset + len as u64;
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let extent = match found.take() {
+                Some(extent) => extent,
+                None => map.extent_at(&self.image, &mut cursor, at)?,
+            };
+            let here = (extent.end() - at).min((len - done) as u64) as usize;
+            let skipped = at - extent.start;
+            let whole = skipped == 0 && here as u64 == extent.len;
+            let out = &mut room[done..done + here];
+            match extent.place {
+                Place::Fragment { offset } => self.read_fragment(out, offset, skipped)?,
+                Place::Plain { pa, interlaced: true, .. } => self.read_interlaced(out, &extent, pa, skipped)?,
+                Place::Plain { pa, .. } if !whole => self.image.read_meta(out, pa + skipped)?,
+                Place::Encoded { .. } if !whole => self.read_part(&extent, out, skipped as usize, forward)?,
+                _ => {
+                    found = self.gather(map, &mut cursor, extent, end, &mut run)?;
+                    let content = run.content_bytes();
+                    self.decode_run(&run.extents, &mut room[done..])?;
+                    done += content;
+                    continue;
+                }
+            }
+            done += here;
+        }
+        Ok(())
+    }
+
+    /// Makes `run` of an extent and those that follow it before `end`. Returns the first that is not of the run, if it was
+    /// looked at.
+    fn gather(
+        &self,
+        map: &CompressedMap,
+        cursor: &mut Cursor,
+        first: Extent,
+        end: u64,
+        run: &mut Run,
+    ) -> Result<Option<Extent>> {
+        run.extents.clear();
+        run.extents.push(first);
+        let (mut last, mut stored) = (first, cluster_bytes(&first));
+        while last.end() < end && stored < RUN_BYTES {
+            let next = map.extent_at(&self.image, cursor, last.end())?;
+            let joins = match (address(&last), address(&next)) {
+                (Some(before), Some(pa)) => pa == before + cluster_bytes(&last) as u64,
+                _ => false,
+            };
+            if !joins || next.end() > end {
+                return Ok(Some(next));
+            }
+            stored += cluster_bytes(&next);
+            run.extents.push(next);
+            last = next;
+        }
+        Ok(None)
+    }
+
+    fn read_fragment(&self, buf: &mut [u8], offset: u64, skipped: u64) -> Result<()> {
+        let at = offset.checked_add(skipped);
+        match (&self.packed, at) {
+            (Some(packed), Some(at)) if packed.read_at(buf, at)? == buf.len() => Ok(()),
+            _ => Error::corrupt("fragment lies outside the packed inode", self.inode.offset),
+        }
+    }
+
+    fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, pa: u64, skipped: u64) -> Result<()> {
+        let block = self.block_bytes();
+        let at = (extent.start + skipped) % block;
+        let (right, left) = buf.split_at_mut((block - at).min(buf.len() as u64) as usize);
+        self.image.read_meta(right, pa + at)?;
+        if left.is_empty() { Ok(()) } else { self.image.read_meta(left, pa) }
+    }
+
+    /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that is then cached.
+    fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
+        let Place::Encoded { pa, plen, format, .. } = extent.place else {
+            return Err(Error::NotA("compressed extent"));
+        };
+        let to = from + out.len();
+        if let Some(content) = self.image.clusters().find((pa, extent.len)) {
+            self.image.count(&Counts { cache_hits: 1, ..Counts::default() });
+            out.copy_from_slice(&content[from..to]);
+            return Ok(());
+        }
+        // The rest must be worth leaving out, and LZ4 is what can be left.
+        let little = to as u64 <= extent.len / 4 * 3 && format == ClusterFormat::Lz4;
+        if forward || !little || !self.image.visit_first(pa) {
+            out.copy_from_slice(&self.cached(extent)?[from..to]);
+            return Ok(());
+        }
+        DECODER.with_borrow_mut(|Scratch { decoder, src, content }| {
+            let src = self.fetch(pa, plen as usize, src)?;
+            if content.len() < to {
+                content.resize(to, 0);
+            }
+            self.decode_one(extent, src, &mut content[..to], Wanted::Prefix, decoder)?;
+            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() });
+            out.copy_from_slice(&content[from..to]);
+            Ok(())
+        })
+    }
+
+    /// Compressed bytes where the image has them in memory, or read into `src`.
+    fn fetch<'a>(&'a self, pa: u64, stored: usize, src: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        if let Some(bytes) = self.image.bytes_at(stored, pa)? {
+            return Ok(bytes);
+        }
+        if src.len() < stored {
+            src.resize(stored, 0);
+        }
+        self.image.read_meta(&mut src[..stored], pa)?;
+        Ok(&src[..stored])
+    }
+
+    /// The decoded content of an extent, from the cache if a reader was here before.
+    fn cached(&self, extent: &Extent) -> Result<Arc<Content>> {
+        let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
+        let len = extent.len as usize;
+        let room = len + self.margin(extent);
+        // A cluster that others share may have been decoded for a shorter extent, so that the length is of the key.
+        self.image.clusters().get((pa, extent.len), room, || {
+            let mut content = self.image.buffers().take(room);
+            self.decode_run(std::slice::from_ref(extent), content.room())?;
+            Ok(Arc::new(content.shorten(len)))
+        })
+    }
+
+    /// What decoding an extent in place needs behind its content.
+    fn margin(&self, extent: &Extent) -> usize {
+        match extent.place {
+            Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
+            _ => 0,
+        }
+    }
+
+    /// Room for `len` bytes of content that end in any extent decoded in place.
+    pub(crate) fn room_bytes(&self, len: usize) -> usize {
+        len + in_place_margin(crate::format::MAX_PCLUSTER_BYTES as usize)
+    }
+
+    /// Decodes extents that lie side by side in the file and in the image to the front of `room`, which holds their content and
+    /// may all be overwritten.
+    fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
+        let mut counts = Counts::default();
+        let padded = self.image.superblock().has(incompat::ZERO_PADDING);
+        let in_place = |extent: &Extent| match extent.place {
+            Place::Encoded { format, partial, .. } => format == ClusterFormat::Lz4 && padded && !partial,
+            _ => true,
+        };
+        let overlays = run.iter().all(in_place);
+        while let Some(first) = run.first() {
+            let Some(pa) = address(first) else { return Err(Error::NotA("compressed extent")) };
+            let stored = read_bytes(run).sum();
+            let in_memory = self.image.bytes_at(stored, pa)?.is_some();
+            let done = if overlays && stored <= room.len() && !in_memory {
+                self.decode_over_itself(run, stored, pa, room, &mut counts)?
+            } else {
+                self.decode_copied(run, stored, pa, room, &mut counts)?;
+                run.len()
+            };
+            let content: u64 = run[..done].iter().map(|extent| extent.len).sum();
+            room = &mut room[content as usize..];
+            run = &run[done..];
+        }
+        self.image.count(&counts);
+        Ok(())
+    }
+
+    /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the next needs. Returns how many.
+    fn decode_over_itself(
+        &self,
+        run: &[Extent],
+        stored: usize,
+        pa: u64,
+        room: &mut [u8],
+        counts: &mut Counts,
+    ) -> Result<usize> {
+        let content: usize = run.iter().map(|extent| extent.len as usize).sum();
+        let margin = run.last().map_or(0, |last| self.margin(last));
+        let end = room.len().min((content + margin).max(stored));
+        let mut from = end - stored;
+        self.image.read_meta(&mut room[from..end], pa)?;
+        let mut out = 0;
+        for (number, (extent, stored)) in run.iter().zip(read_bytes(run)).enumerate() {
+            let (len, to) = (extent.len as usize, from + stored);
+            match extent.place {
+                Place::Encoded { pa, .. } => {
+                    let start = from + self.padding(&room[from..to], pa)?;
+                    let decoded = out <= start
+                        && out + len <= to
+                        && match decompress_in_place(&mut room[out..to], start - out..to - out, len) {
+                            Ok(()) => true,
+                            // There was all the room that a sound cluster needs.
+                            Err(error) if to - out >= len + self.margin(extent) => {
+                                return Err(Error::Corrupt { what: error.what, offset: pa });
+                            }
+                            Err(_) => false,
+                        };
+                    if decoded {
+                        counts.decoded_in_place += 1;
+                    } else {
+                        let one = std::slice::from_ref(extent);
+                        self.decode_copied(one, to - from, pa, &mut room[out..], counts)?;
+                    }
+                }
+                _ => room.copy_within(from..from + len, out),
+            }
+            out += len;
+            if out > to {
+                return Ok(number + 1);
+            }
+            from = to;
+        }
+        Ok(run.len())
+    }
+
+    /// Decodes all extents from a copy of their compressed bytes, or from where the image has them in memory.
+    fn decode_copied(
+        &self,
+        run: &[Extent],
+        stored: usize,
+        pa: u64,
+        room: &mut [u8],
+        counts: &mut Counts,
+    ) -> Result<()> {
+        DECODER.with_borrow_mut(|Scratch { decoder, src, .. }| {
+            let mut src = self.fetch(pa, stored, src)?;
+            let mut room = room;
+            for (extent, stored) in run.iter().zip(read_bytes(run)) {
+                let (cluster, rest) = src.split_at(stored);
+                let (content, after) = room.split_at_mut(extent.len as usize);
+                if matches!(extent.place, Place::Encoded { .. }) {
+                    self.decode_one(extent, cluster, content, Wanted::Whole, decoder)?;
+                    counts.decoded_by_copy += 1;
+                } else {
+                    content.copy_from_slice(&cluster[..content.len()]);
+                }
+                (src, room) = (rest, after);
+            }
+            Ok(())
+        })
+    }
+
+    /// Decodes an extent, or a prefix of it, from its cluster.
+    fn decode_one(
+        &self,
+        extent: &Extent,
+        cluster: &[u8],
+        content: &mut [u8],
+        wanted: Wanted,
+        decoder: &mut ClusterDecoder,
+    ) -> Result<()> {
+        let Place::Encoded { pa, format, partial, .. } = extent.place else {
+            return Err(Error::NotA("compressed extent"));
+        };
+        let padded = self.image.superblock().has(incompat::ZERO_PADDING);
+        let limits = DecodeLimits {
+            dict_bytes: self.image.superblock().lzma_dict_bytes,
+            max_content_bytes: MAX_EXTENT_BYTES as usize,
+        };
+        let skipped = if padded { self.padding(cluster, pa)? } else { 0 };
+        let wanted = if partial || !padded { Wanted::Prefix } else { wanted };
+        decoder
+            .decode(format, &cluster[skipped..], content, wanted, limits)
+            .map_err(|error| Error::Corrupt { what: error.what, offset: pa })
+    }
+
+    /// Zeros in front of a cluster's compressed bytes: at most what is left of its first block.
+    fn padding(&self, src: &[u8], pa: u64) -> Result<usize> {
+        let block = self.block_bytes();
+        let most = (block - pa % block).min(src.len() as u64) as usize;
+        match src[..most].iter().position(|byte| *byte != 0) {
+            Some(zeros) => Ok(zeros),
+            None => Error::corrupt("cluster starts with a block of zeros", pa),
+        }
+    }
+
+    /// Where the last extent that starts before `offset` ends, or `offset` if none can be found.
+    pub(crate) fn extent_end(&self, offset: u64) -> u64 {
+        let Some((map, last)) = self.map.as_ref().zip(offset.checked_sub(1)) else { return offset };
+        map.extent_at(&self.image, &mut Cursor::default(), last).map_or(offset, |extent| extent.end().max(offset))
+    }
+
+    /// As [`File::check`](crate::file::File::check), for compressed files.
+    pub(crate) fn check_extents(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
+        let Some(map) = &self.map else { return Ok(()) };
+        let mut cursor = Cursor::default();
+        let mut content = Vec::new();
+        let mut at = 0;
+        while at < self.inode.size {
+            let extent = map.extent_at(&self.image, &mut cursor, at)?;
+            match extent.place {
+                Place::Fragment { offset } => {
+                    let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
+                    if offset.checked_add(extent.len).is_none_or(|end| end > size) {
+                        return Error::corrupt("fragment lies outside the packed inode", self.inode.offset);
+                    }
+                }
+                Place::Plain { pa, plen, .. } => {
+                    self.image.check_range(extent.len, pa)?;
+                    if !map.is_inline(pa) {
+                        first_claim(Claim { start: pa, end: pa + u64::from(plen), shareable: true });
+                    }
+                }
+                Place::Encoded { pa, plen, .. } => {
+                    // What lies behind indexes is part of the inode's own record.
+                    let inline = map.is_inline(pa);
+                    let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
+                    if inline || first_claim(claim) {
+                        let room = extent.len as usize + self.margin(&extent);
+                        if content.len() < room {
+                            content.resize(room, 0);
+                        }
+                        self.decode_run(std::slice::from_ref(&extent), &mut content[..room])?;
+                    }
+                }
+            }
+            at = extent.end();
+        }
+        Ok(())
+    }
+}
+
+impl Run {
+    fn content_bytes(&self) -> usize {
+        self.extents.iter().map(|extent| extent.len as usize).sum()
+    }
+}
+
+/// The bytes of an extent's cluster.
+fn cluster_bytes(extent: &Extent) -> usize {
+    match extent.place {
+        Place::Encoded { plen, .. } | Place::Plain { plen, .. } => plen as usize,
+        Place::Fragment { .. } => 0,
+    }
+}
+
+/// The bytes of a run's clusters, of which the last need not be read further than its content if it is plain.
+fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
+    run.iter().enumerate().map(|(number, extent)| match extent.place {
+        Place::Plain { .. } if number + 1 == run.len() => extent.len as usize,
+        _ => cluster_bytes(extent),
+    })
+}
+
+/// Where an extent's cluster lies; `None` for what is in no cluster of its own, or not in one piece.
+fn address(extent: &Extent) -> Option<u64> {
+    match extent.place {
+        Place::Encoded { pa, .. } | Place::Plain { pa, interlaced: false, .. } => Some(pa),
+        _ => None,
+    }
+}

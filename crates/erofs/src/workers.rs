@@ -1,0 +1,82 @@
+//! The process's threads that decode ahead of readers, and how many threads are at work at all.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that wait for work: one less than there are processors, since who reads has one.
+pub(crate) struct Workers {
+    jobs: Mutex<VecDeque<Job>>,
+    wake: Condvar,
+    processors: usize,
+}
+
+static WORKERS: OnceLock<Workers> = OnceLock::new();
+/// Threads that read or decode now.
+static BUSY: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread at work, until dropped.
+pub(crate) struct Busy(());
+
+impl Busy {
+    pub(crate) fn enter() -> Self {
+        BUSY.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        BUSY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Workers {
+    /// The process's workers, started when first asked for.
+    pub(crate) fn get() -> &'static Self {
+        let mut first = false;
+        let workers = WORKERS.get_or_init(|| {
+            first = true;
+            let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            Self { jobs: Mutex::default(), wake: Condvar::new(), processors }
+        });
+        if first {
+            for _ in 1..workers.processors {
+                // Without the thread its work is left to the readers.
+                let _ = std::thread::Builder::new().name("pagefold-ahead".to_owned()).spawn(|| workers.work());
+            }
+        }
+        workers
+    }
+
+    /// Processors that have nothing to do, so far as this process knows.
+    pub(crate) fn idle_processors(&self) -> usize {
+        self.processors.saturating_sub(BUSY.load(Ordering::Relaxed))
+    }
+
+    /// Whether more threads are at work than there are processors.
+    pub(crate) fn overloaded(&self) -> bool {
+        BUSY.load(Ordering::Relaxed) > self.processors
+    }
+
+    pub(crate) fn submit(&self, job: Job) {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push_back(job);
+        self.wake.notify_one();
+    }
+
+    fn work(&self) {
+        loop {
+            let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let job = loop {
+                match jobs.pop_front() {
+                    Some(job) => break job,
+                    None => jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(jobs);
+            job();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Readers of every manner against the bytes that were packed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, Error, File, Fragments, Image, ScanOptions, Tree};
+
+use crate::built::build_at;
+use crate::trees::{noise, text};
+
+/// Text with noise in it, so that clusters of both kinds lie side by side.
+fn content() -> Vec<u8> {
+    let mut bytes = text(2_000_000, 1);
+    bytes.extend(noise(100_000, 1));
+    bytes.extend(text(900_000, 2));
+    // One cluster of this has megabytes.
+    bytes.extend(vec![b'x'; 3_000_000]);
+    bytes.extend(text(5_432, 3));
+    bytes
+}
+
+fn options() -> Vec<BuildOptions> {
+    let lz4 = BuildOptions::default();
+    vec![
+        lz4.clone(),
+        BuildOptions { pcluster_bytes: 65_536, ztailpacking: true, ..lz4.clone() },
+        BuildOptions {
+            pcluster_bytes: 16_384,
+            codec: Some(ClusterCodec::Zstd { level: 1, window_log: 16 }),
+            fragments: Fragments::Tails,
+            ..lz4
+        },
+    ]
+}
+
+fn image(directory: &Path, content: &[u8], options: &BuildOptions) -> PathBuf {
+    let tree = directory.join("tree");
+    fs::create_dir_all(&tree).unwrap();
+    fs::write(tree.join("file"), content).unwrap();
+    let path = directory.join("image");
+    build_at(&path, &Tree::scan(&tree, &ScanOptions::default()).unwrap(), options);
+    path
+}
+
+/// Numbers that look random.
+fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    }
+}
+
+/// Reads in order, now and then elsewhere, with requests of all lengths.
+fn read_about(file: &File, content: &[u8], seed: u64) {
+    let mut next = numbers(seed);
+    let mut buffer = vec![0; 1_500_000];
+    let mut at = 0;
+    for _ in 0..150 {
+        let most = [100, 5000, 140_000, 1_500_000][next(4)];
+        let len = next(most) + 1;
+        if next(20) == 0 || at >= content.len() {
+            at = next(content.len());
+        }
+        let got = file.read_at(&mut buffer[..len], at as u64).unwrap();
+        assert_eq!(got, len.min(content.len() - at));
+        assert!(buffer[..got] == content[at..at + got], "{got} bytes at {at}");
+        at += got;
+    }
+}
+
+#[test]
+fn readers_of_one_file_do_not_disturb_each_other() {
+    let (directory, content) = (tempfile::tempdir().unwrap(), content());
+    for options in options() {
+        let path = image(directory.path(), &content, &options);
+        let in_memory = Image::open(fs::read(&path).unwrap()).unwrap();
+        let small_cache = Image::open_with(fs::File::open(&path).unwrap(), 1 << 20).unwrap();
+        for image in [Image::open_path(&path).unwrap(), small_cache, in_memory] {
+            let inode = image.resolve(b"file").unwrap();
+            let file = image.file(&inode).unwrap();
+            read_about(&file, &content, 0);
+            std::thread::scope(|scope| {
+                for seed in 1..4 {
+                    let (file, content) = (&file, &content);
+                    scope.spawn(move || read_about(file, content, seed));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn reading_in_order_is_the_same_in_any_step() {
+    let (directory, content) = (tempfile::tempdir().unwrap(), content());
+    let path = image(directory.path(), &content, &BuildOptions { pcluster_bytes: 65_536, ..BuildOptions::default() });
+    let image = Image::open_path(&path).unwrap();
+    let inode = image.resolve(b"file").unwrap();
+    for step in [4096, 100_000, 131_072, 1 << 20, 10 << 20] {
+        let file = image.file(&inode).unwrap();
+        let (mut read, mut buffer) = (Vec::new(), vec![0; step]);
+        while let len @ 1.. = file.read_at(&mut buffer, read.len() as u64).unwrap() {
+            read.extend_from_slice(&buffer[..len]);
+        }
+        assert!(read == content, "steps of {step}");
+    }
+}
+
+/// What a reader decodes ahead it must not be blamed for, nor may it hide what the reader comes to.
+#[test]
+fn damage_is_met_where_it_lies() {
+    let (directory, content) = (tempfile::tempdir().unwrap(), content());
+    let path = image(directory.path(), &content, &BuildOptions::default());
+    let mut bytes = fs::read(&path).unwrap();
+    let bad = 4096 * 100;
+    bytes[bad..bad + 4096].fill(0xff);
+    fs::write(&path, &bytes).unwrap();
+    let image = Image::open_path(&path).unwrap();
+    let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+    let mut buffer = vec![0; 10_000];
+    let mut at = 0;
+    let error = loop {
+        match file.read_at(&mut buffer, at) {
+            Ok(len) => assert!(buffer[..len] == content[at as usize..at as usize + len]),
+            Err(error) => break error,
+        }
+        at += 10_000;
+    };
+    assert!(matches!(error, Error::Corrupt { offset, .. } if offset == bad as u64), "{error}");
+    let behind = at + 200_000;
+    assert_eq!(file.read_at(&mut buffer, behind).unwrap(), 10_000);
+    assert!(buffer == content[behind as usize..behind as usize + 10_000]);
+}
+
+#[test]
+fn an_image_that_is_shortened_under_its_reader_is_an_error() {
+    let (directory, content) = (tempfile::tempdir().unwrap(), content());
+    let path = image(directory.path(), &content, &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(500_000).unwrap();
+    let mut buffer = vec![0; content.len()];
+    assert!(matches!(file.read_at(&mut buffer, 0), Err(Error::Io { .. })));
+}

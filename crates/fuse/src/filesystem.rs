@@ -1,0 +1,291 @@
+//! The requests of the kernel, answered from an image.
+//!
+//! Nothing is kept for the kernel: an inode number says where the inode lies in the image, and a position in a directory
+//! which block and entry follow. So any number and any position may be asked for, by a client or out of a hostile image,
+//! and the image's own checks are what answers. An image never changes, so that the kernel may keep names,
+//! attributes, links and pages for as long as it likes, and need not say when it opens or closes a file.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use fuser::{
+    Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyXattr, Request,
+};
+use pagefold_erofs::{Error, File, FileKind, Image, Inode};
+
+use crate::attributes;
+use crate::log::Log;
+
+/// How long the kernel may keep what it was told: as good as for ever.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The longest read, which is also the most that Linux asks for.
+const MAX_READ_BYTES: u32 = 1 << 20;
+/// Files that stay open. A file is opened by its first read; when there are so many, all are closed.
+const MAX_OPEN: usize = 1024;
+/// Requests for pages to come that the kernel may have under way.
+const MAX_BACKGROUND: u16 = 64;
+
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+thread_local! {
+    /// What a thread reads into before it answers.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) struct ImageFilesystem {
+    image: Image,
+    log: Log,
+    open: RwLock<HashMap<u64, Arc<File>>>,
+    /// The kernel can do without answers to open, and without them to opendir.
+    no_open: bool,
+    no_opendir: bool,
+}
+
+impl ImageFilesystem {
+    pub(crate) fn new(image: Image, log: Log) -> Self {
+        Self { image, log, open: RwLock::default(), no_open: false, no_opendir: false }
+    }
+
+    fn root_nid(&self) -> u64 {
+        self.image.superblock().root_nid
+    }
+
+    fn inode(&self, number: INodeNo) -> Result<Inode, Error> {
+        self.image.inode(attributes::nid(self.root_nid(), number))
+    }
+
+    fn attributes(&self, inode: &Inode) -> FileAttr {
+        attributes::of(self.image.superblock(), inode)
+    }
+
+    /// What a system call returns for an error. One that is the image's fault is logged.
+    fn errno(&self, what: &str, number: INodeNo, error: &Error) -> Errno {
+        match error {
+            Error::NotFound(_) => Errno::ENOENT,
+            Error::NotA("directory") => Errno::ENOTDIR,
+            Error::NotA(_) => Errno::EINVAL,
+            _ => {
+                self.log.line(&format!("{what} of inode {number}: {error}"));
+                if matches!(error, Error::Unsupported(_)) { Errno::EOPNOTSUPP } else { Errno::EIO }
+            }
+        }
+    }
+
+    /// The attributes of a name, or of no file if there is none: that too may be kept.
+    fn find(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Error> {
+        match self.image.lookup(&self.inode(parent)?, name.as_bytes())? {
+            Some(nid) => Ok(self.attributes(&self.image.inode(nid)?)),
+            None => Ok(FileAttr { ino: INodeNo(0), ..attributes::unknown(self.root_nid(), 0, None) }),
+        }
+    }
+
+    fn file(&self, number: INodeNo) -> Result<Arc<File>, Error> {
+        let known = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&number.0).map(Arc::clone);
+        if let Some(file) = known {
+            return Ok(file);
+        }
+        let file = Arc::new(self.image.file(&self.inode(number)?)?);
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        if open.len() >= MAX_OPEN {
+            open.clear();
+        }
+        open.insert(number.0, Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// The first offset from `offset` on that is stored, or that is not. The end of a file is a hole.
+    fn seek(&self, number: INodeNo, offset: i64, hole: bool) -> Result<Option<i64>, Error> {
+        let file = self.file(number)?;
+        let size = file.inode().size;
+        let Some(mut at) = u64::try_from(offset).ok().filter(|at| *at < size) else { return Ok(None) };
+        while at < size {
+            let run = file.run_at(at)?;
+            if run.hole == hole {
+                return Ok(Some(at.cast_signed()));
+            }
+            at += run.len;
+        }
+        Ok(hole.then_some(size.cast_signed()))
+    }
+
+    /// The value of an xattr, or all names, each with a NUL behind it.
+    fn xattr(&self, number: INodeNo, name: Option<&OsStr>) -> Result<Option<Vec<u8>>, Error> {
+        let xattrs = self.image.xattrs(&self.inode(number)?)?;
+        Ok(match name {
+            Some(name) => xattrs.into_iter().find(|xattr| xattr.name == name.as_bytes()).map(|xattr| xattr.value),
+            None => Some(xattrs.iter().flat_map(|xattr| [&xattr.name[..], b"\0"]).flatten().copied().collect()),
+        })
+    }
+
+    fn reply_xattr(&self, number: INodeNo, name: Option<&OsStr>, room: u32, reply: ReplyXattr) {
+        match self.xattr(number, name) {
+            Ok(Some(bytes)) if room == 0 => reply.size(bytes.len() as u32),
+            Ok(Some(bytes)) if bytes.len() <= room as usize => reply.data(&bytes),
+            Ok(Some(_)) => reply.error(Errno::ERANGE),
+            Ok(None) => reply.error(Errno::ENODATA),
+            Err(error) => reply.error(self.errno("xattrs", number, &error)),
+        }
+    }
+}
+
+impl Filesystem for ImageFilesystem {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What an older kernel lacks is done without.
+        let mut has = |flag| config.add_capabilities(flag).is_ok();
+        for flag in [
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            // The kernel then judges by ACLs too, which it gets as xattrs.
+            InitFlags::FUSE_POSIX_ACL,
+        ] {
+            has(flag);
+        }
+        self.no_open = has(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        self.no_opendir = has(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        // Numbers above the kernel's own bounds are cut to them.
+        if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_write(MAX_READ_BYTES);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.find(parent, name) {
+            Ok(attributes) => reply.entry(&FOR_EVER, &attributes, Generation(0)),
+            Err(error) => reply.error(self.errno(&format!("looking up {name:?}"), parent, &error)),
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.inode(number) {
+            Ok(inode) => reply.attr(&FOR_EVER, &self.attributes(&inode)),
+            Err(error) => reply.error(self.errno("attributes", number, &error)),
+        }
+    }
+
+    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        match self.inode(number).and_then(|inode| self.image.read_link(&inode)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(self.errno("target", number, &error)),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if self.no_open {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        BUFFER.with_borrow_mut(|buffer| {
+            let len = size.min(MAX_READ_BYTES) as usize;
+            if buffer.len() < len {
+                buffer.resize(len, 0);
+            }
+            match self.file(number).and_then(|file| file.read_at(&mut buffer[..len], offset)) {
+                Ok(len) => reply.data(&buffer[..len]),
+                Err(error) => reply.error(self.errno(&format!("data at {offset}"), number, &error)),
+            }
+        });
+    }
+
+    fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        if whence != SEEK_DATA && whence != SEEK_HOLE {
+            return reply.error(Errno::EINVAL);
+        }
+        match self.seek(number, offset, whence == SEEK_HOLE) {
+            Ok(Some(found)) => reply.offset(found),
+            Ok(None) => reply.error(Errno::ENXIO),
+            Err(error) => reply.error(self.errno("holes", number, &error)),
+        }
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if self.no_opendir {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+        }
+    }
+
+    fn readdir(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let listed = self.inode(number).and_then(|directory| {
+            self.image.for_each_entry_from(&directory, offset, |entry, next| {
+                let kind = entry.kind().or_else(|| self.image.inode(entry.nid).ok().map(|inode| inode.kind));
+                let kind = attributes::file_type(kind.unwrap_or(FileKind::Regular));
+                let number = attributes::number(self.root_nid(), entry.nid);
+                if reply.add(number, next, kind, OsStr::from_bytes(&entry.name)) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.errno("names", number, &error)),
+        }
+    }
+
+    fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let listed = self.inode(number).and_then(|directory| {
+            self.image.for_each_entry_from(&directory, offset, |entry, next| {
+                let (attributes, ttl) = match self.image.inode(entry.nid) {
+                    Ok(inode) => (self.attributes(&inode), FOR_EVER),
+                    // Who asks for it is told.
+                    Err(_) => (attributes::unknown(self.root_nid(), entry.nid, entry.kind()), Duration::ZERO),
+                };
+                let name = OsStr::from_bytes(&entry.name);
+                if reply.add(attributes.ino, next, name, &ttl, &attributes, Generation(0)) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.errno("names", number, &error)),
+        }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let superblock = self.image.superblock();
+        let block = superblock.block_bytes() as u32;
+        reply.statfs(superblock.blocks.into(), 0, 0, superblock.inos, 0, block, 255, block);
+    }
+
+    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.reply_xattr(number, Some(name), size, reply);
+    }
+
+    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        self.reply_xattr(number, None, size, reply);
+    }
+}

@@ -1,0 +1,21 @@
+//! An EROFS image as a file system of this machine, by FUSE: read-only, without libfuse and without root where
+//! `fusermount3` allows it.
+//!
+//! ```no_run
+//! use pagefold_erofs::Image;
+//! use pagefold_fuse::{Mount, MountOptions};
+//!
+//! let image = Image::open_path("rootfs.erofs".as_ref())?;
+//! let mount = Mount::new(image, "/mnt".as_ref(), MountOptions::default())?;
+//! mount.serve()?; // until it is unmounted
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod filesystem;
+mod log;
+mod mount;
+
+pub use log::Log;
+pub use mount::{Mount, MountOptions, Unmounter};

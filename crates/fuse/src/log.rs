@@ -1,0 +1,56 @@
+//! Where errors of a mounted image are told: the system call that met one can only say EIO.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Lines after which a log falls silent, so that a damaged image that is read again and again does not fill a disk.
+const MAX_LINES: u64 = 1000;
+
+/// A log of errors.
+pub struct Log {
+    tell: Box<dyn Fn(&str) + Send + Sync>,
+    lines: AtomicU64,
+}
+
+impl Log {
+    /// A log that hands each of the first thousand lines, and one that says that no more follow, to `tell`.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { tell: Box::new(tell), lines: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn line(&self, text: &str) {
+        match self.lines.fetch_add(1, Ordering::Relaxed) {
+            ..MAX_LINES => (self.tell)(text),
+            MAX_LINES => (self.tell)("further errors are not told"),
+            _ => {}
+        }
+    }
+}
+
+impl Default for Log {
+    /// A log that tells nothing.
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn it_falls_silent() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let log = Log::new({
+            let lines = Arc::clone(&lines);
+            move |line| lines.lock().unwrap().push(line.to_owned())
+        });
+        for number in 0..2000 {
+            log.line(&number.to_string());
+        }
+        let lines = lines.lock().unwrap();
+        assert_eq!(lines.len(), 1001);
+        assert_eq!((lines[999].as_str(), lines[1000].as_str()), ("999", "further errors are not told"));
+    }
+}
