@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less is tried the longer nothing
-//! compresses: a tree with archives and pictures in it is built with clusters of 64 KiB in 0.8 of the time.
+//! compresses.
 //!
 //! An extent thus never has fewer bytes than a block, but for the segment's last, and segments start at block
 //! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say.
