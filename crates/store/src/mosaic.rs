@@ -215,7 +215,10 @@ impl Mosaic {
 
     /// Locks a shard and frees what was handed over to it.
     fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
-        let mut shard = part.shard.lock();
+        self.with_handed(part, part.shard.lock())
+    }
+
+    fn with_handed<'a>(&self, part: &'a Part, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
         if !part.handed.is_empty() {
             self.free_handed(part, &mut shard);
         }
@@ -268,10 +271,14 @@ impl Mosaic {
     fn fit_in_active(&self, home: usize, active: usize, len_bytes: usize, owner: u64) -> Option<Location> {
         (0..active).map(|step| (home + step) % active).find_map(|number| {
             let part = self.shards[number].get()?;
-            if number != home && !part.roomy.load(Relaxed) {
+            let mut shard = if number == home {
+                self.lock(part)
+            } else if part.roomy.load(Relaxed) {
+                // Rather than wait there it takes new memory of its own: so threads come apart that began in one shard.
+                self.with_handed(part, part.shard.try_lock()?)
+            } else {
                 return None;
-            }
-            let mut shard = self.lock(part);
+            };
             let at = shard.fit(&part.blocks, len_bytes as u32, owner)?;
             let roomy = is_roomy(&shard);
             drop(shard);
