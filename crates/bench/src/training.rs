@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
         let (mut before, mut measured) = (Vec::new(), Vec::new());
         for (number, page) in pages.iter().enumerate().filter(|(_, page)| same_filled(page).is_none()) {
-            if number / BLOCK_PAGES % 2 == 0 { before.push(page) } else { measured.push(page) }
+            if (number / BLOCK_PAGES).is_multiple_of(2) { before.push(page) } else { measured.push(page) }
         }
         ensure!(!before.is_empty() && !measured.is_empty(), "{name} has too few pages");
         let mut of = Vec::new();

@@ -40,7 +40,8 @@ pub(crate) const NUMBERS: usize = 4;
 /// No number: nothing is to be given up; the stream's tables are gone.
 const NONE: u8 = u8::MAX;
 
-/// Memory of a training with the usual plan, pages included, rounded up.
+/// Memory of a training with the usual plan, by its largest parts: 4 MiB of pages, 10 MiB to choose a dictionary (which is
+/// then freed), 8 MiB of sequences and literals, and what they are counted in.
 const WORK_BYTES: u64 = 28 << 20;
 
 /// Slots that a writer looks at when a number is to be given up, and how many of them it rewrites.
