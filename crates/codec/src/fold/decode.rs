@@ -28,7 +28,8 @@ use core::hint::select_unpredictable;
 
 use super::{
     Isa,
-    tables::{BITS_MAX, END, LONG, RUN_FAST, Source, TOKENS, Token},
+    literals::{self, Room, SLACK, Section},
+    tables::{BITS_MAX, END, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
@@ -38,17 +39,12 @@ const TOKENS_MAX: usize = PAGE_SIZE / 3 + 2;
 /// Room before the object: the tokens are read backwards.
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
-/// Room after it: the extra bits of as many tokens, or a page of literals, and what is read at once.
+/// Room after it: the extra bits of as many tokens, and what is read at once.
 const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 64).next_multiple_of(64);
-
-const _: () = assert!(BACK > PAGE_SIZE + RUN_FAST + 16);
-
-/// The header's bits.
-const LITERALS_MASK: usize = 0xFFF;
-const WIDE_SHIFT: usize = 12;
 
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
 const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
+const LITERALS: Corrupt = Corrupt { what: "fold object's literals out of range" };
 const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" };
 
 pub(super) struct Decoder {
@@ -56,14 +52,21 @@ pub(super) struct Decoder {
     /// [`TOKENS`]. By a pointer that the compiler cannot see through: it would else compute a token's source from the
     /// token, by more instructions than the load takes.
     tokens: &'static [Token; 256],
+    /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
+    literals: Room,
+    codes: Room,
+    /// Coded literals of an object with too little behind them.
+    short: Room,
 }
 
 /// Where the three streams and the page stand between two tokens.
 struct Cursor {
     /// The next byte of the page to write.
     at: usize,
+    /// The next literal, and where they end.
     literals: *const u8,
+    literals_end: *const u8,
     /// The next token.
     token: *const u8,
     /// Where the extra bits begin, and how many are used.
@@ -75,31 +78,66 @@ struct Cursor {
 
 impl Decoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
-        Box::new(Self { isa, tokens: &TOKENS, input: [0; FRONT + PAGE_SIZE + BACK] })
+        Box::new(Self {
+            isa,
+            tokens: &TOKENS,
+            input: [0; FRONT + PAGE_SIZE + BACK],
+            literals: [0; PAGE_SIZE + 2 * SLACK],
+            codes: [0; PAGE_SIZE + 2 * SLACK],
+            short: [0; PAGE_SIZE + 2 * SLACK],
+        })
     }
 
     /// See [`Stream::decompress`](crate::Stream::decompress).
     pub(super) fn decode(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        let Some(&[low, high]) = object.first_chunk::<2>() else { return Err(SHORT) };
+        let Some((&[low, high], body)) = object.split_first_chunk::<2>() else { return Err(SHORT) };
         let header = usize::from(u16::from_le_bytes([low, high]));
-        let literals = header & LITERALS_MASK;
-        if object.len() > PAGE_SIZE || header >> WIDE_SHIFT > 1 || 2 + literals > object.len() {
+        if object.len() > PAGE_SIZE {
             return Err(HEADER);
         }
-        let Some(input) = self.input.get_mut(FRONT..FRONT + object.len()) else { return Err(HEADER) };
-        input.copy_from_slice(object);
+        let literals = header & LITERALS_MASK;
+        let palette = header >> PALETTE_SHIFT;
+        let section = if palette == 0 { None } else { Some(Section::find(body, literals).ok_or(LITERALS)?) };
+        let (coded, rest) = body.split_at_checked(section.map_or(literals, |section| section.len)).ok_or(LITERALS)?;
+        let Some(input) = self.input.get_mut(FRONT..FRONT + rest.len()) else { return Err(HEADER) };
+        input.copy_from_slice(rest);
+
+        // Literals are read where they lie, SLACK bytes too far, where the object goes on as long as that.
+        let mut literals_start = coded.as_ptr();
+        if let Some(section) = section {
+            if rest.len() < SLACK {
+                self.short[..coded.len()].copy_from_slice(coded);
+                literals_start = self.short.as_ptr();
+            }
+            // SAFETY: `section` was found there; SLACK bytes follow it, of the object or of `short`.
+            unsafe {
+                literals::unpack(self.isa, palette, section, literals_start, &mut self.literals, &mut self.codes);
+            };
+            literals_start = self.literals.as_ptr();
+        } else if rest.len() < SLACK {
+            self.literals[..literals].copy_from_slice(coded);
+            literals_start = self.literals.as_ptr();
+        }
 
         let input = self.input.as_ptr();
         let page = page.as_mut_ptr();
-        // SAFETY: the object lies at `FRONT` in `input`, and 2 + literals is at most its length.
+        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes were put at `literals_start`.
         let (mut cursor, bits, end) = unsafe {
-            let bits = input.add(FRONT + 2 + literals);
-            let end = input.add(FRONT + object.len());
-            let cursor =
-                Cursor { at: 0, literals: input.add(FRONT + 2), token: end.sub(1), bits, bit: 0, last: 1, before: 1 };
+            let bits = input.add(FRONT);
+            let end = bits.add(rest.len());
+            let cursor = Cursor {
+                at: 0,
+                literals: literals_start,
+                literals_end: literals_start.add(literals),
+                token: end.sub(1),
+                bits,
+                bit: 0,
+                last: 1,
+                before: 1,
+            };
             (cursor, bits, end)
         };
-        let wide = header >> WIDE_SHIFT == 1;
+        let wide = header >> WIDE_SHIFT & 1 == 1;
         loop {
             // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes 3 bytes
             // of the page or more, and both functions stop when it is full. That bounds what all of them together can
@@ -117,12 +155,12 @@ impl Decoder {
             }
         }
         let rest = PAGE_SIZE.wrapping_sub(cursor.at);
-        let literals_left = bits.addr().wrapping_sub(cursor.literals.addr());
+        let literals_left = cursor.literals_end.addr().wrapping_sub(cursor.literals.addr());
         let bits_end = bits.addr() + cursor.bit.div_ceil(8);
         if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 || bits_end > end.addr() {
             return Err(LENGTHS);
         }
-        // SAFETY: `rest` bytes are left of the page, and as many literals before `bits`.
+        // SAFETY: `rest` bytes are left of the page, and as many literals.
         unsafe { cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), rest) };
         Ok(())
     }
@@ -136,9 +174,9 @@ impl Isa {
         unsafe {
             match (self, wide) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi, false) => fast_bmi::<16>(tokens, cursor, page),
+                (Self::Bmi | Self::Avx512, false) => fast_bmi::<16>(tokens, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi, true) => fast_bmi::<32>(tokens, cursor, page),
+                (Self::Bmi | Self::Avx512, true) => fast_bmi::<32>(tokens, cursor, page),
                 (Self::Portable, false) => fast_portable::<16>(tokens, cursor, page),
                 (Self::Portable, true) => fast_portable::<32>(tokens, cursor, page),
             }
@@ -195,7 +233,7 @@ impl Token {
 /// `page` is a page to write. The cursor's streams can be read as far as the tokens that fill it reach.
 #[inline(always)]
 unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
-    let Cursor { mut at, mut literals, mut token, bits, mut bit, mut last, mut before } = *cursor;
+    let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
     // SAFETY: for the reads of the streams, the caller's. For the page, in each round:
     // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or less, COPIED bytes of
     //   the match after it.
@@ -207,17 +245,24 @@ unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, 
         while at <= PAGE_SIZE - 16 - COPIED {
             let t = &tokens[usize::from(*token)];
             let source = t.source;
-            if source >= LONG {
+            if literals.addr() > literals_end.addr() {
                 break;
             }
             let extra = extra_bits(bits, bit);
             mem::copy::<16>(literals, page.add(at));
             let run = t.run(extra);
             if run > 16 {
-                if at > PAGE_SIZE - RUN_FAST - 32 {
-                    break;
+                if run > 48 {
+                    if at + run + 32 + COPIED > PAGE_SIZE || run > literals_end.addr() - literals.addr() {
+                        break;
+                    }
+                    mem::wild_copy::<32>(literals.add(16), page.add(at + 16), run - 16);
+                } else {
+                    if at > PAGE_SIZE - 48 - 32 {
+                        break;
+                    }
+                    mem::copy::<32>(literals.add(16), page.add(at + 16));
                 }
-                mem::copy::<32>(literals.add(16), page.add(at + 16));
             }
             at += run;
             literals = literals.add(run);
@@ -268,7 +313,7 @@ unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, 
             }
         }
     }
-    *cursor = Cursor { at, literals, token, bits, bit, last, before };
+    *cursor = Cursor { at, literals, literals_end, token, bits, bit, last, before };
 }
 
 /// What [`careful`] found.
@@ -297,16 +342,17 @@ unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
         let extra = extra_bits(cursor.bits, cursor.bit);
         cursor.bit += usize::from(t.bits);
         let (run, length) = (t.run(extra), t.length(extra));
-        let offset = match t.source & !LONG {
+        let offset = match t.source {
             source if source == Source::Last as u8 => cursor.last,
             source if source == Source::Before as u8 => cursor.before,
             _ => t.offset(extra),
         };
-        if t.source & !LONG != Source::Last as u8 {
+        if t.source != Source::Last as u8 {
             cursor.before = cursor.last;
         }
         cursor.last = offset;
-        if run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
+        let literals_left = cursor.literals_end.addr().saturating_sub(cursor.literals.addr());
+        if run > literals_left || run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
             return Step::Corrupt;
         }
         if cursor.at + run + 16 <= PAGE_SIZE {

@@ -27,9 +27,10 @@ use core::hint::select_unpredictable;
 
 use super::{
     Isa,
+    literals::{self, Packed, Room, SLACK},
     tables::{
-        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN_NEW, NEAR, NEAR_END, RUN_CODES, RUN_MAX,
-        WORDS,
+        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN_NEW, LITERALS_MASK, NEAR, NEAR_END,
+        PALETTE_SHIFT, RUN_CODES, RUN_MAX, WIDE_SHIFT, WORDS,
     },
 };
 use crate::{PAGE_SIZE, Page, mem};
@@ -73,7 +74,8 @@ pub(super) struct Encoder {
     /// Where in the page five bytes of this hash were last seen; 0 also stands for nowhere.
     seen: [u16; 1 << HASH_BITS],
     page: [u8; FRONT + PAGE_SIZE + BACK],
-    literals: [u8; PAGE_SIZE + BACK],
+    literals: Room,
+    packed: Packed,
     sequences: [Sequence; SEQUENCES_MAX],
     extra: [u8; SEQUENCES_MAX * BITS_MAX / 8 + 8],
     /// Filled from its end.
@@ -86,7 +88,8 @@ impl Encoder {
             isa,
             seen: [0; 1 << HASH_BITS],
             page: [0; FRONT + PAGE_SIZE + BACK],
-            literals: [0; PAGE_SIZE + BACK],
+            literals: [0; PAGE_SIZE + 2 * SLACK],
+            packed: Packed::new(),
             sequences: [Sequence { run: 0, length: 0, offset: 0, class: 0 }; SEQUENCES_MAX],
             extra: [0; SEQUENCES_MAX * BITS_MAX / 8 + 8],
             tokens: [0; SEQUENCES_MAX + 1],
@@ -99,23 +102,38 @@ impl Encoder {
         self.seen.fill(0);
         let found = self.find();
         let tokens = found.sequences + usize::from(found.ends_in_literals);
+        if found.literals > LITERALS_MASK {
+            return None;
+        }
+        let literals = found.literals;
+        let palette = literals::choose(&self.literals[..literals]);
+        let packed =
+            if palette == 0 { PAGE_SIZE } else { self.packed.pack(self.isa, palette, &self.literals, literals) };
+        let palette = if packed < literals { palette } else { 0 };
         let room = out.len().min(PAGE_SIZE - 1);
-        if 2 + found.literals + tokens > room {
+        if 2 + literals.min(packed) + tokens > room {
             return None;
         }
         let extra = self.write(found.sequences);
-        let len = 2 + found.literals + extra + tokens;
+        let len = 2 + literals.min(packed) + extra + tokens;
         if len > room {
             return None;
         }
-        let header = found.literals as u16 | u16::from(found.wide) << 12;
-        let (header_out, out) = out.split_at_mut(2);
-        let (literals_out, out) = out.split_at_mut(found.literals);
-        let (extra_out, out) = out.split_at_mut(extra);
+        let header = literals as u16 | u16::from(found.wide) << WIDE_SHIFT | (palette as u16) << PALETTE_SHIFT;
+        let (header_out, mut out) = out.split_at_mut(2);
         header_out.copy_from_slice(&header.to_le_bytes());
-        literals_out.copy_from_slice(&self.literals[..found.literals]);
-        extra_out.copy_from_slice(&self.extra[..extra]);
-        out[..tokens].copy_from_slice(&self.tokens[self.tokens.len() - tokens..]);
+        let mut put = |bytes: &[u8]| {
+            let (front, rest) = core::mem::take(&mut out).split_at_mut(bytes.len());
+            front.copy_from_slice(bytes);
+            out = rest;
+        };
+        if palette == 0 {
+            put(&self.literals[..literals]);
+        } else {
+            self.packed.parts().into_iter().for_each(&mut put);
+        }
+        put(&self.extra[..extra]);
+        put(&self.tokens[self.tokens.len() - tokens..]);
         Some(len)
     }
 
@@ -123,7 +141,7 @@ impl Encoder {
         match self.isa {
             // SAFETY: the stream found these features before it chose `Bmi`.
             #[cfg(target_arch = "x86_64")]
-            Isa::Bmi => unsafe { self.find_bmi() },
+            Isa::Bmi | Isa::Avx512 => unsafe { self.find_bmi() },
             Isa::Portable => self.find_matches(),
         }
     }
@@ -132,7 +150,7 @@ impl Encoder {
         match self.isa {
             // SAFETY: as in `find`.
             #[cfg(target_arch = "x86_64")]
-            Isa::Bmi => unsafe { self.write_bmi(sequences) },
+            Isa::Bmi | Isa::Avx512 => unsafe { self.write_bmi(sequences) },
             Isa::Portable => self.write_sequences(sequences),
         }
     }

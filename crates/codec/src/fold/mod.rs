@@ -14,6 +14,7 @@
 
 mod decode;
 mod encode;
+mod literals;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -48,13 +49,24 @@ enum Isa {
     /// special case for zero.
     #[cfg(target_arch = "x86_64")]
     Bmi,
+    /// The same, with AVX-512 for literals (BW, VBMI, VBMI2).
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Isa {
     fn of_this_cpu() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("lzcnt") {
-            return Self::Bmi;
+        if is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("lzcnt")
+            && is_x86_feature_detected!("popcnt")
+        {
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vbmi")
+                && is_x86_feature_detected!("avx512vbmi2");
+            return if avx512 { Self::Avx512 } else { Self::Bmi };
         }
         Self::Portable
     }

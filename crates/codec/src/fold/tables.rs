@@ -19,11 +19,10 @@ pub(super) enum Source {
     New = 2,
 }
 
-/// Added to [`Token::source`] when the run may be longer than [`RUN_FAST`]; the decoder's fast loop stops at such a token.
-pub(super) const LONG: u8 = 4;
-
-/// The longest run that the decoder's fast loop copies.
-pub(super) const RUN_FAST: usize = 48;
+/// The header: literals below, the copy hint, the palette.
+pub(super) const LITERALS_MASK: usize = 0xFFF;
+pub(super) const WIDE_SHIFT: u32 = 12;
+pub(super) const PALETTE_SHIFT: u32 = 13;
 
 /// The longest run that every class has a slot for. A longer one needs [`FAR`].
 pub(super) const RUN_MAX: usize = 41;
@@ -122,7 +121,7 @@ pub(super) struct Token {
     pub(super) offset_shift: u8,
     /// All extra bits.
     pub(super) bits: u8,
-    /// A [`Source`], and [`LONG`].
+    /// A [`Source`].
     pub(super) source: u8,
 }
 
@@ -133,12 +132,12 @@ const fn tokens() -> [Token; 256] {
         length_mask: 0,
         length_base: 0,
         run_mask: 0,
-        run_base: 0,
+        run_base: u32::MAX, // Stops the decoder's fast loop, as a run without room for it does.
         offset_mask: 0,
         run_shift: 0,
         offset_shift: 0,
         bits: 0,
-        source: Source::New as u8 | LONG,
+        source: Source::New as u8,
     };
     let mut out = [end; 256];
     let mut token = 0;
@@ -150,7 +149,6 @@ const fn tokens() -> [Token; 256] {
             let mut l = 0;
             while l < class.lengths.len() {
                 let (run, length) = (class.runs[r], class.lengths[l]);
-                let long = run.base as usize + (1 << run.bits) - 1 > RUN_FAST;
                 out[token] = Token {
                     length_mask: (1 << length.bits) - 1,
                     length_base: length.base as u32,
@@ -160,7 +158,7 @@ const fn tokens() -> [Token; 256] {
                     run_shift: length.bits,
                     offset_shift: length.bits + run.bits + 3 - class.offset_shift,
                     bits: length.bits + run.bits + class.offset_bits,
-                    source: class.source as u8 | if long { LONG } else { 0 },
+                    source: class.source as u8,
                 };
                 assert!(out[token].bits as usize <= BITS_MAX);
                 token += 1;
