@@ -13,22 +13,25 @@
 //! What differs from that, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
 //! of the work; the log in `docs/codecs-log/fold.md` has the command):
 //!
-//! 1. The object is first copied to the middle of a buffer, which has room on both sides for as far as any run of
-//!    tokens can make the three cursors go. So no token needs a check of the input; one check at the end finds that
-//!    each cursor stopped where it must.
+//! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both sides for as far as any
+//!    run of tokens can make the cursors go, and so are literals. So no token needs a check of the input; one check at the
+//!    end finds that each cursor stopped where it must. Only where literals are many and not coded are they read where
+//!    they lie, and their end is looked at for every token (half-random pages +3 to +8 %).
 //! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28 %).
-//! 3. Tokens that neither end the page nor have a run over 48 go through [`fast`], a function of its own whose state
-//!    stays in registers; all else goes through [`careful`] (+5 %).
+//! 3. All tokens but the page's last few go through [`fast`], a function of its own whose state stays in registers; the
+//!    others go through [`careful`] (+5 %). Table and buffer are at fixed places from one pointer, which leaves a register
+//!    to the loop (+3 %).
 //! 4. [`fast`] copies 16 bytes of each match before it looks at the length, or 32 where the object's header says that
 //!    it pays: a branch on the length is mispredicted where lengths vary, but bytes copied for nothing are loads that
 //!    wait for stores where offsets are short (+4 %).
+//! 5. END has a run that fits nowhere, so that the loop need not look for it.
 #![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
 
 use core::hint::select_unpredictable;
 
 use super::{
     Isa,
-    literals::{self, Room, SLACK, Section},
+    literals::{self, EMPTY, Room, SLACK},
     tables::{BITS_MAX, END, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
@@ -42,6 +45,9 @@ const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 /// Room after it: the extra bits of as many tokens, and what is read at once.
 const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 64).next_multiple_of(64);
 
+/// From so many literals on, if they are not coded, a copy of them costs more than a check for each token.
+const DIRECT_MIN: usize = 1792;
+
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
 const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
 const LITERALS: Corrupt = Corrupt { what: "fold object's literals out of range" };
@@ -49,15 +55,12 @@ const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" }
 
 pub(super) struct Decoder {
     isa: Isa,
-    /// [`TOKENS`]. By a pointer that the compiler cannot see through: it would else compute a token's source from the
-    /// token, by more instructions than the load takes.
-    tokens: &'static [Token; 256],
+    /// [`TOKENS`]. In here, they are reached by the same pointer as the input; and the compiler does not compute a token's
+    /// source from the token, by more instructions than the load takes.
+    tokens: [Token; 256],
     /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
-    codes: Room,
-    /// Coded literals of an object with too little behind them.
-    short: Room,
 }
 
 /// Where the three streams and the page stand between two tokens.
@@ -78,14 +81,7 @@ struct Cursor {
 
 impl Decoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
-        Box::new(Self {
-            isa,
-            tokens: &TOKENS,
-            input: [0; FRONT + PAGE_SIZE + BACK],
-            literals: [0; PAGE_SIZE + 2 * SLACK],
-            codes: [0; PAGE_SIZE + 2 * SLACK],
-            short: [0; PAGE_SIZE + 2 * SLACK],
-        })
+        Box::new(Self { isa, tokens: TOKENS, input: [0; FRONT + PAGE_SIZE + BACK], literals: EMPTY })
     }
 
     /// See [`Stream::decompress`](crate::Stream::decompress).
@@ -97,34 +93,27 @@ impl Decoder {
         }
         let literals = header & LITERALS_MASK;
         let palette = header >> PALETTE_SHIFT;
-        let section = if palette == 0 { None } else { Some(Section::find(body, literals).ok_or(LITERALS)?) };
-        let (coded, rest) = body.split_at_checked(section.map_or(literals, |section| section.len)).ok_or(LITERALS)?;
+        let coded = if palette == 0 {
+            literals
+        } else {
+            literals::unpack(self.isa, palette, body, literals, &mut self.literals).ok_or(LITERALS)?
+        };
+        let (coded, rest) = body.split_at_checked(coded).ok_or(LITERALS)?;
+        let direct = palette == 0 && literals >= DIRECT_MIN && rest.len() >= SLACK;
+        if palette == 0 && !direct {
+            self.literals[..literals].copy_from_slice(coded);
+        }
         let Some(input) = self.input.get_mut(FRONT..FRONT + rest.len()) else { return Err(HEADER) };
         input.copy_from_slice(rest);
 
-        // Literals are read where they lie, SLACK bytes too far, where the object goes on as long as that.
-        let mut literals_start = coded.as_ptr();
-        if let Some(section) = section {
-            if rest.len() < SLACK {
-                self.short[..coded.len()].copy_from_slice(coded);
-                literals_start = self.short.as_ptr();
-            }
-            // SAFETY: `section` was found there; SLACK bytes follow it, of the object or of `short`.
-            unsafe {
-                literals::unpack(self.isa, palette, section, literals_start, &mut self.literals, &mut self.codes);
-            };
-            literals_start = self.literals.as_ptr();
-        } else if rest.len() < SLACK {
-            self.literals[..literals].copy_from_slice(coded);
-            literals_start = self.literals.as_ptr();
-        }
-
-        let input = self.input.as_ptr();
+        let this = &raw const *self;
         let page = page.as_mut_ptr();
-        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes were put at `literals_start`.
+        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in `coded` or were put in
+        // `self.literals`.
         let (mut cursor, bits, end) = unsafe {
-            let bits = input.add(FRONT);
+            let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
             let end = bits.add(rest.len());
+            let literals_start = if direct { coded.as_ptr() } else { (&raw const (*this).literals).cast() };
             let cursor = Cursor {
                 at: 0,
                 literals: literals_start,
@@ -141,9 +130,10 @@ impl Decoder {
         loop {
             // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes 3 bytes
             // of the page or more, and both functions stop when it is full. That bounds what all of them together can
-            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals; `input` has room for it in front
-            // and behind.
-            unsafe { self.isa.fast(wide, self.tokens, &mut cursor, page) };
+            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals. `input` has room for it in front
+            // and behind, `self.literals` behind; `direct` literals have SLACK bytes of the object behind them, and
+            // their end is looked at.
+            unsafe { (*this).isa.fast(wide, direct, this, &mut cursor, page) };
             if cursor.at >= PAGE_SIZE {
                 break;
             }
@@ -169,33 +159,47 @@ impl Decoder {
 impl Isa {
     /// # Safety
     /// That of [`fast`].
-    unsafe fn fast(self, wide: bool, tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
-        // SAFETY: the caller's; the stream found BMI1 and BMI2 before it chose `Bmi`.
+    unsafe fn fast(self, wide: bool, direct: bool, decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
+        // SAFETY: the caller's; the stream found BMI and AVX2 before it chose the build.
         unsafe {
-            match (self, wide) {
+            match (self, wide, direct) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi | Self::Avx512, false) => fast_bmi::<16>(tokens, cursor, page),
+                (Self::Avx2 | Self::Avx512, false, false) => fast_avx2::<16, false>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi | Self::Avx512, true) => fast_bmi::<32>(tokens, cursor, page),
-                (Self::Portable, false) => fast_portable::<16>(tokens, cursor, page),
-                (Self::Portable, true) => fast_portable::<32>(tokens, cursor, page),
+                (Self::Avx2 | Self::Avx512, true, false) => fast_avx2::<32, false>(decoder, cursor, page),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2 | Self::Avx512, false, true) => fast_avx2::<16, true>(decoder, cursor, page),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2 | Self::Avx512, true, true) => fast_avx2::<32, true>(decoder, cursor, page),
+                (Self::Portable, false, false) => fast_portable::<16, false>(decoder, cursor, page),
+                (Self::Portable, true, false) => fast_portable::<32, false>(decoder, cursor, page),
+                (Self::Portable, false, true) => fast_portable::<16, true>(decoder, cursor, page),
+                (Self::Portable, true, true) => fast_portable::<32, true>(decoder, cursor, page),
             }
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "bmi1,bmi2")]
+#[target_feature(enable = "bmi1,bmi2,avx2")]
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_bmi<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool>(
+    decoder: *const Decoder,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED>(tokens, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
 }
 
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_portable<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool>(
+    decoder: *const Decoder,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED>(tokens, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
 }
 
 /// 57 bits or more from `bit` on.
@@ -226,37 +230,44 @@ impl Token {
     }
 }
 
-/// Decodes tokens until the page is nearly full, or one is [`LONG`], or a run comes too near the page's end. Leaves
-/// `at` past [`PAGE_SIZE`] if a token was corrupt.
+/// Decodes tokens until the page is nearly full, or a run comes too near its end, as END's does. With `CHECKED`, also until
+/// there are no literals. Leaves `at` past [`PAGE_SIZE`] if a token was corrupt.
 ///
 /// # Safety
-/// `page` is a page to write. The cursor's streams can be read as far as the tokens that fill it reach.
+/// `page` is a page to write, `decoder` the one whose `input` the cursor is at. The cursor's streams can be read as far as
+/// the tokens that fill the page reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
-unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast<const COPIED: usize, const CHECKED: bool>(decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
     let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
-    // SAFETY: for the reads of the streams, the caller's. For the page, in each round:
+    // SAFETY: for the reads of the streams, the caller's; less than 64 bytes are read past a run, and after `CHECKED`
+    // found literals left, 48. For the page, in each round:
     // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or less, COPIED bytes of
     //   the match after it.
-    // - With a longer run, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
+    // - With a run of 48 or less, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
+    // - With a longer one, `at + run + 64 + COPIED <= PAGE_SIZE`: so do the run, rounded up, and COPIED bytes after it.
     // - A match begins at `op`, and `1 <= offset <= at` there, so its source lies in the page, before `op`.
-    // - More than COPIED bytes of a match are only written once its end, or 64 bytes from `op`, is seen to lie in the
+    // - More than COPIED bytes of a match are only written once its end, and 64 bytes after it, are seen to lie in the
     //   page.
     unsafe {
         while at <= PAGE_SIZE - 16 - COPIED {
-            let t = &tokens[usize::from(*token)];
-            let source = t.source;
-            if literals.addr() > literals_end.addr() {
+            let t = &(*decoder).tokens[usize::from(*token)];
+            let extra = extra_bits((&raw const (*decoder).input).cast::<u8>().add(FRONT), bit);
+            if CHECKED && literals > literals_end {
                 break;
             }
-            let extra = extra_bits(bits, bit);
             mem::copy::<16>(literals, page.add(at));
             let run = t.run(extra);
             if run > 16 {
                 if run > 48 {
-                    if at + run + 32 + COPIED > PAGE_SIZE || run > literals_end.addr() - literals.addr() {
+                    if at + run + 64 + COPIED > PAGE_SIZE || CHECKED && run > literals_end.addr() - literals.addr() {
                         break;
                     }
-                    mem::wild_copy::<32>(literals.add(16), page.add(at + 16), run - 16);
+                    let mut done = 16;
+                    while done < run {
+                        mem::copy::<32>(literals.add(done), page.add(at + done));
+                        mem::copy::<32>(literals.add(done + 32), page.add(at + done + 32));
+                        done += 64;
+                    }
                 } else {
                     if at > PAGE_SIZE - 48 - 32 {
                         break;
@@ -267,11 +278,12 @@ unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, 
             at += run;
             literals = literals.add(run);
             token = token.sub(1);
-            bit += usize::from(t.bits);
+            let source = t.source;
             let offset = select_unpredictable(source == Source::Before as u8, before, t.offset(extra));
             let offset = select_unpredictable(source == Source::Last as u8, last, offset);
             before = select_unpredictable(source == Source::Last as u8, before, last);
             last = offset;
+            bit += usize::from(t.bits);
             if offset.wrapping_sub(1) >= at {
                 at = usize::MAX;
                 break;
@@ -308,7 +320,15 @@ unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, 
                 mem::copy::<8>(src.add(48), op.add(48));
                 mem::copy::<8>(src.add(56), op.add(56));
                 if length > 64 {
-                    extend_match(op, offset, length);
+                    if offset < 32 {
+                        extend_match(op, offset, length);
+                        continue;
+                    }
+                    let mut done = 64;
+                    while done < length {
+                        mem::copy::<32>(src.add(done), op.add(done));
+                        done += 32;
+                    }
                 }
             }
         }

@@ -17,7 +17,7 @@ use crate::{PAGE_SIZE, mem};
 /// How many palettes there are. 0 in a header means that the literals are not coded.
 pub(super) const PALETTES_COUNT: usize = 7;
 
-/// How far past a section, and past the room for its literals, the functions here read and write.
+/// How far past the literals of a page the functions here and the decoder's loop read and write.
 pub(super) const SLACK: usize = 64;
 
 /// Each palette's values, in the order of their codes. Fitted to the literals of heaps, binaries and text.
@@ -82,41 +82,11 @@ static MEMBERS: [u64; 256] = {
     out
 };
 
-/// Where the parts of a section of coded literals end, in bytes from its start.
-#[derive(Clone, Copy)]
-pub(super) struct Section {
-    literals: usize,
-    halves_at: usize,
-    whole_at: usize,
-    pub(super) len: usize,
-}
+/// Literals of a group: as many as a word has bits.
+const GROUP: usize = 64;
 
-impl Section {
-    fn new(literals: usize, whole: usize) -> Self {
-        let halves_at = literals.div_ceil(8);
-        let whole_at = halves_at + (literals - whole).div_ceil(2);
-        Self { literals, halves_at, whole_at, len: whole_at + whole }
-    }
-
-    /// The section at the start of `bytes`, if it is in there whole.
-    pub(super) fn find(bytes: &[u8], literals: usize) -> Option<Self> {
-        let bits = bytes.get(..literals.div_ceil(8))?;
-        let mut whole = 0;
-        let (words, last) = bits.as_chunks::<8>();
-        for word in words {
-            whole += u64::from_le_bytes(*word).count_ones() as usize;
-        }
-        for byte in last {
-            whole += byte.count_ones() as usize;
-        }
-        // Bits past the last literal would make `whole` larger than it is.
-        if !literals.is_multiple_of(8) && bits.last()? >> (literals % 8) != 0 {
-            return None;
-        }
-        let section = Self::new(literals, whole);
-        (section.len <= bytes.len()).then_some(section)
-    }
-}
+/// Most bytes that the halves and whole bytes of a group are read from, whatever it holds.
+const GROUP_READ: usize = GROUP / 2 + GROUP;
 
 /// The palette, from 1 on, that codes a sample of `literals` best, or 0 where none is worth the time it takes.
 pub(super) fn choose(literals: &[u8]) -> usize {
@@ -143,121 +113,130 @@ pub(super) fn choose(literals: &[u8]) -> usize {
     best
 }
 
-/// Room for a page's literals, or for their codes, and for what is read and written past them.
-pub(super) type Room = [u8; PAGE_SIZE + 2 * SLACK];
+/// Room for a page's literals, coded or not, and for what is read and written past them.
+pub(super) type Room = [u8; PAGE_SIZE + PAGE_SIZE / 8 + 2 * SLACK];
 
-/// Coded literals on the way to an object.
-pub(super) struct Packed {
-    bits: [u8; PAGE_SIZE / 8 + SLACK],
-    halves: [u8; PAGE_SIZE / 2 + SLACK],
-    whole: Room,
-    /// A byte for each code.
-    codes: Room,
-    section: Section,
-}
+pub(super) const EMPTY: Room = [0; PAGE_SIZE + PAGE_SIZE / 8 + 2 * SLACK];
 
-impl Packed {
-    pub(super) fn new() -> Self {
-        let room = [0; PAGE_SIZE + 2 * SLACK];
-        let (bits, halves) = ([0; PAGE_SIZE / 8 + SLACK], [0; PAGE_SIZE / 2 + SLACK]);
-        Self { bits, halves, whole: room, codes: room, section: Section::new(0, 0) }
-    }
-
-    /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1 on. Returns the section's bytes.
-    pub(super) fn pack(&mut self, isa: Isa, palette: usize, literals: &Room, count: usize) -> usize {
-        let palette = (palette - 1) % PALETTES_COUNT;
-        let count = count.min(PAGE_SIZE);
+/// Codes the first `count` of `literals`, at most a page, with `palette`, from 1 on. Returns the section's bytes.
+pub(super) fn pack(isa: Isa, palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
+    let palette = (palette - 1) % PALETTES_COUNT;
+    let count = count.min(PAGE_SIZE);
+    match isa {
         // SAFETY: the stream found the features before it chose the build; `count` is at most a page.
-        let whole = unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => x86::pack_avx512(self, palette, literals, count),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Bmi => x86::pack_bmi(self, palette, literals, count),
-                Isa::Portable => pack_portable(self, palette, literals, count),
-            }
-        };
-        self.section = Section::new(count, whole);
-        self.section.len
-    }
-
-    /// The parts of the section that [`pack`](Self::pack) made last.
-    pub(super) fn parts(&self) -> [&[u8]; 3] {
-        let Section { halves_at, whole_at, len, .. } = self.section;
-        [&self.bits[..halves_at], &self.halves[..whole_at - halves_at], &self.whole[..len - whole_at]]
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::pack_avx512(palette, literals, count, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::pack_bmi(palette, literals, count, out) },
+        Isa::Portable => pack_portable(palette, literals, count, out),
     }
 }
 
-/// Codes literals one by one. Returns how many are whole.
-fn pack_portable(to: &mut Packed, palette: usize, literals: &Room, count: usize) -> usize {
+/// Codes literals one by one.
+fn pack_portable(palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
     let codes = &CODES[palette];
-    let (mut whole, mut common) = (0, 0);
-    for (group, bits) in literals[..count].chunks(8).zip(&mut to.bits) {
-        *bits = 0;
+    let mut end = count.div_ceil(8);
+    for (group, bits) in literals[..count].chunks(GROUP).zip((0..end).step_by(8)) {
+        let (mut wide, mut common) = (0_u64, 0);
+        let mut halves = [0; GROUP / 2];
         for (at, &literal) in group.iter().enumerate() {
             let code = codes[usize::from(literal)];
-            let is_whole = code >> 4;
-            *bits |= is_whole << at;
-            to.whole[whole] = literal;
-            to.codes[common] = code;
-            whole += usize::from(is_whole);
-            common += usize::from(1 - is_whole);
+            if code == WHOLE {
+                wide |= 1 << at;
+            } else {
+                halves[common / 2] |= code << (4 * (common % 2));
+                common += 1;
+            }
+        }
+        let bits_len = group.len().div_ceil(8);
+        out[bits..bits + bits_len].copy_from_slice(&wide.to_le_bytes()[..bits_len]);
+        let halves = &halves[..common.div_ceil(2)];
+        out[end..end + halves.len()].copy_from_slice(halves);
+        end += halves.len();
+        for (at, &literal) in group.iter().enumerate() {
+            out[end] = literal;
+            end += (wide >> at & 1) as usize;
         }
     }
-    to.codes[common] = 0;
-    for (pair, byte) in to.codes[..common.next_multiple_of(2)].as_chunks::<2>().0.iter().zip(&mut to.halves) {
-        *byte = pair[0] | pair[1] << 4;
-    }
-    whole
+    end
 }
 
-/// Writes the literals of `section`, which begins at `coded`, to `out`. `palette` counts from 1. `codes` is scratch.
-///
-/// # Safety
-/// `section.len + SLACK` bytes can be read from `coded`, and `section` is what [`Section::find`] found there.
-pub(super) unsafe fn unpack(
-    isa: Isa,
-    palette: usize,
-    section: Section,
-    coded: *const u8,
-    out: &mut Room,
-    codes: &mut Room,
-) {
+/// Writes the `count` literals, at most a page, that begin `coded` in `palette`'s code, counted from 1, to `out`. Returns
+/// how many bytes of `coded` they took, or `None` if it is too short or has a bit too much; `out` may then hold anything.
+pub(super) fn unpack(isa: Isa, palette: usize, coded: &[u8], count: usize, out: &mut Room) -> Option<usize> {
     let palette = (palette - 1) % PALETTES_COUNT;
-    // SAFETY: the caller's; the stream found the features before it chose the build.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::unpack_avx512(palette, section, coded, out, codes),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Bmi => x86::unpack_bmi(palette, section, coded, out, codes),
-            Isa::Portable => unpack_portable(palette, section, coded, out),
-        }
-    }
+    let (bits, body) = coded.split_at_checked(count.min(PAGE_SIZE).div_ceil(8))?;
+    let body_len = match isa {
+        // SAFETY: the stream found the features before it chose the build.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::unpack_avx512(palette, bits, body, count, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::unpack_bmi(palette, bits, body, count, out) },
+        Isa::Portable => groups(bits, body, count, out, |group, wide, common, out| {
+            let (halves, whole) = group.split_at(common.div_ceil(2));
+            let (mut half, mut at_whole) = (0, 0);
+            for (at, out) in out.iter_mut().enumerate() {
+                let is_whole = (wide >> at & 1) as usize;
+                let pair = halves.get(half / 2).copied().unwrap_or(0);
+                let value = PALETTES[palette][usize::from(pair >> (4 * (half % 2)) & 15)];
+                *out = select_unpredictable(is_whole == 1, whole[at_whole.min(GROUP - 1)], value);
+                at_whole += is_whole;
+                half += 1 - is_whole;
+            }
+        }),
+    }?;
+    Some(bits.len() + body_len)
 }
 
-/// # Safety
-/// That of [`unpack`].
-unsafe fn unpack_portable(palette: usize, section: Section, coded: *const u8, out: &mut Room) {
-    let values = &PALETTES[palette];
-    let (mut half, mut whole) = (2 * section.halves_at, section.whole_at);
-    for (at, out) in out[..section.literals].iter_mut().enumerate() {
-        // SAFETY: a bit, a half and a whole byte are taken no further than the section's end, and looked at in the slack.
-        unsafe {
-            let is_whole = *coded.add(at / 8) >> (at % 8) & 1;
-            let common = values[usize::from(*coded.add(half / 2) >> (4 * (half % 2)) & 15)];
-            *out = select_unpredictable(is_whole == 1, *coded.add(whole), common);
-            whole += usize::from(is_whole);
-            half += usize::from(1 - is_whole);
+/// Calls `merge` for each group with the group's halves and whole bytes (and what follows them), the word that says
+/// which literals are whole, how many are not, and where to write 64 literals. Returns the bytes that the groups took.
+#[inline(always)]
+fn groups(
+    bits: &[u8],
+    body: &[u8],
+    count: usize,
+    out: &mut Room,
+    merge: impl Fn(&[u8; GROUP_READ], u64, usize, &mut [u8; GROUP]),
+) -> Option<usize> {
+    let mut at = 0;
+    let mut left = count;
+    for (out, bits) in out.as_chunks_mut::<GROUP>().0.iter_mut().zip(bits.chunks(8)) {
+        let wide = match bits.first_chunk::<8>() {
+            Some(word) => u64::from_le_bytes(*word),
+            None => {
+                let mut word = [0; 8];
+                word[..bits.len()].copy_from_slice(bits);
+                u64::from_le_bytes(word)
+            }
+        };
+        let here = left.min(GROUP);
+        if here < GROUP && wide >> here != 0 {
+            return None;
         }
+        let whole = wide.count_ones() as usize;
+        let common = here - whole;
+        let rest = body.get(at..)?;
+        match rest.first_chunk::<GROUP_READ>() {
+            Some(group) => merge(group, wide, common, out),
+            None => {
+                let mut group = [0; GROUP_READ];
+                group[..rest.len()].copy_from_slice(rest);
+                merge(&group, wide, common, out);
+            }
+        }
+        at += common.div_ceil(2) + whole;
+        left -= here;
     }
+    (at <= body.len()).then_some(at)
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{CODES, PAIRS, PALETTES, Packed, Room, Section, WHOLE, mem};
+    use super::{CODES, GROUP, PAIRS, PALETTES, Room, WHOLE, groups, mem};
 
     /// The lowest bit of each byte.
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -265,140 +244,134 @@ mod x86 {
     /// # Safety
     /// `count` is at most a page.
     #[target_feature(enable = "bmi1,bmi2,popcnt")]
-    pub(super) unsafe fn pack_bmi(to: &mut Packed, palette: usize, literals: &Room, count: usize) -> usize {
+    pub(super) unsafe fn pack_bmi(palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
         let table = &CODES[palette];
-        let whole_start = to.whole.as_mut_ptr();
-        let codes_start = to.codes.as_mut_ptr();
-        let (mut whole, mut codes) = (whole_start, codes_start);
-        // SAFETY: 8 bytes are read and written at a time, at most 7 past a page, and everything has more room.
-        unsafe {
-            for (group, bits) in (0..count).step_by(8).zip(&mut to.bits) {
-                let here = mem::load64(literals.as_ptr().add(group));
-                let mut found = 0;
-                for (at, literal) in here.to_le_bytes().into_iter().enumerate() {
-                    found |= u64::from(table[usize::from(literal)]) << (8 * at);
+        let out = out.as_mut_ptr();
+        let mut end = count.div_ceil(8);
+        for group in (0..count).step_by(GROUP) {
+            let (mut codes, mut whole) = ([0; GROUP + 8], [0; GROUP + 8]);
+            let (mut codes_len, mut whole_len) = (0, 0);
+            // SAFETY: `count` is at most a page, so all reads of literals and all writes are less than GROUP past what
+            // the coded literals of a page may take. In `codes` and `whole`, 8 bytes are written at 56 or below.
+            unsafe {
+                for part in (group..count.min(group + GROUP)).step_by(8) {
+                    let here = mem::load64(literals.as_ptr().add(part));
+                    let mut found = 0;
+                    for (at, literal) in here.to_le_bytes().into_iter().enumerate() {
+                        found |= u64::from(table[usize::from(literal)]) << (8 * at);
+                    }
+                    let there = u64::MAX >> (64 - 8 * (count - part).min(8));
+                    let wide = ((found >> WHOLE.trailing_zeros()) & ONES & there) * 0xFF;
+                    let bits = _pext_u64(wide, ONES) as u8;
+                    *out.add(part / 8) = bits;
+                    mem::store64(whole.as_mut_ptr().add(whole_len), _pext_u64(here, wide));
+                    mem::store64(codes.as_mut_ptr().add(codes_len), _pext_u64(found, !wide & there));
+                    whole_len += bits.count_ones() as usize;
+                    codes_len += 8.min(count - part) - bits.count_ones() as usize;
                 }
-                let there = u64::MAX >> (64 - 8 * (count - group).min(8));
-                let wide = ((found >> WHOLE.trailing_zeros()) & ONES & there) * 0xFF;
-                *bits = _pext_u64(wide, ONES) as u8;
-                mem::store64(whole, _pext_u64(here, wide));
-                mem::store64(codes, _pext_u64(found, !wide & there));
-                whole = whole.add(bits.count_ones() as usize);
-                codes = codes.add(8.min(count - group) - bits.count_ones() as usize);
-            }
-            mem::store64(codes, 0);
-            let mut from = codes_start.cast_const();
-            for four in to.halves.as_chunks_mut::<4>().0 {
-                if from >= codes.cast_const() {
-                    break;
+                mem::store64(codes.as_mut_ptr().add(codes_len), 0);
+                for at in (0..codes_len).step_by(8) {
+                    let halves = _pext_u64(mem::load64(codes.as_ptr().add(at)), 0x0F * ONES) as u32;
+                    out.add(end + at / 2).cast::<[u8; 4]>().write(halves.to_le_bytes());
                 }
-                *four = (_pext_u64(mem::load64(from), 0x0F * ONES) as u32).to_le_bytes();
-                from = from.add(8);
+                end += codes_len.div_ceil(2);
+                out.add(end).cast::<[u8; GROUP + 8]>().write(whole);
+                end += whole_len;
             }
         }
-        whole.addr() - whole_start.addr()
+        end
     }
 
     /// # Safety
-    /// That of [`unpack`](super::unpack).
+    /// None beyond the features.
     #[target_feature(enable = "bmi1,bmi2,popcnt")]
     pub(super) unsafe fn unpack_bmi(
         palette: usize,
-        section: Section,
-        coded: *const u8,
+        bits: &[u8],
+        body: &[u8],
+        count: usize,
         out: &mut Room,
-        codes: &mut Room,
-    ) {
+    ) -> Option<usize> {
         let pairs = &PAIRS[palette];
-        // SAFETY: halves are read inside the section; 8 bytes are read and written at a time, at most 7 past a page in
-        // `out` and `codes`, and as far into the slack of `coded`.
-        unsafe {
-            for (half, pair) in (section.halves_at..section.whole_at).zip(codes.as_chunks_mut::<2>().0) {
-                *pair = pairs[usize::from(*coded.add(half))];
+        groups(bits, body, count, out, |group, wide, common, out| {
+            let mut values = [0; GROUP + 8];
+            for (pair, half) in values.as_chunks_mut::<2>().0.iter_mut().zip(&group[..common.div_ceil(2)]) {
+                *pair = pairs[usize::from(*half)];
             }
-            let mut whole = coded.add(section.whole_at);
-            let mut common = codes.as_ptr();
-            for group in 0..section.halves_at {
-                let bits = *coded.add(group);
-                let wide = _pdep_u64(u64::from(bits), ONES) * 0xFF;
-                let merged = _pdep_u64(mem::load64(whole), wide) | _pdep_u64(mem::load64(common), !wide);
-                mem::store64(out.as_mut_ptr().add(8 * group), merged);
-                whole = whole.add(bits.count_ones() as usize);
-                common = common.add(bits.count_zeros() as usize);
+            let (mut whole, mut common) = (common.div_ceil(2), 0);
+            for (bits, out) in wide.to_le_bytes().into_iter().zip(out.as_chunks_mut::<8>().0) {
+                // SAFETY: `whole` is at most 32 + 56 there, `common` at most 56, both with 8 bytes behind them.
+                *out = unsafe {
+                    let wide = _pdep_u64(u64::from(bits), ONES) * 0xFF;
+                    let rare = _pdep_u64(mem::load64(group.as_ptr().add(whole)), wide);
+                    rare | _pdep_u64(mem::load64(values.as_ptr().add(common)), !wide)
+                }
+                .to_le_bytes();
+                whole += bits.count_ones() as usize;
+                common += bits.count_zeros() as usize;
             }
-        }
+        })
     }
 
     /// # Safety
     /// `count` is at most a page.
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
-    pub(super) unsafe fn pack_avx512(to: &mut Packed, palette: usize, literals: &Room, count: usize) -> usize {
+    pub(super) unsafe fn pack_avx512(palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
         let table = CODES[palette].as_ptr();
-        let whole_start = to.whole.as_mut_ptr();
-        let codes_start = to.codes.as_mut_ptr();
-        let (mut whole, mut codes) = (whole_start, codes_start);
-        // SAFETY: 64 bytes are read and written at a time, less than 64 past a page, and everything has more room; half
-        // and an eighth of that are written to `halves` and `bits`, which have half and an eighth of a page and room.
+        let out = out.as_mut_ptr();
+        let mut end = count.div_ceil(8);
+        // SAFETY: `count` is at most a page, so all reads of literals and all writes are less than GROUP past what the
+        // coded literals of a page may take.
         unsafe {
             let tables: [__m512i; 4] = core::array::from_fn(|at| _mm512_loadu_si512(table.add(64 * at).cast()));
-            for group in (0..count).step_by(64) {
+            for group in (0..count).step_by(GROUP) {
                 let here = _mm512_loadu_si512(literals.as_ptr().add(group).cast());
                 let low = _mm512_permutex2var_epi8(tables[0], here, tables[1]);
                 let high = _mm512_permutex2var_epi8(tables[2], here, tables[3]);
-                let found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(here), low, high);
+                let codes = _mm512_mask_blend_epi8(_mm512_movepi8_mask(here), low, high);
                 let there = u64::MAX >> (64 - (count - group).min(64));
-                let wide = _mm512_test_epi8_mask(found, _mm512_set1_epi8(WHOLE as i8)) & there;
-                mem::store64(to.bits.as_mut_ptr().add(group / 8), wide);
-                _mm512_storeu_si512(whole.cast(), _mm512_maskz_compress_epi8(wide, here));
-                _mm512_storeu_si512(codes.cast(), _mm512_maskz_compress_epi8(!wide & there, found));
-                whole = whole.add(wide.count_ones() as usize);
-                codes = codes.add((!wide & there).count_ones() as usize);
-            }
-            let common = codes.addr() - codes_start.addr();
-            for group in (0..common).step_by(64) {
-                let found = _mm512_loadu_si512(codes_start.add(group).cast());
-                let pairs = _mm512_maddubs_epi16(found, _mm512_set1_epi16(0x1001));
-                let halves = to.halves.as_mut_ptr().add(group / 2);
-                _mm256_storeu_si256(halves.cast(), _mm512_cvtepi16_epi8(pairs));
+                let wide = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(WHOLE as i8)) & there;
+                let common = (!wide & there).count_ones() as usize;
+                if count - group >= GROUP {
+                    mem::store64(out.add(group / 8), wide);
+                } else {
+                    let bits = wide.to_le_bytes();
+                    out.add(group / 8).copy_from_nonoverlapping(bits.as_ptr(), (count - group).div_ceil(8));
+                }
+                let codes = _mm512_maskz_compress_epi8(!wide & there, codes);
+                let pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));
+                _mm256_storeu_si256(out.add(end).cast(), _mm512_cvtepi16_epi8(pairs));
+                end += common.div_ceil(2);
+                _mm512_storeu_si512(out.add(end).cast(), _mm512_maskz_compress_epi8(wide, here));
+                end += wide.count_ones() as usize;
             }
         }
-        whole.addr() - whole_start.addr()
+        end
     }
 
     /// # Safety
-    /// That of [`unpack`](super::unpack).
+    /// None beyond the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
     pub(super) unsafe fn unpack_avx512(
         palette: usize,
-        section: Section,
-        coded: *const u8,
+        bits: &[u8],
+        body: &[u8],
+        count: usize,
         out: &mut Room,
-        codes: &mut Room,
-    ) {
-        // SAFETY: 64 bytes at a time, less than 64 past a page in `out` and `codes`; of `coded`, less than 64 past the
-        // section are read.
-        unsafe {
-            let values = _mm512_broadcast_i32x4(_mm_loadu_si128(PALETTES[palette].as_ptr().cast()));
-            let mut common = codes.as_mut_ptr();
-            for half in (section.halves_at..section.whole_at).step_by(32) {
-                let halves = _mm512_cvtepu8_epi16(_mm256_loadu_si256(coded.add(half).cast()));
+    ) -> Option<usize> {
+        // SAFETY: a palette has 16 bytes.
+        let values = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(PALETTES[palette].as_ptr().cast()) });
+        groups(bits, body, count, out, |group, wide, common, out| {
+            // SAFETY: the group has 32 bytes for halves at its start, and 64 for whole bytes behind as many as there are.
+            unsafe {
+                let halves = _mm512_cvtepu8_epi16(_mm256_loadu_si256(group.as_ptr().cast()));
                 let halves = _mm512_or_si512(halves, _mm512_slli_epi16::<4>(halves));
                 let halves = _mm512_and_si512(halves, _mm512_set1_epi8(15));
-                _mm512_storeu_si512(common.cast(), _mm512_shuffle_epi8(values, halves));
-                common = common.add(64);
+                let frequent = _mm512_maskz_expand_epi8(!wide, _mm512_shuffle_epi8(values, halves));
+                let whole = _mm512_loadu_si512(group.as_ptr().add(common.div_ceil(2)).cast());
+                let rare = _mm512_maskz_expand_epi8(wide, whole);
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_or_si512(rare, frequent));
             }
-            let mut whole = coded.add(section.whole_at);
-            let mut common = codes.as_ptr();
-            for group in (0..section.literals).step_by(64) {
-                let wide = mem::load64(coded.add(group / 8));
-                let there = u64::MAX >> (64 - (section.literals - group).min(64));
-                let wide = wide & there;
-                let rare = _mm512_maskz_expand_epi8(wide, _mm512_loadu_si512(whole.cast()));
-                let frequent = _mm512_maskz_expand_epi8(!wide, _mm512_loadu_si512(common.cast()));
-                _mm512_storeu_si512(out.as_mut_ptr().add(group).cast(), _mm512_or_si512(rare, frequent));
-                whole = whole.add(wide.count_ones() as usize);
-                common = common.add(wide.count_zeros() as usize);
-            }
-        }
+        })
     }
 }

@@ -132,7 +132,7 @@ const fn tokens() -> [Token; 256] {
         length_mask: 0,
         length_base: 0,
         run_mask: 0,
-        run_base: u32::MAX, // Stops the decoder's fast loop, as a run without room for it does.
+        run_base: u16::MAX as u32, // Stops the decoder's fast loop, as a run without room for it does.
         offset_mask: 0,
         run_shift: 0,
         offset_shift: 0,
