@@ -32,12 +32,12 @@ use core::hint::select_unpredictable;
 use super::{
     Isa,
     literals::{self, EMPTY, Room, SLACK},
-    tables::{BITS_MAX, END, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
+    tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
-/// Every token but [`END`] fills 3 bytes of the page or more, so there are at most this many, END included.
-const TOKENS_MAX: usize = PAGE_SIZE / 3 + 2;
+/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most this many, END included.
+const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 
 /// Room before the object: the tokens are read backwards.
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
@@ -128,7 +128,7 @@ impl Decoder {
         };
         let wide = header >> WIDE_SHIFT & 1 == 1;
         loop {
-            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes 3 bytes
+            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes LENGTH_MIN bytes
             // of the page or more, and both functions stop when it is full. That bounds what all of them together can
             // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals. `input` has room for it in front
             // and behind, `self.literals` behind; `direct` literals have SLACK bytes of the object behind them, and

@@ -34,8 +34,8 @@ use super::{
     compare::{self, Compare},
     literals::{self, EMPTY, Room},
     tables::{
-        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN_NEW, LITERALS_MASK, NEAR, NEAR_END,
-        PALETTE_SHIFT, RUN_CODES, RUN_MAX, WIDE_SHIFT, WORDS,
+        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, LENGTH_MIN_NEW, LITERALS_MASK, NEAR,
+        NEAR_END, PALETTE_SHIFT, RUN_CODES, RUN_MAX, WIDE_SHIFT, WORDS,
     },
 };
 use crate::{PAGE_SIZE, Page, mem};
@@ -52,8 +52,8 @@ const SEARCHED: usize = PAGE_SIZE - 8;
 const FRONT: usize = compare::BACK;
 const BACK: usize = 64 + 8;
 
-/// Each sequence is a match of 3 bytes or more.
-const SEQUENCES_MAX: usize = PAGE_SIZE / 3 + 1;
+/// Each sequence is a match of [`LENGTH_MIN`] bytes or more.
+const SEQUENCES_MAX: usize = PAGE_SIZE / LENGTH_MIN + 1;
 
 /// What the match finder left in the encoder.
 struct Found {
@@ -178,7 +178,7 @@ impl Encoder {
         //   is at most the `pos` of its time;
         // - `back <= pos - offset` and `anchor <= start`, so a match's source begins in the page;
         // - all runs together are at most a page, and `wild_copy` goes less than 16 bytes further at both ends;
-        // - every sequence takes 3 bytes of the page or more, so there are at most SEQUENCES_MAX: `tokens` has a byte for
+        // - every sequence takes LENGTH_MIN bytes of the page or more, so there are at most SEQUENCES_MAX: `tokens` has a byte for
         //   each and one for END; `extra` has BITS_MAX bits for each, and the 8 bytes that a store writes at once;
         // - a class is a place in CODES; run and length are cut to the tables' ends.
         unsafe {
@@ -190,15 +190,17 @@ impl Encoder {
                 let at_probe = here ^ mem::load64(page.add(pos - probe));
                 let at_candidate = here ^ mem::load64(page.add(candidate));
                 let repeats = at_probe << 40 == 0;
-                if !(repeats | (at_candidate << 24 == 0)) {
+                let (offset, difference) = if repeats {
+                    (probe, at_probe)
+                } else if at_candidate << 24 == 0 {
+                    (pos - candidate, at_candidate)
+                } else {
                     probe = last;
                     pos += step >> 6;
                     step += STEP;
                     continue;
-                }
+                };
                 step = 64;
-                let offset = select_unpredictable(repeats, probe, pos - candidate);
-                let difference = select_unpredictable(repeats, at_probe, at_candidate);
                 let length = if difference == 0 {
                     common_length::<C>(page, pos, offset)
                 } else {
@@ -219,19 +221,24 @@ impl Encoder {
                     NEAR + usize::from(offset >= NEAR_END) * (FAR - NEAR) + usize::from(offset % 8 == 0) * WORDS;
                 let class = select_unpredictable(offset == before, BEFORE, class);
                 let mut class = select_unpredictable(offset == last, LAST, class);
+                let mut next_before = select_unpredictable(offset == last, before, last);
                 if run > RUN_MAX {
                     if end - start < LENGTH_MIN_NEW {
                         pos += 1;
                         continue;
                     }
                     class = FAR;
+                    next_before = last;
                 }
                 debug_assert!(class != LAST || run > 0);
                 near += usize::from(offset < 64);
                 long += usize::from(end - start > 16);
-                before = select_unpredictable(class == LAST, before, last);
+                before = next_before;
                 last = offset;
-                mem::wild_copy::<16>(page.add(anchor), literals_end, run);
+                mem::copy::<32>(page.add(anchor), literals_end);
+                if run > 32 {
+                    mem::wild_copy::<32>(page.add(anchor + 32), literals_end.add(32), run - 32);
+                }
                 literals_end = literals_end.add(run);
 
                 let length = end - start;

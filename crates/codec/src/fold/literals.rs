@@ -23,13 +23,13 @@ pub(super) const SLACK: usize = 64;
 /// Each palette's values, in the order of their codes. Fitted to the literals of heaps, binaries and text.
 #[rustfmt::skip]
 pub(super) static PALETTES: [[u8; 16]; PALETTES_COUNT] = [
-    *b"\x00\x01\x09!)19AIai\x81\x89\xa9\xc9\xe9",
     *b"\x00\x01\x0f$ADHL\x83\x85\x89\x8b\x8d\xc0\xe8\xff",
-    *b"\x00 .0123456789AE_",
-    *b"\x00\x10 0@P`p\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0",
-    *b"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0e\x10\xff",
-    *b" \">acdeilmnorst\xd0",
-    *b" _acdeilmnoprstu",
+    *b" acdehilmnoprstu",
+    *b"\x00\x01 -.0123456789\xb0",
+    *b"\x00\x10 0@P`p\x80\x90\xb0\xc0\xd0\xe0\xf0\xff",
+    *b"\x00-_acdeilmnoprst",
+    *b"\x00 12ACEILNOPRST_",
+    *b"\x00\x01\x09!)19AIai\x81\x89\xa9\xc9\xe9",
 ];
 
 /// Two halves of a byte to their values, the low one first.
