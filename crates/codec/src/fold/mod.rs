@@ -8,9 +8,9 @@
 //! - the rest are short and multiples of eight, as records and pointers are;
 //! - literals between two matches are few: the low bytes of a pointer, a counter.
 //!
-//! A token is one byte and says where the offset comes from, how many literals come first, and how long the match is;
-//! what it leaves open follows in a stream of bits. Literals, bits and tokens are apart from each other, so that the
-//! decoder knows the next token's place before it has looked at this one.
+//! Literals come first in an object, common ones in half a byte. A token is one byte and says where the offset comes from,
+//! how many literals come first, and how long the match is; what it leaves open follows in a stream of bits. Literals, bits
+//! and tokens are apart from each other, so that the decoder knows the next token's place before it has looked at this one.
 
 mod compare;
 mod decode;
