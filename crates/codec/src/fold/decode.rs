@@ -13,57 +13,63 @@
 //! What differs from that, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
 //! of the work; the log in `docs/codecs-log/fold.md` has the command):
 //!
-//! 1. The object is first copied to the middle of a buffer, which has room on both sides for as far as any run of
-//!    tokens can make the three cursors go. So no token needs a check of the input; one check at the end finds that
-//!    each cursor stopped where it must.
+//! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both sides for as far as any
+//!    run of tokens can make the cursors go, and so are literals. So no token needs a check of the input; one check at the
+//!    end finds that each cursor stopped where it must. Only where literals are many and not coded are they read where
+//!    they lie, and their end is looked at for every token (half-random pages +3 to +8 %).
 //! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28 %).
-//! 3. Tokens that neither end the page nor have a run over 48 go through [`fast`], a function of its own whose state
-//!    stays in registers; all else goes through [`careful`] (+5 %).
+//! 3. All tokens but the page's last few go through [`fast`], a function of its own whose state stays in registers; the
+//!    others go through [`careful`] (+5 %). Table and buffer are at fixed places from one pointer, which leaves a register
+//!    to the loop (+3 %).
 //! 4. [`fast`] copies 16 bytes of each match before it looks at the length, or 32 where the object's header says that
 //!    it pays: a branch on the length is mispredicted where lengths vary, but bytes copied for nothing are loads that
 //!    wait for stores where offsets are short (+4 %).
+//! 5. END has a run that fits nowhere, so that the loop need not look for it.
 #![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
 
 use core::hint::select_unpredictable;
 
 use super::{
     Isa,
-    tables::{BITS_MAX, END, LONG, RUN_FAST, Source, TOKENS, Token},
+    literals::{self, EMPTY, Room, SLACK},
+    tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
-/// Every token but [`END`] fills 3 bytes of the page or more, so there are at most this many, END included.
-const TOKENS_MAX: usize = PAGE_SIZE / 3 + 2;
+/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most this many, END included.
+const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 
 /// Room before the object: the tokens are read backwards.
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
-/// Room after it: the extra bits of as many tokens, or a page of literals, and what is read at once.
+/// Room after it: the extra bits of as many tokens, and what is read at once.
 const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 64).next_multiple_of(64);
 
-const _: () = assert!(BACK > PAGE_SIZE + RUN_FAST + 16);
-
-/// The header's bits.
-const LITERALS_MASK: usize = 0xFFF;
-const WIDE_SHIFT: usize = 12;
+/// From so many literals on, if they are not coded, a copy of them costs more than a check for each token.
+const DIRECT_MIN: usize = 1792;
 
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
 const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
+const LITERALS: Corrupt = Corrupt { what: "fold object's literals out of range" };
 const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" };
 
 pub(super) struct Decoder {
     isa: Isa,
-    /// [`TOKENS`]. By a pointer that the compiler cannot see through: it would else compute a token's source from the
-    /// token, by more instructions than the load takes.
-    tokens: &'static [Token; 256],
+    /// [`TOKENS`]. In here, they are reached by the same pointer as the input; and the compiler does not compute a token's
+    /// source from the token, by more instructions than the load takes.
+    tokens: [Token; 256],
+    /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
+    literals: Room,
 }
 
 /// Where the three streams and the page stand between two tokens.
 struct Cursor {
     /// The next byte of the page to write.
     at: usize,
+    /// The next literal, and where they end.
     literals: *const u8,
+    literals_end: *const u8,
     /// The next token.
     token: *const u8,
     /// Where the extra bits begin, and how many are used.
@@ -75,37 +81,59 @@ struct Cursor {
 
 impl Decoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
-        Box::new(Self { isa, tokens: &TOKENS, input: [0; FRONT + PAGE_SIZE + BACK] })
+        Box::new(Self { isa, tokens: TOKENS, input: [0; FRONT + PAGE_SIZE + BACK], literals: EMPTY })
     }
 
     /// See [`Stream::decompress`](crate::Stream::decompress).
     pub(super) fn decode(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        let Some(&[low, high]) = object.first_chunk::<2>() else { return Err(SHORT) };
+        let Some((&[low, high], body)) = object.split_first_chunk::<2>() else { return Err(SHORT) };
         let header = usize::from(u16::from_le_bytes([low, high]));
-        let literals = header & LITERALS_MASK;
-        if object.len() > PAGE_SIZE || header >> WIDE_SHIFT > 1 || 2 + literals > object.len() {
+        if object.len() > PAGE_SIZE {
             return Err(HEADER);
         }
-        let Some(input) = self.input.get_mut(FRONT..FRONT + object.len()) else { return Err(HEADER) };
-        input.copy_from_slice(object);
+        let literals = header & LITERALS_MASK;
+        let palette = header >> PALETTE_SHIFT;
+        let coded = if palette == 0 {
+            literals
+        } else {
+            literals::unpack(self.isa, palette, body, literals, &mut self.literals).ok_or(LITERALS)?
+        };
+        let (coded, rest) = body.split_at_checked(coded).ok_or(LITERALS)?;
+        let direct = palette == 0 && literals >= DIRECT_MIN && rest.len() >= SLACK;
+        if palette == 0 && !direct {
+            self.literals[..literals].copy_from_slice(coded);
+        }
+        let Some(input) = self.input.get_mut(FRONT..FRONT + rest.len()) else { return Err(HEADER) };
+        input.copy_from_slice(rest);
 
-        let input = self.input.as_ptr();
+        let this = &raw const *self;
         let page = page.as_mut_ptr();
-        // SAFETY: the object lies at `FRONT` in `input`, and 2 + literals is at most its length.
+        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in `coded` or were put in
+        // `self.literals`.
         let (mut cursor, bits, end) = unsafe {
-            let bits = input.add(FRONT + 2 + literals);
-            let end = input.add(FRONT + object.len());
-            let cursor =
-                Cursor { at: 0, literals: input.add(FRONT + 2), token: end.sub(1), bits, bit: 0, last: 1, before: 1 };
+            let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
+            let end = bits.add(rest.len());
+            let literals_start = if direct { coded.as_ptr() } else { (&raw const (*this).literals).cast() };
+            let cursor = Cursor {
+                at: 0,
+                literals: literals_start,
+                literals_end: literals_start.add(literals),
+                token: end.sub(1),
+                bits,
+                bit: 0,
+                last: 1,
+                before: 1,
+            };
             (cursor, bits, end)
         };
-        let wide = header >> WIDE_SHIFT == 1;
+        let wide = header >> WIDE_SHIFT & 1 == 1;
         loop {
-            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes 3 bytes
+            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes LENGTH_MIN bytes
             // of the page or more, and both functions stop when it is full. That bounds what all of them together can
-            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals; `input` has room for it in front
-            // and behind.
-            unsafe { self.isa.fast(wide, self.tokens, &mut cursor, page) };
+            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals. `input` has room for it in front
+            // and behind, `self.literals` behind; `direct` literals have SLACK bytes of the object behind them, and
+            // their end is looked at.
+            unsafe { (*this).isa.fast(wide, direct, this, &mut cursor, page) };
             if cursor.at >= PAGE_SIZE {
                 break;
             }
@@ -117,12 +145,12 @@ impl Decoder {
             }
         }
         let rest = PAGE_SIZE.wrapping_sub(cursor.at);
-        let literals_left = bits.addr().wrapping_sub(cursor.literals.addr());
+        let literals_left = cursor.literals_end.addr().wrapping_sub(cursor.literals.addr());
         let bits_end = bits.addr() + cursor.bit.div_ceil(8);
         if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 || bits_end > end.addr() {
             return Err(LENGTHS);
         }
-        // SAFETY: `rest` bytes are left of the page, and as many literals before `bits`.
+        // SAFETY: `rest` bytes are left of the page, and as many literals.
         unsafe { cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), rest) };
         Ok(())
     }
@@ -131,33 +159,47 @@ impl Decoder {
 impl Isa {
     /// # Safety
     /// That of [`fast`].
-    unsafe fn fast(self, wide: bool, tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
-        // SAFETY: the caller's; the stream found BMI1 and BMI2 before it chose `Bmi`.
+    unsafe fn fast(self, wide: bool, direct: bool, decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
+        // SAFETY: the caller's; the stream found BMI and AVX2 before it chose the build.
         unsafe {
-            match (self, wide) {
+            match (self, wide, direct) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi, false) => fast_bmi::<16>(tokens, cursor, page),
+                (Self::Avx2 | Self::Avx512, false, false) => fast_avx2::<16, false>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Bmi, true) => fast_bmi::<32>(tokens, cursor, page),
-                (Self::Portable, false) => fast_portable::<16>(tokens, cursor, page),
-                (Self::Portable, true) => fast_portable::<32>(tokens, cursor, page),
+                (Self::Avx2 | Self::Avx512, true, false) => fast_avx2::<32, false>(decoder, cursor, page),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2 | Self::Avx512, false, true) => fast_avx2::<16, true>(decoder, cursor, page),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2 | Self::Avx512, true, true) => fast_avx2::<32, true>(decoder, cursor, page),
+                (Self::Portable, false, false) => fast_portable::<16, false>(decoder, cursor, page),
+                (Self::Portable, true, false) => fast_portable::<32, false>(decoder, cursor, page),
+                (Self::Portable, false, true) => fast_portable::<16, true>(decoder, cursor, page),
+                (Self::Portable, true, true) => fast_portable::<32, true>(decoder, cursor, page),
             }
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "bmi1,bmi2")]
+#[target_feature(enable = "bmi1,bmi2,avx2")]
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_bmi<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool>(
+    decoder: *const Decoder,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED>(tokens, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
 }
 
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_portable<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool>(
+    decoder: *const Decoder,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED>(tokens, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
 }
 
 /// 57 bits or more from `bit` on.
@@ -188,45 +230,60 @@ impl Token {
     }
 }
 
-/// Decodes tokens until the page is nearly full, or one is [`LONG`], or a run comes too near the page's end. Leaves
-/// `at` past [`PAGE_SIZE`] if a token was corrupt.
+/// Decodes tokens until the page is nearly full, or a run comes too near its end, as END's does. With `CHECKED`, also until
+/// there are no literals. Leaves `at` past [`PAGE_SIZE`] if a token was corrupt.
 ///
 /// # Safety
-/// `page` is a page to write. The cursor's streams can be read as far as the tokens that fill it reach.
+/// `page` is a page to write, `decoder` the one whose `input` the cursor is at. The cursor's streams can be read as far as
+/// the tokens that fill the page reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
-unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, page: *mut u8) {
-    let Cursor { mut at, mut literals, mut token, bits, mut bit, mut last, mut before } = *cursor;
-    // SAFETY: for the reads of the streams, the caller's. For the page, in each round:
+unsafe fn fast<const COPIED: usize, const CHECKED: bool>(decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
+    let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
+    // SAFETY: for the reads of the streams, the caller's; less than 64 bytes are read past a run, and after `CHECKED`
+    // found literals left, 48. For the page, in each round:
     // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or less, COPIED bytes of
     //   the match after it.
-    // - With a longer run, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
+    // - With a run of 48 or less, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
+    // - With a longer one, `at + run + 64 + COPIED <= PAGE_SIZE`: so do the run, rounded up, and COPIED bytes after it.
     // - A match begins at `op`, and `1 <= offset <= at` there, so its source lies in the page, before `op`.
-    // - More than COPIED bytes of a match are only written once its end, or 64 bytes from `op`, is seen to lie in the
+    // - More than COPIED bytes of a match are only written once its end, and 64 bytes after it, are seen to lie in the
     //   page.
     unsafe {
         while at <= PAGE_SIZE - 16 - COPIED {
-            let t = &tokens[usize::from(*token)];
-            let source = t.source;
-            if source >= LONG {
+            let t = &(*decoder).tokens[usize::from(*token)];
+            let extra = extra_bits((&raw const (*decoder).input).cast::<u8>().add(FRONT), bit);
+            if CHECKED && literals > literals_end {
                 break;
             }
-            let extra = extra_bits(bits, bit);
             mem::copy::<16>(literals, page.add(at));
             let run = t.run(extra);
             if run > 16 {
-                if at > PAGE_SIZE - RUN_FAST - 32 {
-                    break;
+                if run > 48 {
+                    if at + run + 64 + COPIED > PAGE_SIZE || CHECKED && run > literals_end.addr() - literals.addr() {
+                        break;
+                    }
+                    let mut done = 16;
+                    while done < run {
+                        mem::copy::<32>(literals.add(done), page.add(at + done));
+                        mem::copy::<32>(literals.add(done + 32), page.add(at + done + 32));
+                        done += 64;
+                    }
+                } else {
+                    if at > PAGE_SIZE - 48 - 32 {
+                        break;
+                    }
+                    mem::copy::<32>(literals.add(16), page.add(at + 16));
                 }
-                mem::copy::<32>(literals.add(16), page.add(at + 16));
             }
             at += run;
             literals = literals.add(run);
             token = token.sub(1);
-            bit += usize::from(t.bits);
+            let source = t.source;
             let offset = select_unpredictable(source == Source::Before as u8, before, t.offset(extra));
             let offset = select_unpredictable(source == Source::Last as u8, last, offset);
             before = select_unpredictable(source == Source::Last as u8, before, last);
             last = offset;
+            bit += usize::from(t.bits);
             if offset.wrapping_sub(1) >= at {
                 at = usize::MAX;
                 break;
@@ -263,12 +320,20 @@ unsafe fn fast<const COPIED: usize>(tokens: &[Token; 256], cursor: &mut Cursor, 
                 mem::copy::<8>(src.add(48), op.add(48));
                 mem::copy::<8>(src.add(56), op.add(56));
                 if length > 64 {
-                    extend_match(op, offset, length);
+                    if offset < 32 {
+                        extend_match(op, offset, length);
+                        continue;
+                    }
+                    let mut done = 64;
+                    while done < length {
+                        mem::copy::<32>(src.add(done), op.add(done));
+                        done += 32;
+                    }
                 }
             }
         }
     }
-    *cursor = Cursor { at, literals, token, bits, bit, last, before };
+    *cursor = Cursor { at, literals, literals_end, token, bits, bit, last, before };
 }
 
 /// What [`careful`] found.
@@ -297,16 +362,17 @@ unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
         let extra = extra_bits(cursor.bits, cursor.bit);
         cursor.bit += usize::from(t.bits);
         let (run, length) = (t.run(extra), t.length(extra));
-        let offset = match t.source & !LONG {
+        let offset = match t.source {
             source if source == Source::Last as u8 => cursor.last,
             source if source == Source::Before as u8 => cursor.before,
             _ => t.offset(extra),
         };
-        if t.source & !LONG != Source::Last as u8 {
+        if t.source != Source::Last as u8 {
             cursor.before = cursor.last;
         }
         cursor.last = offset;
-        if run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
+        let literals_left = cursor.literals_end.addr().saturating_sub(cursor.literals.addr());
+        if run > literals_left || run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
             return Step::Corrupt;
         }
         if cursor.at + run + 16 <= PAGE_SIZE {

@@ -19,14 +19,16 @@ pub(super) enum Source {
     New = 2,
 }
 
-/// Added to [`Token::source`] when the run may be longer than [`RUN_FAST`]; the decoder's fast loop stops at such a token.
-pub(super) const LONG: u8 = 4;
-
-/// The longest run that the decoder's fast loop copies.
-pub(super) const RUN_FAST: usize = 48;
+/// The header: literals below, the copy hint, the palette.
+pub(super) const LITERALS_MASK: usize = 0xFFF;
+pub(super) const WIDE_SHIFT: u32 = 12;
+pub(super) const PALETTE_SHIFT: u32 = 13;
 
 /// The longest run that every class has a slot for. A longer one needs [`FAR`].
 pub(super) const RUN_MAX: usize = 41;
+
+/// The shortest match at a repeated offset.
+pub(super) const LENGTH_MIN: usize = 3;
 
 /// The shortest match that the classes with a new offset can say.
 pub(super) const LENGTH_MIN_NEW: usize = 5;
@@ -72,35 +74,46 @@ const fn slots<const N: usize>(list: [(u8, u8); N]) -> [Slot; N] {
 const CLASSES: [Class; CLASS_COUNT] = [
     Class {
         source: Source::Last, offset_bits: 0, offset_shift: 0,
-        runs: &slots([(1, 0), (2, 0), (3, 0), (4, 1), (6, 2), (10, 5)]),
+        runs: &slots([(1, 0), (2, 0), (3, 3), (11, 5)]),
         lengths: &slots([
-            (3, 0), (4, 1), (6, 0), (7, 0), (8, 2), (12, 2), (16, 2), (20, 2), (24, 3), (32, 4), (48, 6), (112, 12),
+            (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 0), (15, 0), (16, 3), (24, 3), (32, 4),
+            (48, 5), (80, 12),
         ]),
     },
     Class {
         source: Source::Before, offset_bits: 0, offset_shift: 0,
-        runs: &slots([(0, 0), (1, 0), (2, 3), (10, 5)]),
-        lengths: &slots([(3, 1), (5, 1), (7, 0), (8, 0), (9, 2), (13, 2), (17, 3), (25, 4), (41, 6), (105, 12)]),
+        runs: &slots([(0, 0), (1, 0), (2, 6)]),
+        lengths: &slots([
+            (3, 2), (7, 0), (8, 0), (9, 2), (13, 2), (17, 3), (25, 4), (41, 6), (105, 12),
+        ]),
     },
     Class {
         source: Source::New, offset_bits: 7, offset_shift: 0,
         runs: &slots([(0, 0), (1, 2), (5, 3), (13, 5)]),
-        lengths: &slots([(5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 3), (22, 6), (86, 12)]),
+        lengths: &slots([
+            (5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 3), (22, 4), (38, 5), (70, 12),
+        ]),
     },
     Class {
         source: Source::New, offset_bits: 4, offset_shift: 3,
-        runs: &slots([(0, 0), (1, 0), (2, 1), (4, 3), (12, 5)]),
-        lengths: &slots([(5, 1), (7, 0), (8, 0), (9, 5), (41, 12)]),
+        runs: &slots([(0, 0), (1, 0), (2, 0), (3, 3), (11, 5)]),
+        lengths: &slots([
+            (5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12),
+        ]),
     },
     Class {
         source: Source::New, offset_bits: 12, offset_shift: 0,
-        runs: &slots([(0, 0), (1, 1), (3, 1), (5, 3), (13, 5), (45, 12)]),
-        lengths: &slots([(5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 2), (18, 4), (34, 5), (66, 12)]),
+        runs: &slots([(0, 0), (1, 1), (3, 2), (7, 2), (11, 4), (27, 5), (59, 12)]),
+        lengths: &slots([
+            (5, 0), (6, 0), (7, 0), (8, 1), (10, 1), (12, 2), (16, 3), (24, 4), (40, 5), (72, 12),
+        ]),
     },
     Class {
         source: Source::New, offset_bits: 9, offset_shift: 3,
         runs: &slots([(0, 0), (1, 1), (3, 3), (11, 5)]),
-        lengths: &slots([(5, 0), (6, 0), (7, 0), (8, 0), (9, 3), (17, 4), (33, 6), (97, 12)]),
+        lengths: &slots([
+            (5, 0), (6, 0), (7, 0), (8, 0), (9, 2), (13, 2), (17, 4), (33, 5), (65, 12),
+        ]),
     },
 ];
 
@@ -122,7 +135,7 @@ pub(super) struct Token {
     pub(super) offset_shift: u8,
     /// All extra bits.
     pub(super) bits: u8,
-    /// A [`Source`], and [`LONG`].
+    /// A [`Source`].
     pub(super) source: u8,
 }
 
@@ -133,12 +146,12 @@ const fn tokens() -> [Token; 256] {
         length_mask: 0,
         length_base: 0,
         run_mask: 0,
-        run_base: 0,
+        run_base: u16::MAX as u32, // Stops the decoder's fast loop, as a run without room for it does.
         offset_mask: 0,
         run_shift: 0,
         offset_shift: 0,
         bits: 0,
-        source: Source::New as u8 | LONG,
+        source: Source::New as u8,
     };
     let mut out = [end; 256];
     let mut token = 0;
@@ -150,7 +163,6 @@ const fn tokens() -> [Token; 256] {
             let mut l = 0;
             while l < class.lengths.len() {
                 let (run, length) = (class.runs[r], class.lengths[l]);
-                let long = run.base as usize + (1 << run.bits) - 1 > RUN_FAST;
                 out[token] = Token {
                     length_mask: (1 << length.bits) - 1,
                     length_base: length.base as u32,
@@ -160,7 +172,7 @@ const fn tokens() -> [Token; 256] {
                     run_shift: length.bits,
                     offset_shift: length.bits + run.bits + 3 - class.offset_shift,
                     bits: length.bits + run.bits + class.offset_bits,
-                    source: class.source as u8 | if long { LONG } else { 0 },
+                    source: class.source as u8,
                 };
                 assert!(out[token].bits as usize <= BITS_MAX);
                 token += 1;
@@ -261,7 +273,7 @@ mod tests {
     fn every_class_says_all_it_may_be_asked_to() {
         for (at, class) in CLASSES.iter().enumerate() {
             let repeats = class.source != Source::New;
-            assert_covers(class.lengths, if repeats { 3 } else { LENGTH_MIN_NEW }, PAGE_SIZE);
+            assert_covers(class.lengths, if repeats { LENGTH_MIN } else { LENGTH_MIN_NEW }, PAGE_SIZE);
             assert_covers(class.runs, usize::from(at == LAST), if at == FAR { PAGE_SIZE } else { RUN_MAX });
             assert!(usize::from(class.runs.last().unwrap().base) < RUN_CODES);
             assert!(usize::from(class.lengths.last().unwrap().base) < LENGTH_CODES);
