@@ -206,11 +206,13 @@ impl Mount {
             return Err("mounting needs root".to_owned());
         }
         let at = tempfile::tempdir().unwrap();
-        run(
-            "mount",
-            [OsStr::new("-t"), OsStr::new("erofs"), OsStr::new("-oloop,ro"), image.as_os_str(), at.path().as_os_str()],
-        )
-        .ok_or("mount is not installed")?;
+        let options = ["-t", "erofs", "-oloop,ro"].map(OsStr::new);
+        let args: Vec<_> = options.into_iter().chain([image.as_os_str(), at.path().as_os_str()]).collect();
+        // Another mount may take the loop device between its being found free and used.
+        let busy = |_: &i32| !Command::new("mount").args(&args).output().is_ok_and(|output| output.status.success());
+        if (0..5).take_while(busy).count() == 5 {
+            run("mount", &args).ok_or("mount is not installed")?;
+        }
         Ok(Self { at })
     }
 
