@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, ensure};
-use pagefold_erofs::{Image, Inode};
+use pagefold_erofs::Image;
 use rustix::{
     fs::{Advice, fadvise},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -47,24 +47,24 @@ pub(super) enum Access<'a> {
     Folder(&'a Path),
 }
 
-enum Opened<'a> {
-    Library(&'a Image, Inode),
+enum Opened {
+    Library(pagefold_erofs::File),
     File(File),
 }
 
-impl<'a> Access<'a> {
-    fn open(&self, path: &Path) -> anyhow::Result<Opened<'a>> {
+impl Access<'_> {
+    fn open(&self, path: &Path) -> anyhow::Result<Opened> {
         Ok(match self {
-            Self::Library(image) => Opened::Library(image, image.resolve(path.as_os_str().as_bytes())?),
+            Self::Library(image) => Opened::Library(image.file(&image.resolve(path.as_os_str().as_bytes())?)?),
             Self::Folder(folder) => Opened::File(File::open(folder.join(path))?),
         })
     }
 }
 
-impl Opened<'_> {
+impl Opened {
     fn read(&self, buf: &mut [u8], offset: u64) -> anyhow::Result<()> {
         match self {
-            Self::Library(image, inode) => image.read_exact_at(inode, buf, offset)?,
+            Self::Library(file) => ensure!(file.read_at(buf, offset)? == buf.len(), "the file is shorter in the image"),
             Self::File(file) => file.read_exact_at(buf, offset)?,
         }
         Ok(())
