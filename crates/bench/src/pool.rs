@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 64)]
     mib: usize,
     /// Codecs, by name
-    #[arg(long, value_delimiter = ',', default_value = "lz4,zstd-1")]
+    #[arg(long, value_delimiter = ',', default_value = "lz4,fold")]
     codecs: Vec<String>,
     /// What is measured
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
