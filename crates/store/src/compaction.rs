@@ -6,7 +6,8 @@
 //! | soft     | above                             | one thread for all stores of the process, made when needed  |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
 //!
-//! They stop at 1/30 + 16 KiB. An object moves while its entry is held, for the time of a copy: a reader never waits for
+//! They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
+//! up to [`ROOM_TURNS`]. An object moves while its entry is held, for the time of a copy: a reader never waits for
 //! more, and with the default strategy not even for that.
 #![allow(unsafe_code)] // frees objects that are in no entry
 
