@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::directory::DirEntry;
 use crate::error::Error;
 use crate::file::Data;
-use crate::format::file_type;
+use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
@@ -172,8 +172,8 @@ impl Visitor for Checker<'_> {
 }
 
 impl Image {
-    /// Checks the whole tree: every inode, name, link count, xattr and index; that nothing lies in two places at once;
-    /// and that every cluster decodes, for the first extent that has it, in `threads` threads.
+    /// Checks the whole tree: every inode, name, link count, xattr and index; that nothing lies in two places at once,
+    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads.
     ///
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
     /// that the image pays for every index, and a cluster that many extents share is decoded once.
@@ -220,6 +220,15 @@ impl Image {
             if claim.end > reach.end {
                 reach = claim;
             }
+        }
+        let said_end = u64::from(self.superblock().blocks) << self.superblock().blkszbits;
+        let blocks = match () {
+            () if said_end > self.len_bytes() => Some("image is shorter than its superblock says"),
+            () if said_end < reach.end => Some("image has more blocks than its superblock says"),
+            () => None,
+        };
+        if let Some(what) = blocks {
+            checker.report.add(b"/".to_vec(), Error::Corrupt { what, offset: SUPER_OFFSET });
         }
         checker.report.problems.sort_by(|left, right| left.path.cmp(&right.path));
         checker.report

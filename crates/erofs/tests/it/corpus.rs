@@ -91,6 +91,7 @@ const SUPERBLOCK: &[(Field, &[u64])] = &[
     (("blkszbits", 12, 1), &[0, 8, 17, 255]),
     (("sb_extslots", 13, 1), &[255]),
     (("root_nid", 14, 2), &[0, 1, 0xffff]),
+    (("blocks", 36, 4), &[0, 1, u32::MAX as u64]),
     (("meta_blkaddr", 40, 4), &[1, u32::MAX as u64]),
     (("xattr_blkaddr", 44, 4), &[u32::MAX as u64]),
     (("feature_incompat", 80, 4), &[1 << 7, 1 << 31]),
