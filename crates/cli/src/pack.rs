@@ -65,7 +65,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails")]
     fragments: Option<FragmentKind>,
 
-    /// Store clusters that are equal once
+    /// Store content that lies in several places once, also where it moved; files are read twice
     #[arg(long)]
     dedupe: bool,
 

@@ -12,6 +12,7 @@ use super::choices::algorithm;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
+use super::repeats::{self, Chunk, Repeats};
 use super::segment::{Compressor, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::tree::{Content, NodeId, NodeKind, Tree};
 use super::{BuildOptions, Compression, Fragments, Progress};
@@ -58,6 +59,8 @@ struct Source {
 struct Part {
     source: Arc<Source>,
     offset: u64,
+    /// Where extents are to begin, from `offset`.
+    cuts: Vec<u32>,
 }
 
 impl Part {
@@ -76,6 +79,33 @@ type Job = Vec<Part>;
 
 const JOB_BYTES: u64 = 256 << 10;
 const JOB_PARTS: usize = 64;
+
+/// The segments of files, in order.
+fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
+    sources.iter().flat_map(|source| {
+        (0..source.size.div_ceil(SEGMENT_BYTES)).map(|number| Part {
+            source: Arc::clone(source),
+            offset: number * SEGMENT_BYTES,
+            cuts: Vec::new(),
+        })
+    })
+}
+
+fn jobs(parts: impl Iterator<Item = Part>) -> impl Iterator<Item = Job> {
+    let mut parts = parts.peekable();
+    std::iter::from_fn(move || {
+        let first = parts.next()?;
+        let mut bytes = first.len();
+        let mut job = vec![first];
+        while job.len() < JOB_PARTS
+            && let Some(next) = parts.next_if(|next| bytes + next.len() <= JOB_BYTES)
+        {
+            bytes += next.len();
+            job.push(next);
+        }
+        Some(job)
+    })
+}
 
 enum Work {
     Compressed(Segment),
@@ -202,30 +232,13 @@ impl Writer<'_> {
     ) -> Result<()> {
         let (options, ways) = (self.options, self.ways);
         let mut done_bytes = 0;
-        let mut parts = sources
-            .iter()
-            .flat_map(|source| {
-                (0..source.size.div_ceil(SEGMENT_BYTES))
-                    .map(|number| Part { source: Arc::clone(source), offset: number * SEGMENT_BYTES })
-            })
-            .peekable();
-        let jobs = std::iter::from_fn(move || {
-            let first = parts.next()?;
-            let mut bytes = first.len();
-            let mut job = vec![first];
-            while job.len() < JOB_PARTS
-                && let Some(next) = parts.next_if(|next| bytes + next.len() <= JOB_BYTES)
-            {
-                bytes += next.len();
-                job.push(next);
-            }
-            Some(job)
-        });
+        let mut cuts = if options.dedupe { self.cuts(sources)?.into_iter() } else { Vec::new().into_iter() };
+        let parts = parts(sources).map(move |part| Part { cuts: cuts.next().unwrap_or_default(), ..part });
         let spare = std::mem::take(&mut self.spare);
         let mut open: Option<OpenFile> = None;
         let outcome = pipeline::in_order(
             options.thread_count(),
-            jobs,
+            jobs(parts),
             || Worker::new(ways),
             |worker, job: Job| {
                 let works: Vec<_> = job.iter().map(|part| worker.work(part, options, &spare)).collect();
@@ -251,6 +264,38 @@ impl Writer<'_> {
         );
         self.spare = spare;
         outcome
+    }
+
+    /// For each segment of these files, where content begins and ends that lies elsewhere too.
+    fn cuts(&self, sources: &[Arc<Source>]) -> Result<Vec<Vec<u32>>> {
+        let (options, ways) = (self.options, self.ways);
+        let least = repeats::least_bytes(options.block_bytes);
+        let mut found = Vec::new();
+        let mut repeats = Repeats::default();
+        pipeline::in_order(
+            options.thread_count(),
+            jobs(parts(sources)),
+            Vec::new,
+            |input, job| -> Vec<Result<Vec<Chunk>>> {
+                let chunks = |part: &Part| {
+                    if part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
+                        return Ok(Vec::new());
+                    }
+                    read(&part.source, part.offset, part.len(), input)?;
+                    Ok(repeats::chunks(input))
+                };
+                job.iter().map(chunks).collect()
+            },
+            |segments| {
+                for chunks in segments {
+                    let chunks = chunks?;
+                    repeats.add(&chunks);
+                    found.push(chunks);
+                }
+                Ok(())
+            },
+        )?;
+        Ok(found.iter().map(|chunks| repeats.cuts(chunks, options.block_bytes)).collect())
     }
 
     fn add(&mut self, file: &mut OpenFile, work: Work, spare: &Spare) -> Result<()> {
@@ -536,7 +581,13 @@ impl<'a> Worker<'a> {
             ztailpacking: source.packable && options.ztailpacking,
             fragments: source.packable && options.fragments != Fragments::Off,
         };
-        Ok(Work::Compressed(compressor.compress(&self.input, last, &segment_options, spare.take(part.len()))))
+        Ok(Work::Compressed(compressor.compress(
+            &self.input,
+            &part.cuts,
+            last,
+            &segment_options,
+            spare.take(part.len()),
+        )))
     }
 }
 

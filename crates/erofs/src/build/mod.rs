@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! 1. scan        a directory or an archive becomes a tree of nodes, names sorted
-//! 2. data        files in the tree's order are cut into segments at fixed offsets; threads compress segments, one
+//! 2. repeats     only to share clusters: files are read to find what content lies in several places
+//! 3. data        files in the tree's order are cut into segments at fixed offsets; threads compress segments, one
 //!                writer takes the results in order: packs tails, shares equal clusters, appends blocks
-//! 3. metadata    inodes with their xattrs, indexes and inline tails are placed behind the data, first where they fit
+//! 4. metadata    inodes with their xattrs, indexes and inline tails are placed behind the data, first where they fit
 //!                best; then directories are written, since only now every inode has its number
-//! 4. superblock  last, so that an image that was not finished is none
+//! 5. superblock  last, so that an image that was not finished is none
 //! ```
 //!
 //! The same tree and options give the same bytes: nothing above depends on time, on the number of threads, on the order
@@ -22,6 +23,7 @@ mod metadata;
 mod pipeline;
 mod placer;
 mod plan;
+mod repeats;
 mod scan;
 mod segment;
 mod tar;
@@ -93,7 +95,8 @@ pub struct BuildOptions {
     pub ztailpacking: bool,
     /// Put ends of files, or files, together.
     pub fragments: Fragments,
-    /// Store clusters that are equal once.
+    /// Store clusters that are equal once, and make them begin where content begins that lies elsewhere too. Files are then
+    /// read twice.
     pub dedupe: bool,
     /// Threads that compress; 0 for one a processor. No effect on the image.
     pub threads: usize,
@@ -185,7 +188,7 @@ pub struct Progress {
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
 /// After an error it holds no superblock.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, 16 MiB of input a thread, and what at most `2 * threads + 2`
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 16 MiB of input a thread, and what at most `2 * threads + 2`
 /// pieces of 16 MiB are compressed to.
 pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
     build_watched(tree, options, out, &mut |_| {})

@@ -13,9 +13,11 @@
 //! compresses.
 //!
 //! An extent thus never has fewer bytes than a block, but for the segment's last, and segments start at block
-//! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say.
+//! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say. Where content begins
+//! that lies elsewhere too (`repeats.rs`), a new extent begins if that can be so: the one before it may be made shorter for
+//! that, so that it starts in an earlier block.
 
-use pagefold_codec::cluster::ClusterEncoder;
+use pagefold_codec::cluster::{ClusterEncoder, Filled};
 
 /// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block on average), short
 /// enough that the segments in flight are bounded memory. A multiple of every block.
@@ -52,6 +54,27 @@ pub(crate) struct Segment {
     pub(crate) tail: Option<Tail>,
 }
 
+impl Segment {
+    /// Adds a cluster that holds `len` bytes, and returns that.
+    fn add_cluster(&mut self, cluster: &[u8], len: usize, block: usize) -> usize {
+        let blocks = cluster.len().div_ceil(block);
+        self.pieces.push(Piece { len: len as u32, blocks: blocks as u32, compressed: true });
+        self.blocks.resize(self.blocks.len() + blocks * block - cluster.len(), 0);
+        self.blocks.extend_from_slice(cluster);
+        len
+    }
+
+    /// Adds bytes as they are, a block in each piece, and returns their number.
+    fn add_plain(&mut self, bytes: &[u8], block: usize) -> usize {
+        for plain in bytes.chunks(block) {
+            self.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
+            self.blocks.extend_from_slice(plain);
+            self.blocks.resize(self.blocks.len().next_multiple_of(block), 0);
+        }
+        bytes.len()
+    }
+}
+
 /// One thread's compressor of segments.
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
@@ -63,64 +86,85 @@ impl Compressor {
         Self { encoder, cluster: Vec::new() }
     }
 
-    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used.
+    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used. Extents begin
+    /// at `cuts`, which ascend, where the indexes can say it, and from there on depend on nothing that came before.
     pub(crate) fn compress(
         &mut self,
         src: &[u8],
+        cuts: &[u32],
         last: bool,
         options: &SegmentOptions,
         mut blocks: Vec<u8>,
     ) -> Segment {
-        let Self { encoder, cluster } = self;
-        encoder.restart();
-        blocks.clear();
         let block = options.block_bytes;
+        blocks.clear();
+        self.cluster.resize(options.pcluster_bytes, 0);
         let mut segment = Segment { blocks, ..Segment::default() };
-        cluster.resize(options.pcluster_bytes, 0);
-        let mut rest = src;
-        let mut plain_run = 0;
-        while !rest.is_empty() {
-            let filled = if rest.len() <= block && !(last && options.ztailpacking) {
-                None
-            } else {
-                encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], cluster)
-            };
-            let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
-            if last
-                && takes_all
-                && let Some(tail) = tail(rest, filled.map(|filled| &cluster[..filled.written]), options)
-            {
-                segment.tail = Some(tail);
-                break;
-            }
-            match filled {
-                Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
-                    plain_run = 0;
-                    let blocks = filled.written.div_ceil(block);
-                    segment.pieces.push(Piece { len: filled.consumed as u32, blocks: blocks as u32, compressed: true });
-                    let padding = blocks * block - filled.written;
-                    segment.blocks.resize(segment.blocks.len() + padding, 0);
-                    segment.blocks.extend_from_slice(&cluster[..filled.written]);
-                    rest = &rest[filled.consumed..];
+        let mut at = 0;
+        let mut cuts = cuts.iter().map(|cut| *cut as usize).peekable();
+        // Until the first cut, and from each to the next.
+        while at < src.len() {
+            self.encoder.restart();
+            let mut plain_run = 0;
+            while at < src.len() {
+                // One extent starts in a logical cluster.
+                while cuts.next_if(|cut| *cut < src.len() && cut / block == at / block && *cut != at).is_some() {}
+                if cuts.next_if(|cut| *cut == at).is_some() {
+                    break;
                 }
-                _ => {
-                    let most = cluster.len().max(block);
-                    let step = (plain_run / 4).max(most / 8).clamp(block, most);
-                    for _ in 0..step / block {
-                        let (plain, after) = rest.split_at(rest.len().min(block));
-                        if plain.is_empty() {
-                            break;
-                        }
-                        segment.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
-                        segment.blocks.extend_from_slice(plain);
-                        segment.blocks.resize(segment.blocks.len().next_multiple_of(block), 0);
-                        rest = after;
-                        plain_run += block;
+                let stop = cuts.peek().map_or(src.len(), |cut| *cut);
+                let rest = &src[at..stop];
+                let ends_file = last && stop == src.len();
+                let filled = self.fill(rest, at, stop < src.len(), ends_file, options);
+                let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
+                if ends_file
+                    && takes_all
+                    && let Some(tail) = tail(rest, filled.map(|filled| &self.cluster[..filled.written]), options)
+                {
+                    segment.tail = Some(tail);
+                    return segment;
+                }
+                at += match filled {
+                    Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
+                        plain_run = 0;
+                        segment.add_cluster(&self.cluster[..filled.written], filled.consumed, block)
                     }
-                }
+                    _ => {
+                        let most = self.cluster.len().max(block);
+                        let step = (plain_run / 4).max(most / 8).clamp(block, most);
+                        let mut len = rest.len().min(step - step % block);
+                        if len == rest.len() && stop < src.len() {
+                            // A last extent in the block of the cut leaves no place for what begins there.
+                            let last_start = (len - 1) / block * block;
+                            if (at + last_start) / block == stop / block {
+                                len = last_start;
+                            }
+                        }
+                        plain_run += len;
+                        segment.add_plain(&rest[..len], block)
+                    }
+                };
             }
         }
         segment
+    }
+
+    /// Fills the cluster from the front of `rest`, which begins `at` bytes into the segment and ends it unless a `cut` does.
+    fn fill(&mut self, rest: &[u8], at: usize, cut: bool, ends_file: bool, options: &SegmentOptions) -> Option<Filled> {
+        let block = options.block_bytes;
+        if rest.len() <= block && !(ends_file && options.ztailpacking) {
+            return None;
+        }
+        let filled = self.encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], &mut self.cluster)?;
+        let cut_block = (at + rest.len()) / block;
+        if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
+            // The next extent would begin in the block in which one begins at the cut. It begins before that block instead.
+            let before = cut_block * block - 1;
+            if before / block > at / block {
+                return self.encoder.fill(&rest[..before - at], &mut self.cluster);
+            }
+        }
+        Some(filled)
     }
 }
 
@@ -163,6 +207,7 @@ mod tests {
         fn pieces_cover_the_segment_and_start_in_different_blocks(
             runs in proptest::collection::vec((0usize..9000, any::<bool>()), 0..20),
             pcluster in prop_oneof![Just(4096usize), Just(65536)],
+            cuts in proptest::collection::btree_set(0u32..60_000, 0..6),
             last in any::<bool>(),
             ztailpacking in any::<bool>(),
         ) {
@@ -177,7 +222,8 @@ mod tests {
             let options =
                 SegmentOptions { block_bytes: 4096, pcluster_bytes: pcluster, ztailpacking, fragments: false };
             let mut compressor = Compressor::new(ClusterCodec::Lz4.encoder().unwrap());
-            let segment = compressor.compress(&src, last, &options, vec![1; 77]);
+            let cuts: Vec<_> = cuts.into_iter().filter(|cut| *cut as usize <= src.len()).collect();
+            let segment = compressor.compress(&src, &cuts, last, &options, vec![1; 77]);
             let mut at = 0u64;
             let mut last_cluster = None;
             let tail = match &segment.tail {

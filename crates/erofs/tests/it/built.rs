@@ -155,6 +155,22 @@ fn lz4_is_decoded_in_place() {
 }
 
 #[test]
+fn content_that_moved_is_shared() {
+    let (directory, tree, _) = source(|root| {
+        let (same, noise) = (trees::text(400_000, 5), trees::noise(200_000, 5));
+        fs::write(root.join("first"), [&same[..], &noise].concat()).unwrap();
+        fs::write(root.join("second"), [b"insertion", &same[..], b"another", &noise].concat()).unwrap();
+    });
+    let path = directory.path().join("image.erofs");
+    let bytes = |dedupe| {
+        build_at(&path, &tree, &BuildOptions { dedupe, ..BuildOptions::default() });
+        fs::metadata(&path).unwrap().len()
+    };
+    let (apart, shared) = (bytes(false), bytes(true));
+    assert!(shared * 10 < apart * 6, "{shared} of {apart} bytes");
+}
+
+#[test]
 fn fsck_accepts_lz4_images() {
     let (directory, tree, _) = source(trees::awkward);
     let path = directory.path().join("image.erofs");

@@ -57,6 +57,7 @@ pub(crate) fn awkward(root: &Path) {
     write("long-zeros", &vec![0; 1 << 20]);
     write("long-text", &text(300_000, 5));
     write("long-noise", &noise(300_000, 5));
+    write("moved", &[&text(777, 6)[..], &text(300_000, 5), &noise(2000, 6), &noise(300_000, 5)[40_000..]].concat());
     write("-before-dot", b"sorts before dot");
     let sparse = fs::File::create(root.join("sparse")).unwrap();
     sparse.set_len(1 << 20).unwrap();
