@@ -5,6 +5,8 @@
 //! Integers are little-endian on every machine.
 #![allow(unsafe_code)] // Unaligned access without a bounds check for each; the callers check once a sequence.
 
+use crate::Page;
+
 /// The 16 bits at `p`.
 ///
 /// # Safety
@@ -114,11 +116,11 @@ pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8)
     at
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by wide steps: few matches need more than the first, and
-/// hardly any more than the second, which has no branch on where the two differ.
+/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by steps of 8, 32 and 64: most matches end within the first, most
+/// others within the second, and a step has no branch on where the two differ.
 ///
 /// # Safety
-/// As [`common_prefix`]'s, and at least 24 bytes lie before `a_end`.
+/// As [`common_prefix`]'s, and at least 8 bytes lie before `a_end`.
 #[inline(always)]
 pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
     // SAFETY: the caller's; each step was compared with what is left.
@@ -127,40 +129,73 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
         if diff != 0 {
             return diff.trailing_zeros() as usize / 8;
         }
-        let len = a_end.offset_from_unsigned(a);
         let mut at = 8;
-        while at + 16 <= len {
-            let equal = common_prefix16(a.add(at), b.add(at));
-            at += equal;
-            if equal < 16 {
-                return at;
+        #[cfg(target_arch = "x86_64")]
+        {
+            let len = a_end.offset_from_unsigned(a);
+            if len >= 40 {
+                let differ = differences::<2>(a.add(8), b.add(8));
+                if differ != 0 {
+                    return 8 + differ.trailing_zeros() as usize;
+                }
+                at = 40;
+            }
+            while at + 64 <= len {
+                let differ = differences::<4>(a.add(at), b.add(at));
+                if differ != 0 {
+                    return at + differ.trailing_zeros() as usize;
+                }
+                at += 64;
             }
         }
         at + common_prefix(a.add(at), b.add(at), a_end)
     }
 }
 
-/// How many of the 16 bytes at `a` equal those at `b`, up to the first that differs.
+/// A bit for each of the `16 * N` bytes at `a`, up to 64, that is not as at `b`.
 ///
 /// # Safety
-/// 16 bytes from both can be read.
+/// `16 * N` bytes from both can be read.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn common_prefix16(a: *const u8, b: *const u8) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; every x86-64 processor has SSE2.
-    unsafe {
-        use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8};
-        let equal = _mm_cmpeq_epi8(_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()));
-        // The 16 bits above the mask are 0: 16 if all are equal.
-        (!_mm_movemask_epi8(equal)).trailing_zeros() as usize
+unsafe fn differences<const N: usize>(a: *const u8, b: *const u8) -> u64 {
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8};
+    let mut mask = 0;
+    for at in 0..N {
+        // SAFETY: the caller's; every x86-64 processor has SSE2.
+        let equal = unsafe {
+            let (a, b) = (_mm_loadu_si128(a.add(16 * at).cast()), _mm_loadu_si128(b.add(16 * at).cast()));
+            _mm_movemask_epi8(_mm_cmpeq_epi8(a, b))
+        };
+        mask |= u64::from(!equal as u16) << (16 * at);
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's.
+    mask
+}
+
+/// How many of the first 16 bytes of every 64 are zero.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn sampled_zeros(page: &Page) -> usize {
+    use std::arch::x86_64::{
+        _mm_cmpeq_epi8, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_sad_epu8, _mm_setzero_si128, _mm_sub_epi8,
+        _mm_unpackhi_epi64,
+    };
+    // SAFETY: every x86-64 processor has SSE2; 16 bytes can be read from every line of 64.
     unsafe {
-        let (low, high) = (load64(a) ^ load64(b), load64(a.add(8)) ^ load64(b.add(8)));
-        let bits = if low != 0 { low.trailing_zeros() } else { 64 + high.trailing_zeros() };
-        bits as usize / 8
+        let zero = _mm_setzero_si128();
+        // A byte each for 64 lines.
+        let mut counts = zero;
+        for line in page.as_chunks::<64>().0 {
+            counts = _mm_sub_epi8(counts, _mm_cmpeq_epi8(_mm_loadu_si128(line.as_ptr().cast()), zero));
+        }
+        let sums = _mm_sad_epu8(counts, zero);
+        (_mm_cvtsi128_si64(sums) + _mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums))) as usize
     }
+}
+
+/// How many of the first 16 bytes of every 64 are zero.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn sampled_zeros(page: &Page) -> usize {
+    page.as_chunks::<64>().0.iter().flat_map(|line| &line[..16]).filter(|&&byte| byte == 0).count()
 }
 
 #[cfg(test)]
@@ -209,7 +244,7 @@ mod tests {
 
     #[test]
     fn common_prefix_agrees_with_the_bytewise_count() {
-        for len in 0..100_usize {
+        for len in 0..200_usize {
             for differ in 0..=len {
                 let a = vec![7; len];
                 let mut b = a.clone();
@@ -219,12 +254,19 @@ mod tests {
                 // SAFETY: both have `len` bytes.
                 let found = unsafe { common_prefix(a.as_ptr(), b.as_ptr(), a.as_ptr().add(len)) };
                 assert_eq!(found, differ);
-                if len >= 24 {
-                    // SAFETY: both have `len` bytes, 24 or more.
+                if len >= 8 {
+                    // SAFETY: both have `len` bytes, 8 or more.
                     let found = unsafe { common_prefix_wide(a.as_ptr(), b.as_ptr(), a.as_ptr().add(len)) };
                     assert_eq!(found, differ);
                 }
             }
         }
+    }
+
+    #[test]
+    fn zeros_are_counted_in_the_first_quarter_of_each_line() {
+        let page: Page = std::array::from_fn(|at| u8::from(at % 64 >= 16 || at % 3 == 0));
+        assert_eq!(sampled_zeros(&page), (0..crate::PAGE_SIZE).filter(|at| at % 64 < 16 && at % 3 != 0).count());
+        assert_eq!(sampled_zeros(&[0; crate::PAGE_SIZE]), crate::PAGE_SIZE / 4);
     }
 }

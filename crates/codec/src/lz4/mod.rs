@@ -13,9 +13,9 @@ use std::ops::Range;
 use decode::Extent;
 use encode::Fit;
 use format::Plain;
-use table::{Medium, Narrow, Table, Wrapped};
+use table::{Medium, Narrow, Positions, Table, Wrapped};
 
-use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError, mem::sampled_zeros};
 
 /// LZ4 at its default acceleration.
 #[derive(Clone, Copy, Debug)]
@@ -31,17 +31,33 @@ impl Codec for Lz4 {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
-        Ok(Box::new(Lz4Stream { table: Narrow::new() }))
+        Ok(Box::new(Lz4Stream { positions: Positions::new() }))
     }
 }
 
+/// Zero bytes among those sampled of a page, at most, of text and of what has been compressed before.
+const TEXT_ZEROS: usize = SAMPLED / 16;
+
+/// The same of code. Pages with more hold words of 8 bytes, most of them pointers or small numbers.
+const CODE_ZEROS: usize = SAMPLED * 5 / 16;
+
+/// Bytes of a page of which the zeros are counted.
+const SAMPLED: usize = PAGE_SIZE / 4;
+
 struct Lz4Stream {
-    table: Narrow,
+    positions: Positions,
 }
 
 impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        encode::encode::<Plain, _>(&mut self.table, page, out, Fit::All).map(|(_, len)| len)
+        // How many bytes a match needs to pay for itself in bytes and time depends on the data, and zeros tell it well.
+        let positions = &mut self.positions;
+        let encoded = match sampled_zeros(page) {
+            0..=TEXT_ZEROS => encode::encode::<Plain, _>(&mut Narrow::<33, true>(positions), page, out, Fit::All),
+            ..=CODE_ZEROS => encode::encode::<Plain, _>(&mut Narrow::<32, true>(positions), page, out, Fit::All),
+            _ => encode::encode::<Plain, _>(&mut Narrow::<40, false>(positions), page, out, Fit::All),
+        };
+        encoded.map(|(_, len)| len)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
@@ -49,16 +65,15 @@ impl Stream for Lz4Stream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + Narrow::BYTES
+        size_of::<Self>() + Positions::BYTES
     }
 }
 
-/// An LZ4 encoder for blocks of any length: its hash tables, 32 KiB, used again for every block.
+/// An LZ4 encoder for blocks of any length: its hash table, 16 KiB, used again for every block.
 ///
 /// What a block compresses to does not depend on the blocks before it.
 pub struct Lz4Encoder {
-    medium: Medium,
-    wrapped: Wrapped,
+    positions: Positions,
 }
 
 impl std::fmt::Debug for Lz4Encoder {
@@ -75,11 +90,11 @@ impl Default for Lz4Encoder {
 
 impl Lz4Encoder {
     /// The most input of one call, in bytes.
-    pub const MAX_INPUT: usize = Wrapped::MAX_INPUT;
+    pub const MAX_INPUT: usize = <Wrapped<'_> as Table>::MAX_INPUT;
 
     /// A new encoder. Allocates; nothing later does.
     pub fn new() -> Self {
-        Self { medium: Medium::new(), wrapped: Wrapped::new() }
+        Self { positions: Positions::new() }
     }
 
     /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block would be longer than
@@ -97,10 +112,11 @@ impl Lz4Encoder {
     }
 
     fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
+        let medium = Narrow(&mut self.positions);
         if input.len() <= Medium::MAX_INPUT {
-            encode::encode::<Plain, _>(&mut self.medium, input, out, fit)
-        } else if input.len() <= Wrapped::MAX_INPUT {
-            encode::encode::<Plain, _>(&mut self.wrapped, input, out, fit)
+            encode::encode::<Plain, Medium<'_>>(&mut { medium }, input, out, fit)
+        } else if input.len() <= Self::MAX_INPUT {
+            encode::encode::<Plain, _>(&mut Wrapped(medium), input, out, fit)
         } else {
             None
         }

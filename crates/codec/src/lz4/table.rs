@@ -5,8 +5,8 @@ pub(crate) trait Table {
     /// Bytes that a block may have.
     const MAX_INPUT: usize;
 
-    /// Bytes of heap.
-    const BYTES: usize;
+    /// Whether the encoder should remember a position inside a match too. It costs a twentieth of the time on pages of short matches.
+    const INSIDE: bool;
 
     /// Makes the table ready for a block of `len` bytes, at most [`Table::MAX_INPUT`], and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
@@ -22,94 +22,73 @@ pub(crate) trait Table {
     fn set(&mut self, hash: usize, position: usize);
 }
 
-/// For blocks of up to 64 KiB: 16 KiB of two-byte entries, which stay in the L1 cache. Positions count from 0.
-pub(crate) struct Narrow {
-    entries: Box<[u16; Narrow::ENTRIES]>,
-}
+/// The memory of a table, 16 KiB, which stays in the L1 cache. Kept from one block to the next, and for tables of all kinds.
+pub(crate) struct Positions(Box<[u16; Positions::ENTRIES]>);
 
-impl Narrow {
+impl Positions {
     const BITS: u32 = 13;
     const ENTRIES: usize = 1 << Self::BITS;
 
+    /// Bytes of heap.
+    pub(crate) const BYTES: usize = size_of::<[u16; Self::ENTRIES]>();
+
     pub(crate) fn new() -> Self {
-        Self { entries: Box::new([0; Self::ENTRIES]) }
+        Self(Box::new([0; Self::ENTRIES]))
+    }
+
+    /// The hash of the low `BITS` bits of `bytes`, 32 to 40.
+    #[inline(always)]
+    fn hash<const BITS: u32>(bytes: u64) -> usize {
+        if BITS == 32 {
+            ((bytes as u32).wrapping_mul(0x9E37_79B1) >> (32 - Self::BITS)) as usize
+        } else {
+            ((bytes << (64 - BITS)).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - Self::BITS)) as usize
+        }
     }
 }
 
-impl Table for Narrow {
+/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 40: with 32, every match of four
+/// bytes is a candidate, with 40 none that ends there, which are a byte's gain each. With 33 half of those are.
+pub(crate) struct Narrow<'a, const BITS: u32, const INSIDE: bool>(pub(crate) &'a mut Positions);
+
+impl<const BITS: u32, const INSIDE: bool> Table for Narrow<'_, BITS, INSIDE> {
     const MAX_INPUT: usize = 1 << 16;
-    const BYTES: usize = size_of::<[u16; Self::ENTRIES]>();
+    const INSIDE: bool = INSIDE;
 
     fn begin(&mut self, _len: usize) -> usize {
-        self.entries.fill(0);
+        self.0.0.fill(0);
         0
     }
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        ((bytes as u32).wrapping_mul(0x9E37_79B1) >> (32 - Self::BITS)) as usize
+        Positions::hash::<BITS>(bytes)
     }
 
     #[inline(always)]
     fn get(&self, hash: usize, _position: usize) -> usize {
-        usize::from(self.entries[hash])
+        usize::from(self.0.0[hash])
     }
 
     #[inline(always)]
     fn set(&mut self, hash: usize, position: usize) {
-        self.entries[hash] = position as u16;
+        self.0.0[hash] = position as u16;
     }
 }
 
 /// For blocks of up to 64 KiB of which more is expected than of a page: [`Narrow`] by the hash of five bytes, since four
 /// would bring up many matches that are no longer than that. Clusters of 4 KiB of text have 0.983 of the bytes that four bytes give, in
 /// 0.9 of the time.
-pub(crate) struct Medium(Narrow);
+pub(crate) type Medium<'a> = Narrow<'a, 40, true>;
 
-impl Medium {
-    pub(crate) fn new() -> Self {
-        Self(Narrow::new())
-    }
-}
-
-impl Table for Medium {
-    const MAX_INPUT: usize = Narrow::MAX_INPUT;
-    const BYTES: usize = Narrow::BYTES;
-
-    fn begin(&mut self, len: usize) -> usize {
-        self.0.begin(len)
-    }
-
-    #[inline(always)]
-    fn hash(bytes: u64) -> usize {
-        hash_of_five(bytes)
-    }
-
-    #[inline(always)]
-    fn get(&self, hash: usize, position: usize) -> usize {
-        self.0.get(hash, position)
-    }
-
-    #[inline(always)]
-    fn set(&mut self, hash: usize, position: usize) {
-        self.0.set(hash, position);
-    }
-}
-
-/// For blocks of any length: the same 16 KiB, which hold positions modulo 64 KiB. An entry stands for the last position
+/// For blocks of any length: positions modulo 64 KiB, by the hash of five bytes. An entry stands for the last position
 /// before the one asked for that it can stand for, which an offset always reaches; where the entry is older than that, the bytes there
 /// differ, or are a match all the same.
-pub(crate) struct Wrapped(Narrow);
+pub(crate) struct Wrapped<'a>(pub(crate) Medium<'a>);
 
-impl Wrapped {
-    pub(crate) fn new() -> Self {
-        Self(Narrow::new())
-    }
-}
-
-impl Table for Wrapped {
+impl Table for Wrapped<'_> {
     const MAX_INPUT: usize = 1 << 31;
-    const BYTES: usize = Narrow::BYTES;
+    const INSIDE: bool = Medium::INSIDE;
 
     fn begin(&mut self, len: usize) -> usize {
         self.0.begin(len)
@@ -117,7 +96,7 @@ impl Table for Wrapped {
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        hash_of_five(bytes)
+        Medium::hash(bytes)
     }
 
     /// In the first 64 KiB an entry is less than `position`, so that the distance is at most `position`; later any
@@ -133,9 +112,4 @@ impl Table for Wrapped {
     fn set(&mut self, hash: usize, position: usize) {
         self.0.set(hash, position);
     }
-}
-
-#[inline(always)]
-fn hash_of_five(bytes: u64) -> usize {
-    ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - Narrow::BITS)) as usize
 }

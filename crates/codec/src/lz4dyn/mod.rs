@@ -7,7 +7,7 @@ use crate::{
     lz4::{
         encode::{self, Fit},
         format::Dynamic,
-        table::{Narrow, Table},
+        table::{Narrow, Positions},
     },
 };
 
@@ -25,17 +25,18 @@ impl Codec for Lz4Dyn {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
-        Ok(Box::new(Lz4DynStream { table: Narrow::new() }))
+        Ok(Box::new(Lz4DynStream { positions: Positions::new() }))
     }
 }
 
 struct Lz4DynStream {
-    table: Narrow,
+    positions: Positions,
 }
 
 impl Stream for Lz4DynStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        encode::encode::<Dynamic, _>(&mut self.table, page, out, Fit::All).map(|(_, len)| len)
+        encode::encode::<Dynamic, _>(&mut Narrow::<32, true>(&mut self.positions), page, out, Fit::All)
+            .map(|(_, len)| len)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
@@ -43,7 +44,7 @@ impl Stream for Lz4DynStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + Narrow::BYTES
+        size_of::<Self>() + Positions::BYTES
     }
 }
 
