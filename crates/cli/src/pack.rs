@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "fragments")]
     ztailpacking: bool,
 
-    /// Put the ends of files, or all files up to 8 MiB, together and compress that
+    /// Put the ends of files, or all files up to 16 MiB, together and compress that
     #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails")]
     fragments: Option<FragmentKind>,
 

@@ -40,7 +40,7 @@ pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;
 pub use fold::Fold;
-pub use lz4::{Lz4, Lz4Encoder};
+pub use lz4::{Lz4, Lz4Encoder, Matches as Lz4Matches};
 pub use lz4_dict::Lz4Dict;
 pub use lz4dyn::Lz4Dyn;
 pub use lz4hc::Lz4Hc;

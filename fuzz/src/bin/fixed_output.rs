@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
 use lzzzz::lz4;
-use pagefold_codec::{Lz4Encoder, Lz4Hc, PAGE_SIZE};
+use pagefold_codec::{Lz4Encoder, Lz4Hc, Lz4Matches, PAGE_SIZE};
 use pagefold_fuzz::page;
 
 thread_local! {
@@ -15,11 +15,12 @@ thread_local! {
 fuzz_target!(|data: &[u8]| {
     let Some((sizes, data)) = data.split_first_chunk::<4>() else { return };
     let room = 16 + usize::from(u16::from_le_bytes([sizes[0], sizes[1]])) % PAGE_SIZE;
-    let input = page(data).repeat(1 + usize::from(sizes[2] % 4));
+    let input = page(data).repeat(1 + usize::from(sizes[2] % 20));
     let mut out = vec![0x5a; room].into_boxed_slice();
     let (taken, len) = match i32::from(sizes[3] % 13) {
         0 => ENCODER.with_borrow_mut(|encoder| {
-            let (taken, len) = encoder.compress_fill(&input, &mut out).expect("room for something");
+            let matches = if sizes[2] & 128 == 0 { Lz4Matches::Short } else { Lz4Matches::Long };
+            let (taken, len) = encoder.compress_fill(&input, &mut out, matches).expect("room for something");
             // No block has one byte less than some lengths take; otherwise the output is full.
             assert!(
                 taken == input.len() || len + 1 >= room,

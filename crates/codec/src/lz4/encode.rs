@@ -125,7 +125,7 @@ unsafe fn sequences<F: Format, T: Table>(
             let hash = T::hash(bytes);
             let last_seen = table.get(hash, start);
             table.set(hash, start);
-            if load32(s.add(last_seen)) == bytes as u32 {
+            if load32(s.add(last_seen)) == bytes as u32 && T::reaches(start, last_seen) {
                 (at, seen) = (start, last_seen);
                 // One literal, if it is the block's first byte.
                 back = 0;
@@ -186,7 +186,7 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
         let hash = T::hash(bytes);
         let seen = table.get(hash, at);
         table.set(hash, at);
-        (load32(s.add(seen)) == bytes as u32).then_some((at, seen))
+        (load32(s.add(seen)) == bytes as u32 && T::reaches(at, seen)).then_some((at, seen))
     };
     let mut at = start;
     let single_end = (last_start + 1).min(start + SINGLE_STEPS);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use decode::Extent;
 use encode::Fit;
 use format::Plain;
-use table::{Medium, Narrow, Positions, Table, Wrapped};
+use table::{Medium, Narrow, Positions, Table, Wide, WidePositions};
 
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError, mem::sampled_zeros};
 
@@ -69,11 +69,22 @@ impl Stream for Lz4Stream {
     }
 }
 
-/// An LZ4 encoder for blocks of any length: its hash table, 16 KiB, used again for every block.
+/// An LZ4 encoder for blocks of any length: its hash tables, 48 KiB, used again for every block.
 ///
 /// What a block compresses to does not depend on the blocks before it.
 pub struct Lz4Encoder {
     positions: Positions,
+    wide: Box<WidePositions>,
+}
+
+/// What is looked for in inputs of more than 64 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matches {
+    /// Matches of 5 bytes and more.
+    Short,
+    /// Matches of 6 bytes and more: 0.83 to 0.96 of the time. Blocks are 1 to 7 % longer, or up to 3 % shorter where
+    /// matches are long.
+    Long,
 }
 
 impl std::fmt::Debug for Lz4Encoder {
@@ -90,35 +101,37 @@ impl Default for Lz4Encoder {
 
 impl Lz4Encoder {
     /// The most input of one call, in bytes.
-    pub const MAX_INPUT: usize = <Wrapped<'_> as Table>::MAX_INPUT;
+    pub const MAX_INPUT: usize = Wide::<40>::MAX_INPUT;
 
     /// A new encoder. Allocates; nothing later does.
     pub fn new() -> Self {
-        Self { positions: Positions::new() }
+        Self { positions: Positions::new(), wide: Box::new([0; _]) }
     }
 
     /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block would be longer than
     /// `out`, or `input` is longer than [`Lz4Encoder::MAX_INPUT`]; `out` then holds unspecified bytes. With `out` of
     /// [`compress_bound`] bytes every input fits.
     pub fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
-        self.encode(input, out, Fit::All).map(|(_, len)| len)
+        self.encode(input, out, Fit::All, Matches::Short).map(|(_, len)| len)
     }
 
     /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of `input` and the block's length.
     /// If not all of `input` was taken, the block's length is `out.len()`, or one less where no block has that length. `None`:
     /// `out` is empty, or `input` longer than [`Lz4Encoder::MAX_INPUT`].
-    pub fn compress_fill(&mut self, input: &[u8], out: &mut [u8]) -> Option<(usize, usize)> {
-        self.encode(input, out, Fit::Front)
+    pub fn compress_fill(&mut self, input: &[u8], out: &mut [u8], matches: Matches) -> Option<(usize, usize)> {
+        self.encode(input, out, Fit::Front, matches)
     }
 
-    fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit) -> Option<(usize, usize)> {
-        let medium = Narrow(&mut self.positions);
-        if input.len() <= Medium::MAX_INPUT {
-            encode::encode::<Plain, Medium<'_>>(&mut { medium }, input, out, fit)
-        } else if input.len() <= Self::MAX_INPUT {
-            encode::encode::<Plain, _>(&mut Wrapped(medium), input, out, fit)
-        } else {
+    fn encode(&mut self, input: &[u8], out: &mut [u8], fit: Fit, matches: Matches) -> Option<(usize, usize)> {
+        if input.len() > Self::MAX_INPUT {
             None
+        } else if input.len() <= Medium::MAX_INPUT {
+            encode::encode::<Plain, Medium<'_>>(&mut Narrow(&mut self.positions), input, out, fit)
+        } else {
+            match matches {
+                Matches::Short => encode::encode::<Plain, _>(&mut Wide::<40>(&mut self.wide), input, out, fit),
+                Matches::Long => encode::encode::<Plain, _>(&mut Wide::<48>(&mut self.wide), input, out, fit),
+            }
         }
     }
 }

@@ -14,9 +14,15 @@ pub(crate) trait Table {
     /// The hash of the next bytes at a position, of which there are 8 here.
     fn hash(bytes: u64) -> usize;
 
-    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not, or too long ago for an offset,
-    /// the result is some other position of the block before, within an offset's reach.
+    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not, the result is some other
+    /// position of the block before.
     fn get(&self, hash: usize, position: usize) -> usize;
+
+    /// Whether an offset reaches from `position` back to what [`Table::get`] returned.
+    #[inline(always)]
+    fn reaches(_position: usize, _seen: usize) -> bool {
+        true
+    }
 
     /// Remembers `position` for `hash`.
     fn set(&mut self, hash: usize, position: usize);
@@ -36,7 +42,7 @@ impl Positions {
         Self(Box::new([0; Self::ENTRIES]))
     }
 
-    /// The hash of the low `BITS` bits of `bytes`, 32 to 40.
+    /// The hash of the low `BITS` bits of `bytes`, 32 to 48.
     #[inline(always)]
     fn hash<const BITS: u32>(bytes: u64) -> usize {
         if BITS == 32 {
@@ -81,35 +87,38 @@ impl<const BITS: u32, const INSIDE: bool> Table for Narrow<'_, BITS, INSIDE> {
 /// 0.9 of the time.
 pub(crate) type Medium<'a> = Narrow<'a, 40, true>;
 
-/// For blocks of any length: positions modulo 64 KiB, by the hash of five bytes. An entry stands for the last position
-/// before the one asked for that it can stand for, which an offset always reaches; where the entry is older than that, the bytes there
-/// differ, or are a match all the same.
-pub(crate) struct Wrapped<'a>(pub(crate) Medium<'a>);
+/// The memory of a table for blocks of any length, 32 KiB.
+pub(crate) type WidePositions = [u32; Positions::ENTRIES];
 
-impl Table for Wrapped<'_> {
+/// For blocks of any length, by the hash of the next `BITS` bits.
+pub(crate) struct Wide<'a, const BITS: u32>(pub(crate) &'a mut WidePositions);
+
+impl<const BITS: u32> Table for Wide<'_, BITS> {
     const MAX_INPUT: usize = 1 << 31;
-    const INSIDE: bool = Medium::INSIDE;
+    const INSIDE: bool = true;
 
-    fn begin(&mut self, len: usize) -> usize {
-        self.0.begin(len)
+    fn begin(&mut self, _len: usize) -> usize {
+        self.0.fill(0);
+        0
     }
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        Medium::hash(bytes)
+        Positions::hash::<BITS>(bytes)
     }
 
-    /// In the first 64 KiB an entry is less than `position`, so that the distance is at most `position`; later any
-    /// distance up to 65535 stays in the block.
     #[inline(always)]
-    fn get(&self, hash: usize, position: usize) -> usize {
-        let before = position - 1;
-        let distance = before.wrapping_sub(self.0.get(hash, position)) & 0xFFFF;
-        before - distance.min(0xFFFE)
+    fn get(&self, hash: usize, _position: usize) -> usize {
+        self.0[hash] as usize
+    }
+
+    #[inline(always)]
+    fn reaches(position: usize, seen: usize) -> bool {
+        position - seen <= 0xFFFF
     }
 
     #[inline(always)]
     fn set(&mut self, hash: usize, position: usize) {
-        self.0.set(hash, position);
+        self.0[hash] = position as u32;
     }
 }

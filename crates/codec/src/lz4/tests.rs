@@ -94,8 +94,14 @@ fn in_place_agrees(block: &[u8], input: &[u8]) {
 
 /// What [`Lz4Encoder::compress_fill`] promises, and the end-of-block rules of the format.
 fn check_fill(encoder: &mut Lz4Encoder, input: &[u8], cap: usize) {
+    for matches in [Matches::Short, Matches::Long] {
+        check_fill_with(encoder, input, cap, matches);
+    }
+}
+
+fn check_fill_with(encoder: &mut Lz4Encoder, input: &[u8], cap: usize, matches: Matches) {
     let mut out = vec![0; cap];
-    let Some((taken, len)) = encoder.compress_fill(input, &mut out) else {
+    let Some((taken, len)) = encoder.compress_fill(input, &mut out, matches) else {
         assert_eq!(cap, 0);
         return;
     };
@@ -285,7 +291,7 @@ fn a_block_does_not_depend_on_the_blocks_before_it() {
 }
 
 #[test]
-fn positions_modulo_64_kib_give_offsets_in_reach() {
+fn offsets_of_long_blocks_stay_in_reach() {
     let mut encoder = Lz4Encoder::new();
     // What is seen again at, just before and just after the longest offset.
     for period in [65_534, 65_535, 65_536, 65_537, 131_072] {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pagefold_codec::cluster::ClusterCodec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::choices::algorithm;
@@ -13,7 +14,7 @@ use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
-use super::segment::{Compressor, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
+use super::segment::{Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::tree::{Content, NodeId, NodeKind, Tree};
 use super::{BuildOptions, Compression, Fragments, Progress};
 use crate::error::{Error, Result};
@@ -52,6 +53,8 @@ struct Source {
     header_bytes: u64,
     /// How it is compressed: the place among the plan's choices.
     way: usize,
+    /// A multiple of the block.
+    segment_bytes: u64,
     packable: bool,
 }
 
@@ -65,7 +68,7 @@ struct Part {
 
 impl Part {
     fn len(&self) -> u64 {
-        (self.source.size - self.offset).min(SEGMENT_BYTES)
+        (self.source.size - self.offset).min(self.source.segment_bytes)
     }
 
     fn is_last(&self) -> bool {
@@ -83,9 +86,9 @@ const JOB_PARTS: usize = 64;
 /// The segments of files, in order.
 fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
     sources.iter().flat_map(|source| {
-        (0..source.size.div_ceil(SEGMENT_BYTES)).map(|number| Part {
+        (0..source.size.div_ceil(source.segment_bytes)).map(|number| Part {
             source: Arc::clone(source),
-            offset: number * SEGMENT_BYTES,
+            offset: number * source.segment_bytes,
             cuts: Vec::new(),
         })
     })
@@ -160,8 +163,7 @@ pub(crate) fn write(
     let mut files = HashMap::new();
     let sources = plan.regular_files(tree).map(|(id, header_bytes)| {
         let NodeKind::Regular { content, size } = &tree.node(id).kind else { return (id, None) };
-        let source =
-            Source { content: content.clone(), size: *size, header_bytes, way: plan.choices.way(id), packable: true };
+        let source = writer.source(content.clone(), *size, header_bytes, plan.choices.way(id), true);
         (id, (*size > 0).then(|| Arc::new(source)))
     });
     let (ids, sources): (Vec<_>, Vec<_>) = sources.filter_map(|(id, source)| Some((id, source?))).unzip();
@@ -178,7 +180,7 @@ pub(crate) fn write(
         let size = spool.len;
         let content = Content::Range(Arc::new(spool.file), 0);
         let header_bytes = crate::format::InodeExtended::SIZE as u64;
-        let source = Arc::new(Source { content, size, header_bytes, way: 0, packable: false });
+        let source = Arc::new(writer.source(content, size, header_bytes, 0, false));
         writer.store_all(&[source], &mut |_| {}, |data| packed = Some((size, data)))?;
     }
     writer.flush()?;
@@ -223,6 +225,14 @@ struct Writer<'a> {
 const PENDING_BYTES: usize = 1 << 20;
 
 impl Writer<'_> {
+    fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
+        let codec = self.ways.get(way).copied().flatten().map(|compression| compression.codec);
+        // A file of several segments is no fragment: it would have to be gathered in order to find it again.
+        let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All;
+        let segment_bytes = if fast { FAST_SEGMENT_BYTES } else { SEGMENT_BYTES };
+        Source { content, size, header_bytes, way, segment_bytes, packable }
+    }
+
     /// Stores files and calls `done` with how, in order; tells `progress` how many bytes were.
     fn store_all(
         &mut self,
@@ -561,7 +571,6 @@ impl<'a> Worker<'a> {
             read(source, part.offset, part.len(), &mut bytes)?;
             return Ok(Work::Raw(bytes));
         };
-        // A file of several segments is no fragment: it would have to be gathered in order to find it again.
         if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
             let mut bytes = Vec::new();
             read(source, 0, part.len(), &mut bytes)?;

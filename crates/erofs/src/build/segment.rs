@@ -23,6 +23,10 @@ use pagefold_codec::cluster::{ClusterEncoder, Filled};
 /// enough that the segments in flight are bounded memory. A multiple of every block.
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
+/// Bytes of a segment that LZ4 compresses: so fast that the writer would wait for the last thread's segment. Costs 0.1 % of
+/// the bytes, which its clusters have to spare beside liblz4's.
+pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
+
 /// The longest content of a cluster that is built. Linux takes up to 12 MiB.
 const MAX_CONTENT: usize = 4 << 20;
 
