@@ -5,7 +5,7 @@
 //! Integers are little-endian on every machine.
 #![allow(unsafe_code)] // Unaligned access without a bounds check for each; the callers check once a sequence.
 
-use crate::Page;
+use crate::{PAGE_SIZE, Page};
 
 /// The 16 bits at `p`.
 ///
@@ -172,30 +172,32 @@ unsafe fn differences<const N: usize>(a: *const u8, b: *const u8) -> u64 {
     mask
 }
 
-/// How many of the first 16 bytes of every 64 are zero.
+/// Bytes of a page that [`sampled_zeros`] looks at.
+pub(crate) const ZEROS_SAMPLED: usize = PAGE_SIZE / 16;
+
+/// How many of the first 16 bytes of every 256 are zero.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn sampled_zeros(page: &Page) -> usize {
     use std::arch::x86_64::{
         _mm_cmpeq_epi8, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_sad_epu8, _mm_setzero_si128, _mm_sub_epi8,
         _mm_unpackhi_epi64,
     };
-    // SAFETY: every x86-64 processor has SSE2; 16 bytes can be read from every line of 64.
+    // SAFETY: every x86-64 processor has SSE2; 16 bytes can be read from every 256.
     unsafe {
         let zero = _mm_setzero_si128();
-        // A byte each for 64 lines.
         let mut counts = zero;
-        for line in page.as_chunks::<64>().0 {
-            counts = _mm_sub_epi8(counts, _mm_cmpeq_epi8(_mm_loadu_si128(line.as_ptr().cast()), zero));
+        for part in page.as_chunks::<256>().0 {
+            counts = _mm_sub_epi8(counts, _mm_cmpeq_epi8(_mm_loadu_si128(part.as_ptr().cast()), zero));
         }
         let sums = _mm_sad_epu8(counts, zero);
         (_mm_cvtsi128_si64(sums) + _mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums))) as usize
     }
 }
 
-/// How many of the first 16 bytes of every 64 are zero.
+/// How many of the first 16 bytes of every 256 are zero.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn sampled_zeros(page: &Page) -> usize {
-    page.as_chunks::<64>().0.iter().flat_map(|line| &line[..16]).filter(|&&byte| byte == 0).count()
+    page.as_chunks::<256>().0.iter().flat_map(|part| &part[..16]).filter(|&&byte| byte == 0).count()
 }
 
 #[cfg(test)]
@@ -264,9 +266,9 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_counted_in_the_first_quarter_of_each_line() {
-        let page: Page = std::array::from_fn(|at| u8::from(at % 64 >= 16 || at % 3 == 0));
-        assert_eq!(sampled_zeros(&page), (0..crate::PAGE_SIZE).filter(|at| at % 64 < 16 && at % 3 != 0).count());
-        assert_eq!(sampled_zeros(&[0; crate::PAGE_SIZE]), crate::PAGE_SIZE / 4);
+    fn zeros_are_counted_in_the_first_16_of_256() {
+        let page: Page = std::array::from_fn(|at| u8::from(at % 256 >= 16 || at % 3 == 0));
+        assert_eq!(sampled_zeros(&page), (0..PAGE_SIZE).filter(|at| at % 256 < 16 && at % 3 != 0).count());
+        assert_eq!(sampled_zeros(&[0; PAGE_SIZE]), ZEROS_SAMPLED);
     }
 }

@@ -6,7 +6,7 @@
 //!         after 112 misses try every second position, after 48 more every third, and so on
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
 //!     write token, literals, offset, length
-//!     remember the position 2 before the match's end, or, if offsets are dynamic, the one after its start, or none
+//!     remember, as the table says, the position after the match's start and the one 2 before its end
 //! write what is left as literals
 //! ```
 //!
@@ -162,9 +162,11 @@ unsafe fn sequences<F: Format, T: Table>(
             if start > last_start {
                 break;
             }
-            if T::INSIDE {
-                let remembered = if F::DYNAMIC { at + 1 } else { next - 2 };
-                table.set(T::hash(load64(s.add(remembered))), remembered);
+            if T::INSIDE.after_start {
+                table.set(T::hash(load64(s.add(at + 1))), at + 1);
+            }
+            if T::INSIDE.before_end {
+                table.set(T::hash(load64(s.add(next - 2))), next - 2);
             }
         }
     }

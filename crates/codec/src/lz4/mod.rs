@@ -11,11 +11,14 @@ pub(crate) mod table;
 use std::ops::Range;
 
 use decode::Extent;
-use encode::Fit;
+use encode::{Fit, encode};
 use format::Plain;
 use table::{Medium, Narrow, Positions, Table, Wide, WidePositions};
 
-use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError, mem::sampled_zeros};
+use crate::{
+    Codec, CodecId, Corrupt, Page, Stream, StreamError,
+    mem::{ZEROS_SAMPLED, sampled_zeros},
+};
 
 /// LZ4 at its default acceleration.
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +38,28 @@ impl Codec for Lz4 {
     }
 }
 
-/// Zero bytes among those sampled of a page, at most, of text and of what has been compressed before.
-const TEXT_ZEROS: usize = SAMPLED / 16;
+/// What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be worth its bytes and its time
+/// depends on it.
+pub(crate) enum Kind {
+    /// Text, and what has been compressed before: hardly a zero byte.
+    Text,
+    /// Code and tables.
+    Code,
+    /// Words of 8 bytes, most of them pointers and small numbers: many zero bytes.
+    Words,
+}
 
-/// The same of code. Pages with more hold words of 8 bytes, most of them pointers or small numbers.
-const CODE_ZEROS: usize = SAMPLED * 5 / 16;
-
-/// Bytes of a page of which the zeros are counted.
-const SAMPLED: usize = PAGE_SIZE / 4;
+impl Kind {
+    pub(crate) fn of(page: &Page) -> Self {
+        const CODE: usize = ZEROS_SAMPLED / 16 + 1;
+        const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
+        match sampled_zeros(page) {
+            ..CODE => Self::Text,
+            CODE..WORDS => Self::Code,
+            _ => Self::Words,
+        }
+    }
+}
 
 struct Lz4Stream {
     positions: Positions,
@@ -50,12 +67,11 @@ struct Lz4Stream {
 
 impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        // How many bytes a match needs to pay for itself in bytes and time depends on the data, and zeros tell it well.
-        let positions = &mut self.positions;
-        let encoded = match sampled_zeros(page) {
-            0..=TEXT_ZEROS => encode::encode::<Plain, _>(&mut Narrow::<33, true>(positions), page, out, Fit::All),
-            ..=CODE_ZEROS => encode::encode::<Plain, _>(&mut Narrow::<32, true>(positions), page, out, Fit::All),
-            _ => encode::encode::<Plain, _>(&mut Narrow::<40, false>(positions), page, out, Fit::All),
+        let table = &mut self.positions;
+        let encoded = match Kind::of(page) {
+            Kind::Text => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out, Fit::All),
+            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, true>(table), page, out, Fit::All),
+            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false>(table), page, out, Fit::All),
         };
         encoded.map(|(_, len)| len)
     }
@@ -126,11 +142,11 @@ impl Lz4Encoder {
         if input.len() > Self::MAX_INPUT {
             None
         } else if input.len() <= Medium::MAX_INPUT {
-            encode::encode::<Plain, Medium<'_>>(&mut Narrow(&mut self.positions), input, out, fit)
+            encode::<Plain, Medium<'_>>(&mut Narrow(&mut self.positions), input, out, fit)
         } else {
             match matches {
-                Matches::Short => encode::encode::<Plain, _>(&mut Wide::<40>(&mut self.wide), input, out, fit),
-                Matches::Long => encode::encode::<Plain, _>(&mut Wide::<48>(&mut self.wide), input, out, fit),
+                Matches::Short => encode::<Plain, _>(&mut Wide::<40>(&mut self.wide), input, out, fit),
+                Matches::Long => encode::<Plain, _>(&mut Wide::<48>(&mut self.wide), input, out, fit),
             }
         }
     }

@@ -1,12 +1,22 @@
 //! Where the encoder saw a sequence last: hash tables of positions.
 
+/// Which positions inside a match an encoder remembers. Those before its end find as much again as those after its start, and
+/// cost as much time; but those after the start find it nearer.
+#[derive(Clone, Copy)]
+pub(crate) struct Inside {
+    /// The one after its first.
+    pub(crate) after_start: bool,
+    /// The one two before its end.
+    pub(crate) before_end: bool,
+}
+
 /// A table from the hash of a few bytes to the last position that had them.
 pub(crate) trait Table {
     /// Bytes that a block may have.
     const MAX_INPUT: usize;
 
-    /// Whether the encoder should remember a position inside a match too. It costs a twentieth of the time on pages of short matches.
-    const INSIDE: bool;
+    /// Which positions inside a match are remembered.
+    const INSIDE: Inside;
 
     /// Makes the table ready for a block of `len` bytes, at most [`Table::MAX_INPUT`], and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
@@ -55,11 +65,15 @@ impl Positions {
 
 /// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 40: with 32, every match of four
 /// bytes is a candidate, with 40 none that ends there, which are a byte's gain each. With 33 half of those are.
-pub(crate) struct Narrow<'a, const BITS: u32, const INSIDE: bool>(pub(crate) &'a mut Positions);
+pub(crate) struct Narrow<'a, const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool>(
+    pub(crate) &'a mut Positions,
+);
 
-impl<const BITS: u32, const INSIDE: bool> Table for Narrow<'_, BITS, INSIDE> {
+impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool> Table
+    for Narrow<'_, BITS, AFTER_START, BEFORE_END>
+{
     const MAX_INPUT: usize = 1 << 16;
-    const INSIDE: bool = INSIDE;
+    const INSIDE: Inside = Inside { after_start: AFTER_START, before_end: BEFORE_END };
 
     fn begin(&mut self, _len: usize) -> usize {
         self.0.0.fill(0);
@@ -85,7 +99,7 @@ impl<const BITS: u32, const INSIDE: bool> Table for Narrow<'_, BITS, INSIDE> {
 /// For blocks of up to 64 KiB of which more is expected than of a page: [`Narrow`] by the hash of five bytes, since four
 /// would bring up many matches that are no longer than that. Clusters of 4 KiB of text have 0.983 of the bytes that four bytes give, in
 /// 0.9 of the time.
-pub(crate) type Medium<'a> = Narrow<'a, 40, true>;
+pub(crate) type Medium<'a> = Narrow<'a, 40, false, true>;
 
 /// The memory of a table for blocks of any length, 32 KiB.
 pub(crate) type WidePositions = [u32; Positions::ENTRIES];
@@ -95,7 +109,7 @@ pub(crate) struct Wide<'a, const BITS: u32>(pub(crate) &'a mut WidePositions);
 
 impl<const BITS: u32> Table for Wide<'_, BITS> {
     const MAX_INPUT: usize = 1 << 31;
-    const INSIDE: bool = true;
+    const INSIDE: Inside = Medium::INSIDE;
 
     fn begin(&mut self, _len: usize) -> usize {
         self.0.fill(0);

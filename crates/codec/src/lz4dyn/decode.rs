@@ -66,13 +66,10 @@ struct Decoder {
     long: usize,
 }
 
-/// The bits of an offset of one byte and of two, once the bit that is not part of it is shifted out.
-const OFFSET_MASKS: [u16; 2] = [0x7F, 0x7FFF];
-
-/// The offset that stands in the low byte of `bits`, or, if `long` is 1, in both.
+/// The offset that stands in the low byte of `bits`, or, if `long` is 1 and not 0, in both. A mask that is computed waits for no load.
 #[inline(always)]
-fn offset(bits: u16, long: usize) -> usize {
-    usize::from(bits >> 1 & OFFSET_MASKS[long & 1])
+fn offset(bits: usize, long: usize) -> usize {
+    (bits & (0xFF | (long.wrapping_neg() & 0xFF00))) >> 1
 }
 
 impl Decoder {
@@ -83,47 +80,50 @@ impl Decoder {
     /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the latter or at its end.
     #[inline(always)]
     unsafe fn quick(&mut self) {
-        let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
+        let Self { mut ip, input_end, op, output_start, output_end, mut long } = *self;
+        // Positions in the output, not pointers: an offset is compared with one as it is.
+        let output_len = output_end.addr() - output_start.addr();
+        let mut at = op.addr() - output_start.addr();
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
-        let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Whether `literals` may be copied from `ip` to `op`, 32 at a time, with room for a short match after them.
-        let fits = |ip: *const u8, op: *mut u8, literals: usize| {
-            literals + 32 <= input_end.addr() - ip.addr()
-                && literals + QUICK_OUTPUT + 16 <= output_end.addr() - op.addr()
+        let Some(last_output) = output_len.checked_sub(QUICK_OUTPUT) else { return };
+        // Whether `literals` may be copied from `ip` to `at`, 32 at a time, with room for a short match after them.
+        let fits = |ip: *const u8, at: usize, literals: usize| {
+            literals + 32 <= input_end.addr() - ip.addr() && literals + QUICK_OUTPUT + 16 <= output_len - at
         };
-        while ip.addr() <= last_input && op.addr() <= last_output {
+        while ip.addr() <= last_input && at <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes move or make longer is
             // checked anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
                 let token = usize::from(*ip);
                 let mut literals = token >> 4;
-                let bits = load16(ip.add(1));
+                let bits = usize::from(load16(ip.add(1)));
                 let offset = offset(bits, long);
-                let mut literals_at = ip.add(2 + long);
+                let mut literals_at = ip.add(long).add(2);
+                let op = output_start.add(at);
                 if token & 15 < 15 {
                     copy::<16>(literals_at, op);
                     if literals == 15 {
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
                         literals += more;
-                        if !fits(literals_at, op, literals) {
+                        if !fits(literals_at, at, literals) {
                             break;
                         }
                         wild_copy::<32>(literals_at, op, literals);
                     }
-                    let match_at = op.add(literals);
-                    if offset > match_at.addr() - output_start.addr() {
+                    let match_at = at + literals;
+                    if offset > match_at {
                         break;
                     }
                     if offset >= 8 {
-                        short_match_far(match_at, offset);
+                        short_match_far(output_start.add(match_at), offset);
                     } else if offset != 0 {
-                        short_match_near(match_at, offset);
+                        short_match_near(output_start.add(match_at), offset);
                     } else {
                         break;
                     }
                     ip = literals_at.add(literals);
-                    op = match_at.add(MIN_MATCH + (token & 15));
-                    long = usize::from(bits & 1);
+                    at = match_at + MIN_MATCH + (token & 15);
+                    long = bits & 1;
                     continue;
                 }
                 let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
@@ -131,7 +131,7 @@ impl Decoder {
                 if literals == 15 {
                     let Some(more) = length(&mut literals_at, input_end) else { break };
                     literals += more;
-                    if !fits(literals_at, op, literals) {
+                    if !fits(literals_at, at, literals) {
                         break;
                     }
                     wild_copy::<32>(literals_at, op, literals);
@@ -140,20 +140,18 @@ impl Decoder {
                 } else {
                     break;
                 }
-                let match_at = op.add(literals);
-                if offset > match_at.addr() - output_start.addr()
-                    || offset == 0
-                    || len + OVERSHOOT > output_end.addr() - match_at.addr()
-                {
+                let match_at = at + literals;
+                if offset > match_at || offset == 0 || len + OVERSHOOT > output_len - match_at {
                     break;
                 }
-                long_match(match_at, offset, len);
+                long_match(output_start.add(match_at), offset, len);
                 ip = literals_at.add(literals);
-                op = match_at.add(len);
-                long = usize::from(bits & 1);
+                at = match_at + len;
+                long = bits & 1;
             }
         }
-        (self.ip, self.op, self.long) = (ip, op, long);
+        // SAFETY: `at` is in the output, or at its end.
+        (self.ip, self.op, self.long) = (ip, unsafe { output_start.add(at) }, long);
     }
 
     /// Decodes what is left with every bound checked to the byte.
@@ -170,10 +168,10 @@ impl Decoder {
                     return Err(TRUNCATED);
                 }
                 let token = usize::from(*ip);
-                let bits = if long == 0 { u16::from(*ip.add(1)) } else { load16(ip.add(1)) };
+                let bits = usize::from(if long == 0 { u16::from(*ip.add(1)) } else { load16(ip.add(1)) });
                 let offset = offset(bits, long);
                 ip = ip.add(2 + long);
-                long = usize::from(bits & 1);
+                long = bits & 1;
                 let mut len = MIN_MATCH + (token & 15);
                 if len == LONG {
                     len += length(&mut ip, input_end).ok_or(TRUNCATED)?;

@@ -5,7 +5,8 @@ mod decode;
 use crate::{
     Codec, CodecId, Corrupt, Page, Stream, StreamError,
     lz4::{
-        encode::{self, Fit},
+        Kind,
+        encode::{Fit, encode},
         format::Dynamic,
         table::{Narrow, Positions},
     },
@@ -35,8 +36,13 @@ struct Lz4DynStream {
 
 impl Stream for Lz4DynStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        encode::encode::<Dynamic, _>(&mut Narrow::<32, true>(&mut self.positions), page, out, Fit::All)
-            .map(|(_, len)| len)
+        let table = &mut self.positions;
+        let encoded = match Kind::of(page) {
+            Kind::Text => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out, Fit::All),
+            Kind::Code => encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out, Fit::All),
+            Kind::Words => encode::<Dynamic, _>(&mut Narrow::<36, true, false>(table), page, out, Fit::All),
+        };
+        encoded.map(|(_, len)| len)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
