@@ -20,6 +20,7 @@
 mod budget;
 mod compaction;
 mod counters;
+mod cpus;
 mod entry;
 #[cfg(all(test, not(loom)))]
 mod faults;
