@@ -34,6 +34,7 @@ mod pins;
 mod pool;
 #[cfg(all(test, not(loom)))]
 mod pool_tests;
+mod prefetch;
 mod region;
 mod stats;
 mod store;

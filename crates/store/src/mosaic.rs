@@ -20,6 +20,7 @@
 
 mod bins;
 mod block;
+mod delayed;
 mod mutex;
 mod shard;
 
