@@ -20,6 +20,7 @@
 mod budget;
 mod compaction;
 mod counters;
+mod cpus;
 mod entry;
 #[cfg(all(test, not(loom)))]
 mod faults;
@@ -33,6 +34,7 @@ mod pins;
 mod pool;
 #[cfg(all(test, not(loom)))]
 mod pool_tests;
+mod prefetch;
 mod region;
 mod stats;
 mod store;

@@ -20,13 +20,13 @@
 
 mod bins;
 mod block;
+mod delayed;
 mod mutex;
 mod shard;
 
 use std::{
     cmp::Reverse,
     io,
-    num::NonZero,
     sync::{
         Arc, OnceLock,
         atomic::{
@@ -34,7 +34,6 @@ use std::{
             Ordering::{Acquire, Relaxed, Release},
         },
     },
-    thread,
 };
 
 use crossbeam_utils::CachePadded;
@@ -47,6 +46,7 @@ use self::{
 };
 use crate::{
     budget::{Budget, Full},
+    cpus::Cpus,
     pool::{Account, Goal, Location, Owners, Pool, Pressure},
     region::Region,
 };
@@ -79,6 +79,7 @@ const HANDED_MAX: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Mosaic {
     shards: Box<[OnceLock<Box<CachePadded<Part>>>]>,
+    cpus: Cpus,
     /// How many of them are allocated in.
     active: AtomicUsize,
     span_bits: u32,
@@ -174,8 +175,8 @@ impl Mosaic {
         let object_max = PAGE_SIZE as u64 + 2 * u64::from(BLOCK_MIN);
         let worst =
             objects.checked_mul(object_max).and_then(|bytes| bytes.checked_add(bytes / 4)).ok_or_else(too_large)?;
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get) as u64;
-        let useful = cpus.min(worst.div_ceil(SHARD_FILL)).max(1);
+        let cpus = Cpus::new();
+        let useful = (cpus.count() as u64).min(worst.div_ceil(SHARD_FILL)).max(1);
         let span = (worst / useful + 4 * u64::from(SEGMENT)).next_power_of_two().min(SPAN_MAX);
         let count = worst.div_ceil(span - u64::from(SEGMENT)).max(useful);
         if count > (1 << Location::BITS) / span {
@@ -183,6 +184,7 @@ impl Mosaic {
         }
         Ok(Self {
             shards: (0..count).map(|_| OnceLock::new()).collect(),
+            cpus,
             active: AtomicUsize::new(1),
             span_bits: span.trailing_zeros(),
             owners,
@@ -246,7 +248,7 @@ impl Mosaic {
     fn home(&self) -> usize {
         match self.active.load(Relaxed) {
             1 => 0,
-            active => rustix::thread::sched_getcpu() % active,
+            active => self.cpus.current() % active,
         }
     }
 
@@ -484,7 +486,8 @@ impl Pool for Mosaic {
     }
 
     fn account(&self) -> Account {
-        let mut sum = Account { index_bytes: size_of_val(&*self.shards) as u64, ..Account::default() };
+        let mut sum =
+            Account { index_bytes: size_of_val(&*self.shards) as u64 + self.cpus.bytes(), ..Account::default() };
         for (_, part) in self.parts() {
             let mut shard = self.lock(part);
             shard.free_delayed(&part.blocks);

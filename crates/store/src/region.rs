@@ -9,6 +9,8 @@ use std::{
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::prefetch::{LINE_BYTES, prefetch};
+
 /// Reserved, zero-filled, private memory. Untouched pages cost nothing.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -85,16 +87,12 @@ impl Region {
         unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.store(value, Relaxed);
     }
 
-    /// Asks the CPU to have the line at `offset` in its cache soon. An offset outside the region does nothing.
-    pub(crate) fn prefetch(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if offset < self.len_bytes {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint, which changes no memory and cannot fault; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_add(offset).cast()) };
+    /// Asks the CPU to have the lines of a range in its cache soon. The part of it outside the region does nothing.
+    pub(crate) fn prefetch(&self, offset: usize, len_bytes: usize) {
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes);
+        for line in (offset..end).step_by(LINE_BYTES) {
+            prefetch(self.base.wrapping_add(line));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
     }
 
     /// Gives the memory of whole pages back; they read as zeros afterwards.

@@ -27,6 +27,7 @@ use crate::{
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
     pool::PoolKind,
+    prefetch::{LINE_BYTES, prefetch},
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
     table::Table,
@@ -204,6 +205,10 @@ impl<L: EntryLock> Store<L> {
     /// Puts `page` in the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
+        // What the codec looks at first, in case the page is not in the cache.
+        for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
+            prefetch(&page[at]);
+        }
         let mut taken = self.core.streams.take(0, &self.budget)?;
         let replaced_bytes = object_bytes(self.core.table.peek(slot));
         let new = self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?;

@@ -10,7 +10,6 @@
 
 use std::{
     cell::UnsafeCell,
-    num::NonZero,
     ops::RangeInclusive,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -24,6 +23,7 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
 use crate::{
     budget::{Budget, Full},
+    cpus::Cpus,
     pins::{Pin, Pins},
     sync::Backoff,
     training::Trained,
@@ -89,7 +89,7 @@ unsafe impl Sync for Streams {}
 enum Queue {
     Single(Mutex<()>),
     Idle { numbers: Mutex<Vec<usize>>, returned: Condvar },
-    PerCpu { cpus: usize, crowd: Crowd },
+    PerCpu { cpus: Cpus, crowd: Crowd },
 }
 
 /// Threads that found every stream taken.
@@ -160,11 +160,11 @@ impl Streams {
     /// Streams of `codec` by `policy`, none made yet. `keeps`: they keep what writers take out of slots until no pin names
     /// it.
     pub(crate) fn new(codec: Arc<dyn Codec>, policy: StreamPolicy, keeps: bool) -> Self {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let cpus = Cpus::new();
         let count = match policy {
             StreamPolicy::Single => 1,
             StreamPolicy::Idle(count) => count.max(1),
-            StreamPolicy::PerCpu => cpus * STREAMS_PER_CPU,
+            StreamPolicy::PerCpu => cpus.count() * STREAMS_PER_CPU,
         };
         let queue = match policy {
             StreamPolicy::Single => Queue::Single(Mutex::default()),
@@ -202,7 +202,8 @@ impl Streams {
 
     /// Bytes of the streams' places, made or not.
     pub(crate) fn base_bytes(&self) -> u64 {
-        self.pins.bytes() + size_of_val(&*self.working) as u64
+        let cpus_bytes = if let Queue::PerCpu { cpus, .. } = &self.queue { cpus.bytes() } else { 0 };
+        self.pins.bytes() + size_of_val(&*self.working) as u64 + cpus_bytes
     }
 
     /// The most objects that are kept for readers at once.
@@ -211,10 +212,11 @@ impl Streams {
     }
 
     /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still there.
+    #[inline]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
         let (pin, lease) = match &self.queue {
             Queue::PerCpu { cpus, crowd } => {
-                let home = rustix::thread::sched_getcpu() % cpus * STREAMS_PER_CPU;
+                let home = cpus.current() * STREAMS_PER_CPU;
                 let pin = self.pins.try_take(home, word);
                 (pin.unwrap_or_else(|| self.take_any(home, word, crowd)), Lease::PerCpu(crowd))
             }
@@ -229,18 +231,25 @@ impl Streams {
             }
         };
         let working = &self.working[pin.number()];
-        // SAFETY: this thread holds the pin, and there is no other reference yet.
-        let place = unsafe { &mut *working.get() };
-        if place.is_none() {
-            match self.make(budget) {
-                Ok(made) => *place = Some(made),
-                Err(Full) => {
-                    drop((pin, lease));
-                    return self.take_made(word);
-                }
+        let taken = Taken { working, pin, _lease: lease };
+        // SAFETY: this thread holds the pin, and the reference ends here.
+        if unsafe { (*working.get()).is_some() } { Ok(taken) } else { self.take_new(taken, word, budget) }
+    }
+
+    /// Makes the working state of the stream that was taken, or takes another.
+    #[cold]
+    fn take_new<'a>(&'a self, taken: Taken<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
+        match self.make(budget) {
+            Ok(made) => {
+                // SAFETY: this thread holds the pin, and there is no other reference.
+                unsafe { *taken.working.get() = Some(made) };
+                Ok(taken)
+            }
+            Err(Full) => {
+                drop(taken);
+                self.take_made(word)
             }
         }
-        Ok(Taken { working, pin, _lease: lease })
     }
 
     /// Waits for a stream that is there: what has been written must be readable at the memory limit. It is taken past the
@@ -344,7 +353,6 @@ impl Streams {
         }
     }
 
-    #[cold]
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let stream = self.codec.stream().map_err(|_| Full)?;
         let bytes = (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64;

@@ -195,7 +195,12 @@ impl Blocks {
 
     /// Has a block's front in the cache soon.
     pub(super) fn prefetch(&self, at: u32) {
-        self.region.prefetch(at as usize);
+        self.region.prefetch(at as usize, 1);
+    }
+
+    /// Has the lines of a block of `len` bytes in the cache soon.
+    pub(super) fn prefetch_all(&self, at: u32, len: u32) {
+        self.region.prefetch(at as usize, len as usize);
     }
 
     /// Gives the memory of whole pages back.

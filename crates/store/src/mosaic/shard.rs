@@ -24,6 +24,7 @@ use super::{
     SEGMENT,
     bins::Bins,
     block::{BLOCK_MIN, Blocks, Kind, NIL},
+    delayed::{DELAYED, Delayed},
 };
 use crate::budget::{Budget, Full, Purpose};
 
@@ -37,10 +38,14 @@ const LARGE: usize = 32;
 const PIECE_MIN: u32 = 64;
 const PIECE_PART: u32 = 4;
 
-/// An object is freed this many frees later than asked for: its header is fetched into the cache at once, and its
-/// neighbours' after half of them. In a shard that fits in the cache nothing is delayed.
-const DELAYED: usize = 16;
+/// Live bytes of a shard from which on freeing is put off; a smaller one fits in the cache. The headers of what waits are
+/// fetched into the cache at once, and its neighbours' when so many others are still to go before it.
 const DELAY_FROM: u64 = 1 << 20;
+const LEAD: usize = 4;
+
+/// Whoever takes room frees one object if more than so many wait: that is done while the lines of the room, which the caller
+/// is about to write, come into the cache.
+const WAITING: usize = DELAYED / 2;
 
 /// How many segments room is made for at a time in the table of segments.
 const SEGMENTS_STEP: usize = 64;
@@ -83,9 +88,8 @@ pub(super) struct Shard {
     pub(super) held_bytes: u64,
     pub(super) live_bytes: u64,
     pub(super) free_bytes: u64,
-    /// Objects to be freed, the oldest at `delayed_at`; `NIL` where there is none. They count as live.
-    delayed: [u32; DELAYED],
-    delayed_at: usize,
+    /// Objects to be freed, the oldest first. They count as live.
+    delayed: Delayed,
     /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
     /// whose end something was left, which come to their turn again.
     pub(super) paused: VecDeque<Emptying>,
@@ -138,8 +142,7 @@ impl Shard {
             held_bytes: 0,
             live_bytes: 0,
             free_bytes: 0,
-            delayed: [NIL; DELAYED],
-            delayed_at: 0,
+            delayed: Delayed::default(),
             paused: VecDeque::new(),
             makes_room: false,
             budget,
@@ -159,11 +162,35 @@ impl Shard {
     pub(super) fn fit(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
         let need = blocks.whole_len(len_bytes);
         if let Some(at) = self.bins.best_fit(blocks, need) {
+            blocks.prefetch_all(at, need);
             self.bins.remove(blocks, at, blocks.len(at));
             self.carve(blocks, at, need, Kind::Whole, owner);
+            self.free_one(blocks);
             return Some(at);
         }
         self.alloc_in_two(blocks, len_bytes, owner)
+    }
+
+    /// Frees one of the objects whose freeing was put off, if many are.
+    fn free_one(&mut self, blocks: &Blocks) {
+        if self.delayed.len() > WAITING
+            && let Some(at) = self.delayed.pop()
+        {
+            self.free_after_others(blocks, at);
+        }
+    }
+
+    /// Frees an object that has waited.
+    fn free_after_others(&mut self, blocks: &Blocks, at: u32) {
+        self.free(blocks, at);
+        let Some(soon) = self.delayed.get(LEAD) else { return };
+        blocks.prefetch(soon + blocks.len(soon));
+        if blocks.kind(soon) == Kind::First {
+            blocks.prefetch(blocks.link(soon));
+        }
+        if blocks.prev_free(soon) {
+            blocks.prefetch(soon - blocks.len_before(soon));
+        }
     }
 
     /// Takes room for `len_bytes` and returns its block.
@@ -347,36 +374,22 @@ impl Shard {
         self.spare = number;
     }
 
-    /// Gives an object's blocks back, sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
+    /// Gives an object's blocks back sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
     pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
         if self.live_bytes < DELAY_FROM {
             self.free(blocks, at);
             return;
         }
         blocks.prefetch(at);
-        let half = self.delayed[(self.delayed_at + DELAYED / 2) % DELAYED];
-        if half != NIL {
-            blocks.prefetch(half + blocks.len(half));
-            if blocks.kind(half) == Kind::First {
-                blocks.prefetch(blocks.link(half));
-            }
-            if blocks.prev_free(half) {
-                blocks.prefetch(half - blocks.len_before(half));
-            }
-        }
-        let oldest = std::mem::replace(&mut self.delayed[self.delayed_at], at);
-        self.delayed_at = (self.delayed_at + 1) % DELAYED;
-        if oldest != NIL {
-            self.free(blocks, oldest);
+        if let Some(oldest) = self.delayed.push(at) {
+            self.free_after_others(blocks, oldest);
         }
     }
 
-    /// Frees every object whose freeing was delayed.
+    /// Frees every object whose freeing was put off.
     pub(super) fn free_delayed(&mut self, blocks: &Blocks) {
-        for at in std::mem::replace(&mut self.delayed, [NIL; DELAYED]) {
-            if at != NIL {
-                self.free(blocks, at);
-            }
+        while let Some(at) = self.delayed.pop() {
+            self.free(blocks, at);
         }
     }
 

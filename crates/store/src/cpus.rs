@@ -1,0 +1,199 @@
+//! Which CPU a thread runs on, as a number without gaps.
+//!
+//! The system's ids have gaps: a process may be kept to some CPUs (affinity, cpusets), sockets and siblings may be absent.
+//! What a store has for each CPU is numbered from 0, and two CPUs share it only where there are more of them than the
+//! process may use at once (a quota of CPU time). An id that was unknown when the store was made, or that comes later, has a
+//! share too. A number only says where to look first: a thread may run on another CPU before it has read it.
+//!
+//! The id is libc's `sched_getcpu` and not rustix's, which crashes under valgrind: it looks for the vDSO, which that hides.
+#![allow(unsafe_code)] // calls libc
+
+use std::{num::NonZero, thread};
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// The CPUs that the process may use.
+#[derive(Debug)]
+pub(crate) struct Cpus {
+    /// The number of each id, below `count`.
+    numbers: Box<[u16]>,
+    count: usize,
+}
+
+impl Cpus {
+    /// The CPUs that the calling thread may run on, or as many of them as the process may use at once.
+    pub(crate) fn new() -> Self {
+        #[cfg(all(test, not(loom)))]
+        if let Some((ids, count)) = fake::machine() {
+            return Self::of(&ids, count);
+        }
+        let count = thread::available_parallelism().map_or(1, NonZero::get);
+        // More CPUs than a set can name: their ids will do.
+        let ids = sched_getaffinity(None)
+            .map_or(Vec::new(), |set| (0..CpuSet::MAX_CPU).filter(|&id| set.is_set(id)).collect());
+        Self::of(&ids, count)
+    }
+
+    fn of(ids: &[usize], count: usize) -> Self {
+        let end = ids.last().map_or(0, |&last| last + 1);
+        let mut numbers: Box<[u16]> = (0..end).map(|id| (id % count) as u16).collect();
+        for (rank, &id) in ids.iter().enumerate() {
+            numbers[id] = (rank % count) as u16;
+        }
+        Self { numbers, count }
+    }
+
+    /// How many numbers there are, at least one.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The number of the CPU that this thread runs on.
+    #[inline]
+    pub(crate) fn current(&self) -> usize {
+        let id = Self::current_id();
+        self.numbers.get(id).map_or_else(|| id % self.count, |&number| number.into())
+    }
+
+    fn current_id() -> usize {
+        #[cfg(all(test, not(loom)))]
+        if let Some(id) = fake::current_id() {
+            return id;
+        }
+        // SAFETY: it reads nothing of the caller's and has no state but errno.
+        let id = unsafe { libc::sched_getcpu() };
+        // It fails in a kernel without the call only.
+        usize::try_from(id).unwrap_or(0)
+    }
+
+    /// Bytes beside the struct.
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(&*self.numbers) as u64
+    }
+}
+
+/// A machine that a test pretends to run on.
+#[cfg(all(test, not(loom)))]
+pub(crate) mod fake {
+    use std::cell::{Cell, RefCell};
+
+    thread_local! {
+        static MACHINE: RefCell<Option<(Vec<usize>, usize)>> = const { RefCell::new(None) };
+        static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    /// Stores made by this thread find CPUs with these ids, in ascending order, of which `count` may be used at once.
+    pub(crate) fn set_machine(ids: impl IntoIterator<Item = usize>, count: usize) {
+        MACHINE.set(Some((ids.into_iter().collect(), count)));
+    }
+
+    /// This thread finds itself on the CPU with this id.
+    pub(crate) fn run_on(id: usize) {
+        CURRENT.set(Some(id));
+    }
+
+    pub(super) fn machine() -> Option<(Vec<usize>, usize)> {
+        MACHINE.with_borrow(Clone::clone)
+    }
+
+    pub(super) fn current_id() -> Option<usize> {
+        CURRENT.get()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use pagefold_codec::{PAGE_SIZE, Page};
+
+    use super::*;
+    use crate::{Config, Store};
+
+    /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the store over.
+    fn use_from(store: &Store, ids: impl IntoIterator<Item = usize>) {
+        let part = 40;
+        thread::scope(|scope| {
+            for (thread, id) in (0..).zip(ids) {
+                scope.spawn(move || {
+                    fake::run_on(id);
+                    let page = |slot: u64| -> Page { std::array::from_fn(|at| (at as u64 * slot / 700) as u8) };
+                    for slot in thread * part..(thread + 1) * part {
+                        store.write(slot, &page(slot + 1)).expect("memory");
+                    }
+                    for slot in thread * part..(thread + 1) * part {
+                        let mut back = [0; PAGE_SIZE];
+                        store.read(slot, &mut back).expect("written");
+                        assert_eq!(back, page(slot + 1));
+                    }
+                });
+            }
+        });
+        store.check().expect("consistent");
+    }
+
+    #[test]
+    fn sixty_four_cpus_have_streams_of_their_own() {
+        fake::set_machine(0..64, 64);
+        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        let empty = store.stats();
+        assert!(empty.spent_bytes < 128 << 10, "{empty:?}");
+        use_from(&store, [0]);
+        let one = store.stats().stream_bytes - empty.stream_bytes;
+        use_from(&store, 0..64);
+        use_from(&store, 0..64);
+        // At most four a CPU; more than one where the thread that compacts had the first for a moment.
+        let made = (store.stats().stream_bytes - empty.stream_bytes) / one;
+        assert!((64..=256).contains(&made), "{made} streams");
+    }
+
+    #[test]
+    fn cpus_with_far_ids_have_streams_of_their_own() {
+        fake::set_machine([3, 64, 65, 700], 4);
+        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        let empty = store.stats().stream_bytes;
+        use_from(&store, [700]);
+        let one = store.stats().stream_bytes - empty;
+        use_from(&store, [3, 64, 65, 700]);
+        assert!(store.stats().stream_bytes - empty >= 4 * one);
+    }
+
+    #[test]
+    fn a_cpu_that_came_later_is_no_special_case() {
+        fake::set_machine([0, 1], 2);
+        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        use_from(&store, [0, 1, 2, 77, 4095, usize::MAX]);
+    }
+
+    fn numbers(cpus: &Cpus, ids: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let number = |id| {
+            fake::run_on(id);
+            cpus.current()
+        };
+        ids.into_iter().map(number).collect()
+    }
+
+    #[test]
+    fn ids_with_gaps_have_numbers_without() {
+        let ids = [3, 64, 65, 700];
+        assert_eq!(numbers(&Cpus::of(&ids, 4), ids), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_quota_shares_numbers_out_evenly() {
+        let mut found = numbers(&Cpus::of(&Vec::from_iter(0..64), 4), 0..64);
+        found.sort_unstable();
+        assert_eq!(found, Vec::from_iter((0..64).map(|at| at / 16)));
+    }
+
+    #[test]
+    fn ids_that_were_unknown_have_a_number() {
+        for cpus in [Cpus::of(&[1, 2], 2), Cpus::of(&[], 3)] {
+            assert!(numbers(&cpus, [0, 5, 4095, usize::MAX]).iter().all(|&number| number < cpus.count()));
+        }
+    }
+
+    #[test]
+    fn this_machine_has_a_number_for_each_cpu() {
+        let cpus = Cpus::new();
+        assert!(cpus.count() > 0 && cpus.current() < cpus.count());
+    }
+}
