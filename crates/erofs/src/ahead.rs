@@ -1,26 +1,27 @@
-//! Decoding ahead of a reader that goes from front to back.
+//! Decoding ahead of readers that go from front to back.
 //!
 //! ```text
-//!        what the reader wants now        limit
-//!     |-----------------------------|- - - -|
-//!     | segment | segment |  direct | segment | segment |
-//!       decoded   under way           under way          ^ frontier: nothing is begun from here on
+//!                 what a reader wants now         limit
+//!        |-----------------------------------|- - - -|
+//!     | own  | segment | segment | direct | own  | segment | segment |
+//!              decoded   under way                 under way         ^ frontier: nothing is begun from here on
 //! ```
 //!
 //! Workers take segments at the frontier, some whole extents each, as long as it is before the limit and a processor is
-//! idle. A reader takes what lies before the frontier from the segments, in order, and what lies behind it, up to the end of its
-//! read, for itself, decoded straight into its buffer. Where it meets a segment that is under way, it does as a worker does until
-//! that is there. So all are at work, whoever is faster, and a reader whom no worker helps reads as if there were none.
+//! idle. A reader takes what is in segments from there, and decodes the rest for itself: whole extents straight into its buffer,
+//! one of which it wants only a part as a segment of its own, from which the next read takes the other part. Where it meets a segment that is
+//! under way, it does as a worker does until that is there. So all are at work, whoever is faster, a reader whom no worker
+//! helps reads as if there were none, and nothing is decoded twice.
 //!
-//! Segments lie side by side from the last read's end to the frontier. A read elsewhere forgets them.
+//! A file may be read by several at once, each in order: a stream is where one of them is. Reads that go through a kernel come
+//! a little out of order, so that a long read near an established stream belongs to it.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffers::Content;
 use crate::error::Result;
 use crate::file::Data;
+use crate::segments::{Found, Segment};
 use crate::workers::{Busy, Workers};
 
 /// Bytes that must be read in order before anything is decoded ahead.
@@ -31,68 +32,97 @@ const SEGMENT_BYTES: u64 = 128 << 10;
 const WINDOW_BYTES: u64 = 1 << 20;
 /// Longer reads are cut, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
-/// Bytes of an image that may wait for their readers.
-const MAX_AHEAD_BYTES: u64 = 32 << 20;
+/// Streams of a file that are told apart.
+const MAX_STREAMS: usize = 8;
+/// Reads of at least this length that are at most so far from a stream belong to it.
+const NEAR_READ_BYTES: u64 = 32 << 10;
+const NEAR_BYTES: u64 = 1 << 20;
 
-/// How a file is read, and what was decoded ahead of that.
+/// Reads of at least this length keep a processor busy.
+const BUSY_BYTES: usize = 16 << 10;
+
+/// How a file is read.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    state: Mutex<State>,
+    streams: Mutex<Streams>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Where the last read ended.
+struct Streams {
+    /// The one used last is the last.
+    streams: Vec<Stream>,
+    next_id: u64,
+}
+
+struct Stream {
+    id: u64,
+    /// Where its furthest read ended.
     next: u64,
     /// Bytes that were read in order.
     in_order: u64,
+    /// The end of an extent.
     frontier: u64,
     limit: u64,
-    segments: VecDeque<Arc<Segment>>,
     helpers: usize,
 }
 
-struct Segment {
-    start: u64,
-    end: u64,
-    /// `None`: it could not be decoded.
-    content: OnceLock<Option<Content>>,
-    /// What it adds its bytes to while it exists.
-    ahead_bytes: Arc<AtomicU64>,
-}
-
-impl Segment {
-    fn len(&self) -> u64 {
-        self.end - self.start
+impl Streams {
+    /// The stream that a read belongs to, and whether the read goes on with it, or starts a file.
+    fn meet(&mut self, offset: u64, len: u64) -> (&mut Stream, bool) {
+        let near = |stream: &Stream| {
+            stream.in_order >= START_BYTES && len >= NEAR_READ_BYTES && stream.next.abs_diff(offset) <= NEAR_BYTES
+        };
+        let met = self.streams.iter().rposition(|stream| stream.next == offset);
+        let stream = match met.or_else(|| self.streams.iter().rposition(near)) {
+            Some(at) => self.streams.remove(at),
+            None => {
+                if self.streams.len() == MAX_STREAMS {
+                    // Reads at random do not displace streams.
+                    let first = self.streams.iter().position(|stream| stream.in_order < START_BYTES);
+                    self.streams.remove(first.unwrap_or(0));
+                }
+                self.next_id += 1;
+                Stream { id: self.next_id, next: offset, in_order: 0, frontier: 0, limit: 0, helpers: 0 }
+            }
+        };
+        let forward = stream.in_order > 0 || offset == 0;
+        (self.streams.push_mut(stream), forward)
     }
 
-    fn decode(&self, data: &Data) -> Result<Content> {
-        let len = self.len() as usize;
-        let mut content = data.image.buffers().take(data.room_bytes(len));
-        data.read_compressed(content.room(), len, self.start, true)?;
-        Ok(content.shorten(len))
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        self.ahead_bytes.fetch_sub(self.len(), Ordering::Relaxed);
+    fn by_id(&mut self, id: u64) -> Option<&mut Stream> {
+        self.streams.iter_mut().find(|stream| stream.id == id)
     }
 }
 
 /// Says that a segment failed unless it was decoded, even if decoding panicked: somebody may wait for it.
-struct UnderWay<'a>(&'a Segment);
+struct UnderWay<'a> {
+    data: &'a Data,
+    segment: &'a Arc<Segment>,
+}
+
+impl UnderWay<'_> {
+    fn decode(&self) -> Result<()> {
+        let len = (self.segment.end - self.segment.start) as usize;
+        let mut content: Content = self.data.image.buffers().take(self.data.room_bytes(len));
+        self.data.read_compressed(content.room(), len, self.segment.start, true)?;
+        let _ = self.segment.content.set(Some(content.shorten(len)));
+        Ok(())
+    }
+}
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let _ = self.0.content.set(None);
+        if self.segment.content.set(None).is_ok() {
+            self.data.image.segments().forget(self.data.inode.nid, self.segment);
+        }
     }
 }
 
 impl Ahead {
     /// Fills `buf` with a file's content from `offset`, which the file has.
     pub(crate) fn read(self: &Arc<Self>, data: &Arc<Data>, buf: &mut [u8], mut offset: u64) -> Result<()> {
-        let _busy = Busy::enter();
+        // Of a short read only decoding counts: all who read count in one place.
+        let _busy = (buf.len() >= BUSY_BYTES).then(Busy::enter);
         for piece in buf.chunks_mut(PIECE_BYTES) {
             self.read_piece(data, piece, offset)?;
             offset += piece.len() as u64;
@@ -100,75 +130,111 @@ impl Ahead {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_piece(self: &Arc<Self>, data: &Arc<Data>, mut buf: &mut [u8], mut offset: u64) -> Result<()> {
+    fn read_piece(self: &Arc<Self>, data: &Arc<Data>, buf: &mut [u8], offset: u64) -> Result<()> {
         let len = buf.len();
         let end = offset + len as u64;
-        let mut state = self.lock();
-        let forward = state.next == offset;
-        if !forward {
-            *state = State { helpers: state.helpers, ..State::default() };
-        }
-        state.next = end;
-        state.in_order += len as u64;
-        if state.in_order < START_BYTES {
-            drop(state);
+        let mut streams = self.lock();
+        let (stream, forward) = streams.meet(offset, len as u64);
+        stream.next = stream.next.max(end);
+        stream.in_order += len as u64;
+        if !forward || stream.in_order < START_BYTES {
+            drop(streams);
             return data.read_compressed(buf, len, offset, forward);
         }
-        while state.segments.front().is_some_and(|segment| segment.end <= offset) {
-            state.segments.pop_front();
+        if stream.frontier < end {
+            stream.frontier = data.extent_around(end - 1)?.end();
         }
-        let ready: Vec<_> = state.segments.iter().take_while(|segment| segment.start < end).map(Arc::clone).collect();
-        state.frontier = state.frontier.max(end);
-        state.limit = (end + WINDOW_BYTES).min(data.inode.size);
+        stream.limit = stream.limit.max((end + WINDOW_BYTES).min(data.inode.size));
         let workers = Workers::get();
-        let wanted = state.limit.saturating_sub(state.frontier).div_ceil(SEGMENT_BYTES) as usize;
-        let helpers = workers.idle_processors().min(wanted.saturating_sub(state.helpers));
-        state.helpers += helpers;
-        drop(state);
+        let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
+        let helpers = workers.idle_processors().min(wanted.saturating_sub(stream.helpers));
+        stream.helpers += helpers;
+        let id = stream.id;
+        drop(streams);
         for _ in 0..helpers {
             let (ahead, data) = (Arc::clone(self), Arc::clone(data));
             workers.submit(Box::new(move || {
                 let _busy = Busy::enter();
-                while !workers.overloaded() && ahead.help(&data) {}
-                ahead.lock().helpers -= 1;
+                while !workers.overloaded() && ahead.help(&data, id) {}
+                if let Some(stream) = ahead.lock().by_id(id) {
+                    stream.helpers -= 1;
+                }
             }));
         }
-        for segment in ready {
-            let Some(from) = offset.checked_sub(segment.start) else { break };
-            let here = (segment.end.min(end) - offset) as usize;
-            let (out, rest) = buf.split_at_mut(here);
-            while segment.content.get().is_none() && self.help(data) {}
-            match segment.content.wait() {
-                Some(content) => out.copy_from_slice(&content[from as usize..from as usize + here]),
-                // To meet the error, if it is one.
-                None => data.read_compressed(out, here, offset, true)?,
-            }
-            (buf, offset) = (rest, offset + here as u64);
-        }
-        data.read_compressed(buf, (end - offset) as usize, offset, true)
+        self.fill(data, id, buf, offset)
     }
 
-    /// Decodes the segment at the frontier. Returns whether there was one.
-    fn help(&self, data: &Data) -> bool {
-        let mut state = self.lock();
-        let start = state.frontier;
-        let ahead_bytes = data.image.ahead_bytes();
-        if start >= state.limit || ahead_bytes.load(Ordering::Relaxed) >= MAX_AHEAD_BYTES {
+    /// Fills `buf` from segments and by decoding what they lack.
+    fn fill(&self, data: &Data, id: u64, mut buf: &mut [u8], mut offset: u64) -> Result<()> {
+        let (nid, segments) = (data.inode.nid, data.image.segments());
+        let end = offset + buf.len() as u64;
+        while offset < end {
+            let mut until = match segments.find(nid, offset, end) {
+                Found::Segment(segment) => {
+                    while segment.content.get().is_none() && self.help(data, id) {}
+                    let until = segment.end.min(end);
+                    take(data, &segment, &mut buf[..(until - offset) as usize], offset)?;
+                    (buf, offset) = (&mut buf[(until - offset) as usize..], until);
+                    continue;
+                }
+                Found::Nothing(until) => until,
+            };
+            let first = data.extent_around(offset)?;
+            if first.is_encoded() && (first.start < offset || first.end() > end) {
+                until = first.end().min(end);
+                if let Some(segment) = segments.add(nid, first.start, first.end()) {
+                    UnderWay { data, segment: &segment }.decode()?;
+                    take(data, &segment, &mut buf[..(until - offset) as usize], offset)?;
+                    (buf, offset) = (&mut buf[(until - offset) as usize..], until);
+                    continue;
+                }
+            } else if first.end() < until {
+                let last = data.extent_around(until - 1)?;
+                if last.is_encoded() && last.end() > until && last.start > offset {
+                    until = last.start;
+                }
+            }
+            let here = (until - offset) as usize;
+            data.read_compressed(buf, here, offset, true)?;
+            (buf, offset) = (&mut buf[here..], until);
+        }
+        Ok(())
+    }
+
+    /// Decodes the segment at the frontier of a stream. Returns whether there was one.
+    fn help(&self, data: &Data, id: u64) -> bool {
+        let mut streams = self.lock();
+        let Some(stream) = streams.by_id(id) else { return false };
+        let start = stream.frontier;
+        if start >= stream.limit {
             return false;
         }
-        let end = data.extent_end((start + SEGMENT_BYTES).min(data.inode.size));
-        ahead_bytes.fetch_add(end - start, Ordering::Relaxed);
-        let content = OnceLock::new();
-        let segment = Arc::new(Segment { start, end, content, ahead_bytes: Arc::clone(ahead_bytes) });
-        state.segments.push_back(Arc::clone(&segment));
-        state.frontier = end;
-        drop(state);
-        let _under_way = UnderWay(&segment);
-        let _ = segment.content.set(segment.decode(data).ok());
+        let Ok(last) = data.extent_around((start + SEGMENT_BYTES).min(data.inode.size) - 1) else { return false };
+        stream.frontier = last.end();
+        let added = data.image.segments().add(data.inode.nid, start, last.end());
+        drop(streams);
+        if let Some(segment) = added {
+            // Who reads it meets the error.
+            let _ = UnderWay { data, segment: &segment }.decode();
+        }
         true
+    }
+}
+
+/// Copies a part of a segment that is there or will be.
+fn take(data: &Data, segment: &Arc<Segment>, out: &mut [u8], offset: u64) -> Result<()> {
+    match segment.content.wait() {
+        Some(content) => {
+            let from = (offset - segment.start) as usize;
+            out.copy_from_slice(&content[from..from + out.len()]);
+            data.image.segments().fetched(data.inode.nid, segment, out.len() as u64);
+            Ok(())
+        }
+        // To meet the error, if it is one.
+        None => data.read_compressed(out, out.len(), offset, true),
     }
 }

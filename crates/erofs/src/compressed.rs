@@ -33,10 +33,14 @@ use crate::error::{Error, Result};
 use crate::file::Data;
 use crate::format::{MAX_EXTENT_BYTES, incompat};
 use crate::image::Counts;
+use crate::workers::Busy;
 use crate::zmap::{CompressedMap, Cursor, Extent, Place};
 
 /// Compressed bytes that are read together, unless one cluster has more.
 const RUN_BYTES: usize = 64 << 10;
+
+/// Content that is decoded whole and kept when it is first asked for, while there is room.
+const CHEAP_BYTES: u64 = 32 << 10;
 
 thread_local! {
     static DECODER: RefCell<Scratch> = RefCell::default();
@@ -149,10 +153,10 @@ impl Data {
         let to = from + out.len();
         let visits = self.image.visits().add(pa);
         if let Some(content) = self.image.clusters().find((pa, extent.len)) {
-            self.image.count(&Counts { cache_hits: 1, ..Counts::default() });
             out.copy_from_slice(&content[from..to]);
             return Ok(());
         }
+        let _busy = Busy::enter();
         // Where to stop pays only with LZ4.
         let keep = forward || format != ClusterFormat::Lz4 || self.is_wanted(extent, pa, to, visits);
         if keep {
@@ -176,8 +180,8 @@ impl Data {
         let room = extent.len as usize + self.margin(extent);
         match self.image.clusters().victim((pa, extent.len), room) {
             Some((other, _)) => visits > self.image.visits().count(other),
-            // There is room; but the rest costs time.
-            None => visits > 1 || to as u64 > extent.len / 4 * 3,
+            // There is room; but the rest costs time, and memory that was never used before about as much.
+            None => visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3,
         }
     }
 
@@ -356,10 +360,10 @@ impl Data {
         }
     }
 
-    /// Where the last extent that starts before `offset` ends, or `offset` if none can be found.
-    pub(crate) fn extent_end(&self, offset: u64) -> u64 {
-        let Some((map, last)) = self.map.as_ref().zip(offset.checked_sub(1)) else { return offset };
-        map.extent_at(&self.image, &mut Cursor::default(), last).map_or(offset, |extent| extent.end().max(offset))
+    /// The extent that has the byte at `offset`, which the file has.
+    pub(crate) fn extent_around(&self, offset: u64) -> Result<Extent> {
+        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
+        map.extent_at(&self.image, &mut Cursor::default(), offset)
     }
 
     /// As [`File::check`](crate::file::File::check), for compressed files.

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
+use crate::segments::Segments;
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
 use crate::visits::Visits;
@@ -42,8 +43,7 @@ struct Shared {
     clusters: Cache<(u64, u64), Content>,
     visits: Visits,
     buffers: Arc<Buffers>,
-    /// Bytes that were decoded ahead of readers and not fetched yet.
-    ahead_bytes: Arc<AtomicU64>,
+    segments: Segments,
     counters: Counters,
 }
 
@@ -51,7 +51,6 @@ struct Shared {
 struct Counters {
     in_place: AtomicU64,
     copied: AtomicU64,
-    cache_hits: AtomicU64,
 }
 
 /// What an image has done since it was opened.
@@ -89,7 +88,7 @@ impl Image {
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
             buffers: Arc::default(),
-            ahead_bytes: Arc::default(),
+            segments: Segments::default(),
             counters: Counters::default(),
         };
         let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };
@@ -111,7 +110,7 @@ impl Image {
         Counts {
             decoded_in_place: self.shared.counters.in_place.load(Ordering::Relaxed),
             decoded_by_copy: self.shared.counters.copied.load(Ordering::Relaxed),
-            cache_hits: self.shared.counters.cache_hits.load(Ordering::Relaxed),
+            cache_hits: self.shared.clusters.hits(),
         }
     }
 
@@ -226,8 +225,8 @@ impl Image {
         &self.shared.buffers
     }
 
-    pub(crate) fn ahead_bytes(&self) -> &Arc<AtomicU64> {
-        &self.shared.ahead_bytes
+    pub(crate) fn segments(&self) -> &Segments {
+        &self.shared.segments
     }
 
     /// Bytes of the image that the source has in memory, if it has.
@@ -238,11 +237,9 @@ impl Image {
 
     pub(crate) fn count(&self, counts: &Counts) {
         let counters = &self.shared.counters;
-        for (counter, count) in [
-            (&counters.in_place, counts.decoded_in_place),
-            (&counters.copied, counts.decoded_by_copy),
-            (&counters.cache_hits, counts.cache_hits),
-        ] {
+        for (counter, count) in
+            [(&counters.in_place, counts.decoded_in_place), (&counters.copied, counts.decoded_by_copy)]
+        {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }

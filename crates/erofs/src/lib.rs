@@ -14,6 +14,7 @@ mod file;
 mod format;
 mod image;
 mod inode;
+mod segments;
 mod source;
 mod superblock;
 mod visits;

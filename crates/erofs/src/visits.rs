@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Clusters that are counted, 8 bytes each. A power of two.
 const PLACES: usize = 4096;
 /// Bits of a place that count; the others are the address.
-const COUNT_BITS: u32 = 8;
+const COUNT_BITS: u32 = 4;
+/// Further visits are not counted, so that reads of what is read most write nothing.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
-/// Visits after which all counts are halved.
+/// Counted visits after which all counts are halved.
 const LIFE: u64 = 16 * PLACES as u64;
 
 /// Counts of visits by a cluster's address.
@@ -39,7 +40,10 @@ impl Visits {
 
     /// Counts one more and returns how many there are. Threads that do so at once may lose one.
     pub(crate) fn add(&self, pa: u64) -> u64 {
-        let count = (self.count(pa) + 1).min(MOST);
+        let count = self.count(pa) + 1;
+        if count > MOST {
+            return MOST;
+        }
         self.place(pa).store(pa << COUNT_BITS | count, Ordering::Relaxed);
         if self.visits.fetch_add(1, Ordering::Relaxed) % LIFE == LIFE - 1 {
             for place in &self.places {
@@ -60,10 +64,14 @@ mod tests {
         let visits = Visits::new();
         assert_eq!((visits.count(4096), visits.add(4096), visits.add(4096), visits.count(4096)), (0, 1, 2, 2));
         assert_eq!(visits.count(8192), 0);
-        for _ in 0..LIFE {
+        for _ in 0..=MOST {
             visits.add(8192);
         }
-        assert!(visits.count(4096) <= 1 && visits.count(8192) >= MOST / 2);
+        assert_eq!((visits.add(8192), visits.count(4096)), (MOST, 2));
+        for pa in 0..LIFE {
+            visits.add(pa << 20 | 512);
+        }
+        assert!(visits.count(4096) <= 1 && visits.count(8192) <= MOST / 2);
         for pa in (0..1u64 << 30).step_by(4096) {
             assert!(visits.add(pa) >= 1);
         }

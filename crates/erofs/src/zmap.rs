@@ -84,6 +84,11 @@ impl Extent {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.len
     }
+
+    /// Whether its content must be decoded.
+    pub(crate) fn is_encoded(&self) -> bool {
+        matches!(self.place, Place::Encoded { .. })
+    }
 }
 
 /// How one compressed file is mapped.
@@ -236,17 +241,10 @@ impl CompressedMap {
         let (head, index) = self.head(image, cursor, offset)?;
         let start = (head << self.bits) + u64::from(index.clusterofs);
         let next = if head + 1 < self.total { Some(self.load(image, cursor, head + 1)?) } else { None };
-        let mut end = self.size;
-        for lcn in head + 1..self.total {
-            if (lcn - head) << self.bits > MAX_EXTENT_BYTES {
-                return self.corrupt("extent is longer than 12 MiB");
-            }
-            let index = self.load(image, cursor, lcn)?;
-            if index.kind != LclusterType::NonHead {
-                end = ((lcn << self.bits) + u64::from(index.clusterofs)).min(self.size);
-                break;
-            }
-        }
+        let end = match self.next_head(image, cursor, head)? {
+            Some((lcn, index)) => ((lcn << self.bits) + u64::from(index.clusterofs)).min(self.size),
+            None => self.size,
+        };
         if offset < start || offset >= end {
             return self.corrupt("extents do not cover the file");
         }
@@ -342,20 +340,39 @@ impl CompressedMap {
         }
     }
 
-    fn load(&self, image: &Image, cursor: &mut Cursor, lcn: u64) -> Result<Lcluster> {
-        let number = lcn / WINDOW;
-        let window = match &cursor.window {
-            Some((have, window)) if *have == number => window,
-            _ => {
-                let cost = WINDOW as usize * size_of::<Lcluster>();
-                let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
-                &cursor.window.insert((number, window)).1
+    /// The first head behind `head`; `None` if that is the file's last.
+    fn next_head(&self, image: &Image, cursor: &mut Cursor, head: u64) -> Result<Option<(u64, Lcluster)>> {
+        // Heads further away would make an extent longer than any may be.
+        let reach = self.total.min(head + (MAX_EXTENT_BYTES >> self.bits) + 1);
+        let mut lcn = head + 1;
+        while lcn < reach {
+            let window = self.window(image, cursor, lcn)?;
+            let until = (window.len() as u64).min(reach - lcn / WINDOW * WINDOW);
+            let rest = window.get((lcn % WINDOW) as usize..until as usize).unwrap_or_default();
+            if let Some(found) = rest.iter().position(|index| index.kind != LclusterType::NonHead) {
+                return Ok(Some((lcn + found as u64, rest[found])));
             }
-        };
-        match window.get((lcn % WINDOW) as usize) {
+            lcn = (lcn / WINDOW + 1) * WINDOW;
+        }
+        if reach < self.total { self.corrupt("extent is longer than 12 MiB") } else { Ok(None) }
+    }
+
+    fn load(&self, image: &Image, cursor: &mut Cursor, lcn: u64) -> Result<Lcluster> {
+        match self.window(image, cursor, lcn)?.get((lcn % WINDOW) as usize) {
             Some(index) => Ok(*index),
             None => self.corrupt("extent starts after the file's end"),
         }
+    }
+
+    /// The window of indexes in which a logical cluster's is.
+    fn window<'a>(&self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
+        let number = lcn / WINDOW;
+        if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
+            let cost = WINDOW as usize * size_of::<Lcluster>();
+            let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
+            cursor.window = Some((number, window));
+        }
+        Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window))
     }
 
     fn read_window(&self, image: &Image, number: u64) -> Result<Arc<[Lcluster]>> {
