@@ -34,6 +34,11 @@ use super::{
     literals::{self, EMPTY, Room, SLACK},
     tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
 };
+#[cfg(target_arch = "x86_64")]
+use super::{
+    sequences::{self, Sequences},
+    window,
+};
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
 /// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most this many, END included.
@@ -43,9 +48,9 @@ const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
 /// Room after it: the extra bits of as many tokens, and what is read at once.
-const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 64).next_multiple_of(64);
+const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 128).next_multiple_of(64);
 
-/// From so many literals on, if they are not coded, a copy of them costs more than a check for each token.
+/// From so many literals on, if they are not coded, a copy of them costs more than a check for each token ([`fast`]).
 const DIRECT_MIN: usize = 1792;
 
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
@@ -61,6 +66,9 @@ pub(super) struct Decoder {
     /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
+    /// With AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    sequences: Option<Box<Sequences>>,
 }
 
 /// Where the three streams and the page stand between two tokens.
@@ -81,7 +89,30 @@ struct Cursor {
 
 impl Decoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
-        Box::new(Self { isa, tokens: TOKENS, input: [0; FRONT + PAGE_SIZE + BACK], literals: EMPTY })
+        Box::new(Self {
+            isa,
+            tokens: TOKENS,
+            input: [0; FRONT + PAGE_SIZE + BACK],
+            literals: EMPTY,
+            #[cfg(target_arch = "x86_64")]
+            sequences: (isa == Isa::Avx512).then(|| Box::new(Sequences::new())),
+        })
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        let sequences = self.sequences.as_ref().map_or(0, |_| size_of::<Sequences>());
+        #[cfg(not(target_arch = "x86_64"))]
+        let sequences = 0;
+        size_of::<Self>() + sequences
+    }
+
+    /// All tokens are read before any byte is copied, so that literals need no check.
+    fn reads_tokens_first(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.sequences.is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
     }
 
     /// See [`Stream::decompress`](crate::Stream::decompress).
@@ -99,12 +130,21 @@ impl Decoder {
             literals::unpack(self.isa, palette, body, literals, &mut self.literals).ok_or(LITERALS)?
         };
         let (coded, rest) = body.split_at_checked(coded).ok_or(LITERALS)?;
-        let direct = palette == 0 && literals >= DIRECT_MIN && rest.len() >= SLACK;
+        let direct = palette == 0 && rest.len() >= SLACK && (literals >= DIRECT_MIN || self.reads_tokens_first());
         if palette == 0 && !direct {
             self.literals[..literals].copy_from_slice(coded);
         }
         let Some(input) = self.input.get_mut(FRONT..FRONT + rest.len()) else { return Err(HEADER) };
         input.copy_from_slice(rest);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(sequences) = &mut self.sequences {
+            let from = if direct { coded.as_ptr() } else { self.literals.as_ptr() };
+            // SAFETY: the stream found the features before it chose the build. The rest of the object lies at `FRONT` in
+            // `input`, which has room for `parse` on both sides of it. From `from` on there are `literals` bytes and SLACK
+            // more.
+            return unsafe { decode_by_window(sequences, &self.input, rest.len(), from, literals, page) }
+                .ok_or(LENGTHS);
+        }
 
         let this = &raw const *self;
         let page = page.as_mut_ptr();
@@ -154,6 +194,39 @@ impl Decoder {
         unsafe { cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), rest) };
         Ok(())
     }
+}
+
+/// Decodes all sequences and the literals behind them. The rest of the object is `rest_len` bytes at [`FRONT`] in `input`.
+///
+/// # Safety
+/// `rest_len` is at most a page; from `literals` on, `literals_len` bytes and [`SLACK`] more can be read.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
+unsafe fn decode_by_window(
+    sequences: &mut Sequences,
+    input: &[u8; FRONT + PAGE_SIZE + BACK],
+    rest_len: usize,
+    literals: *const u8,
+    literals_len: usize,
+    page: &mut Page,
+) -> Option<()> {
+    const { assert!(FRONT >= sequences::FRONT && BACK >= sequences::BACK) };
+    // SAFETY: `input` goes on as far as `parse` asks for on both sides of the rest.
+    let sums = unsafe {
+        let bits = input.as_ptr().add(FRONT);
+        sequences.parse(bits, bits.add(rest_len))?
+    };
+    let left = PAGE_SIZE.checked_sub(sums.bytes)?;
+    let tokens = sums.tokens + usize::from(sums.end);
+    if sums.literals + left != literals_len || sums.bits.div_ceil(8) + tokens != rest_len {
+        return None;
+    }
+    // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they and the end need.
+    unsafe {
+        window::copy(sequences, sums.tokens, literals, page)?;
+        literals.add(sums.literals).copy_to_nonoverlapping(page.as_mut_ptr().add(sums.bytes), left);
+    }
+    Some(())
 }
 
 impl Isa {

@@ -16,9 +16,13 @@ mod compare;
 mod decode;
 mod encode;
 mod literals;
+#[cfg(target_arch = "x86_64")]
+mod sequences;
 mod tables;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod window;
 
 use self::{decode::Decoder, encode::Encoder};
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
@@ -96,6 +100,6 @@ impl Stream for FoldStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<Encoder>() + size_of::<Decoder>()
+        size_of::<Self>() + size_of::<Encoder>() + self.decoder.memory_bytes()
     }
 }
