@@ -6,7 +6,7 @@ use super::{
     encode::{FOUR_LANES, PLAIN, PLAIN_ZEROS, RAW},
     isa::Isa,
     literals::{self, Literals},
-    sequences,
+    sequences::{self, Step, Steps},
     window::Window,
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
@@ -17,11 +17,12 @@ const OBJECT_AT: usize = 8;
 pub(super) struct Scratch {
     object: Room,
     literals: Literals,
+    steps: Steps,
 }
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self { object: [0; _], literals: [0; _] }
+        Self { object: [0; _], literals: [0; _], steps: [Step::default(); _] }
     }
 }
 
@@ -55,7 +56,7 @@ pub(super) fn decode<I: Isa>(
     let tokens_at = second_at + second_len;
     let end = OBJECT_AT + rest.len();
 
-    let Scratch { object, literals } = scratch;
+    let Scratch { object, literals, steps } = scratch;
     let literals: &Literals = if plain {
         object[OBJECT_AT..].first_chunk().ok_or(CUT_SHORT)?
     } else {
@@ -68,9 +69,9 @@ pub(super) fn decode<I: Isa>(
         literals
     };
 
-    let rooms = sequences::Rooms { object, literals };
-    let copied = sequences::decode::<I>(tables, token_set, rooms, tokens_at..end, literal_count, window)?;
-    let (at, rest) = (PAGE_SIZE - (literal_count - copied), &literals[copied..literal_count]);
+    let sequences = sequences::read::<I>(tables, token_set, object, tokens_at..end, literal_count, steps)?;
+    sequences::carry_out(&sequences, literals, window);
+    let (at, rest) = (PAGE_SIZE - (literal_count - sequences.taken), &literals[sequences.taken..literal_count]);
     page[..at].copy_from_slice(&window.page()[..at]);
     page[at..].copy_from_slice(rest);
     Ok(())
