@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
+    bits::COUNT,
     format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning},
     huffman,
     parse::{Seen, seen_in_dictionary},
@@ -12,13 +13,13 @@ use super::{
 /// Bits of the longest literal code.
 pub(super) const LITERAL_MAX: u8 = 10;
 /// Bits of the longest token code.
-pub(super) const TOKEN_MAX: u8 = 12;
+pub(super) const TOKEN_MAX: u8 = 10;
 /// Contexts of a literal set.
 pub(super) const CONTEXTS: usize = 8;
 /// Most literal sets, and most token sets.
 pub(super) const SETS: usize = 8;
 /// Most symbols of the token code, the coarse ones included.
-pub(super) const SYMBOLS: usize = 1024;
+pub(super) const SYMBOLS: usize = 512;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
@@ -341,7 +342,7 @@ fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
         }
         encode[symbol] = u32::from(code.bits) | u32::from(code.length) << 27;
         for slot in decode.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
-            *slot = u16::from(code.length) | (symbol as u16) << 6;
+            *slot = u16::from(code.length) | (symbol as u16) << COUNT;
         }
     }
     Ok(TokenSet { encode, decode })
