@@ -47,6 +47,16 @@ pub(crate) unsafe fn store16(p: *mut u8, value: u16) {
     unsafe { p.cast::<u16>().write_unaligned(value.to_le()) }
 }
 
+/// Stores the 32 bits of `value` at `p`.
+///
+/// # Safety
+/// 4 bytes from `p` can be written.
+#[inline(always)]
+pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
+    // SAFETY: the caller's; the write is unaligned.
+    unsafe { p.cast::<u32>().write_unaligned(value.to_le()) }
+}
+
 /// Stores the 64 bits of `value` at `p`.
 ///
 /// # Safety

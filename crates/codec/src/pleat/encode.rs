@@ -4,11 +4,11 @@
 use super::{
     PleatTables,
     bits::{Room, Writer},
-    format::{Classes, Sequence, TRIPLE_BITS, meaning},
+    format::{COARSE, Classes, Sequence},
     isa::Isa,
     literals::{Literals, encode_lane},
     parse::{MAX_SEQUENCES, Seen, parse},
-    tables::{SETS, TOKEN_ESCAPE},
+    tables::{SETS, SYMBOLS},
     window::{END, PAGE_AT, Window},
 };
 use crate::{PAGE_SIZE, mem::wild_copy};
@@ -36,12 +36,11 @@ static CLASSES: Classes = Classes::NEW;
 /// Working memory of an encoder.
 pub(super) struct Scratch {
     sequences: [Sequence; MAX_SEQUENCES],
-    triples: [u16; MAX_SEQUENCES],
     symbols: [u16; MAX_SEQUENCES],
     literals: Literals,
     seen: Seen,
     lanes: [Room; 4],
-    tokens: Room,
+    tokens: [Room; 2],
     extras: Room,
 }
 
@@ -49,12 +48,11 @@ impl Scratch {
     pub(super) fn new() -> Self {
         Self {
             sequences: [Sequence::default(); _],
-            triples: [0; _],
             symbols: [0; _],
             literals: [0; _],
             seen: [0; _],
             lanes: [[0; _]; 4],
-            tokens: [0; _],
+            tokens: [[0; _]; 2],
             extras: [0; _],
         }
     }
@@ -72,34 +70,20 @@ pub(super) fn encode<I: Isa>(
     let count = parse(window, &mut scratch.seen, &mut scratch.sequences);
     let sequences = &scratch.sequences[..count];
 
-    // What the token sets have in common: symbols and extra bits.
-    let mut extras = Writer::new(&mut scratch.extras);
+    // The symbols, whatever the token set.
     let mut literal_count = 0;
     let mut at = PAGE_AT;
     let mut costs = [0u16; SETS];
-    for ((&sequence, triple), symbol) in sequences.iter().zip(&mut scratch.triples).zip(&mut scratch.symbols) {
+    for (&sequence, symbol) in sequences.iter().zip(&mut scratch.symbols) {
         let run = sequence.run();
         copy_literals(&mut scratch.literals, literal_count, window, at, run);
         literal_count += run;
         at += run + sequence.length();
         let (any, word) = CLASSES.triples(sequence);
         let (as_any, as_word) = (tables.symbol_of[usize::from(any)], tables.symbol_of[usize::from(word)]);
-        let is_word = usize::from(as_word) != TOKEN_ESCAPE;
-        *triple = if is_word { word } else { any };
-        *symbol = if is_word { as_word } else { as_any };
-        let escaped;
-        let meaning = if usize::from(*symbol) == TOKEN_ESCAPE {
-            escaped = meaning(*triple)?;
-            &escaped
-        } else {
-            &tables.meanings[usize::from(*symbol)]
-        };
-        let extra = (sequence.0 & Sequence::NUMBERS).wrapping_sub(meaning.base & Sequence::NUMBERS);
-        extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
-        extras.flush();
-        add(&mut costs, &tables.token_costs[usize::from(*symbol)]);
+        *symbol = if usize::from(as_word) >= COARSE { as_word } else { as_any };
+        add(&mut costs, &tables.token_costs[usize::from(*symbol) & (SYMBOLS - 1)]);
     }
-    let extras_len = extras.finish();
     let tail = &window.page()[at - PAGE_AT..];
     scratch.literals[literal_count..][..tail.len()].copy_from_slice(tail);
     literal_count += tail.len();
@@ -116,23 +100,38 @@ pub(super) fn encode<I: Isa>(
     let literal_set = cheapest(&costs, tables.literals.len());
     let plain = usize::from(costs[literal_set]) >= sampled_count * (64 - 64 / PLAIN_SHARE);
 
-    let codes = &tables.tokens[token_set].encode;
-    let mut tokens = Writer::new(&mut scratch.tokens);
-    for (&symbol, &triple) in scratch.symbols[..count].iter().zip(&scratch.triples) {
-        let code = codes[usize::from(symbol) & (codes.len() - 1)];
+    let codes = &tables.tokens[token_set];
+    let [first, second] = &mut scratch.tokens;
+    let mut tokens = [Writer::new(first), Writer::new(second)];
+    let mut extras = Writer::new(&mut scratch.extras);
+    let mut put = |tokens: &mut Writer, sequence: Sequence, symbol: u16| {
+        let (symbol, code) = codes.code(usize::from(symbol));
         tokens.put(u64::from(code & 0x7ff_ffff), code >> 27);
-        if usize::from(symbol) == TOKEN_ESCAPE {
-            tokens.put(u64::from(triple), TRIPLE_BITS);
-        }
         tokens.flush();
+        let meaning = &tables.meanings[symbol];
+        let extra = (sequence.0 & Sequence::NUMBERS).wrapping_sub(meaning.base & Sequence::NUMBERS);
+        extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
+        extras.flush();
+    };
+    let [first, second] = &mut tokens;
+    let (pairs, odd) = sequences.as_chunks::<2>();
+    let (symbol_pairs, odd_symbol) = scratch.symbols[..count].as_chunks::<2>();
+    for (&[a, b], &[a_symbol, b_symbol]) in pairs.iter().zip(symbol_pairs) {
+        put(first, a, a_symbol);
+        put(second, b, b_symbol);
     }
-    let tokens_len = tokens.finish();
+    if let ([sequence], [symbol]) = (odd, odd_symbol) {
+        put(first, *sequence, *symbol);
+    }
+    let token_lens = tokens.map(Writer::finish);
+    let extras_len = extras.finish();
 
     let mut object = Object { out, at: 0 };
     let head = (token_set << 3) as u8;
     if plain {
         object.byte(head | PLAIN);
         object.number(literal_count);
+        object.number(token_lens[0] + token_lens[1]);
         object.bytes(literals);
     } else {
         let four = literal_count >= FOUR_LANES_FROM;
@@ -152,13 +151,15 @@ pub(super) fn encode<I: Isa>(
         if four {
             object.number(lane_lens[2] + lane_lens[3]);
         }
+        object.number(token_lens[0] + token_lens[1]);
         for pair in 0..lane_count / 2 {
             object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
             object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
         }
     }
-    object.upwards(&scratch.tokens, tokens_len);
-    object.downwards(&scratch.extras, extras_len);
+    object.upwards(&scratch.tokens[0], token_lens[0]);
+    object.downwards(&scratch.tokens[1], token_lens[1]);
+    object.upwards(&scratch.extras, extras_len);
     if object.at > OBJECT_MAX {
         object.at = 0;
         object.byte(RAW);

@@ -2,10 +2,11 @@
 //!
 //! A sequence is a run of literals and then a match. Each of its three numbers (literal run, match length, offset) is
 //! a class and that class's extra bits. The three classes together are one *triple*, and a triple is one symbol of the
-//! token code.
+//! token code. For triples that are too rare to be symbols there are *coarse* symbols, of wide classes: together they give
+//! every sequence.
 
-/// Offsets are below this, so that a match reaches at most this far before its place.
-pub(super) const MAX_OFFSET: usize = (1 << 15) - 1;
+/// The largest offset: a match reaches at most this far before its place.
+pub(super) const MAX_OFFSET: usize = 1 << 15;
 /// Repeated offsets at the start of a page: a word, two words, half a word.
 pub(super) const FIRST_REPS: [u16; 3] = [8, 16, 4];
 /// Number of offset classes that repeat an offset: classes 0, 1 and 2.
@@ -65,6 +66,15 @@ const WORDS: usize = ANY + 15;
 /// Number of offset classes.
 const OFFSETS: usize = WORDS + 12;
 
+/// Number of coarse symbols, which are the first of the token code.
+pub(super) const COARSE: usize = 5 * WIDTHS.len();
+/// Bits of the run and of the length less [`LEAST`] in the coarse symbols of one kind of offset.
+const WIDTHS: [usize; 3] = [4, 8, 12];
+/// Bits of an offset, less one, in coarse symbols of near and of far ones.
+const COARSE_OFFSETS: [usize; 2] = [12, 15];
+/// The shortest match.
+const LEAST: usize = 3;
+
 /// Bits of a triple: 5 of offset class, 4 of run class, 5 of length class.
 pub(super) const TRIPLE_BITS: u32 = 14;
 /// Number of triples, those without meaning included.
@@ -76,7 +86,7 @@ pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 /// bits  0..16  literals before the match
 /// bits 16..32  length of the match, at least 3
 /// bits 32..48  offset; 0 if an offset is repeated
-/// bits 48..50  which of the last three offsets is repeated; 3: none
+/// bits 48..56  16 times which of the last three offsets is repeated; 48: none
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sequence(pub(super) u64);
@@ -87,7 +97,7 @@ impl Sequence {
 
     #[inline(always)]
     pub(super) fn new(run: usize, length: usize, offset: usize, rep: usize) -> Self {
-        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 48)
+        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 52)
     }
 
     #[inline(always)]
@@ -107,7 +117,7 @@ impl Sequence {
 
     #[inline(always)]
     pub(super) fn rep(self) -> usize {
-        (self.0 >> 48 & 3) as usize
+        (self.0 >> 52 & 3) as usize
     }
 }
 
@@ -138,6 +148,31 @@ pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     let mask = ones(run_bits) | ones(length_bits) << 16 | ones(offset_bits) << (32 + offset_shift);
     let Sequence(base) = Sequence::new(usize::from(run_base), usize::from(length_base), offset_base, rep);
     Some(Meaning { base: base | u64::from(mask.count_ones()) << 56, mask })
+}
+
+/// What the coarse symbol `symbol`, below [`COARSE`], means.
+pub(super) fn coarse_meaning(symbol: usize) -> Meaning {
+    let (kind, bits) = (symbol / WIDTHS.len(), WIDTHS[symbol % WIDTHS.len()]);
+    let (offset_base, offset_bits, rep) =
+        if kind < REPS { (0, 0, kind) } else { (1, COARSE_OFFSETS[kind - REPS], REPS) };
+    let ones = |count: usize| (1u64 << count) - 1;
+    let mask = ones(bits) | ones(bits) << 16 | ones(offset_bits) << 32;
+    let Sequence(base) = Sequence::new(0, LEAST, offset_base, rep);
+    Meaning { base: base | u64::from(mask.count_ones()) << 56, mask }
+}
+
+/// The narrowest coarse symbol that gives every sequence of `triple`; 0 if that has no meaning.
+pub(super) fn coarse_symbol(triple: u16) -> usize {
+    let Some(Meaning { base, mask }) = meaning(triple) else { return 0 };
+    let most = Sequence((base & Sequence::NUMBERS) + mask);
+    let wide = most.run().max(most.length() - LEAST);
+    let width = WIDTHS.iter().take(WIDTHS.len() - 1).take_while(|&&bits| wide >= 1 << bits).count();
+    let far = usize::from(most.offset() > 1 << COARSE_OFFSETS[0]);
+    let kind = match Sequence(base).rep() {
+        REPS => REPS + far,
+        rep => rep,
+    };
+    kind * WIDTHS.len() + width
 }
 
 /// The classes of every run and length of a page, looked up.
@@ -171,7 +206,7 @@ impl Classes {
         u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
     }
 
-    /// The triple of `sequence`, and another if its offset is a multiple of 8 (else the same).
+    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`], and another if that is a multiple of 8 (else the same).
     #[inline(always)]
     pub(super) fn triples(&self, sequence: Sequence) -> (u16, u16) {
         let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());
@@ -204,7 +239,7 @@ mod tests {
                 let Meaning { base, mask } = meaning(triple).expect("a triple of a sequence has a meaning");
                 let extra = (sequence.0 & Sequence::NUMBERS) - (base & Sequence::NUMBERS);
                 assert_eq!(extra & !mask, 0, "{sequence:?} as {triple}");
-                assert!(mask.count_ones() <= 38 && u64::from(mask.count_ones()) == base >> 56);
+                assert!(mask.count_ones() <= 39 && u64::from(mask.count_ones()) == base >> 56);
                 assert_eq!(Sequence(base).rep(), sequence.rep());
             }
         };
@@ -214,20 +249,37 @@ mod tests {
         for length in 3..=4096 {
             check(Sequence::new(0, length, 0, 0));
         }
-        for offset in 1..=MAX_OFFSET {
+        for offset in 1..MAX_OFFSET {
             check(Sequence::new(1, 9, offset, 3));
         }
     }
 
     #[test]
-    fn no_meaning_gives_a_number_out_of_range() {
+    fn the_coarse_symbol_of_a_triple_gives_all_its_sequences() {
         for triple in 0..TRIPLES as u16 {
-            if let Some(Meaning { base, mask }) = meaning(triple) {
-                let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
-                assert!(least.length() >= 3 && most.length() < 1 << 15 && most.run() < 1 << 15);
-                assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
-                assert!(most.offset() <= MAX_OFFSET);
+            let Some(own) = meaning(triple) else { continue };
+            let coarse = coarse_meaning(coarse_symbol(triple));
+            let all = own.base & Sequence::NUMBERS;
+            let most = Sequence(all + own.mask);
+            // No sequence has more than a page.
+            let (run, length) = (most.run().min(crate::PAGE_SIZE - 3), most.length().min(crate::PAGE_SIZE));
+            let most = Sequence::new(run, length, most.offset(), 0);
+            for Sequence(sequence) in [Sequence(all), most] {
+                let extra = sequence.wrapping_sub(coarse.base & Sequence::NUMBERS);
+                assert_eq!(extra & !coarse.mask, 0, "triple {triple}");
             }
+            assert_eq!(Sequence(own.base).rep(), Sequence(coarse.base).rep());
+        }
+    }
+
+    #[test]
+    fn no_meaning_gives_a_number_out_of_range() {
+        let triples = (0..TRIPLES as u16).filter_map(meaning);
+        for Meaning { base, mask } in triples.chain((0..COARSE).map(coarse_meaning)) {
+            let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
+            assert!(least.length() >= 3 && most.length() < 1 << 15 && most.run() < 1 << 15);
+            assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
+            assert!(most.offset() <= MAX_OFFSET);
         }
     }
 }

@@ -10,22 +10,22 @@
 
 use super::{
     bits::{Reader, Room, Writer},
-    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup},
+    tables::{LITERAL_MAX, LOOKUPS, LiteralSet, Lookup},
 };
 use crate::{
     Corrupt, PAGE_SIZE,
-    mem::{load16, store16},
+    mem::{load32, store16, store32},
 };
 
 /// The literals of a page, and room for wide copies.
 pub(super) type Literals = [u8; PAGE_SIZE + 64];
 
 /// Look-ups that one refill serves.
-const LOOKUPS: usize = 5;
+const ROUNDS: usize = 5;
 /// Most literals of these.
-const STEP: usize = 2 * LOOKUPS;
+const STEP: usize = 2 * ROUNDS;
 
-type Decode = [Lookup; CONTEXTS << LITERAL_MAX];
+type Decode = [Lookup; LOOKUPS];
 
 /// Encodes a lane to `room` and gives its length in bytes.
 #[inline(always)]
@@ -63,97 +63,51 @@ struct Lane<const DOWN: bool> {
 }
 
 impl<const DOWN: bool> Lane<DOWN> {
-    /// # Safety
-    /// The pointers from `start` to `end` and the two bytes from there on are of one array that nothing else uses while
-    /// there is a lane.
-    #[inline(always)]
-    unsafe fn new(set: &LiteralSet, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
+    fn new(set: &LiteralSet, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
         let last = Lookup(u32::from(set.context_after[0]) << LITERAL_MAX);
         Self { reader: Reader::new(bits_at), last, at: start, end }
     }
 
-    /// How often [`STEP`] literals fit what is left.
+    /// Literals that are left.
     #[inline(always)]
-    fn steps(&self) -> usize {
-        (self.end.addr() - self.at.addr()) / STEP
+    fn left(&self) -> usize {
+        self.end.addr().saturating_sub(self.at.addr())
     }
 
-    /// Decodes one or two literals, or goes to an escape; [`LITERAL_MAX`] bits must be ready.
+    /// Decodes no, one or two literals; [`LITERAL_MAX`] bits must be ready.
     ///
     /// # Safety
-    /// `at` is at most `end`; if it is `end`, the next byte and the one after are of the array.
+    /// Two bytes can be written at `at`.
     #[inline(always)]
     unsafe fn look_up(&mut self, decode: &Decode) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
         let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
         // SAFETY: the caller's.
         unsafe {
-            store16(self.at, (entry >> 14) as u16);
+            store16(self.at, entry.rotate_right(14) as u16);
             self.at = self.at.add((entry >> 30) as usize);
         }
         self.reader.skip(entry);
         self.last = Lookup(entry);
     }
 
-    /// If the last look-up went to an escape, takes the 8 bits after it, and makes 56 ready. (By value, so that the
-    /// state of a lane stays in registers.)
+    /// As [`look_up`](Self::look_up); once the lane is at its end it stays as it is, without a branch.
     ///
     /// # Safety
-    /// As of [`look_up`](Self::look_up).
+    /// Two bytes can be written at `at`.
     #[inline(always)]
-    unsafe fn resolved(mut self, set: &LiteralSet, room: &Room) -> Self {
-        if self.last.0 & Lookup::ESCAPED != 0 {
-            self.reader.refill(room);
-            let literal = self.reader.peek() as u8;
-            self.reader.skip(8);
-            self.reader.refill(room);
-            // SAFETY: the caller's.
-            unsafe {
-                self.at.write(literal);
-                self.at = self.at.add(1);
-            }
-            self.last = Lookup(u32::from(set.context_after[usize::from(literal)]) << LITERAL_MAX);
-        }
-        self
-    }
-
-    /// Decodes what is left of the lane, and gives the place that its bits reach, those of the last look-up included.
-    ///
-    /// # Safety
-    /// The two bytes at `end` are of the array.
-    #[inline(always)]
-    unsafe fn finish(mut self, set: &LiteralSet, room: &Room) -> usize {
-        // What the last look-up writes beyond the lane's end stands where the next lane begins.
+    unsafe fn look_up_to_end(&mut self, decode: &Decode) {
+        let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
+        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
+        let open = u32::from(self.at < self.end).wrapping_neg();
         // SAFETY: the caller's.
-        let next_lane = unsafe { load16(self.end) };
-        'lane: while self.at < self.end {
-            self.reader.refill(room);
-            for _ in 0..LOOKUPS {
-                // SAFETY: `at` is below `end`.
-                unsafe {
-                    self.look_up(&set.decode);
-                    self = self.resolved(set, room);
-                }
-                if self.at >= self.end {
-                    break 'lane;
-                }
-            }
+        unsafe {
+            store16(self.at, (entry >> 14) as u16);
+            self.at = self.at.add(((entry & open) >> 30) as usize);
         }
-        // SAFETY: the caller's.
-        unsafe { store16(self.end, next_lane) };
-        self.reader.place()
+        self.reader.skip(entry & open);
+        self.last = Lookup(entry);
     }
-}
-
-/// Two lanes, of which one or both may have come to an escape.
-///
-/// # Safety
-/// As of [`Lane::resolved`].
-#[cold]
-#[inline(never)]
-unsafe fn both(a: Lane<false>, b: Lane<true>, set: &LiteralSet, room: &Room) -> (Lane<false>, Lane<true>) {
-    // SAFETY: the caller's.
-    unsafe { (a.resolved(set, room), b.resolved(set, room)) }
 }
 
 /// Bytes that the last look-ups of a pair of lanes may take beyond where the lanes meet: less than a look-up's bits each.
@@ -161,6 +115,55 @@ const BEYOND: usize = 4;
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
     if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes of another length" }) }
+}
+
+/// A lane must have so many literals to be decoded beside others: then two steps or more come before the first lane's end.
+const LEAST: usize = 2 * STEP;
+
+/// Decodes lanes side by side: all in steps as long as each has literals for one, then each to its end. Gives the places that
+/// their bits reach.
+///
+/// A lane at its end goes on writing there, three bytes of the next lane at most. These were decoded in the first two steps (ten
+/// look-ups give five literals or more), so they are kept and put back. Lanes of fewer than [`LEAST`] literals are decoded one
+/// after another, and each writes what the one before spoilt.
+macro_rules! decode_lanes {
+    ($set:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
+        let decode = &*$set.decode;
+        if $shortest >= LEAST {
+            loop {
+                let steps = [$($lane.left()),*].into_iter().fold(usize::MAX, usize::min) / STEP;
+                if steps == 0 {
+                    break;
+                }
+                for _ in 0..steps {
+                    $($lane.reader.refill($room);)*
+                    $($lane.look_up(decode);)*
+                    $($lane.look_up(decode);)*
+                    $($lane.look_up(decode);)*
+                    $($lane.look_up(decode);)*
+                    $($lane.look_up(decode);)*
+                }
+            }
+            let next = [$(load32($lane.end)),*];
+            while [$($lane.left()),*].into_iter().any(|left| left > 0) {
+                $($lane.reader.refill($room);)*
+                for _ in 0..ROUNDS {
+                    $($lane.look_up_to_end(decode);)*
+                }
+            }
+            for (end, next) in [$($lane.end),*].into_iter().zip(next) {
+                store32(end, next);
+            }
+        } else {
+            $(
+                while $lane.left() > 0 {
+                    $lane.reader.refill($room);
+                    $lane.look_up_to_end(decode);
+                }
+            )*
+        }
+        [$($lane.reader.place()),*]
+    }};
 }
 
 /// Decodes the first `count` of `literals` from two lanes between the places `bounds`.
@@ -174,36 +177,14 @@ pub(super) fn decode_2(
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
     let start = literals.as_mut_ptr();
-    let decode = &*set.decode;
     // SAFETY: lanes lie in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE; `start` is the only way to
-    // it here. A step writes at most STEP bytes, those of the last look-up included, and `steps` of them fit each lane.
+    // it here. A step writes at most STEP bytes, and as many steps are made as fit each lane. After these a lane writes
+    // only at places up to one beyond its end, two bytes at a time.
     unsafe {
         let middle = start.add(count / 2);
         let mut a = Lane::<false>::new(set, bounds[0], start, middle);
         let mut b = Lane::<true>::new(set, bounds[1], middle, start.add(count));
-        loop {
-            let steps = a.steps().min(b.steps());
-            if steps == 0 {
-                break;
-            }
-            for _ in 0..steps {
-                a.reader.refill(room);
-                b.reader.refill(room);
-                macro_rules! rounds {
-                    ($($number:literal)*) => { $(
-                        let _: u8 = $number;
-                        a.look_up(decode);
-                        b.look_up(decode);
-                        if (a.last.0 | b.last.0) & Lookup::ESCAPED != 0 {
-                            (a, b) = both(a, b, set, room);
-                        }
-                    )* };
-                }
-                rounds!(0 1 2 3 4);
-            }
-        }
-        let a = a.finish(set, room);
-        let b = b.finish(set, room);
+        let [a, b] = decode_lanes!(set, room, count / 2; a b);
         meet(a, b)
     }
 }
@@ -219,7 +200,6 @@ pub(super) fn decode_4(
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
     let start = literals.as_mut_ptr();
-    let decode = &*set.decode;
     // SAFETY: as in `decode_2`.
     unsafe {
         let [second, third, fourth] = [1, 2, 3].map(|lane| start.add(lane * (count / 4)));
@@ -227,36 +207,7 @@ pub(super) fn decode_4(
         let mut b = Lane::<true>::new(set, bounds[1], second, third);
         let mut c = Lane::<false>::new(set, bounds[1], third, fourth);
         let mut d = Lane::<true>::new(set, bounds[2], fourth, start.add(count));
-        loop {
-            let steps = a.steps().min(b.steps()).min(c.steps()).min(d.steps());
-            if steps == 0 {
-                break;
-            }
-            for _ in 0..steps {
-                a.reader.refill(room);
-                b.reader.refill(room);
-                c.reader.refill(room);
-                d.reader.refill(room);
-                macro_rules! rounds {
-                    ($($number:literal)*) => { $(
-                        let _: u8 = $number;
-                        a.look_up(decode);
-                        b.look_up(decode);
-                        c.look_up(decode);
-                        d.look_up(decode);
-                        if (a.last.0 | b.last.0 | c.last.0 | d.last.0) & Lookup::ESCAPED != 0 {
-                            (a, b) = both(a, b, set, room);
-                            (c, d) = both(c, d, set, room);
-                        }
-                    )* };
-                }
-                rounds!(0 1 2 3 4);
-            }
-        }
-        let a = a.finish(set, room);
-        let b = b.finish(set, room);
-        let c = c.finish(set, room);
-        let d = d.finish(set, room);
+        let [a, b, c, d] = decode_lanes!(set, room, count / 4; a b c d);
         meet(a, b)?;
         meet(c, d)
     }

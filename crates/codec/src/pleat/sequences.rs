@@ -1,26 +1,31 @@
-//! The sequences of an object, decoded and carried out: the hot loop of the decoder.
+//! The sequences of an object: first all are read, then all are carried out. The hot loops of the decoder.
 //!
 //! ```text
-//! until the matches have given all bytes that are not literals:
+//! until the matches make up all bytes that are not literals:
 //!     token: 12 bits looked up give a meaning and the code's length
 //!     extra bits: scattered over the meaning's mask and added to its base, they give run, length, offset at once
 //!     the offset, if it repeats one of the last three; the last three
-//!     copy the run of literals, then the match
+//! for each sequence: copy the run of literals, then the match
 //! ```
 //!
-//! For speed: tokens are read upwards and need more bits only every fourth time; extra bits are read downwards at a
-//! place that depends on earlier tokens only, not on earlier bits. No branch depends on the kind of the offset.
-#![allow(unsafe_code)] // Copies within the window, checked once a sequence.
+//! For speed:
+//! 1. The first loop has no branch that depends on what is read. The second has them all (is a run or a match long? is an offset
+//!    short?), and all they need lies ready: a branch guessed wrong does not wait for a token to be decoded.
+//! 2. Tokens are in two streams, which are looked up side by side and need more bits only every fifth time; extra bits are read at a
+//!    place that depends on earlier tokens only, not on earlier bits.
+//! 3. What the sequences take is summed up and compared with what there is once, before anything is copied.
+#![allow(unsafe_code)] // Copies within the window, checked once a page.
 
-use std::{hint::select_unpredictable, ops::Range};
+use std::ops::Range;
 
 use super::{
     PleatTables,
-    bits::{Reader, Room, word_before},
-    format::{FIRST_REPS, Sequence, TRIPLE_BITS, meaning},
+    bits::{COUNT, Reader, Room, word},
+    format::Sequence,
     isa::Isa,
     literals::Literals,
-    tables::{SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX, TokenSet},
+    parse::MAX_SEQUENCES,
+    tables::{SYMBOLS, TOKEN_MAX, TokenSet},
     window::{PAGE_AT, Window},
 };
 use crate::{
@@ -28,96 +33,126 @@ use crate::{
     mem::{copy, load64, store64, wild_copy},
 };
 
-/// Where the decoder has what the sequences need.
-#[derive(Clone, Copy)]
-pub(super) struct Rooms<'a> {
-    pub(super) object: &'a Room,
-    pub(super) literals: &'a Literals,
+/// Tokens of each stream that one refill serves.
+const ROUNDS: usize = 5;
+const _: () = assert!(ROUNDS * TOKEN_MAX as usize <= 56);
+
+/// A sequence, ready to be carried out.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(8))]
+pub(super) struct Step {
+    pub(super) run: u16,
+    pub(super) length: u16,
+    pub(super) offset: u16,
+    /// Without meaning: it makes a step a word, which is stored at once.
+    pub(super) rest: u16,
 }
 
-/// Tokens that one refill serves, if none is an escape.
-const TOKENS_A_REFILL: usize = 4;
+impl Step {
+    /// The four numbers, the first lowest.
+    #[inline(always)]
+    pub(super) fn of(word: u64) -> Self {
+        Self { run: word as u16, length: (word >> 16) as u16, offset: (word >> 32) as u16, rest: (word >> 48) as u16 }
+    }
+}
 
-/// What is left of literals (low half) and of bytes from matches (high half). Each half has its top bit set as long as
-/// no more was taken than there was.
-const LEFT: u32 = 0x8000_8000;
+/// Room for the sequences of a page.
+pub(super) type Steps = [Step; MAX_SEQUENCES.next_multiple_of(2 * ROUNDS)];
 
-/// Carries out the sequences in `section` of the object, of which `literal_count` literals are decoded, in the window.
-/// Gives the number of literals they took; the others belong at the page's end, and are not in the window.
+/// Where the tokens and the extra bits of an object are.
+pub(super) struct Sections {
+    /// The tokens, in two streams.
+    pub(super) tokens: Range<usize>,
+    /// Where the extra bits end that begin after them.
+    pub(super) end: usize,
+}
+
+/// The sequences of a page that belong together: their matches and `literal_count` literals are a page, and their runs
+/// take no more literals than that.
+pub(super) struct Checked<'a> {
+    steps: &'a [Step],
+    /// Literals that the runs take; the others belong at the page's end.
+    pub(super) taken: usize,
+}
+
+/// Reads the sequences of an object, whose page has `literal_count` literals, at most [`PAGE_SIZE`]. Its tokens are in the section
+/// `tokens`, the extra bits after it up to `end`.
 #[inline(always)]
-pub(super) fn decode<I: Isa>(
+pub(super) fn read<'a, I: Isa>(
     tables: &PleatTables,
     set: &TokenSet,
-    rooms: Rooms<'_>,
-    section: Range<usize>,
+    object: &Room,
+    Sections { tokens, end }: Sections,
     literal_count: usize,
-    window: &mut Window,
-) -> Result<usize, Corrupt> {
-    let Rooms { object, literals } = rooms;
-    let window = window.as_mut_ptr();
-    let mut tokens = Reader::<false>::new(section.start);
+    steps: &'a mut Steps,
+) -> Result<Checked<'a>, Corrupt> {
+    let mut first = Reader::<false>::new(tokens.start);
+    let mut second = Reader::<true>::new(tokens.end);
     let mut extra_bits = 0;
-    let [mut newest, mut second, mut third] = FIRST_REPS.map(usize::from);
-    let mut at = PAGE_AT;
-    let mut literal = 0;
-    let mut left = (literal_count | (PAGE_SIZE - literal_count) << 16) as u32 | LEFT;
-    'page: while left >> 16 != LEFT >> 16 {
-        tokens.refill(object);
-        for _ in 0..TOKENS_A_REFILL {
-            let entry = set.decode[tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
-            tokens.skip(u32::from(entry & 15));
-            let symbol = usize::from(entry >> 4) & (SYMBOLS - 1);
-            let mut meaning = tables.meanings[symbol];
-            if symbol == TOKEN_ESCAPE {
-                (tokens, meaning) = escaped(tokens, object)?;
-            }
-            let extra = word_before(object, section.end.wrapping_sub(extra_bits >> 3)) >> (extra_bits & 7);
-            let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
-            extra_bits += (meaning.base >> 56) as usize;
-            let (run, length, rep) = (sequence.run(), sequence.length(), sequence.rep());
-            let mut offset = sequence.offset();
-            offset = select_unpredictable(rep == 0, newest, offset);
-            offset = select_unpredictable(rep == 1, second, offset);
-            offset = select_unpredictable(rep == 2, third, offset);
-            third = select_unpredictable(rep >= 2, second, third);
-            second = select_unpredictable(rep >= 1, newest, second);
-            newest = offset;
-            left = left.wrapping_sub(sequence.0 as u32);
-            if left & LEFT != LEFT {
-                return Err(Corrupt { what: "pleat sequences longer than a page" });
-            }
-            // SAFETY: `left` shows that runs and matches so far, this sequence's included, are no more than
-            // `literal_count` and the rest of the page. So `literal + run` is at most PAGE_SIZE, and `literals` has 64
-            // bytes more; `at + run + length` is at most END, and the window has 128 bytes more. `wild_copy` goes at
-            // most 16 bytes beyond, `copy_match` 32. An offset is at least 1 and at most MAX_OFFSET (a test shows it
-            // for every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
-            unsafe {
-                wild_copy::<16>(literals.as_ptr().add(literal), window.add(at), run);
-                copy_match(window.add(at + run), offset, length);
-            }
-            literal += run;
-            at += run + length;
-            if left >> 16 == LEFT >> 16 {
-                break 'page;
+    let mut recent = I::first();
+    let mut left = (PAGE_SIZE - literal_count) as isize;
+    let mut count = 0;
+    if left > 0 {
+        'page: for pairs in steps.as_chunks_mut::<{ 2 * ROUNDS }>().0 {
+            first.refill(object);
+            second.refill(object);
+            for [a, b] in pairs.as_chunks_mut::<2>().0 {
+                // (A closure would keep what it changes in memory.)
+                macro_rules! read_one {
+                    ($step:ident, $tokens:ident) => {
+                        let entry = set.decode[$tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
+                        $tokens.skip(u32::from(entry));
+                        let meaning = &tables.meanings[usize::from(entry >> COUNT) & (SYMBOLS - 1)];
+                        let extra = word(object, tokens.end.wrapping_add(extra_bits >> 3)) >> (extra_bits & 7);
+                        let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
+                        extra_bits += (meaning.base >> 56) as usize;
+                        (*$step, recent) = I::resolve(sequence, recent);
+                        left -= sequence.length() as isize;
+                        count += 1;
+                        if left <= 0 {
+                            break 'page;
+                        }
+                    };
+                }
+                read_one!(a, first);
+                read_one!(b, second);
             }
         }
     }
-    if tokens.place() != section.end.wrapping_sub(extra_bits.div_ceil(8)) {
+    let steps = steps.get(..count).unwrap_or_default();
+    let taken = steps.iter().map(|step| usize::from(step.run)).sum();
+    if left != 0 || taken > literal_count {
+        return Err(Corrupt { what: "pleat sequences longer than a page" });
+    }
+    if first.place() != second.place() || tokens.end + extra_bits.div_ceil(8) != end {
         return Err(Corrupt { what: "pleat tokens of another length" });
     }
-    Ok(literal)
+    Ok(Checked { steps, taken })
 }
 
-/// The meaning after an escape.
-#[cold]
-#[inline(never)]
-fn escaped(mut tokens: Reader<false>, object: &Room) -> Result<(Reader<false>, super::format::Meaning), Corrupt> {
-    tokens.refill(object);
-    let triple = tokens.peek() as u16 & ((1 << TRIPLE_BITS) - 1);
-    tokens.skip(TRIPLE_BITS);
-    tokens.refill(object);
-    let meaning = meaning(triple).ok_or(Corrupt { what: "pleat token without meaning" })?;
-    Ok((tokens, meaning))
+/// Carries out `sequences`, taking from `literals`, in the window. The literals that are left belong at the page's end, and are
+/// not put there.
+#[inline(always)]
+pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &mut Window) {
+    // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so the literals taken end at
+    // most PAGE_SIZE into `literals`, which has 64 bytes more, and `to` is at most END, from which the window has 128 bytes more. A run is
+    // copied at most 16 bytes beyond its end, a match 32. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
+    // every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
+    unsafe {
+        let mut literal = literals.as_ptr();
+        let mut to = window.as_mut_ptr().add(PAGE_AT);
+        for &Step { run, length, offset, .. } in sequences.steps {
+            let (run, length, offset) = (usize::from(run), usize::from(length), usize::from(offset));
+            copy::<16>(literal, to);
+            if run > 16 {
+                wild_copy::<16>(literal.add(16), to.add(16), run - 16);
+            }
+            literal = literal.add(run);
+            to = to.add(run);
+            copy_match(to, offset, length);
+            to = to.add(length);
+        }
+    }
 }
 
 /// Copies the match of `length` bytes at `to`, and up to 32 bytes more.
@@ -131,7 +166,7 @@ fn escaped(mut tokens: Reader<false>, object: &Room) -> Result<(Reader<false>, s
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
     // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written since; the last
-    // step starts before `length`, so that writes end at most 32 bytes after it.
+    // step starts before `length` or at 24, so that writes end at most 32 bytes after it.
     unsafe {
         let mut distance = offset;
         if offset < 8 {
@@ -141,11 +176,14 @@ unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
         } else {
             copy::<8>(to.sub(offset), to);
         }
-        copy::<8>(to.add(8).sub(distance), to.add(8));
-        let mut done = 16;
+        let from = to.sub(distance);
+        copy::<8>(from.add(8), to.add(8));
+        copy::<8>(from.add(16), to.add(16));
+        copy::<8>(from.add(24), to.add(24));
+        let mut done = 32;
         while done < length {
-            copy::<8>(to.add(done).sub(distance), to.add(done));
-            copy::<8>(to.add(done + 8).sub(distance), to.add(done + 8));
+            copy::<8>(from.add(done), to.add(done));
+            copy::<8>(from.add(done + 8), to.add(done + 8));
             done += 16;
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    format::{Meaning, TRIPLE_BITS, TRIPLES, meaning},
+    bits::COUNT,
+    format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning},
     huffman,
     parse::{Seen, seen_in_dictionary},
     window::{self, MAX_DICTIONARY, Window},
@@ -12,19 +13,17 @@ use super::{
 /// Bits of the longest literal code.
 pub(super) const LITERAL_MAX: u8 = 10;
 /// Bits of the longest token code.
-pub(super) const TOKEN_MAX: u8 = 12;
+pub(super) const TOKEN_MAX: u8 = 10;
 /// Contexts of a literal set.
 pub(super) const CONTEXTS: usize = 8;
 /// Most literal sets, and most token sets.
 pub(super) const SETS: usize = 8;
-/// Most symbols of the token code, the escape included.
-pub(super) const SYMBOLS: usize = 1024;
+/// Most symbols of the token code, the coarse ones included.
+pub(super) const SYMBOLS: usize = 512;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
-/// Symbol of a token that has no code in its set: a triple follows.
-pub(super) const TOKEN_ESCAPE: usize = 0;
 
-const MAGIC: [u8; 4] = *b"plt\x02";
+const MAGIC: [u8; 4] = *b"plt\x03";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -50,9 +49,9 @@ pub(super) struct LiteralCode {
 /// What is trained and stored; everything else follows from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
-    /// The triple of each token symbol from 1 on; rising.
+    /// The triple of each token symbol from [`COARSE`] on; rising.
     pub(super) triples: Vec<u16>,
-    /// Code lengths of the token symbols, the escape first, in each token set.
+    /// Code lengths of the token symbols, the coarse ones first, in each token set.
     pub(super) token_lengths: Vec<Vec<u8>>,
     pub(super) literals: Vec<LiteralCode>,
     pub(super) dictionary: Vec<u8>,
@@ -60,18 +59,30 @@ pub(super) struct Model {
 
 /// One token set, ready.
 pub(super) struct TokenSet {
-    /// `code | length << 27`; a symbol without code holds the escape's and its own triple.
+    /// `code | length << 27`; a symbol without code holds the coarse symbol to take instead, and the length 0.
     pub(super) encode: Box<[u32; SYMBOLS]>,
-    /// `length | symbol << 4` by the next [`TOKEN_MAX`] bits.
+    /// `length | symbol << 6` by the next [`TOKEN_MAX`] bits.
     pub(super) decode: Box<[u16; 1 << TOKEN_MAX]>,
+}
+
+impl TokenSet {
+    /// The symbol that stands for `symbol` in this set, itself or a coarse one, and `code | length << 27` of it.
+    #[inline(always)]
+    pub(super) fn code(&self, symbol: usize) -> (usize, u32) {
+        let code = self.encode[symbol & (SYMBOLS - 1)];
+        if code >> 27 != 0 {
+            return (symbol, code);
+        }
+        let coarse = code as usize & (SYMBOLS - 1);
+        (coarse, self.encode[coarse])
+    }
 }
 
 /// What a look-up of literals gives.
 ///
 /// ```text
 /// bits  0..6   length of the codes
-/// bit   6      it is an escape
-/// bits 10..13  context after the last literal
+/// bits 10..14  context of the next look-up
 /// bits 14..30  the literals, the first lowest
 /// bits 30..32  number of literals: 1 or 2; 0 for an escape
 /// ```
@@ -79,27 +90,30 @@ pub(super) struct TokenSet {
 pub(super) struct Lookup(pub(super) u32);
 
 impl Lookup {
-    /// Set in an escape.
-    pub(super) const ESCAPED: u32 = 1 << 6;
     /// The bits of the context, where it is to be combined with the next [`LITERAL_MAX`] bits.
-    pub(super) const CONTEXT: u32 = (CONTEXTS as u32 - 1) << LITERAL_MAX;
+    pub(super) const CONTEXT: u32 = 15 << LITERAL_MAX;
 
     fn new(length: u8, literals: &[u8], context: u8) -> Self {
         let bytes = literals.iter().rev().fold(0, |bytes, &literal| bytes << 8 | u32::from(literal));
-        let escaped = if literals.is_empty() { Self::ESCAPED } else { 0 };
         let count = literals.len() as u32;
-        Self(u32::from(length) | escaped | u32::from(context) << LITERAL_MAX | bytes << 14 | count << 30)
+        Self(u32::from(length) | u32::from(context) << LITERAL_MAX | bytes << 14 | count << 30)
     }
 }
+
+/// The context after an escape, in which the next 8 bits are a literal: so an escape is a look-up like any other.
+const ESCAPED: usize = CONTEXTS;
+/// Look-ups of a literal set: those of 16 contexts, so that any bits of [`Lookup::CONTEXT`] may be looked up; those above
+/// [`ESCAPED`] are never used.
+pub(super) const LOOKUPS: usize = 16 << LITERAL_MAX;
 
 /// One literal set, ready.
 pub(super) struct LiteralSet {
     pub(super) context_after: [u8; 256],
     /// `code | length << 27` by `context << 8 | literal`; a literal without code holds the escape's and its own 8 bits.
     pub(super) encode: Box<[u32; CONTEXTS << 8]>,
-    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole. See
+    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole, or an escape. See
     /// [`Lookup`].
-    pub(super) decode: Box<[Lookup; CONTEXTS << LITERAL_MAX]>,
+    pub(super) decode: Box<[Lookup; LOOKUPS]>,
 }
 
 /// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes for tokens and
@@ -110,12 +124,12 @@ pub(super) struct LiteralSet {
 pub struct PleatTables {
     id: u32,
     model: Model,
-    /// Symbol of each triple; 0 is the escape.
+    /// Symbol of each triple, its own or a coarse one.
     pub(super) symbol_of: Box<[u16; TRIPLES]>,
     pub(super) meanings: Box<[Meaning; SYMBOLS]>,
     pub(super) tokens: Vec<TokenSet>,
     pub(super) literals: Vec<LiteralSet>,
-    /// Each token symbol's bits in each set, the triple after an escape included.
+    /// Each token symbol's bits in each set, the extra bits included.
     pub(super) token_costs: Box<[[u16; SETS]; SYMBOLS]>,
     /// Each literal's cost in each set, in eighths of a bit.
     pub(super) literal_costs: Box<[[u16; SETS]; 256]>,
@@ -191,7 +205,7 @@ impl PleatTables {
         let &[d0, d1, t0, t1, token_sets, literal_sets] = take(6)? else { return Err(SHORT) };
         let dictionary_len = usize::from(u16::from_le_bytes([d0, d1]));
         let symbols = usize::from(u16::from_le_bytes([t0, t1]));
-        if symbols >= SYMBOLS || dictionary_len > MAX_DICTIONARY {
+        if symbols > SYMBOLS - COARSE || dictionary_len > MAX_DICTIONARY {
             return Err(BadTables { what: "more symbols or dictionary than can be" });
         }
         let possible = 1..=SETS as u8;
@@ -201,7 +215,7 @@ impl PleatTables {
         let triples: Vec<u16> = take(2 * symbols)?.as_chunks().0.iter().map(|&pair| u16::from_le_bytes(pair)).collect();
         let mut token_lengths = Vec::with_capacity(SETS);
         for _ in 0..token_sets {
-            token_lengths.push(nibbles(take((symbols + 2) / 2)?, symbols + 1)?);
+            token_lengths.push(nibbles(take((COARSE + symbols).div_ceil(2))?, COARSE + symbols)?);
         }
         let mut literals = Vec::with_capacity(SETS);
         for _ in 0..literal_sets {
@@ -228,8 +242,14 @@ impl PleatTables {
             return Err(BadTables { what: "token symbols out of order" });
         }
         let mut symbol_of = Box::new([0; TRIPLES]);
+        for (triple, symbol) in symbol_of.iter_mut().enumerate() {
+            *symbol = coarse_symbol(triple as u16) as u16;
+        }
         let mut meanings = Box::new([Meaning::default(); SYMBOLS]);
-        for (&triple, symbol) in model.triples.iter().zip(1..) {
+        for (symbol, meaning) in meanings.iter_mut().enumerate().take(COARSE) {
+            *meaning = coarse_meaning(symbol);
+        }
+        for (&triple, symbol) in model.triples.iter().zip(COARSE..) {
             let meaning = meaning(triple).ok_or(BadTables { what: "a token symbol without meaning" })?;
             symbol_of[usize::from(triple)] = symbol as u16;
             meanings[symbol] = meaning;
@@ -249,10 +269,10 @@ impl PleatTables {
         tables.seen = seen_in_dictionary(&tables.window, tables.model.dictionary.len());
         for (set, lengths) in tables.model.token_lengths.iter().enumerate() {
             let token = token_set(lengths, &tables.model.triples)?;
-            for (costs, code) in tables.token_costs.iter_mut().zip(token.encode.iter()) {
-                costs[set] = (code >> 27) as u16;
+            for (symbol, costs) in tables.token_costs.iter_mut().enumerate() {
+                let (symbol, code) = token.code(symbol);
+                costs[set] = (code >> 27) as u16 + (tables.meanings[symbol].base >> 56) as u16;
             }
-            tables.token_costs[TOKEN_ESCAPE][set] += TRIPLE_BITS as u16;
             tables.tokens.push(token);
         }
         for (set, code) in tables.model.literals.iter().enumerate() {
@@ -274,7 +294,7 @@ impl PleatTables {
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
         let literal = size_of::<[u32; CONTEXTS << 8]>()
-            + size_of::<[Lookup; CONTEXTS << LITERAL_MAX]>()
+            + size_of::<[Lookup; LOOKUPS]>()
             + size_of::<LiteralSet>()
             + size_of::<LiteralCode>();
         size_of::<[u16; TRIPLES]>()
@@ -310,21 +330,19 @@ fn nibbles(bytes: &[u8], count: usize) -> Result<Vec<u8>, BadTables> {
 
 fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
     let codes = huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token lengths that are no code" })?;
-    let escape = codes[TOKEN_ESCAPE];
-    if escape.length == 0 {
-        return Err(BadTables { what: "token lengths without an escape" });
+    if codes.iter().take(COARSE).any(|code| code.length == 0) {
+        return Err(BadTables { what: "a coarse token without a code" });
     }
     let mut encode = Box::new([0; SYMBOLS]);
     let mut decode = Box::new([0; 1 << TOKEN_MAX]);
     for (symbol, code) in codes.iter().enumerate() {
         if code.length == 0 {
-            let bits = u32::from(escape.bits) | u32::from(triples[symbol - 1]) << escape.length;
-            encode[symbol] = bits | (u32::from(escape.length) + TRIPLE_BITS) << 27;
+            encode[symbol] = coarse_symbol(triples[symbol - COARSE]) as u32;
             continue;
         }
         encode[symbol] = u32::from(code.bits) | u32::from(code.length) << 27;
         for slot in decode.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
-            *slot = u16::from(code.length) | (symbol as u16) << 4;
+            *slot = u16::from(code.length) | (symbol as u16) << COUNT;
         }
     }
     Ok(TokenSet { encode, decode })
@@ -359,11 +377,10 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
             }
         }
     }
-    let mut decode = Box::new([Lookup::default(); CONTEXTS << LITERAL_MAX]);
-    for (place, lookup) in decode.iter_mut().enumerate() {
-        let (length, literal) = symbols[place];
+    let mut decode = Box::new([Lookup::default(); LOOKUPS]);
+    for (place, (lookup, &(length, literal))) in decode.iter_mut().zip(&symbols).enumerate() {
         let Some(first) = literal else {
-            *lookup = Lookup::new(length, &[], 0);
+            *lookup = Lookup::new(length, &[], ESCAPED as u8);
             continue;
         };
         let context = context_after[usize::from(first)];
@@ -374,6 +391,9 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
             }
             _ => Lookup::new(length, &[first], context),
         };
+    }
+    for (bits, lookup) in decode[ESCAPED << LITERAL_MAX..][..1 << LITERAL_MAX].iter_mut().enumerate() {
+        *lookup = Lookup::new(8, &[bits as u8], context_after[bits & 255]);
     }
     Ok(LiteralSet { context_after: *context_after, encode, decode })
 }

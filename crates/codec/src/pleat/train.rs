@@ -2,10 +2,10 @@
 
 use super::{
     PleatTables, dictionary,
-    format::{Classes, Sequence, TRIPLES},
+    format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
-    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_ESCAPE, TOKEN_MAX},
+    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
 use crate::Page;
@@ -27,7 +27,7 @@ pub(super) fn model(samples: &[&Page], dictionary_len: usize) -> Model {
     let dictionary = dictionary::select(samples, dictionary_len.min(MAX_DICTIONARY));
     let parsed = parse_all(samples, &dictionary);
     let (triples, symbols) = alphabet(&parsed);
-    let token_lengths = token_codes(&symbols, triples.len() + 1);
+    let token_lengths = token_codes(&symbols, &triples);
     let literals = literal_codes(&parsed);
     Model { triples, token_lengths, literals, dictionary }
 }
@@ -58,13 +58,13 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
     parsed
 }
 
-/// The triples that become symbols, rising, and each page's symbols (0 for the others).
+/// The triples that become symbols, rising, and each page's symbols.
 fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     let mut counts = vec![0u32; TRIPLES];
     let all = || parsed.iter().flat_map(|page| &page.triples);
     all().for_each(|&(_, word)| counts[usize::from(word)] += 1);
     let total: u32 = counts.iter().sum();
-    // Rarer ones are coded as any offset's, or escaped.
+    // Rarer ones are coded as any offset's, or by coarse symbols.
     let enough = (total / 16384).max(3);
     let by_word = counts.clone();
     let rare = |word: u16| by_word[usize::from(word)] < enough;
@@ -72,18 +72,15 @@ fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     let mut triples: Vec<u16> =
         (0..counts.len()).filter(|&triple| counts[triple] >= enough).map(|triple| triple as u16).collect();
     triples.sort_by_key(|&triple| std::cmp::Reverse(counts[usize::from(triple)]));
-    triples.truncate(SYMBOLS - 1);
-    if triples.is_empty() {
-        triples.push(0);
-    }
+    triples.truncate(SYMBOLS - COARSE);
     triples.sort_unstable();
-    let mut symbol_of = vec![0u16; counts.len()];
-    for (&triple, symbol) in triples.iter().zip(1..) {
+    let mut symbol_of: Vec<usize> = (0..counts.len()).map(|triple| coarse_symbol(triple as u16)).collect();
+    for (&triple, symbol) in triples.iter().zip(COARSE..) {
         symbol_of[usize::from(triple)] = symbol;
     }
     let symbol = |&(any, word): &(u16, u16)| match symbol_of[usize::from(word)] {
-        0 => symbol_of[usize::from(any)],
-        symbol => symbol,
+        0..COARSE => symbol_of[usize::from(any)] as u16,
+        symbol => symbol as u16,
     };
     let symbols = parsed.iter().map(|page| page.triples.iter().map(symbol).collect()).collect();
     (triples, symbols)
@@ -148,27 +145,31 @@ fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)
     counts.iter().enumerate().filter(|&(_, &count)| count > 0).map(|(symbol, &count)| (symbol as u16, count)).collect()
 }
 
-/// Code lengths for `counts`, with symbols that are too rare for a code of `max` bits left to the escape.
-fn lengths_with_escape(counts: &[u32], escape: usize, max: u8) -> Vec<u8> {
+/// Code lengths of at most `max` for `counts`. Symbols that are too rare for a code are left to the symbol that
+/// `instead` names, unless that is themselves.
+fn lengths_without_rare(counts: &[u32], instead: impl Fn(usize) -> usize, max: u8) -> Vec<u8> {
     let mut counts = counts.to_vec();
-    let total: u32 = counts.iter().sum();
-    let rare = total >> (max + 3);
+    let rare = counts.iter().sum::<u32>() >> (max + 3);
     for symbol in 0..counts.len() {
-        if symbol != escape && counts[symbol] <= rare {
-            counts[escape] += std::mem::take(&mut counts[symbol]);
+        let other = instead(symbol);
+        if other == symbol {
+            counts[symbol] = counts[symbol].max(1);
+        } else if counts[symbol] <= rare {
+            counts[other] += std::mem::take(&mut counts[symbol]);
         }
     }
-    counts[escape] = counts[escape].max(1);
     if counts.iter().filter(|&&count| count > 0).count() < 2 {
-        let other = usize::from(escape == 0);
-        counts[other] = 1;
+        let unused = counts.iter().position(|&count| count == 0).unwrap_or(0);
+        counts[unused] = 1;
     }
     huffman::lengths(&counts, max)
 }
 
-fn token_codes(pages: &[Vec<u16>], symbols: usize) -> Vec<Vec<u8>> {
+fn token_codes(pages: &[Vec<u16>], triples: &[u16]) -> Vec<Vec<u8>> {
+    let symbols = COARSE + triples.len();
     let pages: Vec<_> = pages.iter().map(|page| histogram(page.iter().copied(), symbols)).collect();
-    cluster(&pages, symbols).iter().map(|counts| lengths_with_escape(counts, TOKEN_ESCAPE, TOKEN_MAX)).collect()
+    let instead = |symbol: usize| symbol.checked_sub(COARSE).map_or(symbol, |own| coarse_symbol(triples[own]));
+    cluster(&pages, symbols).iter().map(|counts| lengths_without_rare(counts, instead, TOKEN_MAX)).collect()
 }
 
 fn literal_codes(parsed: &[Parsed]) -> Vec<LiteralCode> {
@@ -235,7 +236,7 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     }
     let mut lengths = [[0; 257]; CONTEXTS];
     for (lengths, counts) in lengths.iter_mut().zip(counts_of(&context_after)) {
-        lengths.copy_from_slice(&lengths_with_escape(&counts, ESCAPE, LITERAL_MAX));
+        lengths.copy_from_slice(&lengths_without_rare(&counts, |_| ESCAPE, LITERAL_MAX));
     }
     LiteralCode { context_after, lengths, costs }
 }

@@ -15,8 +15,8 @@ use crate::{PAGE_SIZE, Page};
 pub(super) const END: usize = (1 << 16) - 64;
 /// Where the page starts.
 pub(super) const PAGE_AT: usize = END - PAGE_SIZE;
-/// Most bytes of a dictionary: its first byte can be reached from the page's last.
-pub(super) const MAX_DICTIONARY: usize = super::format::MAX_OFFSET - PAGE_SIZE;
+/// Most bytes of a dictionary: no offset in it reaches [`MAX_OFFSET`](super::format::MAX_OFFSET), which triples do not give.
+pub(super) const MAX_DICTIONARY: usize = super::format::MAX_OFFSET - 1 - PAGE_SIZE;
 
 /// Bytes of a window.
 pub(super) const SIZE: usize = (1 << 16) + 64;
