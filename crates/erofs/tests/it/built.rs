@@ -50,8 +50,11 @@ fn variants() -> Vec<(String, BuildOptions)> {
     variants
 }
 
+/// Builds an image in a new file: the one that was there may still be mounted where mounts were copied to another namespace,
+/// and the next mount of a file gets the loop device that the file has.
 pub(crate) fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
-    let out = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+    let _ = fs::remove_file(path);
+    let out = File::options().read(true).write(true).create_new(true).open(path).unwrap();
     let report = build(tree, options, &out).unwrap();
     assert_eq!(report.image_bytes, fs::metadata(path).unwrap().len());
     report

@@ -1,7 +1,7 @@
 //! Large trees, and a reader that is not ours.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -9,15 +9,11 @@ use std::path::Path;
 use erofs_rs::EroFS;
 use erofs_rs::backend::SliceImage;
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Fragments, Indexes, ScanOptions, Tree, build};
+use pagefold_erofs::{BuildOptions, Fragments, Indexes, ScanOptions, Tree};
 
+use crate::built::build_at;
 use crate::tools::{Mount, assert_same, run, skip, summary_of_directory, tree_of_directory};
 use crate::trees;
-
-fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) {
-    let out = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
-    build(tree, options, &out).unwrap();
-}
 
 /// Files below `path`, up to a few more than `enough`.
 fn count_files(path: &Path, enough: usize) -> usize {
@@ -81,7 +77,7 @@ fn a_hundred_thousand_names_and_all_lengths_around_blocks() {
         if number % 100 == 0 {
             fs::write(many.join(name), trees::text(number as usize % 700, number)).unwrap();
         } else {
-            File::create(many.join(name)).unwrap();
+            fs::File::create(many.join(name)).unwrap();
         }
     }
     let lengths = source.join("lengths");
