@@ -30,6 +30,8 @@ pub mod lz4dyn;
 mod lz4hc;
 mod lzo;
 mod mem;
+#[cfg(test)]
+mod memory_tests;
 mod names;
 mod pleat;
 mod same;

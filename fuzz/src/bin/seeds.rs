@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use pagefold_codec::{PAGE_SIZE, trained};
+use pagefold_codec::{Lz4Encoder, PAGE_SIZE, trained};
 
 /// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, and a run of numbers.
 fn pages() -> [Vec<u8>; 4] {
@@ -25,6 +25,18 @@ fn main() -> io::Result<()> {
         for (number, page) in pages().iter().enumerate() {
             let sizes: &[u8] = if target == "round_trip" { &[0, 16] } else { &[0, 2, 1, 8] };
             fs::write(folder.join(target).join(format!("seed-{number}")), [sizes, page].concat())?;
+        }
+    }
+    // A page to compress, and a block as it is: what comes before them is in `in_place.rs`.
+    let in_place = folder.join("in_place");
+    fs::create_dir_all(&in_place)?;
+    let mut encoder = Lz4Encoder::new();
+    for (number, data) in pages().iter().enumerate() {
+        fs::write(in_place.join(format!("seed-{number}")), [&[1, 40, 0, 1], &data[..]].concat())?;
+        let mut block = [0; PAGE_SIZE];
+        if let Some(len) = encoder.compress(&pagefold_fuzz::page(data), &mut block) {
+            let [low, high] = (PAGE_SIZE as u16).to_le_bytes();
+            fs::write(in_place.join(format!("block-{number}")), [&[0, 40, low, high], &block[..len]].concat())?;
         }
     }
     for name in pagefold_fuzz::names() {

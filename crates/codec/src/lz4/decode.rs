@@ -145,6 +145,8 @@ impl Decoder {
         }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
+        // Where a match with length bytes ends at the latest. Both lengths are far below `usize::MAX / 2`, so that no sum overflows.
+        let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
             // and output, before it is used; `offset` is checked against the output so far.
@@ -185,10 +187,8 @@ impl Decoder {
                 let mut next = offset_at.add(2);
                 let Some(more) = length_mostly_short(&mut next, input_end) else { break };
                 let len = LONG + more;
-                if offset == 0
-                    || len + OVERSHOOT > output_end.addr() - match_at.addr()
-                    || (IN_PLACE && match_at.addr() + len + OVERSHOOT > next.addr())
-                {
+                let match_end = match_at.addr() + len;
+                if offset == 0 || match_end > last_long || (IN_PLACE && match_end + OVERSHOOT > next.addr()) {
                     break;
                 }
                 long_match(match_at, offset, len);

@@ -191,6 +191,30 @@ proptest! {
     }
 }
 
+/// Pages of each [`Kind`] take tables of their own, so liblz4 reads one of each, whatever room it was given.
+#[test]
+fn pages_of_every_kind_go_to_liblz4() {
+    let mut stream = Lz4.stream().unwrap();
+    let mut kinds = [0; 3];
+    for seed in 1..60 {
+        let mut page: Page = *mixed(PAGE_SIZE, seed).first_chunk().unwrap();
+        // More and more zeros.
+        page.iter_mut().enumerate().filter(|(at, _)| at * 7 % 120 < seed as usize).for_each(|(_, byte)| *byte = 0);
+        kinds[Kind::of(&page) as usize] += 1;
+        let mut out = [0; 2 * PAGE_SIZE];
+        let len = stream.compress(&page, &mut out).expect("two pages are room enough");
+        let mut back = [1; PAGE_SIZE];
+        assert_eq!(lz4::decompress(&out[..len], &mut back), Ok(PAGE_SIZE));
+        assert_eq!(back, page);
+        for cap in [0, len / 2, len - 1, len, len + 1, len + 45] {
+            let mut small = vec![0; cap];
+            assert_eq!(stream.compress(&page, &mut small), (cap >= len).then_some(len));
+            assert!(cap < len || small[..len] == out[..len]);
+        }
+    }
+    assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
+}
+
 /// Hostile `block`: liblz4 and we give the same bytes, or both an error; and so in place, if it does not overrun.
 fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
     let mut ours = vec![0; out_len];

@@ -86,6 +86,7 @@ impl Decoder {
         let mut at = op.addr() - output_start.addr();
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let Some(last_output) = output_len.checked_sub(QUICK_OUTPUT) else { return };
+        let last_long = output_len.saturating_sub(OVERSHOOT);
         // Whether `literals` may be copied from `ip` to `at`, 32 at a time, with room for a short match after them.
         let fits = |ip: *const u8, at: usize, literals: usize| {
             literals + 32 <= input_end.addr() - ip.addr() && literals + QUICK_OUTPUT + 16 <= output_len - at
@@ -141,7 +142,7 @@ impl Decoder {
                     break;
                 }
                 let match_at = at + literals;
-                if offset > match_at || offset == 0 || len + OVERSHOOT > output_len - match_at {
+                if offset > match_at || offset == 0 || match_at + len > last_long {
                     break;
                 }
                 long_match(output_start.add(match_at), offset, len);
