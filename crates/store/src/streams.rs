@@ -25,7 +25,7 @@ use crate::{
     budget::{Budget, Full},
     cpus::Cpus,
     pins::{Pin, Pins},
-    sync::Backoff,
+    sync::wait_for,
     training::Trained,
 };
 
@@ -255,19 +255,19 @@ impl Streams {
     /// Waits for a stream that is there: what has been written must be readable at the memory limit. It is taken past the
     /// queue, whose own choice then waits for it.
     #[cold]
-    fn take_made(&self, word: u64) -> Result<Taken<'_>, Full> {
-        let mut backoff = Backoff::default();
-        while self.used_bytes() > 0 {
-            for (number, working) in self.working.iter().enumerate() {
-                let Some(pin) = self.pins.try_take(number, word) else { continue };
-                // SAFETY: this thread holds the pin, and the reference ends here.
-                if unsafe { (*working.get()).is_some() } {
-                    return Ok(Taken { working, pin, _lease: Lease::None });
-                }
+    fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
+        let made = |(number, working): (usize, &'a UnsafeCell<Option<Working>>)| {
+            let pin = self.pins.try_take(number, word)?;
+            // SAFETY: this thread holds the pin, and the reference ends here.
+            let is_made = unsafe { (*working.get()).is_some() };
+            is_made.then_some(Taken { working, pin, _lease: Lease::None })
+        };
+        wait_for(|| {
+            if self.used_bytes() == 0 {
+                return Some(Err(Full));
             }
-            backoff.wait();
-        }
-        Err(Full)
+            self.working.iter().enumerate().find_map(made).map(Ok)
+        })
     }
 
     /// Takes the first free stream from `home` on, waiting for one if need be.
@@ -298,13 +298,7 @@ impl Streams {
     /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) and
     /// [`visit`](Self::visit) may have it.
     fn take_number(&self, number: usize, word: u64) -> Pin<'_> {
-        let mut backoff = Backoff::default();
-        loop {
-            if let Some(pin) = self.pins.try_take(number, word) {
-                return pin;
-            }
-            backoff.wait();
-        }
+        wait_for(|| self.pins.try_take(number, word))
     }
 
     /// Keeps the object of `word`, which was swapped out of its entry, until no pin names it; passes the words of objects
@@ -347,10 +341,7 @@ impl Streams {
     /// Waits until nobody reads the object of `word`, which was swapped out of its entry: at most a decode, unless the
     /// reader is preempted.
     pub(crate) fn wait_for_readers(&self, word: u64) {
-        let mut backoff = Backoff::default();
-        while self.pins.names(word) {
-            backoff.wait();
-        }
+        wait_for(|| (!self.pins.names(word)).then_some(()));
     }
 
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
