@@ -31,10 +31,11 @@ use crate::{
 
 /// How many streams there are and who gets which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StreamPolicy {
     /// One stream behind a mutex.
     Single,
-    /// A list of this many idle streams, at least one; whoever finds it empty waits for one to come back.
+    /// A list of this many idle streams, 1 to 1024; whoever finds it empty waits for one to come back.
     Idle(usize),
     /// Streams of each CPU.
     #[default]
@@ -45,6 +46,9 @@ pub enum StreamPolicy {
 /// other CPUs' streams. With ten jobs on two CPUs four measured
 /// 1.1 times the throughput of two; eight gained nothing more.
 const STREAMS_PER_CPU: usize = 4;
+
+/// The most streams of a list.
+const IDLE_MAX: usize = 1024;
 
 /// How often a thread that finds every stream taken lets others run before it sleeps: a holder that was preempted is soon
 /// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
@@ -163,7 +167,7 @@ impl Streams {
         let cpus = Cpus::new();
         let count = match policy {
             StreamPolicy::Single => 1,
-            StreamPolicy::Idle(count) => count.max(1),
+            StreamPolicy::Idle(count) => count.clamp(1, IDLE_MAX),
             StreamPolicy::PerCpu => cpus.count() * STREAMS_PER_CPU,
         };
         let queue = match policy {
@@ -393,6 +397,12 @@ mod tests {
             });
             assert_eq!(budget.used(), streams.used_bytes());
         }
+    }
+
+    #[test]
+    fn a_list_has_a_sensible_length() {
+        assert_eq!(streams(StreamPolicy::Idle(0)).len(), 1);
+        assert_eq!(streams(StreamPolicy::Idle(usize::MAX)).len(), IDLE_MAX);
     }
 
     #[test]
