@@ -1,6 +1,6 @@
 //! A disk whose contents live compressed in RAM.
 
-use std::{fmt::Write, ops::Range, sync::Arc, time::Duration};
+use std::{fmt::Write, io, ops::Range, sync::Arc, time::Duration};
 
 use pagefold_codec::{Codec, Fold};
 use pagefold_store::{self as store, Config, PAGE_SIZE, Stats, Status, Store};
@@ -121,6 +121,7 @@ impl From<store::Error> for Error {
                 len_bytes: PAGE_BYTES,
                 size_bytes: slots.saturating_mul(PAGE_BYTES),
             },
+            other => Self::Io(io::Error::other(other)),
         }
     }
 }

@@ -21,8 +21,9 @@ use crate::{
     entry::LOCK,
     pins::Pin,
     sync::{
-        AtomicU16, AtomicU32, AtomicU64, Backoff,
+        AtomicU16, AtomicU32, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
+        wait_for,
     },
 };
 
@@ -51,14 +52,13 @@ pub trait Protocol: Debug + Send + Sync + Sized + 'static {
     ///
     /// This and the two below take and give the bit of the word, unless the strategy's lock is elsewhere.
     fn lock(place: Place<'_, Self>) -> u64 {
-        let mut backoff = Backoff::default();
-        loop {
+        wait_for(|| {
             let word = place.word.load(Relaxed);
-            if word & LOCK == 0 && place.word.compare_exchange_weak(word, word | LOCK, Acquire, Relaxed).is_ok() {
-                return word;
+            if word & LOCK != 0 {
+                return None;
             }
-            backoff.wait();
-        }
+            place.word.compare_exchange_weak(word, word | LOCK, Acquire, Relaxed).ok()
+        })
     }
 
     /// As [`lock`](Self::lock), but `None` if someone else holds the entry.
@@ -98,6 +98,9 @@ impl<P: Protocol> Copy for Place<'_, P> {}
 
 /// A lock that is not in the entry's word.
 pub trait Apart: Debug + Default + Send + Sync + 'static {
+    /// The name of the strategy that has one beside each entry.
+    const NAME: &'static str;
+
     fn lock(&self);
     fn try_lock(&self) -> bool;
     fn unlock(&self);
@@ -117,11 +120,10 @@ pub trait Apart: Debug + Default + Send + Sync + 'static {
 pub struct Flag(AtomicU32);
 
 impl Apart for Flag {
+    const NAME: &'static str = "cas";
+
     fn lock(&self) {
-        let mut backoff = Backoff::default();
-        while self.0.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
-            backoff.wait();
-        }
+        wait_for(|| self.0.compare_exchange_weak(0, 1, Acquire, Relaxed).ok());
     }
 
     fn try_lock(&self) -> bool {
@@ -141,12 +143,11 @@ pub struct Ticket {
 }
 
 impl Apart for Ticket {
+    const NAME: &'static str = "spin";
+
     fn lock(&self) {
         let mine = self.next.fetch_add(1, Relaxed);
-        let mut backoff = Backoff::default();
-        while self.served.load(Acquire) != mine {
-            backoff.wait();
-        }
+        wait_for(|| (self.served.load(Acquire) == mine).then_some(()));
     }
 
     fn try_lock(&self) -> bool {
@@ -169,20 +170,20 @@ const WRITER: u32 = 1 << 31;
 const WRITER_WAITS: u32 = 1 << 30;
 
 impl Apart for RwSpin {
+    const NAME: &'static str = "rwlock";
+
     fn lock(&self) {
-        let mut backoff = Backoff::default();
-        loop {
+        wait_for(|| {
             let state = self.0.load(Relaxed);
             if state & !WRITER_WAITS == 0 {
                 // Clears the mark of other waiting writers too; they set it again.
-                if self.0.compare_exchange_weak(state, WRITER, Acquire, Relaxed).is_ok() {
-                    return;
-                }
-            } else if state & WRITER_WAITS == 0 {
+                return self.0.compare_exchange_weak(state, WRITER, Acquire, Relaxed).ok();
+            }
+            if state & WRITER_WAITS == 0 {
                 self.0.fetch_or(WRITER_WAITS, Relaxed);
             }
-            backoff.wait();
-        }
+            None
+        });
     }
 
     fn try_lock(&self) -> bool {
@@ -194,16 +195,13 @@ impl Apart for RwSpin {
     }
 
     fn lock_shared(&self) {
-        let mut backoff = Backoff::default();
-        loop {
+        wait_for(|| {
             let readers = self.0.load(Relaxed);
-            if readers & (WRITER | WRITER_WAITS) == 0
-                && self.0.compare_exchange_weak(readers, readers + 1, Acquire, Relaxed).is_ok()
-            {
-                return;
+            if readers & (WRITER | WRITER_WAITS) != 0 {
+                return None;
             }
-            backoff.wait();
-        }
+            self.0.compare_exchange_weak(readers, readers + 1, Acquire, Relaxed).ok()
+        });
     }
 
     fn unlock_shared(&self) {
@@ -222,16 +220,8 @@ pub type Spin = Beside<Ticket>;
 /// A reader-writer lock beside each entry.
 pub type RwLock = Beside<RwSpin>;
 
-impl EntryLock for Cas {
-    const NAME: &'static str = "cas";
-}
-
-impl EntryLock for Spin {
-    const NAME: &'static str = "spin";
-}
-
-impl EntryLock for RwLock {
-    const NAME: &'static str = "rwlock";
+impl<A: Apart> EntryLock for Beside<A> {
+    const NAME: &'static str = A::NAME;
 }
 
 /// One reader-writer lock for the whole table: what zram had before its entries had locks.

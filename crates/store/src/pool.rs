@@ -12,6 +12,7 @@ use crate::{
 
 /// What holds a store's objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PoolKind {
     /// Objects side by side to the byte, holes used again, memory compacted.
     #[default]

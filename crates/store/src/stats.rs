@@ -5,6 +5,7 @@
 ///
 /// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes ≤ mem_limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Bytes of the pages stored, same-filled ones included.
     pub orig_data_size: u64,

@@ -40,7 +40,7 @@ pub type Slot = u64;
 /// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// How a store is made.
+/// How a store is made. To be written as `Config { slots, ..Config::default() }`, since later versions may have more fields.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// How many slots there are.
@@ -72,6 +72,7 @@ impl Default for Config {
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NewError {
     /// The address space has no room for that many slots.
     #[error("{slots} pages of 4 KiB ({} GiB) need more address space than there is", slots >> 18)]
@@ -93,6 +94,7 @@ pub enum NewError {
 
 /// Why an operation failed. The slot holds what it held before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The memory limit is reached.
     #[error("the memory limit is reached")]

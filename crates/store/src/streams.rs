@@ -25,16 +25,17 @@ use crate::{
     budget::{Budget, Full},
     cpus::Cpus,
     pins::{Pin, Pins},
-    sync::Backoff,
+    sync::wait_for,
     training::Trained,
 };
 
 /// How many streams there are and who gets which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StreamPolicy {
     /// One stream behind a mutex.
     Single,
-    /// A list of this many idle streams, at least one; whoever finds it empty waits for one to come back.
+    /// A list of this many idle streams, 1 to 1024; whoever finds it empty waits for one to come back.
     Idle(usize),
     /// Streams of each CPU.
     #[default]
@@ -45,6 +46,9 @@ pub enum StreamPolicy {
 /// other CPUs' streams. With ten jobs on two CPUs four measured
 /// 1.1 times the throughput of two; eight gained nothing more.
 const STREAMS_PER_CPU: usize = 4;
+
+/// The most streams of a list.
+const IDLE_MAX: usize = 1024;
 
 /// How often a thread that finds every stream taken lets others run before it sleeps: a holder that was preempted is soon
 /// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
@@ -163,7 +167,7 @@ impl Streams {
         let cpus = Cpus::new();
         let count = match policy {
             StreamPolicy::Single => 1,
-            StreamPolicy::Idle(count) => count.max(1),
+            StreamPolicy::Idle(count) => count.clamp(1, IDLE_MAX),
             StreamPolicy::PerCpu => cpus.count() * STREAMS_PER_CPU,
         };
         let queue = match policy {
@@ -255,19 +259,19 @@ impl Streams {
     /// Waits for a stream that is there: what has been written must be readable at the memory limit. It is taken past the
     /// queue, whose own choice then waits for it.
     #[cold]
-    fn take_made(&self, word: u64) -> Result<Taken<'_>, Full> {
-        let mut backoff = Backoff::default();
-        while self.used_bytes() > 0 {
-            for (number, working) in self.working.iter().enumerate() {
-                let Some(pin) = self.pins.try_take(number, word) else { continue };
-                // SAFETY: this thread holds the pin, and the reference ends here.
-                if unsafe { (*working.get()).is_some() } {
-                    return Ok(Taken { working, pin, _lease: Lease::None });
-                }
+    fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
+        let made = |(number, working): (usize, &'a UnsafeCell<Option<Working>>)| {
+            let pin = self.pins.try_take(number, word)?;
+            // SAFETY: this thread holds the pin, and the reference ends here.
+            let is_made = unsafe { (*working.get()).is_some() };
+            is_made.then_some(Taken { working, pin, _lease: Lease::None })
+        };
+        wait_for(|| {
+            if self.used_bytes() == 0 {
+                return Some(Err(Full));
             }
-            backoff.wait();
-        }
-        Err(Full)
+            self.working.iter().enumerate().find_map(made).map(Ok)
+        })
     }
 
     /// Takes the first free stream from `home` on, waiting for one if need be.
@@ -298,13 +302,7 @@ impl Streams {
     /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) and
     /// [`visit`](Self::visit) may have it.
     fn take_number(&self, number: usize, word: u64) -> Pin<'_> {
-        let mut backoff = Backoff::default();
-        loop {
-            if let Some(pin) = self.pins.try_take(number, word) {
-                return pin;
-            }
-            backoff.wait();
-        }
+        wait_for(|| self.pins.try_take(number, word))
     }
 
     /// Keeps the object of `word`, which was swapped out of its entry, until no pin names it; passes the words of objects
@@ -347,10 +345,7 @@ impl Streams {
     /// Waits until nobody reads the object of `word`, which was swapped out of its entry: at most a decode, unless the
     /// reader is preempted.
     pub(crate) fn wait_for_readers(&self, word: u64) {
-        let mut backoff = Backoff::default();
-        while self.pins.names(word) {
-            backoff.wait();
-        }
+        wait_for(|| (!self.pins.names(word)).then_some(()));
     }
 
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
@@ -402,6 +397,12 @@ mod tests {
             });
             assert_eq!(budget.used(), streams.used_bytes());
         }
+    }
+
+    #[test]
+    fn a_list_has_a_sensible_length() {
+        assert_eq!(streams(StreamPolicy::Idle(0)).len(), 1);
+        assert_eq!(streams(StreamPolicy::Idle(usize::MAX)).len(), IDLE_MAX);
     }
 
     #[test]

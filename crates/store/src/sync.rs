@@ -15,7 +15,20 @@ pub(crate) use loom::{
 
 const SPINS_BEFORE_YIELD: u32 = 64;
 
-/// Waits for another thread: spins at first, then gives the CPU away, as the other may have been preempted.
+/// Calls `attempt` until it gives something, which takes another thread: spins at first, then gives the CPU away between
+/// two calls, as the other may have been preempted.
+#[inline]
+pub(crate) fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    let mut backoff = Backoff::default();
+    loop {
+        if let Some(found) = attempt() {
+            return found;
+        }
+        backoff.wait();
+    }
+}
+
+/// The waiting between two attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     spins: u32,

@@ -1,5 +1,6 @@
 //! The store as its users see it.
 
+mod bounds;
 mod compaction;
 mod history;
 mod limit;
