@@ -59,8 +59,14 @@ impl Mount {
     /// [`serve`](Self::serve). Set-id bits and device files in it are without effect.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
         let at = at.canonicalize()?;
-        if !at.is_dir() {
-            return Err(io::ErrorKind::NotADirectory.into());
+        match at.metadata() {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
+                let what = "the mount that is there has lost its server; unmount it first (fusermount3 -u)";
+                return Err(io::Error::new(io::ErrorKind::NotConnected, what));
+            }
+            Err(error) => return Err(error),
         }
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = match options.threads {
@@ -80,7 +86,7 @@ impl Mount {
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(threads);
         config.clone_fd = true;
-        let session = Session::new(ImageFilesystem::new(image, options.log), &at, &config)?;
+        let session = Session::new(ImageFilesystem::new(image, options.log), &at, &config).map_err(explain)?;
         let id = mounts_at(&at)?.last().copied();
         Ok(Self { session, place: Place { at, id } })
     }
@@ -130,6 +136,19 @@ impl Place {
             }
             result => Ok(result?),
         }
+    }
+}
+
+/// Says which file is meant where the device cannot be opened. That of the directory is told by `fusermount3`.
+fn explain(error: io::Error) -> io::Error {
+    let denied = error.raw_os_error().is_some() && error.kind() == io::ErrorKind::PermissionDenied;
+    match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no /dev/fuse, or no fusermount3"),
+        _ if denied => {
+            let what = "this user may not open /dev/fuse, which is open to all on most systems (mode 0666)";
+            io::Error::new(error.kind(), what)
+        }
+        _ => error,
     }
 }
 

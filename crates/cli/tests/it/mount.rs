@@ -311,6 +311,70 @@ impl Drop for Foreground {
     }
 }
 
+/// Mounts, reads and unmounts as a user whom nothing is allowed to, in a table of mounts of its own. Elsewhere `/dev/fuse` is for all; where
+/// it is root's, the test gets one that is for all.
+const AS_A_USER: &str = r#"
+set -e
+cd "$1"
+if [ "$(stat -c %a /dev/fuse)" != 666 ]; then
+    mknod -m 666 fuse c 10 229
+    mount --bind fuse /dev/fuse
+fi
+fails() { if "$@"; then echo "this should fail: $*" >&2; exit 1; fi; }
+user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+user ./pagefold mount image mount
+user cmp tree/text mount/text
+user cmp tree/text mount/below/linked
+fails user ls mount/closed
+grep -q " $1/mount fuse.pagefold ro,nosuid,nodev," /proc/self/mounts
+user fusermount3 -u mount
+fails grep -q " $1/mount " /proc/self/mounts
+setpriv --reuid=65534 --regid=65534 --clear-groups ./pagefold mount --foreground image mount & server=$!
+trap 'kill $server' EXIT
+until grep -q " $1/mount " /proc/self/mounts; do kill -0 $server; sleep 0.01; done
+user kill -INT $server
+wait $server
+trap - EXIT
+fails grep -q " $1/mount " /proc/self/mounts
+fails user ./pagefold mount image theirs 2> message
+grep -q "theirs.*no write access" message
+"#;
+
+#[test]
+fn a_user_who_is_not_root_mounts() {
+    let test = "a_user_who_is_not_root_mounts";
+    if !can_mount(test) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        skip_for_good(test, "it takes root to become a user; the other tests of mounts are that user's then");
+        return;
+    }
+    let Some([shell, unshare, _]) = programs(test, ["sh", "unshare", "setpriv"]) else { return };
+    let place = Place::new(|root| {
+        fs::write(root.join("text"), text(300_000, 1)).expect("a file");
+        fs::create_dir(root.join("below")).expect("a folder");
+        fs::hard_link(root.join("text"), root.join("below/linked")).expect("a link");
+        fs::create_dir(root.join("closed")).expect("a folder");
+        fs::set_permissions(root.join("closed"), fs::Permissions::from_mode(0o700)).expect("a mode");
+    });
+    place.pack(&["--codec", "lz4", "--cluster", "64K"]);
+    fs::copy(env!("CARGO_BIN_EXE_pagefold"), place.at("pagefold")).expect("a copy");
+    fs::create_dir(place.at("theirs")).expect("a folder");
+    let all_may_pass = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(place.folder.path(), all_may_pass).expect("a mode");
+    std::os::unix::fs::chown(place.at("mount"), Some(65_534), Some(65_534)).expect("an owner");
+    let mut command = Command::new(unshare);
+    command.args(["--mount", "--propagation", "private"]).arg(shell).args(["-c", AS_A_USER, "as-a-user"]);
+    let output = command.arg(place.folder.path()).output().expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare:") {
+        skip(test, &said);
+        return;
+    }
+    assert!(output.status.success(), "{}: {said}", output.status);
+}
+
 #[test]
 fn signals_unmount() {
     const TEST: &str = "signals_unmount";
