@@ -68,6 +68,7 @@ pub(super) unsafe fn copy(
     let orders = ORDERS.0.as_ptr().cast::<u8>();
     let far_order = ORDERS.0[FAR_ROW].as_ptr();
     let page = page.as_mut_ptr_range();
+    let last_whole = page.end.wrapping_sub(WINDOW);
     let mut op = page.start;
     let (mut last, mut before) = (1, 1);
     let mut window = _mm512_setzero_si512();
@@ -154,10 +155,10 @@ pub(super) unsafe fn copy(
             window = _mm512_permutex2var_epi8(window, order, here);
             let to_place = _mm512_loadu_si512(far_order.add(WINDOW - run - length).cast());
             let new = _mm512_permutexvar_epi8(to_place, window);
-            let room = page.end.addr() - op.addr();
-            if room >= WINDOW {
+            if op <= last_whole {
                 _mm512_storeu_si512(op.cast(), new);
             } else {
+                let room = page.end.addr() - op.addr();
                 _mm512_mask_storeu_epi8(op.cast(), !(!0 << room), new);
             }
             literals = literals.add(run);
