@@ -1,5 +1,5 @@
 //! The decoder: the way into all builds, and the loop of those without AVX-512. With it, [`sequences`] reads the tokens and
-//! [`window`](super::window) copies what they say.
+//! [`window`] copies what they say.
 //!
 //! ```text
 //! while the page is not full:

@@ -10,7 +10,7 @@
 #![allow(unsafe_code)] // Loads and stores of whole registers past the ends, where both sides have room for it.
 
 use super::Isa;
-use crate::{PAGE_SIZE, mem};
+use crate::PAGE_SIZE;
 
 /// How many palettes there are. 0 in a header means that the literals are not coded.
 pub(super) const PALETTES_COUNT: usize = 7;
@@ -250,7 +250,8 @@ fn groups(
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{CODES, GROUP, MERGES, PALETTES, Room, WHOLE, groups, mem};
+    use super::{CODES, GROUP, MERGES, PALETTES, Room, WHOLE, groups};
+    use crate::mem;
 
     /// The lowest bit of each byte.
     const ONES: u64 = 0x0101_0101_0101_0101;
