@@ -1,4 +1,5 @@
-//! The decoder.
+//! The decoder: the way into all builds, and the loop of those without AVX-512. With it, [`sequences`] reads the tokens and
+//! [`window`] copies what they say.
 //!
 //! ```text
 //! while the page is not full:
@@ -10,7 +11,7 @@
 //! the rest of the literals end the page
 //! ```
 //!
-//! What differs from that, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
+//! What differs from that in this loop, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
 //! of the work; the log in `docs/codecs-log/fold.md` has the command):
 //!
 //! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both sides for as far as any

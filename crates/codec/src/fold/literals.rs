@@ -6,13 +6,11 @@
 //! ```
 //!
 //! The three parts (bits, halves, whole bytes) are apart, so that many literals are merged at once: 64 by AVX-512's
-//! expansion of bytes under a mask, 8 by BMI2's deposit of bits.
+//! expansion of bytes under a mask, 8 by a shuffle for each of the 256 patterns that eight bits have.
 #![allow(unsafe_code)] // Loads and stores of whole registers past the ends, where both sides have room for it.
 
-use core::hint::select_unpredictable;
-
 use super::Isa;
-use crate::{PAGE_SIZE, mem};
+use crate::PAGE_SIZE;
 
 /// How many palettes there are. 0 in a header means that the literals are not coded.
 pub(super) const PALETTES_COUNT: usize = 7;
@@ -31,23 +29,6 @@ pub(super) static PALETTES: [[u8; 16]; PALETTES_COUNT] = [
     *b"\x00 12ACEILNOPRST_",
     *b"\x00\x01\x09!)19AIai\x81\x89\xa9\xc9\xe9",
 ];
-
-/// Two halves of a byte to their values, the low one first.
-type Pairs = [[u8; 2]; 256];
-
-static PAIRS: [Pairs; PALETTES_COUNT] = {
-    let mut out = [[[0; 2]; 256]; PALETTES_COUNT];
-    let mut palette = 0;
-    while palette < PALETTES_COUNT {
-        let mut byte = 0;
-        while byte < 256 {
-            out[palette][byte] = [PALETTES[palette][byte & 15], PALETTES[palette][byte >> 4]];
-            byte += 1;
-        }
-        palette += 1;
-    }
-    out
-};
 
 /// [`CODES`] of a value that is not in the palette.
 const WHOLE: u8 = 16;
@@ -80,6 +61,28 @@ static MEMBERS: [u64; 256] = {
         palette += 1;
     }
     out
+};
+
+/// For each eight bits: which of 16 bytes become the eight literals that the bits speak of. The first eight are whole
+/// bytes, the others the palette's.
+static MERGES: [[u8; 8]; 256] = {
+    let mut merges = [[0; 8]; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let (mut whole, mut common, mut at) = (0, 8, 0);
+        while at < 8 {
+            if bits >> at & 1 == 1 {
+                merges[bits][at] = whole;
+                whole += 1;
+            } else {
+                merges[bits][at] = common;
+                common += 1;
+            }
+            at += 1;
+        }
+        bits += 1;
+    }
+    merges
 };
 
 /// Literals of a group: as many as a word has bits.
@@ -173,21 +176,32 @@ pub(super) fn unpack(isa: Isa, palette: usize, coded: &[u8], count: usize, out: 
         Isa::Avx512 => unsafe { x86::unpack_avx512(palette, bits, body, count, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { x86::unpack_bmi(palette, bits, body, count, out) },
-        Isa::Portable => groups(bits, body, count, out, |group, wide, common, out| {
-            let (halves, whole) = group.split_at(common.div_ceil(2));
-            let (mut half, mut at_whole) = (0, 0);
-            for (at, out) in out.iter_mut().enumerate() {
-                let is_whole = (wide >> at & 1) as usize;
-                let pair = halves.get(half / 2).copied().unwrap_or(0);
-                let value = PALETTES[palette][usize::from(pair >> (4 * (half % 2)) & 15)];
-                *out = select_unpredictable(is_whole == 1, whole[at_whole.min(GROUP - 1)], value);
-                at_whole += is_whole;
-                half += 1 - is_whole;
-            }
-        }),
+        Isa::Avx2 => unsafe { x86::unpack_avx2(palette, bits, body, count, out) },
+        Isa::Portable => unpack_portable(palette, bits, body, count, out),
     }?;
     Some(bits.len() + body_len)
+}
+
+/// Merges literals by eights, byte by byte.
+fn unpack_portable(palette: usize, bits: &[u8], body: &[u8], count: usize, out: &mut Room) -> Option<usize> {
+    let palette = &PALETTES[palette];
+    groups(bits, body, count, out, |group, wide, common, out| {
+        let (halves, whole) = group.split_at(common.div_ceil(2));
+        let mut values = [0; GROUP];
+        for (pair, half) in values.as_chunks_mut::<2>().0.iter_mut().zip(halves) {
+            *pair = [palette[usize::from(half & 15)], palette[usize::from(half >> 4)]];
+        }
+        let (mut at_whole, mut at_common) = (0, 0);
+        for (bits, out) in wide.to_le_bytes().into_iter().zip(out.as_chunks_mut::<8>().0) {
+            let mut both = [0; 16];
+            both[..8].copy_from_slice(&whole[at_whole..at_whole + 8]);
+            both[8..].copy_from_slice(&values[at_common..at_common + 8]);
+            *out = MERGES[usize::from(bits)].map(|from| both[usize::from(from % 16)]);
+            let rare = bits.count_ones() as usize;
+            at_whole += rare;
+            at_common += 8 - rare;
+        }
+    })
 }
 
 /// Calls `merge` for each group with the group's halves and whole bytes (and what follows them), the word that says
@@ -236,7 +250,8 @@ fn groups(
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{CODES, GROUP, PAIRS, PALETTES, Room, WHOLE, groups, mem};
+    use super::{CODES, GROUP, MERGES, PALETTES, Room, WHOLE, groups};
+    use crate::mem;
 
     /// The lowest bit of each byte.
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -284,31 +299,43 @@ mod x86 {
 
     /// # Safety
     /// None beyond the features.
-    #[target_feature(enable = "bmi1,bmi2,popcnt")]
-    pub(super) unsafe fn unpack_bmi(
+    #[target_feature(enable = "avx2,popcnt")]
+    pub(super) unsafe fn unpack_avx2(
         palette: usize,
         bits: &[u8],
         body: &[u8],
         count: usize,
         out: &mut Room,
     ) -> Option<usize> {
-        let pairs = &PAIRS[palette];
+        // SAFETY: a palette has 16 bytes.
+        let palette = unsafe { _mm_loadu_si128(PALETTES[palette].as_ptr().cast()) };
         groups(bits, body, count, out, |group, wide, common, out| {
-            let mut values = [0; GROUP + 8];
-            for (pair, half) in values.as_chunks_mut::<2>().0.iter_mut().zip(&group[..common.div_ceil(2)]) {
-                *pair = pairs[usize::from(*half)];
+            let mut values = [0_u8; GROUP + 8];
+            for at in [0, 16] {
+                // SAFETY: 16 of the 32 bytes for halves are read, and 32 of 64 values written.
+                unsafe {
+                    let halves = _mm_loadu_si128(group.as_ptr().add(at).cast());
+                    let low = _mm_and_si128(halves, _mm_set1_epi8(15));
+                    let high = _mm_and_si128(_mm_srli_epi16::<4>(halves), _mm_set1_epi8(15));
+                    let (low, high) = (_mm_shuffle_epi8(palette, low), _mm_shuffle_epi8(palette, high));
+                    let to = values.as_mut_ptr().add(2 * at).cast::<__m128i>();
+                    _mm_storeu_si128(to, _mm_unpacklo_epi8(low, high));
+                    _mm_storeu_si128(to.add(1), _mm_unpackhi_epi8(low, high));
+                }
             }
             let (mut whole, mut common) = (common.div_ceil(2), 0);
             for (bits, out) in wide.to_le_bytes().into_iter().zip(out.as_chunks_mut::<8>().0) {
                 // SAFETY: `whole` is at most 32 + 56 there, `common` at most 56, both with 8 bytes behind them.
-                *out = unsafe {
-                    let wide = _pdep_u64(u64::from(bits), ONES) * 0xFF;
-                    let rare = _pdep_u64(mem::load64(group.as_ptr().add(whole)), wide);
-                    rare | _pdep_u64(mem::load64(values.as_ptr().add(common)), !wide)
+                unsafe {
+                    let rare = _mm_loadl_epi64(group.as_ptr().add(whole).cast());
+                    let frequent = _mm_loadl_epi64(values.as_ptr().add(common).cast());
+                    let order = _mm_loadl_epi64(MERGES[usize::from(bits)].as_ptr().cast());
+                    let merged = _mm_shuffle_epi8(_mm_unpacklo_epi64(rare, frequent), order);
+                    _mm_storel_epi64(out.as_mut_ptr().cast(), merged);
                 }
-                .to_le_bytes();
-                whole += bits.count_ones() as usize;
-                common += bits.count_zeros() as usize;
+                let rare = bits.count_ones() as usize;
+                whole += rare;
+                common += 8 - rare;
             }
         })
     }

@@ -54,7 +54,7 @@ enum Isa {
     /// without a special case for zero, deposited bits, 32 bytes at once.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with AVX-512 for literals and long matches (F, BW, VBMI, VBMI2).
+    /// The same, with AVX-512 for literals, long matches, and all of decoding (F, BW, VBMI, VBMI2).
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }

@@ -13,7 +13,7 @@
 //!
 //! 1. A table has a byte for each token, so 64 tokens are looked up by two permutations of 128 bytes, not by 64 loads.
 //! 2. The extra bits of sixteen tokens lie in 64 bytes, in 128 at most: a permutation brings four of them to each token.
-//! 3. These four also have the offset's bits, unless one of the sixteen tokens has more than 25 (+3 % on heaps).
+//! 3. These four also have the offset's bits, unless one of the sixteen tokens has more than 25 (+3 to +4 % on heaps).
 #![allow(unsafe_code)] // Loads and stores of whole registers; the streams have room around them.
 
 use core::arch::x86_64::*;
