@@ -217,3 +217,74 @@ impl Background {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use pagefold_codec::Lz4;
+
+    use super::*;
+    use crate::{budget::Budget, lock::Hazard, pool::PoolKind, streams::StreamPolicy};
+
+    const LEN: usize = 100;
+
+    /// Slot 0 holds an object, and there is room to move it to.
+    struct World {
+        core: Arc<Core<Hazard>>,
+        budget: Arc<Budget>,
+        from: Location,
+        to: Location,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let budget = Arc::new(Budget::new(u64::MAX));
+            let table = Table::new(4).expect("a small root");
+            let pool = PoolKind::Mosaic.make(16, 4, Arc::clone(&budget)).expect("a small pool");
+            let core = Core::new(table, Streams::new(Arc::new(Lz4), StreamPolicy::PerCpu, true), pool);
+            let [from, to] = [0, 0].map(|owner| core.pool.alloc(LEN, owner).expect("memory"));
+            core.table.lock_or_make(0, &budget).expect("no limit").replace(object(from));
+            Self { core, budget, from, to }
+        }
+
+        fn repoint(&self, owner: u64, from: Location, len_bytes: usize) -> bool {
+            let mut copy =
+                || assert!(self.core.table.try_lock(owner).is_none(), "the entry is held while it is copied");
+            self.core.repoint(owner, from, self.to, len_bytes, &mut copy)
+        }
+    }
+
+    fn object(at: Location) -> Entry {
+        Entry::Object { tables: 0, len_bytes: LEN, at }
+    }
+
+    #[test]
+    fn an_object_moves_while_its_entry_names_it() {
+        let world = World::new();
+        assert!(!world.repoint(0, world.to, LEN), "the entry names another");
+        assert!(!world.repoint(0, world.from, LEN - 1), "it was replaced by one of another length");
+        assert!(!world.repoint(1, world.from, LEN), "nothing is in the slot");
+        let held = world.core.table.lock(0);
+        assert!(!world.repoint(0, world.from, LEN), "somebody holds the entry");
+        drop(held);
+        assert_eq!(world.core.table.peek(0), object(world.from));
+        assert!(world.repoint(0, world.from, LEN));
+        assert_eq!(world.core.table.peek(0), object(world.to));
+    }
+
+    #[test]
+    fn a_move_waits_for_who_reads_the_object() {
+        let world = World::new();
+        let mut reader = world.core.streams.take(object(world.from).encode(), &world.budget).expect("no limit");
+        let view = world.core.table.view(0, reader.parts().1).expect("a leaf");
+        assert_eq!(view.entry(), object(world.from));
+        drop(view);
+        thread::scope(|scope| {
+            let moved = scope.spawn(|| world.repoint(0, world.from, LEN));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!moved.is_finished(), "the reader may still be in it");
+            assert_eq!(world.core.table.peek(0), object(world.to), "others find the new one");
+            drop(reader);
+            assert!(moved.join().expect("no panic"));
+        });
+    }
+}

@@ -1,10 +1,15 @@
 //! The whole store at once: writers, readers and discards on many slots while objects are moved without pause.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
     thread,
+    time::Duration,
 };
 
+use pagefold_codec::{Codec, CodecId, Corrupt, Lz4, Stream, StreamError};
 use pagefold_store::{
     Config, PAGE_SIZE, Page, Store, StreamPolicy,
     strategy::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock},
@@ -22,6 +27,51 @@ const READERS: u64 = 2;
 struct Versions {
     begun: AtomicU64,
     finished: AtomicU64,
+}
+
+/// A codec whose decoder falls asleep over an object and then looks at it again.
+#[derive(Debug)]
+struct Sleepy;
+
+struct SleepyStream {
+    stream: Box<dyn Stream>,
+    decoded: u64,
+}
+
+impl Codec for Sleepy {
+    fn id(&self) -> CodecId {
+        Lz4.id()
+    }
+
+    fn name(&self) -> String {
+        "sleepy".to_owned()
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
+        Ok(Box::new(SleepyStream { stream: Lz4.stream()?, decoded: 0 }))
+    }
+}
+
+impl Stream for SleepyStream {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.stream.compress(page, out)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        self.stream.decompress(object, page)?;
+        self.decoded += 1;
+        if !self.decoded.is_multiple_of(4) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_micros(200));
+        let before = *page;
+        self.stream.decompress(object, page)?;
+        if *page == before { Ok(()) } else { Err(Corrupt { what: "it changed while it was read" }) }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.stream.memory_bytes()
+    }
 }
 
 /// Every fifth version is an empty slot, as is the first.
@@ -54,12 +104,15 @@ fn check(page: &Page, slot: u64, finished: u64, begun: u64) {
 }
 
 fn versions_are_seen_in_order<L: EntryLock>(streams: StreamPolicy, rounds: u64) {
-    let store =
-        Store::<L>::with_strategy(Config { slots: SLOTS, streams, ..Config::default() }).expect("a small store");
+    let config = Config { slots: SLOTS, streams, ..Config::default() };
+    versions_are_seen_in_order_in(&Store::<L>::with_strategy(config).expect("a small store"), rounds);
+}
+
+fn versions_are_seen_in_order_in<L: EntryLock>(store: &Store<L>, rounds: u64) {
     let versions: Vec<Versions> = (0..SLOTS).map(|_| Versions::default()).collect();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let (store, versions, done) = (&store, &versions, &done);
+        let (versions, done) = (&versions, &done);
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn(move || {
@@ -119,6 +172,13 @@ fn versions_are_seen_in_order<L: EntryLock>(streams: StreamPolicy, rounds: u64) 
 fn versions_are_seen_in_order_while_objects_move() {
     versions_are_seen_in_order::<Hazard>(StreamPolicy::PerCpu, 4000);
     versions_are_seen_in_order::<Hazard>(StreamPolicy::Idle(2), 1000);
+}
+
+/// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or moves it.
+#[test]
+fn objects_stay_while_they_are_read() {
+    let config = Config { slots: SLOTS, codec: Arc::new(Sleepy), ..Config::default() };
+    versions_are_seen_in_order_in(&Store::new(config).expect("a small store"), 6000);
 }
 
 #[test]
