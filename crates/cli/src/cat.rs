@@ -2,7 +2,10 @@
 
 use std::io::{self, Write};
 
-use crate::image::{Place, open};
+use anyhow::bail;
+use pagefold_erofs::{FileKind, Image, Inode};
+
+use crate::image::{Place, open, show};
 
 /// Bytes that are read and written together.
 const PIECE_BYTES: usize = 1 << 20;
@@ -17,9 +20,33 @@ pub(crate) struct Args {
     place: Place,
 }
 
+/// Symbolic links that are followed from one to the next, as in Linux.
+const MAX_LINKS: u32 = 40;
+
+/// The regular file at `path`, or that a symbolic link there leads to.
+fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
+    let mut at = path.to_vec();
+    for _ in 0..MAX_LINKS {
+        let inode = image.resolve(&at)?;
+        match inode.kind {
+            FileKind::Regular => return Ok(inode),
+            FileKind::Symlink => {
+                let target = image.read_link(&inode)?;
+                while at.pop_if(|byte| *byte == b'/').is_some() {}
+                let name = at.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+                at.truncate(if target.starts_with(b"/") { 0 } else { name });
+                at.extend(target);
+            }
+            FileKind::Directory => bail!("{}: is a directory", show(path)),
+            _ => bail!("{}: not a regular file", show(path)),
+        }
+    }
+    bail!("{}: too many symbolic links", show(path))
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = open(&args.place.image)?;
-    let file = image.file(&image.resolve(&args.place.path)?)?;
+    let file = image.file(&follow(&image, &args.place.path)?)?;
     let mut out = io::stdout().lock();
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;

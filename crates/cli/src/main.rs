@@ -68,10 +68,23 @@ fn main() -> ExitCode {
         // Whoever reads our output has had enough of it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(&format!("{error:#}"));
+            tell(&message(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, each unless what led to it has said it.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 /// Writes a line to standard error; that it cannot be written is no reason to fail.
@@ -81,4 +94,19 @@ fn tell(text: &str) {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|io| io.kind() == ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
+        assert_eq!(message(&error), "a: opening a: no such file");
+        let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();
+        assert_eq!(message(&error), "a: b");
+    }
 }

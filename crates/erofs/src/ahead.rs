@@ -238,3 +238,37 @@ fn take(data: &Data, segment: &Arc<Segment>, out: &mut [u8], offset: u64) -> Res
         None => data.read_compressed(out, out.len(), offset, true),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads `len` bytes at `offset` and says which stream it belongs to, and whether it goes on.
+    fn read(streams: &mut Streams, offset: u64, len: u64) -> (u64, bool) {
+        let (stream, forward) = streams.meet(offset, len);
+        stream.next = stream.next.max(offset + len);
+        stream.in_order += len;
+        (stream.id, forward)
+    }
+
+    #[test]
+    fn streams_are_told_apart_and_outlast_random_reads() {
+        let mut streams = Streams::default();
+        const LEN: u64 = 128 << 10;
+        assert_eq!(read(&mut streams, 0, LEN), (1, true));
+        assert_eq!(read(&mut streams, 64 << 20, LEN), (2, false));
+        for number in 1..20 {
+            assert_eq!(read(&mut streams, number * LEN, LEN), (1, true));
+            assert_eq!(read(&mut streams, (64 << 20) + number * LEN, LEN), (2, true));
+            let (id, forward) = read(&mut streams, (200 << 20) + number * (7 << 20), 4096);
+            assert!(id > 2 && !forward);
+        }
+        assert_eq!(streams.streams.len(), MAX_STREAMS);
+        // Two requests that change places, as a kernel's do.
+        assert_eq!(read(&mut streams, 21 * LEN, LEN), (1, true));
+        assert_eq!(read(&mut streams, 20 * LEN, LEN), (1, true));
+        assert_eq!(read(&mut streams, 22 * LEN, LEN), (1, true));
+        // A short read nearby is somebody else's.
+        assert!(!read(&mut streams, 25 * LEN, 4096).1);
+    }
+}

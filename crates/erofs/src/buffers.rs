@@ -2,7 +2,7 @@
 //! from the kernel, which took as long as decoding it. New pages of large buffers are asked for all at once (`MAP_POPULATE`),
 //! which takes two thirds of the time of a fault for each.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
@@ -12,8 +12,8 @@ const MAX_FREE: usize = 32;
 /// And their bytes.
 const MAX_FREE_BYTES: usize = 8 << 20;
 
-/// Buffers of at least this length have pages of their own.
-const MIN_MAPPED_BYTES: usize = 64 << 10;
+/// Buffers of such lengths have pages of their own. Longer ones are seldom, and their length may be a lie: they get pages as they fill.
+const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=MAX_FREE_BYTES / 4;
 
 /// Buffers that wait for their next use.
 #[derive(Default)]
@@ -30,7 +30,7 @@ enum Buffer {
 impl Buffer {
     fn new(len: usize) -> Self {
         let mapped = || MmapOptions::new().len(len).populate().map_anon().ok();
-        let mapped = if len >= MIN_MAPPED_BYTES { mapped() } else { None };
+        let mapped = if MAPPED_BYTES.contains(&len) { mapped() } else { None };
         mapped.map_or_else(|| Self::Heap(vec![0; len]), Self::Mapped)
     }
 }

@@ -1,16 +1,19 @@
 //! Checking an image: its structure, and that every cluster decodes.
+//!
+//! One thread walks the tree, others read the files that it has come to. What is found, and in which order it is told, does not depend on
+//! the threads: problems are sorted, and a cluster that many files share is decoded for one of them and told of each.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::directory::DirEntry;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::file::Data;
 use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
+use crate::work::Work;
 
 /// Problems that a report holds; further ones are counted.
 const MAX_PROBLEMS: usize = 1000;
@@ -40,12 +43,18 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// Takes a problem. Those that stay are the first by path and text, in whatever order they come.
     fn add(&mut self, path: Vec<u8>, error: Error) {
-        if self.problems.len() < MAX_PROBLEMS {
-            self.problems.push(Problem { path, error });
-        } else {
-            self.more_problems += 1;
+        self.problems.push(Problem { path, error });
+        if self.problems.len() >= 2 * MAX_PROBLEMS {
+            self.sort();
         }
+    }
+
+    fn sort(&mut self) {
+        self.problems.sort_by_cached_key(|problem| (problem.path.clone(), problem.error.to_string()));
+        self.more_problems += self.problems.len().saturating_sub(MAX_PROBLEMS) as u64;
+        self.problems.truncate(MAX_PROBLEMS);
     }
 }
 
@@ -58,11 +67,55 @@ pub(crate) struct Claim {
     pub(crate) shareable: bool,
 }
 
+/// What is claimed by what was read so far.
+#[derive(Default)]
+pub(crate) struct Claims {
+    claims: Mutex<HashMap<Claim, Arc<OnceLock<Verdict>>>>,
+}
+
+/// What the first who claimed a cluster found.
+enum Verdict {
+    Sound,
+    Corrupt {
+        what: &'static str,
+        offset: u64,
+    },
+    /// The image could not be read, which says nothing about the cluster.
+    Unknown,
+}
+
+impl Claims {
+    /// Claims blocks that need no decoding.
+    pub(crate) fn add(&self, claim: Claim) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).entry(claim).or_default();
+    }
+
+    /// Claims a cluster, and decodes it unless somebody did.
+    pub(crate) fn decode(&self, claim: Claim, decode: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let verdict = Arc::clone(self.claims.lock().unwrap_or_else(PoisonError::into_inner).entry(claim).or_default());
+        let mut failed = None;
+        let found = verdict.get_or_init(|| match decode() {
+            Ok(()) => Verdict::Sound,
+            Err(Error::Corrupt { what, offset }) => Verdict::Corrupt { what, offset },
+            Err(error) => {
+                failed = Some(error);
+                Verdict::Unknown
+            }
+        });
+        match (failed, found) {
+            (Some(error), _) => Err(error),
+            (None, Verdict::Sound) => Ok(()),
+            (None, Verdict::Corrupt { what, offset }) => Err(Error::Corrupt { what, offset: *offset }),
+            (None, Verdict::Unknown) => decode(),
+        }
+    }
+}
+
 struct Checker<'a> {
     image: &'a Image,
     report: CheckReport,
     /// Regular files and directories, to be read.
-    files: Vec<(PathId, Inode)>,
+    files: &'a Work<(PathId, Inode)>,
     /// Names, and names said, of each inode that is not a directory.
     names: HashMap<u64, (u32, u32, PathId)>,
     /// Ranges of inodes with what follows them, by their starts.
@@ -85,7 +138,7 @@ impl Checker<'_> {
 
     /// Claims an inode's bytes and what follows it. Two inodes in one place are how a short image would have endless
     /// content; the second is not read.
-    fn claim_record(&mut self, inode: &Inode) -> Result<(), Error> {
+    fn claim_record(&mut self, inode: &Inode) -> Result<()> {
         let end = self.image.record_end(inode)?;
         let before = self.records.range(..end).next_back();
         if before.is_some_and(|(_, before_end)| *before_end > inode.offset) {
@@ -146,7 +199,7 @@ impl Visitor for Checker<'_> {
         true
     }
 
-    fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry) {
+    fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry, inode: Option<&Inode>) {
         let expected = match &entry.name[..] {
             b"." => Some(directory.inode.nid),
             b".." => Some(directory.parent_nid),
@@ -159,7 +212,7 @@ impl Visitor for Checker<'_> {
             }
             return;
         }
-        let Ok(inode) = self.image.inode(entry.nid) else { return };
+        let Some(inode) = inode else { return };
         self.listing.subdirectories += u32::from(inode.kind == FileKind::Directory);
         if entry.file_type != 0 && entry.file_type != file_type::from_mode(inode.mode) {
             self.problem(paths, directory.path, "directory entry has another type than its inode", inode.offset);
@@ -178,37 +231,57 @@ impl Image {
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
     /// that the image pays for every index, and a cluster that many extents share is decoded once.
     pub fn check(&self, threads: usize) -> CheckReport {
+        let (files, claims, failed) = (Work::new(), Claims::default(), Mutex::new(Vec::new()));
+        let read = || {
+            while let Some((path, inode)) = files.next() {
+                if let Err(error) = Data::open(self, &inode).and_then(|data| data.check(&claims)) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).push((path, error));
+                }
+            }
+        };
         let mut checker = Checker {
             image: self,
             report: CheckReport::default(),
-            files: Vec::new(),
+            files: &files,
             names: HashMap::new(),
             records: BTreeMap::new(),
             listing: Listing::default(),
         };
-        let paths = match walk(self, &mut checker) {
+        let paths = std::thread::scope(|scope| {
+            let finder = files.finder();
+            for _ in 1..threads {
+                scope.spawn(read);
+            }
+            let paths = walk(self, &mut checker)?;
+            checker.end_listing(&paths);
+            if let Some(nid) = self.superblock().packed_nid {
+                match self.inode(nid).and_then(|inode| checker.claim_record(&inode).map(|()| inode)) {
+                    Ok(inode) => files.push((0, inode)),
+                    Err(error) => checker.report.add(b"packed inode".to_vec(), error),
+                }
+            }
+            drop(finder);
+            read();
+            Ok(paths)
+        });
+        let paths = match paths {
             Ok(paths) => paths,
             Err(error) => {
                 checker.report.add(b"/".to_vec(), error);
                 return checker.report;
             }
         };
-        checker.end_listing(&paths);
+        for (path, error) in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            checker.report.add(paths.display(path), error);
+        }
         for (names, nlink, path) in std::mem::take(&mut checker.names).into_values() {
             if names != nlink {
                 checker.problem(&paths, path, "file has a wrong number of links", 0);
             }
         }
-        if let Some(nid) = self.superblock().packed_nid {
-            let packed = self.inode(nid).and_then(|inode| checker.claim_record(&inode).map(|()| inode));
-            match packed {
-                Ok(inode) => checker.files.push((0, inode)),
-                Err(error) => checker.report.add(b"packed inode".to_vec(), error),
-            }
-        }
-        let claims = self.check_files(&paths, &mut checker, threads.max(1));
+        let claims = claims.claims.into_inner().unwrap_or_else(PoisonError::into_inner);
         let records = checker.records.iter().map(|(&start, &end)| Claim { start, end, shareable: false });
-        let mut claims: Vec<_> = claims.into_iter().chain(records).collect();
+        let mut claims: Vec<_> = claims.into_keys().chain(records).collect();
         claims.sort_unstable();
         let mut reach = Claim { start: 0, end: 0, shareable: false };
         for claim in claims {
@@ -230,30 +303,7 @@ impl Image {
         if let Some(what) = blocks {
             checker.report.add(b"/".to_vec(), Error::Corrupt { what, offset: SUPER_OFFSET });
         }
-        checker.report.problems.sort_by(|left, right| left.path.cmp(&right.path));
+        checker.report.sort();
         checker.report
-    }
-
-    /// Reads all files and returns the blocks that they claim.
-    fn check_files(&self, paths: &Paths, checker: &mut Checker<'_>, threads: usize) -> HashSet<Claim> {
-        let next = AtomicUsize::new(0);
-        let claims = Mutex::new(HashSet::new());
-        let report = Mutex::new(std::mem::take(&mut checker.report));
-        let files = &checker.files;
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    while let Some((path, inode)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let first_claim = |claim| claims.lock().unwrap_or_else(PoisonError::into_inner).insert(claim);
-                        if let Err(error) = Data::open(self, inode).and_then(|data| data.check(&first_claim)) {
-                            let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-                            report.add(paths.display(*path), error);
-                        }
-                    }
-                });
-            }
-        });
-        checker.report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
-        claims.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,7 +28,7 @@ use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Exten
 use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use crate::buffers::Content;
-use crate::check::Claim;
+use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
 use crate::file::Data;
 use crate::format::{MAX_EXTENT_BYTES, incompat};
@@ -367,7 +367,7 @@ impl Data {
     }
 
     /// As [`File::check`](crate::file::File::check), for compressed files.
-    pub(crate) fn check_extents(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
+    pub(crate) fn check_extents(&self, claims: &Claims) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let mut cursor = Cursor::default();
         let mut content = Vec::new();
@@ -384,19 +384,23 @@ impl Data {
                 Place::Plain { pa, plen, .. } => {
                     self.image.check_range(extent.len, pa)?;
                     if !map.is_inline(pa) {
-                        first_claim(Claim { start: pa, end: pa + u64::from(plen), shareable: true });
+                        claims.add(Claim { start: pa, end: pa + u64::from(plen), shareable: true });
                     }
                 }
                 Place::Encoded { pa, plen, .. } => {
-                    // What lies behind indexes is part of the inode's own record.
-                    let inline = map.is_inline(pa);
-                    let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
-                    if inline || first_claim(claim) {
+                    let mut decode = || {
                         let room = extent.len as usize + self.margin(&extent);
                         if content.len() < room {
                             content.resize(room, 0);
                         }
-                        self.decode_run(std::slice::from_ref(&extent), &mut content[..room])?;
+                        self.decode_run(std::slice::from_ref(&extent), &mut content[..room])
+                    };
+                    if map.is_inline(pa) {
+                        // What lies behind indexes is part of the inode's own record.
+                        decode()?;
+                    } else {
+                        let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
+                        claims.decode(claim, &mut decode)?;
                     }
                 }
             }

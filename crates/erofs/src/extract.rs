@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1. walk        directories are made, empty and for the owner alone; files are listed, by directory
-//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time
+//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time, while the walk goes on
 //! 3. hard links  further names of files
 //! 4. directories owners, modes, xattrs, times, the deepest first
 //! ```
@@ -10,7 +10,7 @@
 //! Nothing is written outside the target: every directory is one that step 1 made (an existing name is an error) and is
 //! opened name by name from the target without following links; names have no slash and are not `..`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
 use std::io;
@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 
@@ -29,9 +29,12 @@ use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
+use crate::work::Work;
 
 /// Files that a thread takes together.
 const BATCH: usize = 64;
+/// Batches that wait for a thread; the walk does further ones itself.
+const MAX_WAITING: usize = 256;
 /// Bytes that are decoded and written together.
 const WRITE_BYTES: usize = 1 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
@@ -60,6 +63,15 @@ impl Default for ExtractOptions {
     }
 }
 
+impl ExtractOptions {
+    fn threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            threads => threads,
+        }
+    }
+}
+
 /// What was extracted.
 #[derive(Debug, Default)]
 pub struct ExtractReport {
@@ -79,20 +91,50 @@ struct Listed {
     inode: Inode,
 }
 
-struct Extraction<'a> {
+/// Files of one directory.
+struct Batch {
+    parent: PathId,
+    /// The directory's path in the target.
+    place: Vec<u8>,
+    files: Vec<Listed>,
+}
+
+/// Where and how an image is extracted: what threads share.
+struct Target<'a> {
     image: &'a Image,
     root: OwnedFd,
     options: &'a ExtractOptions,
     made: Made,
+    /// Bytes of content that may still come.
+    left: AtomicU64,
+    batches: Work<Batch>,
+    filled: Mutex<Filled>,
+}
+
+/// What came of the batches.
+#[derive(Default)]
+struct Filled {
+    names: u64,
+    file_bytes: u64,
+    problems: Vec<(PathId, Error)>,
+}
+
+/// The walk through an image that is extracted.
+struct Extraction<'a> {
+    target: &'a Target<'a>,
     directories: Vec<(PathId, Inode)>,
-    /// Files by the directory they are in.
-    files: BTreeMap<PathId, Vec<Listed>>,
+    /// Files of the directory that the walk is in.
+    batch: Option<Batch>,
+    /// Those whose paths are too long to be told a thread.
+    deep: Vec<Batch>,
     /// The first path of each file, and further ones.
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
     /// The directory whose children are being made.
     open: Option<(PathId, OwnedFd)>,
+    /// Content on its way.
+    buffer: Vec<u8>,
 }
 
 /// What files in the target are when they have just been made, so that only what is otherwise needs a call.
@@ -167,22 +209,41 @@ impl Image {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).map_err(failed("opening the target"))?;
-        let mut extraction = Extraction {
+        let target = Target {
             image: self,
             made: Made::in_directory(&root),
             root,
             options,
+            left: AtomicU64::new(options.max_bytes.unwrap_or(u64::MAX)),
+            batches: Work::new(),
+            filled: Mutex::default(),
+        };
+        let mut extraction = Extraction {
+            target: &target,
             directories: Vec::new(),
-            files: BTreeMap::new(),
+            batch: None,
+            deep: Vec::new(),
             first_path: HashMap::new(),
             links: Vec::new(),
             report: ExtractReport::default(),
             open: None,
+            buffer: Vec::new(),
         };
-        let paths = walk(self, &mut extraction)?;
-        extraction.fill(&paths);
+        let paths = std::thread::scope(|scope| {
+            let finder = target.batches.finder();
+            for _ in 1..options.threads() {
+                scope.spawn(|| target.fill());
+            }
+            let paths = walk(self, &mut extraction)?;
+            extraction.end_batch();
+            drop(finder);
+            target.fill();
+            Ok(paths)
+        })?;
+        extraction.end_files(&paths);
         extraction.link(&paths);
         extraction.finish_directories(&paths);
+        extraction.report.problems.sort_by(|left, right| left.path.cmp(&right.path));
         Ok(extraction.report)
     }
 }
@@ -202,7 +263,7 @@ impl Visitor for Extraction<'_> {
                 self.first_path.insert(step.inode.nid, step.path);
             }
             let listed = Listed { path: step.path, name: name.to_vec(), inode: step.inode.clone() };
-            self.files.entry(parent).or_default().push(listed);
+            self.list(paths, parent, listed);
             return true;
         }
         match self.make_directory(paths, parent, name) {
@@ -218,7 +279,7 @@ impl Visitor for Extraction<'_> {
         }
     }
 
-    fn entry(&mut self, _: &Paths, _: &Step, _: &DirEntry) {}
+    fn entry(&mut self, _: &Paths, _: &Step, _: &DirEntry, _: Option<&Inode>) {}
 
     fn failed(&mut self, paths: &Paths, path: PathId, error: Error) {
         self.report.add(paths, path, error);
@@ -238,7 +299,7 @@ impl ExtractReport {
 impl Extraction<'_> {
     fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8]) -> Result<()> {
         if self.open.as_ref().is_none_or(|(open, _)| *open != parent) {
-            self.open = Some((parent, open_directory(&self.root, &paths.names(parent))?));
+            self.open = Some((parent, open_directory(&self.target.root, &paths.names(parent))?));
         }
         match &self.open {
             Some((_, parent)) => {
@@ -248,53 +309,119 @@ impl Extraction<'_> {
         }
     }
 
-    /// Makes and fills all files, by batches.
-    fn fill(&mut self, paths: &Paths) {
-        let batches: Vec<(PathId, &[Listed])> =
-            self.files.iter().flat_map(|(parent, files)| files.chunks(BATCH).map(|batch| (*parent, batch))).collect();
-        let next = AtomicUsize::new(0);
-        let left = AtomicU64::new(self.options.max_bytes.unwrap_or(u64::MAX));
-        let report = Mutex::new(std::mem::take(&mut self.report));
-        let threads = match self.options.threads {
-            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            threads => threads,
-        };
-        let lock = || report.lock().unwrap_or_else(PoisonError::into_inner);
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    let mut buffer = Vec::new();
-                    while let Some((parent, batch)) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let directory = match open_directory(&self.root, &paths.names(*parent)) {
-                            Ok(directory) => directory,
-                            Err(error) => {
-                                lock().add(paths, *parent, error);
-                                continue;
-                            }
-                        };
-                        let (mut names, mut bytes) = (0, 0);
-                        for file in *batch {
-                            match self.make_file(&directory, file, &left, &mut buffer) {
-                                Ok(len) => (names, bytes) = (names + 1, bytes + len),
-                                Err(error) => lock().add(paths, file.path, error),
-                            }
-                        }
-                        let mut report = lock();
-                        report.names += names;
-                        report.file_bytes += bytes;
-                    }
-                });
+    /// Puts a file into the batch of its directory.
+    fn list(&mut self, paths: &Paths, parent: PathId, file: Listed) {
+        if self.batch.as_ref().is_none_or(|batch| batch.parent != parent || batch.files.len() == BATCH) {
+            self.end_batch();
+            self.batch = Some(Batch { parent, place: paths.names(parent).join(&b'/'), files: Vec::new() });
+        }
+        if let Some(batch) = &mut self.batch {
+            batch.files.push(file);
+        }
+    }
+
+    /// Hands over the files that are listed.
+    fn end_batch(&mut self) {
+        let Some(mut batch) = self.batch.take() else { return };
+        if batch.place.len() >= PATH_BYTES {
+            // Paths get as long as an image likes, and there may be as many.
+            batch.place = Vec::new();
+            self.deep.push(batch);
+        } else if let Some(batch) = self.target.batches.offer(batch, MAX_WAITING) {
+            self.target.fill_batch(&batch, &mut self.buffer);
+        }
+    }
+
+    /// Makes the files that no thread was told of, and reports on all.
+    fn end_files(&mut self, paths: &Paths) {
+        for batch in std::mem::take(&mut self.deep) {
+            let directory = open_directory(&self.target.root, &paths.names(batch.parent));
+            self.target.fill_directory(batch.parent, directory, &batch.files, &mut self.buffer);
+        }
+        let filled = std::mem::take(&mut *self.target.filled());
+        self.report.names += filled.names;
+        self.report.file_bytes += filled.file_bytes;
+        for (path, error) in filled.problems {
+            self.report.add(paths, path, error);
+        }
+    }
+
+    /// Gives files their further names.
+    fn link(&mut self, paths: &Paths) {
+        for (first, further) in std::mem::take(&mut self.links) {
+            if let Err(error) = self.link_one(paths, first, further) {
+                self.report.add(paths, further, error);
+            } else {
+                self.report.names += 1;
             }
-        });
-        self.report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn link_one(&self, paths: &Paths, first: PathId, further: PathId) -> Result<()> {
+        let (Some((old_parent, old_name)), Some((new_parent, new_name))) = (paths.parent(first), paths.parent(further))
+        else {
+            return Err(Error::NotA("file below the root"));
+        };
+        let old = open_directory(&self.target.root, &paths.names(old_parent))?;
+        let new = open_directory(&self.target.root, &paths.names(new_parent))?;
+        rustix::fs::linkat(&old, os(old_name), &new, os(new_name), AtFlags::empty())
+            .map_err(failed("making a hard link"))
+    }
+
+    fn finish_directories(&mut self, paths: &Paths) {
+        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let finished = open_directory(&self.target.root, &paths.names(path))
+                .and_then(|directory| self.target.finish(&inode, &OsFile::from(directory), false));
+            if let Err(error) = finished {
+                self.report.add(paths, path, error);
+            }
+        }
+    }
+}
+
+impl Target<'_> {
+    fn filled(&self) -> MutexGuard<'_, Filled> {
+        self.filled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes and fills files until there are no more batches.
+    fn fill(&self) {
+        let mut buffer = Vec::new();
+        while let Some(batch) = self.batches.next() {
+            self.fill_batch(&batch, &mut buffer);
+        }
+    }
+
+    fn fill_batch(&self, batch: &Batch, buffer: &mut Vec<u8>) {
+        let names: Vec<&[u8]> = batch.place.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).collect();
+        self.fill_directory(batch.parent, open_directory(&self.root, &names), &batch.files, buffer);
+    }
+
+    fn fill_directory(&self, parent: PathId, directory: Result<OwnedFd>, files: &[Listed], buffer: &mut Vec<u8>) {
+        let mut filled = Filled::default();
+        match directory {
+            Ok(directory) => {
+                for file in files {
+                    match self.make_file(&directory, file, buffer) {
+                        Ok(len) => (filled.names, filled.file_bytes) = (filled.names + 1, filled.file_bytes + len),
+                        Err(error) => filled.problems.push((file.path, error)),
+                    }
+                }
+            }
+            Err(error) => filled.problems.push((parent, error)),
+        }
+        let mut all = self.filled();
+        all.names += filled.names;
+        all.file_bytes += filled.file_bytes;
+        all.problems.append(&mut filled.problems);
     }
 
     /// Makes a file that is not a directory and returns the bytes of its content.
-    fn make_file(&self, directory: &OwnedFd, file: &Listed, left: &AtomicU64, buffer: &mut Vec<u8>) -> Result<u64> {
+    fn make_file(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>) -> Result<u64> {
         let name = os(&file.name);
         let inode = &file.inode;
         let kind = match inode.kind {
-            FileKind::Regular => return self.make_regular(directory, file, left, buffer),
+            FileKind::Regular => return self.make_regular(directory, file, buffer),
             FileKind::Directory => return Err(Error::NotA("file")),
             FileKind::Symlink => None,
             FileKind::CharDevice => Some(FileType::CharacterDevice),
@@ -336,9 +463,9 @@ impl Extraction<'_> {
         Ok(0)
     }
 
-    fn make_regular(&self, directory: &OwnedFd, file: &Listed, left: &AtomicU64, buffer: &mut Vec<u8>) -> Result<u64> {
+    fn make_regular(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>) -> Result<u64> {
         let inode = &file.inode;
-        let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
+        let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
         if taken.is_err() {
             return Err(Error::Unsupported("more content than was allowed".to_owned()));
         }
@@ -403,38 +530,6 @@ impl Extraction<'_> {
             }
         }
         rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))
-    }
-
-    /// Gives files their further names.
-    fn link(&mut self, paths: &Paths) {
-        for (first, further) in std::mem::take(&mut self.links) {
-            if let Err(error) = self.link_one(paths, first, further) {
-                self.report.add(paths, further, error);
-            } else {
-                self.report.names += 1;
-            }
-        }
-    }
-
-    fn link_one(&self, paths: &Paths, first: PathId, further: PathId) -> Result<()> {
-        let (Some((old_parent, old_name)), Some((new_parent, new_name))) = (paths.parent(first), paths.parent(further))
-        else {
-            return Err(Error::NotA("file below the root"));
-        };
-        let old = open_directory(&self.root, &paths.names(old_parent))?;
-        let new = open_directory(&self.root, &paths.names(new_parent))?;
-        rustix::fs::linkat(&old, os(old_name), &new, os(new_name), AtFlags::empty())
-            .map_err(failed("making a hard link"))
-    }
-
-    fn finish_directories(&mut self, paths: &Paths) {
-        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
-            let finished = open_directory(&self.root, &paths.names(path))
-                .and_then(|directory| self.finish(&inode, &OsFile::from(directory), false));
-            if let Err(error) = finished {
-                self.report.add(paths, path, error);
-            }
-        }
     }
 }
 

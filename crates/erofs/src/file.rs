@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ahead::Ahead;
-use crate::check::Claim;
+use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
 use crate::format::{CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, align, incompat};
 use crate::image::Image;
@@ -135,9 +135,8 @@ impl Data {
         Ok(end)
     }
 
-    /// Reads what the file is made of, and decodes each cluster for which `first_claim` says that it is the first to
-    /// claim its blocks.
-    pub(crate) fn check(&self, first_claim: &dyn Fn(Claim) -> bool) -> Result<()> {
+    /// Reads what the file is made of, claims its blocks, and decodes each cluster that nobody else claimed.
+    pub(crate) fn check(&self, claims: &Claims) -> Result<()> {
         let size = self.inode.size;
         let claim = |start, len| Claim { start, end: start + len, shareable: true };
         let bits = self.image.superblock().blkszbits;
@@ -148,7 +147,7 @@ impl Data {
                 if in_blocks > 0 {
                     let start = u64::from(self.inode.raw) << bits;
                     self.image.check_range(in_blocks, start)?;
-                    first_claim(claim(start, align(in_blocks, self.block_bytes())));
+                    claims.add(claim(start, align(in_blocks, self.block_bytes())));
                 }
                 if inline {
                     self.read_at(&mut vec![0; (size - in_blocks) as usize], in_blocks).map(drop)
@@ -166,13 +165,13 @@ impl Data {
                         let Some(blkaddr) = address else { continue };
                         let len = (size - (number << chunk_bits)).min(1 << chunk_bits);
                         self.image.check_range(len, u64::from(blkaddr) << bits)?;
-                        first_claim(claim(u64::from(blkaddr) << bits, align(len, self.block_bytes())));
+                        claims.add(claim(u64::from(blkaddr) << bits, align(len, self.block_bytes())));
                     }
                     first += count;
                 }
                 Ok(())
             }
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.check_extents(first_claim),
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.check_extents(claims),
         }
     }
 

@@ -19,6 +19,7 @@ mod source;
 mod superblock;
 mod visits;
 mod walk;
+mod work;
 mod workers;
 mod xattr;
 mod zmap;

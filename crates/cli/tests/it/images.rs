@@ -1,6 +1,6 @@
 //! An image's life: packed, listed, shown, checked, extracted; and damaged, which is found.
 
-use std::{fs, process::Command};
+use std::{fs, os::unix::fs::symlink, process::Command};
 
 use tempfile::TempDir;
 
@@ -51,6 +51,28 @@ fn a_tree_is_packed_and_comes_back() {
     fs::write(at("damaged"), damaged).expect("a file");
     let message = run_to_fail(pagefold().args(["check", &at("damaged")]));
     assert!(message.contains("/etc/text: corrupt image at byte 4096"), "{message}");
+}
+
+#[test]
+fn cat_follows_links_and_takes_no_directories() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir_all(at("tree/usr/lib")).expect("a folder");
+    fs::create_dir_all(at("tree/etc")).expect("a folder");
+    fs::write(at("tree/usr/lib/release"), "some").expect("a file");
+    symlink("../usr/lib/release", at("tree/etc/release")).expect("a link");
+    symlink("/etc/release", at("tree/absolute")).expect("a link");
+    symlink("loop", at("tree/loop")).expect("a link");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    for path in ["etc/release", "/etc/release", "absolute", "etc/../etc/release/", "usr/lib/release"] {
+        assert_eq!(output(pagefold().args(["cat", &format!("{}:{path}", at("image"))])), "some", "{path}");
+    }
+    for (path, why) in [("loop", "too many symbolic links"), ("etc", "is a directory"), ("none", "no such file")] {
+        let message = run_to_fail(pagefold().args(["cat", &format!("{}:{path}", at("image"))]));
+        assert!(message.contains(why), "{message}");
+    }
+    let message = run_to_fail(pagefold().args(["cat", &at("none")]));
+    assert_eq!(message.matches("No such file").count(), 1, "{message}");
 }
 
 #[test]

@@ -230,3 +230,37 @@ fn extraction_does_not_leave_its_target() {
     assert!(!report.problems.is_empty());
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
 }
+
+/// Two folders share their files' clusters; a bad one is told of both, and everything in the same order, whatever the threads.
+#[test]
+fn findings_do_not_depend_on_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("tree");
+    for folder in ["a", "b"] {
+        fs::create_dir_all(source.join(folder)).unwrap();
+        fs::write(source.join(folder).join("same"), trees::text(400_000, 1)).unwrap();
+        for number in 0..40 {
+            fs::write(source.join(folder).join(format!("own-{number}")), trees::text(9000, number)).unwrap();
+        }
+    }
+    let options = BuildOptions { dedupe: true, ..BuildOptions::default() };
+    let path = directory.path().join("image");
+    let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    build(&Tree::scan(&source, &ScanOptions::default()).unwrap(), &options, &out).unwrap();
+    let good = fs::read(path).unwrap();
+    for damaged in [8192, 20_480, 40_960] {
+        let mut bad = good.clone();
+        bad[damaged..damaged + 4096].fill(0xff);
+        let image = Image::open(bad).unwrap();
+        let tell = |threads| -> Vec<String> {
+            let problems = image.check(threads).problems;
+            problems.iter().map(|found| format!("{}: {}", found.path.escape_ascii(), found.error)).collect()
+        };
+        let alone = tell(1);
+        let below = |folder| alone.iter().filter_map(|found| found.strip_prefix(folder)).collect::<Vec<_>>();
+        assert!(!alone.is_empty() && below("/a/") == below("/b/"), "{alone:?}");
+        for threads in [2, 8, 8, 8] {
+            assert_eq!(tell(threads), alone);
+        }
+    }
+}
