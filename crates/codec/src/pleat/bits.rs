@@ -11,15 +11,16 @@ const SLACK: usize = 8;
 /// Memory for one stream, or for the sections of an object.
 pub(super) type Room = [u8; SIZE + SLACK];
 
+/// The 8 bytes from `at` on, the first lowest: the next bits of a stream that is read upwards.
 #[inline(always)]
-fn word(room: &Room, at: usize) -> u64 {
+pub(super) fn word(room: &Room, at: usize) -> u64 {
     let at = at & (SIZE - 1);
     u64::from_le_bytes(room[at..at + 8].try_into().unwrap_or([0; 8]))
 }
 
 /// The 8 bytes before `at`, the last of them lowest: the next bits of a stream that is read downwards.
 #[inline(always)]
-pub(super) fn word_before(room: &Room, at: usize) -> u64 {
+fn word_before(room: &Room, at: usize) -> u64 {
     word(room, at.wrapping_sub(8)).swap_bytes()
 }
 
@@ -63,27 +64,31 @@ impl<'a> Writer<'a> {
 
 /// Reads a stream: upwards, or downwards if `DOWN`.
 ///
-/// The highest set bit of `bits` is a mark above the unread ones; it counts those read. A read beyond the section gives
-/// whatever bits lie there; [`Reader::place`] shows it afterwards.
+/// A read beyond the section gives whatever bits lie there; [`Reader::place`] shows it afterwards.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<const DOWN: bool> {
+    /// Where the bits were last taken from.
     at: usize,
+    /// The unread bits.
     bits: u64,
+    /// In its low [`COUNT`] bits, how many were read since.
+    read: u32,
 }
 
-const MARK: u64 = 1 << 63;
+/// Width of a count of bits.
+pub(super) const COUNT: u32 = 6;
 
 impl<const DOWN: bool> Reader<DOWN> {
     /// A reader of the bytes from `at` upwards, or of those before `at` downwards.
     pub(super) fn new(at: usize) -> Self {
-        Self { at, bits: MARK }
+        Self { at, bits: 0, read: 0 }
     }
 
     /// Makes at least 56 bits ready.
     #[inline(always)]
     pub(super) fn refill(&mut self, room: &Room) {
-        let done = self.bits.leading_zeros();
-        let bytes = (done >> 3) as usize;
+        let bytes = (self.read >> 3 & 7) as usize;
+        self.read &= 7;
         let next = if DOWN {
             self.at = self.at.wrapping_sub(bytes);
             word_before(room, self.at)
@@ -91,7 +96,7 @@ impl<const DOWN: bool> Reader<DOWN> {
             self.at = self.at.wrapping_add(bytes);
             word(room, self.at)
         };
-        self.bits = (next | MARK) >> (done & 7);
+        self.bits = next >> self.read;
     }
 
     /// The bits ahead; those made ready less those skipped are valid.
@@ -100,15 +105,16 @@ impl<const DOWN: bool> Reader<DOWN> {
         self.bits
     }
 
-    /// Goes `count` bits on, at most to the end of those made ready.
+    /// Goes on by so many bits as the low [`COUNT`] bits of `count` say, no further than the end of those made ready.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
         self.bits >>= count & 63;
+        self.read = self.read.wrapping_add(count);
     }
 
     /// Where the next whole unread byte begins (upwards) or ends (downwards).
     pub(super) fn place(&self) -> usize {
-        let read = self.bits.leading_zeros().div_ceil(8) as usize;
+        let read = (self.read & 63).div_ceil(8) as usize;
         if DOWN { self.at.wrapping_sub(read) } else { self.at.wrapping_add(read) }
     }
 }

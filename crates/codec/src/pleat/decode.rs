@@ -6,7 +6,7 @@ use super::{
     encode::{FOUR_LANES, PLAIN, PLAIN_ZEROS, RAW},
     isa::Isa,
     literals::{self, Literals},
-    sequences::{self, Step, Steps},
+    sequences::{self, Sections, Step, Steps},
     window::Window,
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
@@ -48,13 +48,14 @@ pub(super) fn decode<I: Isa>(
     let literal_count = number(&mut rest)?;
     let first_len = if plain { literal_count } else { number(&mut rest)? };
     let second_len = if head & FOUR_LANES != 0 { number(&mut rest)? } else { 0 };
-    if literal_count > PAGE_SIZE || first_len + second_len > rest.len() {
-        return Err(Corrupt { what: "pleat literals that do not fit" });
+    let tokens_len = number(&mut rest)?;
+    if literal_count > PAGE_SIZE || first_len + second_len + tokens_len > rest.len() {
+        return Err(Corrupt { what: "pleat sections that do not fit" });
     }
     scratch.object[OBJECT_AT..OBJECT_AT + rest.len()].copy_from_slice(rest);
     let second_at = OBJECT_AT + first_len;
     let tokens_at = second_at + second_len;
-    let end = OBJECT_AT + rest.len();
+    let sections = Sections { tokens: tokens_at..tokens_at + tokens_len, end: OBJECT_AT + rest.len() };
 
     let Scratch { object, literals, steps } = scratch;
     let literals: &Literals = if plain {
@@ -69,7 +70,7 @@ pub(super) fn decode<I: Isa>(
         literals
     };
 
-    let sequences = sequences::read::<I>(tables, token_set, object, tokens_at..end, literal_count, steps)?;
+    let sequences = sequences::read::<I>(tables, token_set, object, sections, literal_count, steps)?;
     sequences::carry_out(&sequences, literals, window);
     let (at, rest) = (PAGE_SIZE - (literal_count - sequences.taken), &literals[sequences.taken..literal_count]);
     page[..at].copy_from_slice(&window.page()[..at]);

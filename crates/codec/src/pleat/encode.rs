@@ -40,7 +40,7 @@ pub(super) struct Scratch {
     literals: Literals,
     seen: Seen,
     lanes: [Room; 4],
-    tokens: Room,
+    tokens: [Room; 2],
     extras: Room,
 }
 
@@ -52,7 +52,7 @@ impl Scratch {
             literals: [0; _],
             seen: [0; _],
             lanes: [[0; _]; 4],
-            tokens: [0; _],
+            tokens: [[0; _]; 2],
             extras: [0; _],
         }
     }
@@ -101,9 +101,10 @@ pub(super) fn encode<I: Isa>(
     let plain = usize::from(costs[literal_set]) >= sampled_count * (64 - 64 / PLAIN_SHARE);
 
     let codes = &tables.tokens[token_set];
-    let mut tokens = Writer::new(&mut scratch.tokens);
+    let [first, second] = &mut scratch.tokens;
+    let mut tokens = [Writer::new(first), Writer::new(second)];
     let mut extras = Writer::new(&mut scratch.extras);
-    for (&sequence, &symbol) in sequences.iter().zip(&scratch.symbols) {
+    let mut put = |tokens: &mut Writer, sequence: Sequence, symbol: u16| {
         let (symbol, code) = codes.code(usize::from(symbol));
         tokens.put(u64::from(code & 0x7ff_ffff), code >> 27);
         tokens.flush();
@@ -111,8 +112,18 @@ pub(super) fn encode<I: Isa>(
         let extra = (sequence.0 & Sequence::NUMBERS).wrapping_sub(meaning.base & Sequence::NUMBERS);
         extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
         extras.flush();
+    };
+    let [first, second] = &mut tokens;
+    let (pairs, odd) = sequences.as_chunks::<2>();
+    let (symbol_pairs, odd_symbol) = scratch.symbols[..count].as_chunks::<2>();
+    for (&[a, b], &[a_symbol, b_symbol]) in pairs.iter().zip(symbol_pairs) {
+        put(first, a, a_symbol);
+        put(second, b, b_symbol);
     }
-    let tokens_len = tokens.finish();
+    if let ([sequence], [symbol]) = (odd, odd_symbol) {
+        put(first, *sequence, *symbol);
+    }
+    let token_lens = tokens.map(Writer::finish);
     let extras_len = extras.finish();
 
     let mut object = Object { out, at: 0 };
@@ -120,6 +131,7 @@ pub(super) fn encode<I: Isa>(
     if plain {
         object.byte(head | PLAIN);
         object.number(literal_count);
+        object.number(token_lens[0] + token_lens[1]);
         object.bytes(literals);
     } else {
         let four = literal_count >= FOUR_LANES_FROM;
@@ -139,13 +151,15 @@ pub(super) fn encode<I: Isa>(
         if four {
             object.number(lane_lens[2] + lane_lens[3]);
         }
+        object.number(token_lens[0] + token_lens[1]);
         for pair in 0..lane_count / 2 {
             object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
             object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
         }
     }
-    object.upwards(&scratch.tokens, tokens_len);
-    object.downwards(&scratch.extras, extras_len);
+    object.upwards(&scratch.tokens[0], token_lens[0]);
+    object.downwards(&scratch.tokens[1], token_lens[1]);
+    object.upwards(&scratch.extras, extras_len);
     if object.at > OBJECT_MAX {
         object.at = 0;
         object.byte(RAW);

@@ -86,7 +86,7 @@ pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 /// bits  0..16  literals before the match
 /// bits 16..32  length of the match, at least 3
 /// bits 32..48  offset; 0 if an offset is repeated
-/// bits 48..50  which of the last three offsets is repeated; 3: none
+/// bits 48..56  16 times which of the last three offsets is repeated; 48: none
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sequence(pub(super) u64);
@@ -97,7 +97,7 @@ impl Sequence {
 
     #[inline(always)]
     pub(super) fn new(run: usize, length: usize, offset: usize, rep: usize) -> Self {
-        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 48)
+        Self(run as u64 | (length as u64) << 16 | (offset as u64) << 32 | (rep as u64) << 52)
     }
 
     #[inline(always)]
@@ -117,7 +117,7 @@ impl Sequence {
 
     #[inline(always)]
     pub(super) fn rep(self) -> usize {
-        (self.0 >> 48 & 3) as usize
+        (self.0 >> 52 & 3) as usize
     }
 }
 

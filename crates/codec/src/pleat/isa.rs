@@ -2,7 +2,14 @@
 //! (shifts by a register without flags, lzcnt, wider copies), and for any machine. Both give the same bytes.
 #![allow(unsafe_code)] // Calls of functions compiled for instructions that were found present.
 
-use super::{PleatTables, decode, encode, window::Window};
+use std::hint::select_unpredictable;
+
+use super::{
+    PleatTables, decode, encode,
+    format::{FIRST_REPS, Sequence},
+    sequences::Step,
+    window::Window,
+};
 use crate::{Corrupt, Page};
 
 type Encode = fn(&PleatTables, &Window, &mut encode::Scratch, &mut [u8]) -> Option<usize>;
@@ -17,12 +24,41 @@ pub(super) trait Isa {
     /// The low bits of `value`, moved to where `mask` has ones (BMI2's `pdep`). `mask` is a
     /// [`Meaning`](super::format::Meaning)'s.
     fn scatter(value: u64, mask: u64) -> u64;
+
+    /// The last three offsets, the newest first.
+    type Recent: Copy;
+
+    /// The last three offsets before a page's first sequence.
+    fn first() -> Self::Recent;
+
+    /// The numbers of `sequence`, its offset looked up in `recent` if it is one of those, and `recent` after it.
+    fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent);
 }
 
 /// Any machine.
 pub(super) struct Generic;
 
 impl Isa for Generic {
+    type Recent = [u16; 3];
+
+    #[inline(always)]
+    fn first() -> Self::Recent {
+        FIRST_REPS
+    }
+
+    #[inline(always)]
+    fn resolve(sequence: Sequence, [newest, second, third]: Self::Recent) -> (Step, Self::Recent) {
+        let rep = sequence.rep();
+        let mut offset = sequence.offset() as u16;
+        offset = select_unpredictable(rep == 0, newest, offset);
+        offset = select_unpredictable(rep == 1, second, offset);
+        offset = select_unpredictable(rep == 2, third, offset);
+        let third = select_unpredictable(rep >= 2, second, third);
+        let second = select_unpredictable(rep >= 1, newest, second);
+        let step = Step { run: sequence.run() as u16, length: sequence.length() as u16, offset, rest: 0 };
+        (step, [offset, second, third])
+    }
+
     #[inline(always)]
     fn gather(value: u64, mask: u64) -> u64 {
         let [run, length, offset] = [mask & 0xffff, mask >> 16 & 0xffff, mask >> 32];
@@ -69,9 +105,57 @@ impl Shims {
 
 #[cfg(target_arch = "x86_64")]
 fn v3() -> Option<Shims> {
+    use std::arch::x86_64::{
+        __m128i, _mm_cvtsi128_si64, _mm_insert_epi64, _mm_load_si128, _mm_setr_epi16, _mm_shuffle_epi8,
+    };
+
     struct V3;
 
+    /// By rep: where the eight 16-bit numbers after a sequence come from. Before it there are its run, length, offset and a number without
+    /// meaning, then the last three offsets and another; after it, the same with the offset that it has.
+    #[repr(align(16))]
+    struct Moves([[u8; 16]; 4]);
+
+    static MOVES: Moves = {
+        const fn bytes(lanes: [u8; 8]) -> [u8; 16] {
+            let mut bytes = [0; 16];
+            let mut at = 0;
+            while at < 16 {
+                bytes[at] = 2 * lanes[at / 2] + (at % 2) as u8;
+                at += 1;
+            }
+            bytes
+        }
+        Moves([
+            bytes([0, 1, 4, 3, 4, 5, 6, 7]),
+            bytes([0, 1, 5, 3, 5, 4, 6, 7]),
+            bytes([0, 1, 6, 3, 6, 4, 5, 7]),
+            bytes([0, 1, 2, 3, 2, 4, 5, 7]),
+        ])
+    };
+
     impl Isa for V3 {
+        /// In the upper half.
+        type Recent = __m128i;
+
+        #[inline(always)]
+        fn first() -> Self::Recent {
+            let [newest, second, third] = FIRST_REPS.map(u16::cast_signed);
+            // SAFETY: every x86-64 processor has SSE2.
+            unsafe { _mm_setr_epi16(0, 0, 0, 0, newest, second, third, 0) }
+        }
+
+        #[inline(always)]
+        fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent) {
+            let moves = &MOVES.0[sequence.rep()];
+            // SAFETY: as in `gather`, with AVX2, which includes these; `moves` is 16 aligned bytes.
+            unsafe {
+                let before = _mm_insert_epi64::<0>(recent, sequence.0.cast_signed());
+                let after = _mm_shuffle_epi8(before, _mm_load_si128(moves.as_ptr().cast()));
+                (Step::of(_mm_cvtsi128_si64(after).cast_unsigned()), after)
+            }
+        }
+
         #[inline(always)]
         fn gather(value: u64, mask: u64) -> u64 {
             // SAFETY: `V3` is only used by functions compiled for BMI2, which run only where it was found present.

@@ -84,7 +84,7 @@ impl<const DOWN: bool> Lane<DOWN> {
         let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
         // SAFETY: the caller's.
         unsafe {
-            store16(self.at, (entry >> 14) as u16);
+            store16(self.at, entry.rotate_right(14) as u16);
             self.at = self.at.add((entry >> 30) as usize);
         }
         self.reader.skip(entry);

@@ -11,17 +11,17 @@
 //! For speed:
 //! 1. The first loop has no branch that depends on what is read. The second has them all (is a run or a match long? is an offset
 //!    short?), and all they need lies ready: a branch guessed wrong does not wait for a token to be decoded.
-//! 2. Tokens are read upwards and need more bits only every fourth time; extra bits are read downwards at a place that
-//!    depends on earlier tokens only, not on earlier bits.
+//! 2. Tokens are in two streams, which are looked up side by side and need more bits only every fifth time; extra bits are read at a
+//!    place that depends on earlier tokens only, not on earlier bits.
 //! 3. What the sequences take is summed up and compared with what there is once, before anything is copied.
 #![allow(unsafe_code)] // Copies within the window, checked once a page.
 
-use std::{hint::select_unpredictable, ops::Range};
+use std::ops::Range;
 
 use super::{
     PleatTables,
-    bits::{Reader, Room, word_before},
-    format::{FIRST_REPS, Sequence},
+    bits::{COUNT, Reader, Room, word},
+    format::Sequence,
     isa::Isa,
     literals::Literals,
     parse::MAX_SEQUENCES,
@@ -33,19 +33,39 @@ use crate::{
     mem::{copy, load64, store64, wild_copy},
 };
 
-/// Tokens that one refill serves.
-const TOKENS_A_REFILL: usize = 4;
+/// Tokens of each stream that one refill serves.
+const ROUNDS: usize = 5;
+const _: () = assert!(ROUNDS * TOKEN_MAX as usize <= 56);
 
 /// A sequence, ready to be carried out.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(8))]
 pub(super) struct Step {
-    run: u16,
-    length: u16,
-    offset: u16,
+    pub(super) run: u16,
+    pub(super) length: u16,
+    pub(super) offset: u16,
+    /// Without meaning: it makes a step a word, which is stored at once.
+    pub(super) rest: u16,
+}
+
+impl Step {
+    /// The four numbers, the first lowest.
+    #[inline(always)]
+    pub(super) fn of(word: u64) -> Self {
+        Self { run: word as u16, length: (word >> 16) as u16, offset: (word >> 32) as u16, rest: (word >> 48) as u16 }
+    }
 }
 
 /// Room for the sequences of a page.
-pub(super) type Steps = [Step; MAX_SEQUENCES.next_multiple_of(TOKENS_A_REFILL)];
+pub(super) type Steps = [Step; MAX_SEQUENCES.next_multiple_of(2 * ROUNDS)];
+
+/// Where the tokens and the extra bits of an object are.
+pub(super) struct Sections {
+    /// The tokens, in two streams.
+    pub(super) tokens: Range<usize>,
+    /// Where the extra bits end that begin after them.
+    pub(super) end: usize,
+}
 
 /// The sequences of a page that belong together: their matches and `literal_count` literals are a page, and their runs
 /// take no more literals than that.
@@ -55,57 +75,59 @@ pub(super) struct Checked<'a> {
     pub(super) taken: usize,
 }
 
-/// Reads the sequences in `section` of the object, whose page has `literal_count` literals, at most [`PAGE_SIZE`].
+/// Reads the sequences of an object, whose page has `literal_count` literals, at most [`PAGE_SIZE`]. Its tokens are in the section
+/// `tokens`, the extra bits after it up to `end`.
 #[inline(always)]
 pub(super) fn read<'a, I: Isa>(
     tables: &PleatTables,
     set: &TokenSet,
     object: &Room,
-    section: Range<usize>,
+    Sections { tokens, end }: Sections,
     literal_count: usize,
     steps: &'a mut Steps,
 ) -> Result<Checked<'a>, Corrupt> {
-    let mut tokens = Reader::<false>::new(section.start);
+    let mut first = Reader::<false>::new(tokens.start);
+    let mut second = Reader::<true>::new(tokens.end);
     let mut extra_bits = 0;
-    let [mut newest, mut second, mut third] = FIRST_REPS.map(usize::from);
+    let mut recent = I::first();
     let mut left = (PAGE_SIZE - literal_count) as isize;
-    let mut taken = 0;
     let mut count = 0;
     if left > 0 {
-        'page: for four in steps.as_chunks_mut::<TOKENS_A_REFILL>().0 {
-            tokens.refill(object);
-            for step in four {
-                let entry = set.decode[tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
-                tokens.skip(u32::from(entry));
-                let meaning = &tables.meanings[usize::from(entry >> 6) & (SYMBOLS - 1)];
-                let extra = word_before(object, section.end.wrapping_sub(extra_bits >> 3)) >> (extra_bits & 7);
-                let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
-                extra_bits += (meaning.base >> 56) as usize;
-                let rep = sequence.rep();
-                let mut offset = sequence.offset();
-                offset = select_unpredictable(rep == 0, newest, offset);
-                offset = select_unpredictable(rep == 1, second, offset);
-                offset = select_unpredictable(rep == 2, third, offset);
-                third = select_unpredictable(rep >= 2, second, third);
-                second = select_unpredictable(rep >= 1, newest, second);
-                newest = offset;
-                *step = Step { run: sequence.run() as u16, length: sequence.length() as u16, offset: offset as u16 };
-                taken += sequence.run();
-                left -= sequence.length() as isize;
-                count += 1;
-                if left <= 0 {
-                    break 'page;
+        'page: for pairs in steps.as_chunks_mut::<{ 2 * ROUNDS }>().0 {
+            first.refill(object);
+            second.refill(object);
+            for [a, b] in pairs.as_chunks_mut::<2>().0 {
+                // (A closure would keep what it changes in memory.)
+                macro_rules! read_one {
+                    ($step:ident, $tokens:ident) => {
+                        let entry = set.decode[$tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
+                        $tokens.skip(u32::from(entry));
+                        let meaning = &tables.meanings[usize::from(entry >> COUNT) & (SYMBOLS - 1)];
+                        let extra = word(object, tokens.end.wrapping_add(extra_bits >> 3)) >> (extra_bits & 7);
+                        let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
+                        extra_bits += (meaning.base >> 56) as usize;
+                        (*$step, recent) = I::resolve(sequence, recent);
+                        left -= sequence.length() as isize;
+                        count += 1;
+                        if left <= 0 {
+                            break 'page;
+                        }
+                    };
                 }
+                read_one!(a, first);
+                read_one!(b, second);
             }
         }
     }
+    let steps = steps.get(..count).unwrap_or_default();
+    let taken = steps.iter().map(|step| usize::from(step.run)).sum();
     if left != 0 || taken > literal_count {
         return Err(Corrupt { what: "pleat sequences longer than a page" });
     }
-    if tokens.place() != section.end.wrapping_sub(extra_bits.div_ceil(8)) {
+    if first.place() != second.place() || tokens.end + extra_bits.div_ceil(8) != end {
         return Err(Corrupt { what: "pleat tokens of another length" });
     }
-    Ok(Checked { steps: steps.get(..count).unwrap_or_default(), taken })
+    Ok(Checked { steps, taken })
 }
 
 /// Carries out `sequences`, taking from `literals`, in the window. The literals that are left belong at the page's end, and are
@@ -114,16 +136,16 @@ pub(super) fn read<'a, I: Isa>(
 pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &mut Window) {
     // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so the literals taken end at
     // most PAGE_SIZE into `literals`, which has 64 bytes more, and `to` is at most END, from which the window has 128 bytes more. A run is
-    // copied at most 16 bytes beyond its end, a match 32. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
+    // copied at most 32 bytes beyond its end, a match too. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
     // every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
     unsafe {
         let mut literal = literals.as_ptr();
         let mut to = window.as_mut_ptr().add(PAGE_AT);
-        for &Step { run, length, offset } in sequences.steps {
+        for &Step { run, length, offset, .. } in sequences.steps {
             let (run, length, offset) = (usize::from(run), usize::from(length), usize::from(offset));
-            copy::<16>(literal, to);
-            if run > 16 {
-                wild_copy::<16>(literal.add(16), to.add(16), run - 16);
+            copy::<32>(literal, to);
+            if run > 32 {
+                wild_copy::<32>(literal.add(32), to.add(32), run - 32);
             }
             literal = literal.add(run);
             to = to.add(run);
@@ -144,7 +166,7 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
     // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written since; the last
-    // step starts before `length` or at 24, so that writes end at most 32 bytes after it.
+    // 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes after it.
     unsafe {
         let mut distance = offset;
         if offset < 8 {
@@ -162,7 +184,9 @@ unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
         while done < length {
             copy::<8>(from.add(done), to.add(done));
             copy::<8>(from.add(done + 8), to.add(done + 8));
-            done += 16;
+            copy::<8>(from.add(done + 16), to.add(done + 16));
+            copy::<8>(from.add(done + 24), to.add(done + 24));
+            done += 32;
         }
     }
 }

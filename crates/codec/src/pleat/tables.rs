@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{
+    bits::COUNT,
     format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning},
     huffman,
     parse::{Seen, seen_in_dictionary},
@@ -12,7 +13,7 @@ use super::{
 /// Bits of the longest literal code.
 pub(super) const LITERAL_MAX: u8 = 10;
 /// Bits of the longest token code.
-pub(super) const TOKEN_MAX: u8 = 12;
+pub(super) const TOKEN_MAX: u8 = 10;
 /// Contexts of a literal set.
 pub(super) const CONTEXTS: usize = 8;
 /// Most literal sets, and most token sets.
@@ -341,7 +342,7 @@ fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
         }
         encode[symbol] = u32::from(code.bits) | u32::from(code.length) << 27;
         for slot in decode.iter_mut().skip(usize::from(code.bits)).step_by(1 << code.length) {
-            *slot = u16::from(code.length) | (symbol as u16) << 6;
+            *slot = u16::from(code.length) | (symbol as u16) << COUNT;
         }
     }
     Ok(TokenSet { encode, decode })
