@@ -1,12 +1,16 @@
 //! The literals of a page, coded in lanes: the hot loops for what matches do not give.
 //!
 //! ```text
-//! decode: 10 bits, looked up in the context that the literal before makes, give one or two literals
+//! decode: 10 bits, looked up in the context that the literal before makes, give one or two literals, or none: an escape
 //! ```
 //!
-//! For speed: a look-up gives two literals if its bits hold both codes; the lanes are independent, so the processor works
-//! on all four at once; one refill serves five look-ups. No branch depends on a literal, but for escapes, which are rare.
-#![allow(unsafe_code)] // Stores of four bytes, checked once a few literals.
+//! For speed:
+//! 1. A look-up gives two literals if its bits hold both codes. The lanes are independent, so the processor works on all four at
+//!    once; one refill serves five look-ups.
+//! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context in which the next 8 bits are a
+//!    literal.
+//! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
+#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals.
 
 use super::{
     bits::{Reader, Room, Writer},

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! until the matches make up all bytes that are not literals:
-//!     token: 12 bits looked up give a meaning and the code's length
+//!     token: 10 bits looked up give a meaning and the code's length
 //!     extra bits: scattered over the meaning's mask and added to its base, they give run, length, offset at once
 //!     the offset, if it repeats one of the last three; the last three
 //! for each sequence: copy the run of literals, then the match
 //! ```
 //!
 //! For speed:
-//! 1. The first loop has no branch that depends on what is read. The second has them all (is a run or a match long? is an offset
+//! 1. The first loop has no branch that depends on what is read, but for its end. The second has them all (is a run or a match long? is an offset
 //!    short?), and all they need lies ready: a branch guessed wrong does not wait for a token to be decoded.
 //! 2. Tokens are in two streams, which are looked up side by side and need more bits only every fifth time; extra bits are read at a
 //!    place that depends on earlier tokens only, not on earlier bits.
