@@ -1,12 +1,16 @@
 //! The literals of a page, coded in lanes: the hot loops for what matches do not give.
 //!
 //! ```text
-//! decode: 10 bits, looked up in the context that the literal before makes, give one or two literals
+//! decode: 10 bits, looked up in the context that the literal before makes, give one or two literals, or none: an escape
 //! ```
 //!
-//! For speed: a look-up gives two literals if its bits hold both codes; the lanes are independent, so the processor works
-//! on all four at once; one refill serves five look-ups. No branch depends on a literal, but for escapes, which are rare.
-#![allow(unsafe_code)] // Stores of four bytes, checked once a few literals.
+//! For speed:
+//! 1. A look-up gives two literals if its bits hold both codes. The lanes are independent, so the processor works on all four at
+//!    once; one refill serves five look-ups.
+//! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context in which the next 8 bits are a
+//!    literal.
+//! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
+#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals.
 
 use super::{
     bits::{Reader, Room, Writer},
@@ -210,5 +214,57 @@ pub(super) fn decode_4(
         let [a, b, c, d] = decode_lanes!(set, room, count / 4; a b c d);
         meet(a, b)?;
         meet(c, d)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PleatTables;
+
+    /// Literals of `set`: `step` of 256 of them are any byte, the others among the 16 cheapest.
+    fn some(set: &LiteralSet, count: usize, step: usize) -> Vec<u8> {
+        let mut common: Vec<u8> = (0..=255).collect();
+        common.sort_by_key(|&literal| set.encode[usize::from(literal)] >> 27);
+        let bytes = (0..count).map(|at| (at as u32 + 1).wrapping_mul(0x9e37_79b1).to_le_bytes());
+        bytes
+            .map(|[_, which, any, rare]| if usize::from(rare) < step { any } else { common[usize::from(which % 16)] })
+            .collect()
+    }
+
+    #[test]
+    fn lanes_of_any_length_come_back() {
+        let tables = PleatTables::builtin();
+        for set in &tables.literals {
+            for (count, step) in
+                (0..300).chain([1000, 4095, 4096]).flat_map(|count| [(count, 0), (count, 40), (count, 256)])
+            {
+                let wanted = some(set, count, step);
+                for lanes in [2, 4] {
+                    let mut room = [0; size_of::<Room>()];
+                    let mut ends = Vec::new();
+                    let mut at = 8;
+                    for lane in 0..lanes {
+                        let end = if lane + 1 < lanes { (lane + 1) * (count / lanes) } else { count };
+                        let mut bits = [0; size_of::<Room>()];
+                        let len = encode_lane(set, &wanted[lane * (count / lanes)..end], &mut bits);
+                        if lane % 2 == 1 {
+                            bits[..len].reverse();
+                        }
+                        room[at..at + len].copy_from_slice(&bits[..len]);
+                        at += len;
+                        ends.push(at);
+                    }
+                    let mut literals = [0xee; size_of::<Literals>()];
+                    let decoded = match ends[..] {
+                        [_, end] => decode_2(set, &room, [8, end], &mut literals, count),
+                        [_, middle, _, end] => decode_4(set, &room, [8, middle, end], &mut literals, count),
+                        _ => unreachable!("two lanes or four"),
+                    };
+                    assert_eq!(decoded, Ok(()), "{count} literals in {lanes} lanes");
+                    assert!(literals[..count] == wanted, "{count} literals in {lanes} lanes");
+                }
+            }
+        }
     }
 }

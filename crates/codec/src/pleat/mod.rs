@@ -4,7 +4,7 @@
 //! ```text
 //! train:    sample pages -> dictionary, token codes, literal codes    (once for a store)
 //! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set -> bit streams
-//! decode:   literals first, all at once; then a token a sequence, its extra bits, and two copies
+//! decode:   literals first, all at once; then all sequences, a token and its extra bits each; then two copies a sequence
 //! ```
 
 mod bits;

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! until the matches make up all bytes that are not literals:
-//!     token: 12 bits looked up give a meaning and the code's length
+//!     token: 10 bits looked up give a meaning and the code's length
 //!     extra bits: scattered over the meaning's mask and added to its base, they give run, length, offset at once
 //!     the offset, if it repeats one of the last three; the last three
 //! for each sequence: copy the run of literals, then the match
 //! ```
 //!
 //! For speed:
-//! 1. The first loop has no branch that depends on what is read. The second has them all (is a run or a match long? is an offset
+//! 1. The first loop has no branch that depends on what is read, but for its end. The second has them all (is a run or a match long? is an offset
 //!    short?), and all they need lies ready: a branch guessed wrong does not wait for a token to be decoded.
 //! 2. Tokens are in two streams, which are looked up side by side and need more bits only every fifth time; extra bits are read at a
 //!    place that depends on earlier tokens only, not on earlier bits.
@@ -136,16 +136,16 @@ pub(super) fn read<'a, I: Isa>(
 pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &mut Window) {
     // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so the literals taken end at
     // most PAGE_SIZE into `literals`, which has 64 bytes more, and `to` is at most END, from which the window has 128 bytes more. A run is
-    // copied at most 16 bytes beyond its end, a match 32. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
+    // copied at most 32 bytes beyond its end, a match too. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
     // every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
     unsafe {
         let mut literal = literals.as_ptr();
         let mut to = window.as_mut_ptr().add(PAGE_AT);
         for &Step { run, length, offset, .. } in sequences.steps {
             let (run, length, offset) = (usize::from(run), usize::from(length), usize::from(offset));
-            copy::<16>(literal, to);
-            if run > 16 {
-                wild_copy::<16>(literal.add(16), to.add(16), run - 16);
+            copy::<32>(literal, to);
+            if run > 32 {
+                wild_copy::<32>(literal.add(32), to.add(32), run - 32);
             }
             literal = literal.add(run);
             to = to.add(run);
@@ -166,7 +166,7 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
     // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written since; the last
-    // step starts before `length` or at 24, so that writes end at most 32 bytes after it.
+    // 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes after it.
     unsafe {
         let mut distance = offset;
         if offset < 8 {
@@ -184,7 +184,9 @@ unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
         while done < length {
             copy::<8>(from.add(done), to.add(done));
             copy::<8>(from.add(done + 8), to.add(done + 8));
-            done += 16;
+            copy::<8>(from.add(done + 16), to.add(done + 16));
+            copy::<8>(from.add(done + 24), to.add(done + 24));
+            done += 32;
         }
     }
 }

@@ -5,13 +5,15 @@ use super::{
     format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
-    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, SYMBOLS, TOKEN_MAX},
+    tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
 use crate::Page;
 
 /// Most sample pages that training looks at: it takes these, spread evenly, of more.
 pub(super) const MAX_SAMPLES: usize = 4096;
+/// Most triples that get symbols of their own: of more, codes of [`TOKEN_MAX`] bits spend too much on rare ones.
+const OWN: usize = 800;
 /// Rounds of the k-means search for sets and for contexts.
 const ROUNDS: usize = 8;
 
@@ -72,7 +74,7 @@ fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     let mut triples: Vec<u16> =
         (0..counts.len()).filter(|&triple| counts[triple] >= enough).map(|triple| triple as u16).collect();
     triples.sort_by_key(|&triple| std::cmp::Reverse(counts[usize::from(triple)]));
-    triples.truncate(SYMBOLS - COARSE);
+    triples.truncate(OWN);
     triples.sort_unstable();
     let mut symbol_of: Vec<usize> = (0..counts.len()).map(|triple| coarse_symbol(triple as u16)).collect();
     for (&triple, symbol) in triples.iter().zip(COARSE..) {
