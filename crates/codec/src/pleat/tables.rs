@@ -19,7 +19,7 @@ pub(super) const CONTEXTS: usize = 8;
 /// Most literal sets, and most token sets.
 pub(super) const SETS: usize = 8;
 /// Most symbols of the token code, the coarse ones included.
-pub(super) const SYMBOLS: usize = 512;
+pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
