@@ -156,7 +156,8 @@ impl Encoder {
     /// Fills `literals`, `extra` and `tokens` from `page`; `seen` is all zero.
     #[inline(always)]
     fn find_matches<C: Compare>(&mut self) -> Found {
-        let page = self.page[FRONT..].as_ptr();
+        // Made of the whole, since bytes before the page are read too.
+        let page = self.page.as_ptr().wrapping_add(FRONT);
         let seen = self.seen.as_mut_ptr();
         let literals = self.literals.as_mut_ptr();
         let mut literals_end = literals;
