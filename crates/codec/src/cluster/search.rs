@@ -4,7 +4,8 @@
 //! fits := 0; too_long := len(src) + 1; n := the length that filled the last cluster
 //! repeat:
 //!     s := size of compress(src[..n])
-//!     if s <= capacity: keep it, fits := n; stop if it nearly fills the cluster or n is all there is
+//!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it nearly fills the cluster and more than a
+//!         little is left; all of src is tried where little is
 //!     else too_long := n
 //!     n := n * capacity / s, kept strictly between fits and too_long
 //! ```
@@ -51,23 +52,35 @@ impl Search {
                 Some(written) if written <= capacity => {
                     fits = Filled { consumed: guess, written };
                     std::mem::swap(&mut self.best, &mut self.trial);
-                    if guess == src.len() || capacity - written <= capacity / 256 {
+                    if guess == src.len() {
                         break;
+                    }
+                    if capacity - written <= capacity / 512 {
+                        let little_left = src.len() - guess <= guess / 32;
+                        if !little_left || too_long <= src.len() {
+                            break;
+                        }
+                        // The rest would take a cluster of its own.
+                        guess = src.len();
+                        continue;
                     }
                 }
                 _ => too_long = guess,
             }
-            if too_long - fits.consumed <= 1 + fits.consumed / 1024 {
+            let narrow = too_long - fits.consumed <= 1 + fits.consumed / 2048;
+            if narrow && too_long <= src.len() {
                 break;
             }
             guess = match size {
                 // Aim a little low, since a trial that fits counts and one that does not is lost.
                 Some(written) if written > 0 => {
-                    (guess as u128 * (capacity - capacity / 512) as u128 / written as u128) as usize
+                    (guess as u128 * (capacity - capacity / 1024) as u128 / written as u128) as usize
                 }
                 _ => fits.consumed + (too_long - fits.consumed) / 2,
             };
-            if guess <= fits.consumed || guess >= too_long {
+            if (narrow || guess >= too_long) && too_long > src.len() {
+                guess = src.len();
+            } else if guess <= fits.consumed || guess >= too_long {
                 guess = fits.consumed + (too_long - fits.consumed) / 2;
             }
         }
@@ -77,5 +90,32 @@ impl Search {
         }
         dst[..fits.written].copy_from_slice(&self.best[..fits.written]);
         Some(fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A compressor that halves what comes before 4 KiB, and makes what comes after much smaller.
+    fn compressor(src: &[u8], dst: &mut [u8]) -> Option<usize> {
+        let len = src.len().min(4096) / 2 + src.len().saturating_sub(4096) / 8 + 1;
+        dst.get_mut(..len)?.fill(1);
+        Some(len)
+    }
+
+    fn fill(len: usize) -> usize {
+        Search::default().fill(&vec![0; len], &mut vec![0; 4096], compressor).map_or(0, |filled| filled.consumed)
+    }
+
+    #[test]
+    fn all_that_fits_is_taken() {
+        // 20,479 bytes are the most.
+        for len in (3..20_479).step_by(61).chain(20_300..20_480) {
+            assert_eq!(fill(len), len);
+        }
+        for len in (20_480..20_700).chain([21_000, 30_000, 100_000]) {
+            assert!((20_400..20_480).contains(&fill(len)), "{} of {len}", fill(len));
+        }
     }
 }
