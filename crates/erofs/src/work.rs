@@ -27,7 +27,7 @@ impl<T> Work<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of whom there is one. Without it, or after it, [`next`](Self::next) waits for nothing.
+    /// Of whom there is one: until it goes, [`next`](Self::next) waits for more.
     pub(crate) fn finder(&self) -> Finder<'_, T> {
         Finder(self)
     }
