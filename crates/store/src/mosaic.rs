@@ -469,6 +469,15 @@ impl Pool for Mosaic {
         unsafe { part.blocks.write(body, bytes) };
     }
 
+    fn prepare_write(&self, at: Location, len_bytes: usize) {
+        let (part, body) = self.find(at);
+        part.blocks.prefetch_all(body, len_bytes as u32);
+        if let Some(mut shard) = part.shard.try_lock() {
+            shard.free_one(&part.blocks);
+            self.note(part, &shard);
+        }
+    }
+
     unsafe fn free(&self, at: Location, _len_bytes: usize) {
         let (part, body) = self.find(at);
         let block = body - part.blocks.header_bytes();

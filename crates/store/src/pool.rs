@@ -90,6 +90,9 @@ pub(crate) trait Pool: Send + Sync {
     /// `at` came from `alloc(bytes.len(), _)` of this pool, is live, and the caller alone uses it.
     unsafe fn write(&self, at: Location, bytes: &[u8]);
 
+    /// Has the lines of an object in the cache soon that the caller is about to write, and does meanwhile what was put off.
+    fn prepare_write(&self, _at: Location, _len_bytes: usize) {}
+
     /// Gives the object's room back.
     ///
     /// # Safety

@@ -418,6 +418,7 @@ impl<L: EntryLock> Store<L> {
             Source::Assembled => &*working.page,
         };
         let bytes = if compressed.is_some() { &working.object[..len_bytes] } else { &page[..] };
+        self.core.pool.prepare_write(at, len_bytes);
         // SAFETY: just allocated with this length, and in no entry yet.
         unsafe { self.core.pool.write(at, bytes) };
         Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })

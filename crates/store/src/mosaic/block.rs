@@ -198,7 +198,7 @@ impl Blocks {
         self.region.prefetch(at as usize, 1);
     }
 
-    /// Has the lines of a block of `len` bytes in the cache soon.
+    /// Has the lines of `len` bytes in the cache soon.
     pub(super) fn prefetch_all(&self, at: u32, len: u32) {
         self.region.prefetch(at as usize, len as usize);
     }

@@ -43,8 +43,8 @@ const PIECE_PART: u32 = 4;
 const DELAY_FROM: u64 = 1 << 20;
 const LEAD: usize = 4;
 
-/// Whoever takes room frees one object if more than so many wait: that is done while the lines of the room, which the caller
-/// is about to write, come into the cache.
+/// Whoever is about to write an object frees another if more than so many wait: that is done while the lines to be written
+/// come into the cache.
 const WAITING: usize = DELAYED / 2;
 
 /// How many segments room is made for at a time in the table of segments.
@@ -162,17 +162,15 @@ impl Shard {
     pub(super) fn fit(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
         let need = blocks.whole_len(len_bytes);
         if let Some(at) = self.bins.best_fit(blocks, need) {
-            blocks.prefetch_all(at, need);
             self.bins.remove(blocks, at, blocks.len(at));
             self.carve(blocks, at, need, Kind::Whole, owner);
-            self.free_one(blocks);
             return Some(at);
         }
         self.alloc_in_two(blocks, len_bytes, owner)
     }
 
     /// Frees one of the objects whose freeing was put off, if many are.
-    fn free_one(&mut self, blocks: &Blocks) {
+    pub(super) fn free_one(&mut self, blocks: &Blocks) {
         if self.delayed.len() > WAITING
             && let Some(at) = self.delayed.pop()
         {
