@@ -7,10 +7,10 @@
 //!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it nearly fills the cluster and more than a
 //!         little is left; all of src is tried where little is
 //!     else too_long := n
-//!     n := n * capacity / s, kept strictly between fits and too_long
+//!     n := n * capacity / s, kept strictly between fits and too_long; all of src where that is beyond it and was not tried
 //! ```
 //!
-//! A compressed size grows almost linearly with the input, so that three or four trials fill a cluster to 1/128.
+//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/512.
 
 use super::Filled;
 
