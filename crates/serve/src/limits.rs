@@ -7,8 +7,11 @@ use crate::protocol::MAX_PAYLOAD_BYTES;
 /// Bounds of a server. All of them have sensible defaults; tests shorten the times.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time; more are closed as they come.
+    /// Connections at a time that have chosen an export; whoever would be one more is refused the choice.
     pub connections: usize,
+    /// Connections at a time that have not, besides. When one more comes, the one that has taken the longest is closed, so
+    /// that silent peers keep nobody out, and whoever only asks is answered while all connections are in use.
+    pub negotiating: usize,
     /// Threads of one connection: its slow requests run at the same time on up to this many.
     pub threads_per_connection: usize,
     /// Bytes of the payloads and replies that one connection holds for its slow requests. When they are spent, the
@@ -35,6 +38,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 128,
+            negotiating: 32,
             threads_per_connection: 16,
             memory_per_connection_bytes: 64 << 20,
             memory_bytes: 512 << 20,

@@ -39,6 +39,8 @@ pub(crate) enum Ended {
     OptionTooBig(u32),
     #[error("no such export")]
     NoSuchExport,
+    #[error("too many connections")]
+    TooMany,
     #[error("the client ended the negotiation")]
     Aborted,
 }
@@ -46,8 +48,14 @@ pub(crate) enum Ended {
 /// Speaks with one client until it has chosen an export.
 ///
 /// Reads not one byte past the option that ends the negotiation. An option of more than [`MAX_OPTION_BYTES`] is refused
-/// and ends the connection, so that neither memory nor time depend on the length a peer claims.
-pub(crate) fn negotiate<T: Transport>(transport: &T, exports: &Exports, deadline: Deadline) -> Result<Session, Ended> {
+/// and ends the connection, so that neither memory nor time depend on the length a peer claims. `begin` is asked when an
+/// export has been chosen, and may refuse.
+pub(crate) fn negotiate<T: Transport>(
+    transport: &T,
+    exports: &Exports,
+    deadline: Deadline,
+    begin: &dyn Fn() -> bool,
+) -> Result<Session, Ended> {
     let mut greeting = [0; GREETING_BYTES];
     greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
     greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -64,6 +72,7 @@ pub(crate) fn negotiate<T: Transport>(transport: &T, exports: &Exports, deadline
         transport,
         exports,
         deadline,
+        begin,
         no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
         structured: false,
         allocation: None,
@@ -91,6 +100,7 @@ struct Negotiation<'a, T> {
     transport: &'a T,
     exports: &'a Exports,
     deadline: Deadline,
+    begin: &'a dyn Fn() -> bool,
     no_zeroes: bool,
     structured: bool,
     /// The export for which `base:allocation` was selected.
@@ -146,6 +156,9 @@ impl<T: Transport> Negotiation<'_, T> {
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
         let export = Arc::clone(self.exports.find(name).ok_or(Ended::NoSuchExport)?);
+        if !(self.begin)() {
+            return Err(Ended::TooMany);
+        }
         self.replies.extend_from_slice(&pagefold_disk::BlockDevice::size_bytes(export.device()).to_be_bytes());
         self.replies.extend_from_slice(&export.flags(self.structured).to_be_bytes());
         if !self.no_zeroes {
@@ -173,6 +186,10 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
             return None;
         };
+        if option == option::GO && !(self.begin)() {
+            self.reply(option, reply::ERR_POLICY, b"all connections that this server allows are in use");
+            return None;
+        }
         let device = export.device();
         let size_bytes = pagefold_disk::BlockDevice::size_bytes(device);
         let flags = export.flags(self.structured);

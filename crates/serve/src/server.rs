@@ -1,7 +1,7 @@
 //! The server: listeners, connections, an orderly stop.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
@@ -122,10 +122,25 @@ struct Control {
     connection_ended: Condvar,
 }
 
+/// Connections by number, the oldest first. `negotiating + serving + turned out = all.len()`.
 #[derive(Default)]
 struct Connections {
     next: u64,
-    sockets: HashMap<u64, Arc<Socket>>,
+    all: BTreeMap<u64, (Arc<Socket>, Phase)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Negotiating,
+    /// It was closed for others that came, and its thread has not ended yet.
+    TurnedOut,
+    Serving,
+}
+
+impl Connections {
+    fn count(&self, phase: Phase) -> usize {
+        self.all.values().filter(|(_, other)| *other == phase).count()
+    }
 }
 
 impl fmt::Debug for Control {
@@ -151,7 +166,7 @@ impl ServerHandle {
 
     /// Connections at this moment.
     pub fn connections(&self) -> usize {
-        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).sockets.len()
+        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).all.len()
     }
 }
 
@@ -161,10 +176,25 @@ struct Admission {
     number: u64,
 }
 
+impl Admission {
+    /// Lets the connection go on from the handshake, unless as many are served as may be.
+    fn begin(&self, limit: usize) -> bool {
+        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.count(Phase::Serving) >= limit {
+            return false;
+        }
+        match connections.all.get_mut(&self.number) {
+            Some((_, phase @ Phase::Negotiating)) => *phase = Phase::Serving,
+            _ => return false,
+        }
+        true
+    }
+}
+
 impl Drop for Admission {
     fn drop(&mut self) {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.sockets.remove(&self.number);
+        connections.all.remove(&self.number);
         drop(connections);
         self.control.connection_ended.notify_all();
     }
@@ -241,7 +271,7 @@ impl Server {
             }
         };
         // Over the bound, the socket is dropped here and thereby closed.
-        let Some(admission) = self.control.admit(&socket, self.limits.connections) else { return };
+        let Some(admission) = self.control.admit(&socket, self.limits.negotiating) else { return };
         let exports = self.exports.clone();
         let limits = self.limits;
         let stopping = Arc::clone(&self.control.stopping);
@@ -249,7 +279,7 @@ impl Server {
         // Without a thread the connection is closed: both are dropped with the closure.
         let _ = spawn("nbd-connection", move || {
             let deadline = Deadline::after(limits.handshake_timeout);
-            let session = negotiate(&*socket, &exports, deadline);
+            let session = negotiate(&*socket, &exports, deadline, &|| admission.begin(limits.connections));
             // Once the admission is gone, the server may be too: nothing here may keep its devices then.
             drop(exports);
             if let Ok(session) = session {
@@ -265,7 +295,7 @@ impl Server {
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout)) {
+    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout), &|| true) {
         // How it ended concerns the peer alone.
         let _ = Connection::serve(stream, session, limits, Arc::default(), Budget::new(limits.memory_bytes), guard);
     } else {
@@ -276,23 +306,31 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
 }
 
 impl Control {
+    /// Takes a connection in. Of those that have not chosen an export, the oldest gives way.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        if connections.sockets.len() >= limit {
+        // Threads of those that were turned out may be at work for a moment.
+        if connections.count(Phase::TurnedOut) >= limit {
             return None;
+        }
+        if connections.count(Phase::Negotiating) >= limit
+            && let Some((oldest, phase)) = connections.all.values_mut().find(|(_, phase)| *phase == Phase::Negotiating)
+        {
+            oldest.shutdown();
+            *phase = Phase::TurnedOut;
         }
         let number = connections.next;
         connections.next += 1;
-        connections.sockets.insert(number, Arc::clone(socket));
+        connections.all.insert(number, (Arc::clone(socket), Phase::Negotiating));
         Some(Admission { control: Arc::clone(self), number })
     }
 
     /// Ends all connections: gently, and after `grace` at once.
     fn finish(&self, grace: Duration) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.sockets.values().for_each(|socket| socket.shutdown_recv());
+        connections.all.values().for_each(|(socket, _)| socket.shutdown_recv());
         let deadline = Instant::now() + grace;
-        while !connections.sockets.is_empty() {
+        while !connections.all.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -300,8 +338,8 @@ impl Control {
             connections =
                 self.connection_ended.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        connections.sockets.values().for_each(|socket| socket.shutdown());
-        while !connections.sockets.is_empty() {
+        connections.all.values().for_each(|(socket, _)| socket.shutdown());
+        while !connections.all.is_empty() {
             connections = self.connection_ended.wait(connections).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -154,9 +154,20 @@ fn what_a_server_says_is_cut_in_errors() {
 
 #[test]
 fn a_server_that_closes_at_once_may_have_too_many_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let closing = std::thread::spawn(move || drop(listener.accept().unwrap()));
+    let error = Client::connect(&Target::Unix(path), TIMEOUT).unwrap_err();
+    assert!(error.to_string().contains("limit on connections"), "{error}");
+    closing.join().unwrap();
+}
+
+#[test]
+fn it_asks_while_all_connections_are_in_use() {
     let limits = pagefold_serve::Limits { connections: 1, ..pagefold_serve::Limits::default() };
     let server = Running::limited(Ram::shared(8192), limits);
     let _only = server.simple();
-    let error = Client::connect(&Target::Unix(server.path.clone()), TIMEOUT).unwrap_err();
-    assert!(error.to_string().contains("limit on connections"), "{error}");
+    let mut client = Client::connect(&Target::Unix(server.path.clone()), TIMEOUT).unwrap();
+    assert_eq!(client.info("disk").unwrap().size_bytes, 8192);
 }

@@ -5,12 +5,12 @@ use std::{
 
 use pagefold_serve::{
     Limits,
-    protocol::{Request, command},
+    protocol::{Request, command, option, reply},
 };
 
 use crate::{
     device::Ram,
-    raw::{IO, Running, quick},
+    raw::{IO, Running, info, quick},
 };
 
 #[test]
@@ -133,21 +133,45 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
 }
 
 #[test]
-fn connections_over_the_bound_are_closed_and_room_comes_back() {
+fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back() {
     let limits = Limits { connections: 3, ..Limits::default() };
     let server = Running::limited(Ram::shared(8192), limits);
     let mut served: Vec<_> = (0..3).map(|_| server.simple()).collect();
-    let mut refused = crate::raw::Raw { stream: std::os::unix::net::UnixStream::connect(&server.path).unwrap() };
-    refused.expect_end();
-    assert_eq!(server.handle.connections(), 3);
+    let mut refused = server.greet();
+    refused.option(option::GO, &info(b"disk", &[]));
+    let (kind, message) = refused.option_reply(option::GO);
+    assert_eq!(kind, reply::ERR_POLICY);
+    assert!(String::from_utf8_lossy(&message).contains("connections"), "{message:?}");
+    refused.option(option::INFO, &info(b"disk", &[]));
+    assert_eq!(refused.option_reply(option::INFO).0, reply::INFO);
+    refused.expect_ack(option::INFO);
+    let mut old = server.greet();
+    old.option(option::EXPORT_NAME, b"disk");
+    old.expect_end();
     served[0].request(command::DISC, 0, 1, 0, 0);
     served[0].expect_end();
     let start = Instant::now();
-    while server.handle.connections() == 3 {
+    while server.handle.connections() > 3 {
         assert!(start.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
     }
+    // The one that was refused has stayed, and may choose now.
+    refused.go(b"disk");
+}
+
+#[test]
+fn silent_peers_keep_nobody_out() {
+    let limits = Limits { negotiating: 4, ..Limits::default() };
+    let server = Running::limited(Ram::shared(8192), limits);
+    let mut served = server.simple();
+    let mut silent: Vec<_> = (0..20).map(|_| server.greet()).collect();
     server.assert_alive();
+    for raw in &mut silent[..16] {
+        raw.expect_end();
+    }
+    silent[19].go(b"disk");
+    served.request(command::READ, 0, 1, 0, 512);
+    assert_eq!(served.simple_reply(), (0, 1));
 }
 
 #[test]
