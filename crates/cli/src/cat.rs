@@ -1,11 +1,12 @@
 //! `pagefold cat`: a file's content from an image.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::bail;
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{Place, open, show};
+use crate::image::{Place, open, resolve, show};
+use crate::output::output;
 
 /// Bytes that are read and written together.
 const PIECE_BYTES: usize = 1 << 20;
@@ -27,7 +28,7 @@ const MAX_LINKS: u32 = 40;
 fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     let mut at = path.to_vec();
     for _ in 0..MAX_LINKS {
-        let inode = image.resolve(&at)?;
+        let inode = resolve(image, &at)?;
         match inode.kind {
             FileKind::Regular => return Ok(inode),
             FileKind::Symlink => {
@@ -46,8 +47,11 @@ fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = open(&args.place.image)?;
+    if args.place.path.is_empty() {
+        bail!("which file? Name it behind the image: {}:PATH", args.place.image.display());
+    }
     let file = image.file(&follow(&image, &args.place.path)?)?;
-    let mut out = io::stdout().lock();
+    let mut out = output();
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;
     loop {

@@ -1,10 +1,11 @@
 //! `pagefold check`: whether an image is sound.
 
-use std::path::PathBuf;
+use std::{io::Write, path::PathBuf};
 
 use anyhow::bail;
 
 use crate::image::{open, show};
+use crate::output::output;
 use crate::size;
 
 /// Check an EROFS image: its structure, and that everything in it decodes
@@ -30,7 +31,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("{}: {}", show(&problem.path), problem.error);
     }
     if report.problems.is_empty() {
-        println!("sound: {} inodes, {} of files", report.inodes, size::show(report.file_bytes));
+        let mut out = output();
+        writeln!(out, "sound: {} inodes, {} of files", report.inodes, size::show(report.file_bytes))?;
+        out.flush()?;
         return Ok(());
     }
     bail!("{}: {} problems", args.image.display(), report.problems.len() as u64 + report.more_problems);

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::Context;
 use serde_json::json;
 
-use crate::{peer::Peer, size};
+use crate::{output::output, peer::Peer, size};
 
 /// Have a running server give back what memory its disks' holes take
 #[derive(clap::Args)]
@@ -25,11 +25,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = output();
     for name in args.peer.exports()? {
         let done = compact(&args.peer, &name).with_context(|| format!("export '{name}'"))?;
         let print = if args.json { print_json } else { print_words };
-        print(&mut out, &name, done).context("cannot print")?;
+        print(&mut out, &name, done)?;
+        out.flush()?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use pagefold_erofs::ExtractOptions;
 
 use crate::image::{open, show};
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         xattrs: !args.no_xattrs,
         max_bytes: args.max_size,
     };
-    let report = image.extract(&args.directory, &options)?;
+    let report = image.extract(&args.directory, &options).with_context(|| args.directory.display().to_string())?;
     for problem in &report.problems {
         eprintln!("{}: {}", show(&problem.path), problem.error);
     }

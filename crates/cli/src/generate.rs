@@ -1,16 +1,12 @@
 //! `pagefold completions` and `pagefold man`: made from the definition of the command line.
 
-use std::{
-    fs,
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::{fs, io::Write, path::PathBuf};
 
 use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::Args as Pagefold;
+use crate::{Args as Pagefold, output::output};
 
 /// Print shell completions
 #[derive(clap::Args)]
@@ -35,7 +31,7 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Pagefold::command(), "pagefold", &mut text);
-    io::stdout().write_all(&text).context("cannot print the completions")
+    print(&text)
 }
 
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
@@ -48,7 +44,13 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
         None => {
             let mut text = Vec::new();
             clap_mangen::Man::new(Pagefold::command()).render(&mut text).context("cannot make the page")?;
-            io::stdout().write_all(&text).context("cannot print the page")
+            print(&text)
         }
     }
+}
+
+fn print(text: &[u8]) -> anyhow::Result<()> {
+    let mut out = output();
+    out.write_all(text)?;
+    Ok(out.flush()?)
 }

@@ -2,10 +2,10 @@
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::{ffi::OsString, fmt::Write as _};
+use std::{ffi::OsString, fmt::Write as _, fs::File};
 
 use anyhow::Context;
-use pagefold_erofs::{FileKind, Image, Inode};
+use pagefold_erofs::{Error, FileKind, Image, Inode};
 
 /// An image file and a path in it, as `IMAGE[:PATH]` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,16 @@ impl From<OsString> for Place {
 
 /// Opens an image.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Image> {
-    Image::open_path(path).with_context(|| path.display().to_string())
+    let shown = || path.display().to_string();
+    Image::open(File::open(path).with_context(shown)?).with_context(shown)
+}
+
+/// What is at a path of an image.
+pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
+    image.resolve(path).map_err(|error| match error {
+        Error::NotFound(_) => error.into(),
+        other => anyhow::Error::new(other).context(show(path)),
+    })
 }
 
 /// Mode, links, owner, size and time in one line, as `ls -l` has them, the time in seconds since 1970.

@@ -1,10 +1,11 @@
 //! `pagefold info`: what an image is.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, io::Write as _};
 
 use pagefold_erofs::{FileKind, Image};
 
 use crate::image::Place;
+use crate::output::output;
 use crate::size;
 
 /// Show what an EROFS image is, or a file in it
@@ -25,23 +26,25 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = crate::image::open(&args.place.image)?;
+    let mut out = output();
     if args.place.path.is_empty() {
-        print!("{}", superblock(&image));
+        write!(out, "{}", superblock(&image))?;
     } else {
-        let inode = image.resolve(&args.place.path)?;
-        println!("{}", crate::image::long(&inode));
-        println!("nid            {}", inode.nid);
-        println!("layout         {:?}", inode.layout);
+        let inode = crate::image::resolve(&image, &args.place.path)?;
+        writeln!(out, "{}", crate::image::long(&inode))?;
+        writeln!(out, "nid            {}", inode.nid)?;
+        writeln!(out, "layout         {:?}", inode.layout)?;
         for xattr in image.xattrs(&inode)? {
-            println!("xattr          {} ({} bytes)", crate::image::show(&xattr.name), xattr.value.len());
+            writeln!(out, "xattr          {} ({} bytes)", crate::image::show(&xattr.name), xattr.value.len())?;
         }
     }
     if args.read {
         read_all(&image)?;
         let counts = image.counts();
         let all = counts.decoded_in_place + counts.decoded_by_copy;
-        println!("decoded        {all} clusters, {} of them in place", counts.decoded_in_place);
+        writeln!(out, "decoded        {all} clusters, {} of them in place", counts.decoded_in_place)?;
     }
+    out.flush()?;
     Ok(())
 }
 

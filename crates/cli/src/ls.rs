@@ -1,10 +1,11 @@
 //! `pagefold ls`: names in an image.
 
-use std::io::{self, BufWriter, Write};
+use std::io::Write;
 
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{Place, long, open, show};
+use crate::image::{Place, long, open, resolve, show};
+use crate::output::output;
 
 /// List what is in an EROFS image
 #[derive(clap::Args)]
@@ -27,8 +28,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = open(&args.place.image)?;
-    let inode = image.resolve(&args.place.path)?;
-    let mut out = BufWriter::new(io::stdout().lock());
+    let inode = resolve(&image, &args.place.path)?;
+    let mut out = output();
     if inode.kind == FileKind::Directory {
         list(&image, &inode, args, &mut out)?;
     } else {

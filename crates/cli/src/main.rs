@@ -11,6 +11,7 @@ mod info;
 mod ls;
 mod mount;
 mod pack;
+mod output;
 mod peer;
 mod progress;
 mod serve;
@@ -18,7 +19,7 @@ mod size;
 mod stat;
 
 use std::{
-    io::{self, ErrorKind, Write},
+    io::{self, Write},
     process::ExitCode,
 };
 
@@ -65,10 +66,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has had enough of it.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(&message(&error));
+            // Names may have control characters.
+            tell(&image::show(message(&error).as_bytes()));
             ExitCode::FAILURE
         }
     }
@@ -90,10 +91,6 @@ fn message(error: &anyhow::Error) -> String {
 /// Writes a line to standard error; that it cannot be written is no reason to fail.
 fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "pagefold: {text}");
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|io| io.kind() == ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

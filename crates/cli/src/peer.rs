@@ -9,9 +9,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a server is and which of its exports is meant.
 #[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("server").args(["unix", "tcp"]).required(true))]
 pub(crate) struct Peer {
     /// The server's Unix socket
-    #[arg(long, value_name = "PATH", required_unless_present = "tcp", conflicts_with = "tcp")]
+    #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
 
     /// The server's TCP address

@@ -6,7 +6,7 @@ use anyhow::Context;
 use pagefold_serve::client::ExportInfo;
 use serde_json::json;
 
-use crate::{peer::Peer, size};
+use crate::{output::output, peer::Peer, size};
 
 /// Show what a server's disks hold and the memory they take
 #[derive(clap::Args)]
@@ -56,14 +56,15 @@ impl<'a> Figures<'a> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let names = args.peer.exports()?;
     let mut client = args.peer.connect()?;
-    let mut out = io::stdout().lock();
+    let mut out = output();
     for name in names {
         let info = client.info(&name)?;
         let description = info.description.as_deref().unwrap_or_default();
         let figures = Figures::parse(description).with_context(|| format!("export '{name}' is not a pagefold disk"))?;
         let print = if args.json { print_json } else { print_words };
-        print(&mut out, &name, &info, &figures).context("cannot print")?;
+        print(&mut out, &name, &info, &figures)?;
     }
+    out.flush()?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::{fs, os::unix::net::UnixListener};
 
 use tempfile::TempDir;
 
-use crate::server::{Server, pagefold, run_to_fail};
+use crate::server::{Server, pagefold, run, run_to_fail};
 
 fn serve_fails(args: &[&str]) -> String {
     run_to_fail(pagefold().arg("serve").args(args))
@@ -83,7 +83,34 @@ fn a_stale_socket_is_replaced() {
 fn stat_of_nothing_fails() {
     let message = run_to_fail(pagefold().args(["stat", "--unix", "/nonexistent/socket"]));
     assert_names(&message, &["/nonexistent/socket"]);
+    assert_names(&run_to_fail(pagefold().arg("stat")), &["--unix", "--tcp"]);
     let server = Server::start(&["--size", "1M"]);
     let message = run_to_fail(pagefold().args(["stat", "--name", "other", "--unix"]).arg(server.socket()));
     assert_names(&message, &["other"]);
+}
+
+/// A full disk behind standard output is named; who reads no more is no error, but for an image that is not whole.
+#[test]
+fn standard_output_that_fails_is_named() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/text"), "text").expect("a file");
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let file = format!("{}:/text", at("image"));
+    let image = at("image");
+    for args in [&["ls", &image][..], &["cat", &file], &["info", &image], &["check", &image], &["man"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let message = run_to_fail(pagefold().args(args).stdout(full));
+        assert_names(&message, &["standard output", "No space left"]);
+        assert!(!message.contains("panicked"), "{args:?}: {message}");
+        let (reader, closed) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = pagefold().args(args).stdout(closed).output().expect("a start");
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
+    let (reader, closed) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = pagefold().args(["pack", &at("tree"), "-o", "-"]).stdout(closed).output().expect("a start");
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
 }

@@ -1,0 +1,64 @@
+//! Standard output. Its failures are told apart from others: whoever reads it may have had enough.
+
+use std::{
+    fmt,
+    io::{self, BufWriter, ErrorKind, StdoutLock, Write},
+};
+
+/// Standard output, buffered: whoever writes to it flushes it in the end.
+pub(crate) fn output() -> BufWriter<Output> {
+    BufWriter::new(Output(io::stdout().lock()))
+}
+
+/// Whether nobody reads what a subcommand prints any more, which is no failure.
+pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
+        error.kind() == ErrorKind::BrokenPipe && error.get_ref().is_some_and(|inner| inner.is::<OutputError>())
+    })
+}
+
+pub(crate) struct Output(StdoutLock<'static>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(told_apart)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(told_apart)
+    }
+}
+
+#[derive(Debug)]
+struct OutputError(io::Error);
+
+fn told_apart(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::Interrupted => error,
+        kind => io::Error::new(kind, OutputError(error)),
+    }
+}
+
+impl fmt::Display for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot write to standard output: {}", self.0)
+    }
+}
+
+impl std::error::Error for OutputError {}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn only_a_closed_output_is_no_failure() {
+        let closed = || io::Error::from(ErrorKind::BrokenPipe);
+        let output = Err::<(), _>(told_apart(closed())).context("listing").unwrap_err();
+        assert!(is_closed(&output));
+        assert!(!is_closed(&anyhow::Error::new(closed())), "of a socket, say");
+        assert!(!is_closed(&anyhow::Error::new(told_apart(ErrorKind::StorageFull.into()))));
+    }
+}
