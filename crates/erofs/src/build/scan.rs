@@ -28,8 +28,8 @@ pub struct ScanOptions {
     pub gid_map: IdMap,
     /// Leave extended attributes out.
     pub no_xattrs: bool,
-    /// Paths below the root, without a leading slash, that are left out with what is below them. `*` stands for any
-    /// bytes within a name, `?` for one; a pattern without a slash applies to names at any depth.
+    /// Paths below the root that are left out with what is below them. `*` stands for any bytes within a name, `?` for
+    /// one; a pattern without a slash applies to names at any depth, one with a slash before it to those in the root.
     pub excludes: Vec<Vec<u8>>,
 }
 
@@ -53,9 +53,13 @@ impl ScanOptions {
 }
 
 /// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a path below the root.
+/// A slash at the end says nothing.
 pub(crate) fn applies(pattern: &[u8], path: &[u8]) -> bool {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    matches(pattern, if pattern.contains(&b'/') { path } else { name })
+    let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
+    if !pattern.contains(&b'/') {
+        return matches(pattern, path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
+    }
+    matches(pattern.strip_prefix(b"/").unwrap_or(pattern), path)
 }
 
 /// Whether `pattern` stands for the whole of `text`. Time is at most the product of their lengths.
@@ -217,5 +221,8 @@ mod tests {
         assert!(options.excludes(b"deep/down/x.o"));
         assert!(options.excludes(b"proc/1"));
         assert!(!options.excludes(b"proc"));
+        assert!(applies(b"/etc", b"etc") && !applies(b"/etc", b"usr/etc"));
+        assert!(applies(b"cache/", b"var/cache") && applies(b"/var/cache/", b"var/cache"));
+        assert!(!applies(b"/", b"etc") && !applies(b"", b"etc"));
     }
 }
