@@ -4,14 +4,15 @@
 mod cat;
 mod check;
 mod compact;
+mod destination;
 mod extract;
 mod generate;
 mod image;
 mod info;
 mod ls;
 mod mount;
-mod pack;
 mod output;
+mod pack;
 mod peer;
 mod progress;
 mod serve;

@@ -4,10 +4,10 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
@@ -15,7 +15,7 @@ use pagefold_erofs::{
     build_watched,
 };
 
-use crate::{progress::ProgressLine, size};
+use crate::{destination::Destination, progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -23,17 +23,19 @@ use crate::{progress::ProgressLine, size};
   pagefold pack rootfs/ -o rootfs.erofs
   pagefold pack --codec lz4hc,9 --cluster 64K disk.img -o disk.erofs
   tar -c rootfs | pagefold pack - -o rootfs.erofs
-  pagefold pack rootfs/ -o rootfs.erofs --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
-  pagefold pack rootfs/ -o rootfs.erofs --uid-map 0:100000:65536 --gid-map 0:100000:65536
+  pagefold pack rootfs/ -o rootfs.erofs \\
+    --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
+  pagefold pack rootfs/ -o rootfs.erofs \\
+    --uid-map 0:100000:65536 --gid-map 0:100000:65536
 
 Codecs: lz4, lz4hc[,1-12], zstd[,LEVEL], deflate[,1-12], lzma[,0-9], none.
-The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for
+The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
 --timestamp.")]
 pub(crate) struct Args {
-    /// A directory, a tar archive (- for standard input), or any other file, which the image then holds
+    /// A directory, a tar archive (- for standard input), or any other file or disk, which the image then holds
     source: PathBuf,
 
-    /// The image, written under another name until it is whole; - for standard output
+    /// The image, written under another name until it is whole; or a disk or pipe; - for standard output
     #[arg(short, long, value_name = "IMAGE")]
     output: PathBuf,
 
@@ -74,7 +76,8 @@ pub(crate) struct Args {
     threads: usize,
 
     /// The modification time of all files, in seconds since 1970
-    #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", allow_negative_numbers = true)]
+    #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", value_parser = parse_seconds,
+        allow_negative_numbers = true)]
     timestamp: Option<i64>,
 
     /// Root owns all files
@@ -101,7 +104,8 @@ pub(crate) struct Args {
     #[arg(long)]
     no_xattrs: bool,
 
-    /// Leave out a path below the source, or with no slash a name anywhere; * and ? stand for bytes within a name
+    /// Leave out a name anywhere, or with a slash before or in it a path below the source; * and ? stand for bytes
+    /// within a name
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
@@ -132,37 +136,25 @@ enum FragmentKind {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options()?;
+    let destination = Destination::of(&args.output)?;
     let tree = args.tree()?;
-    let to_stdout = args.output == Path::new("-");
-    let directory = match args.output.parent() {
-        Some(parent) if !to_stdout && parent != Path::new("") => parent.to_owned(),
-        _ if to_stdout => std::env::temp_dir(),
-        _ => PathBuf::from("."),
-    };
-    let mut image = tempfile::Builder::new()
-        .prefix(".pagefold-")
-        // As other new files are, less what the umask takes away.
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(&directory)
-        .with_context(|| format!("making a file in {}", directory.display()))?;
+    let image = destination.make_file()?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, image.as_file(), &mut |progress| {
         line.show(progress.done_bytes, progress.total_bytes);
     })?;
     drop(line);
-    if to_stdout {
-        image.as_file_mut().seek(SeekFrom::Start(0))?;
-        io::copy(image.as_file_mut(), &mut io::stdout().lock()).context("writing the image")?;
-        return Ok(());
+    let is_file = matches!(destination, Destination::File(_));
+    destination.take(image)?;
+    if is_file {
+        eprintln!(
+            "{}: {} inodes, {} of files in {}",
+            args.output.display(),
+            report.inodes,
+            size::show(report.file_bytes),
+            size::show(report.image_bytes)
+        );
     }
-    image.persist(&args.output).with_context(|| format!("writing {}", args.output.display()))?;
-    eprintln!(
-        "{}: {} inodes, {} of files in {}",
-        args.output.display(),
-        report.inodes,
-        size::show(report.file_bytes),
-        size::show(report.image_bytes)
-    );
     Ok(())
 }
 
@@ -198,6 +190,27 @@ impl Args {
         })
     }
 
+    /// The tree of an archive that is read once, from front to back.
+    fn archive(&self, mut source: impl io::Read, shown: &str, options: &ScanOptions) -> anyhow::Result<Tree> {
+        let folder = std::env::temp_dir();
+        let failed = || format!("keeping the archive in {}", folder.display());
+        let mut archive = tempfile::tempfile_in(&folder).with_context(failed)?;
+        ensure!(io::copy(&mut source, &mut archive).with_context(failed)? > 0, "{shown}: an archive is never empty");
+        refuse_compressed(&archive, shown)?;
+        Tree::from_tar(archive, options).with_context(|| shown.to_owned())
+    }
+
+    /// An image that is made in the directory that it is made of is not part of it.
+    fn without_output(&self, mut options: ScanOptions) -> ScanOptions {
+        if let (Ok(source), Ok(output)) = (fs::canonicalize(&self.source), fs::canonicalize(&self.output))
+            && let Ok(below) = output.strip_prefix(&source)
+            && !below.as_os_str().as_bytes().iter().any(|byte| b"*?".contains(byte))
+        {
+            options.excludes.push([b"/", below.as_os_str().as_bytes()].concat());
+        }
+        options
+    }
+
     fn tree(&self) -> anyhow::Result<Tree> {
         let root = self.all_root.then_some(0);
         let options = ScanOptions {
@@ -210,22 +223,31 @@ impl Args {
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         };
         if self.source == Path::new("-") {
-            let mut archive = tempfile::tempfile()?;
-            io::copy(&mut io::stdin().lock(), &mut archive).context("reading the archive")?;
-            archive.seek(SeekFrom::Start(0))?;
-            return Ok(Tree::from_tar(archive, &options)?);
+            return self.archive(io::stdin().lock(), "standard input", &options);
         }
-        let metadata = fs::metadata(&self.source).with_context(|| self.source.display().to_string())?;
-        if metadata.is_dir() {
-            return Ok(Tree::scan(&self.source, &options)?);
+        let shown = || self.source.display().to_string();
+        let metadata = fs::metadata(&self.source).with_context(shown)?;
+        let kind = metadata.file_type();
+        if kind.is_dir() {
+            return Ok(Tree::scan(&self.source, &self.without_output(options))?);
         }
-        let mut file = File::open(&self.source).with_context(|| self.source.display().to_string())?;
+        if kind.is_char_device() || kind.is_socket() {
+            bail!("{}: not a directory, a file, a pipe or a disk", shown());
+        }
+        let mut file = File::open(&self.source).with_context(shown)?;
+        if kind.is_fifo() {
+            return self.archive(file, &shown(), &options);
+        }
+        let Some(name) = self.source.file_name() else { bail!("{} has no name", shown()) };
+        let suffix = |suffix: &str| name.as_bytes().ends_with(suffix.as_bytes());
+        if suffix(".tar") || suffix("tgz") || name.as_bytes().windows(5).any(|part| part == b".tar.") {
+            refuse_compressed(&file, &shown())?;
+        }
         let mut magic = [0; 5];
-        if file.read_exact_at(&mut magic, 257).is_ok() && &magic == b"ustar" {
-            return Ok(Tree::from_tar(file, &options)?);
+        if file.read_exact_at(&mut magic, 257).is_ok_and(|()| &magic == b"ustar") || suffix(".tar") {
+            return Tree::from_tar(file, &options).with_context(shown);
         }
         let size = file.seek(SeekFrom::End(0))?;
-        let Some(name) = self.source.file_name() else { bail!("{} has no name", self.source.display()) };
         let node = |kind, permissions| Node {
             kind,
             permissions,
@@ -241,6 +263,18 @@ impl Args {
         tree.add(tree.root(), name.as_bytes(), node(NodeKind::Regular { content, size }, permissions))?;
         Ok(tree)
     }
+}
+
+/// Refuses an archive that has to be decompressed first, and says how.
+fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
+    const MAGIC: [(&[u8], &str); 4] =
+        [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2")];
+    let mut front = [0; 6];
+    let len = archive.read_at(&mut front, 0)?;
+    if let Some((_, program)) = MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)) {
+        bail!("{shown} is compressed; have it decompressed: {program} -dc ARCHIVE | pagefold pack - -o IMAGE");
+    }
+    Ok(())
 }
 
 /// The codec that `text` names, its history made for clusters of `pcluster_bytes`.
@@ -294,6 +328,10 @@ fn parse_range(text: &str) -> Result<IdRange, String> {
         [from, to, count] => Ok(IdRange { from, to, count }),
         _ => Err(wrong()),
     }
+}
+
+fn parse_seconds(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("'{text}', given or in SOURCE_DATE_EPOCH, is no number of seconds"))
 }
 
 fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {

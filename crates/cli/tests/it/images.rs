@@ -120,4 +120,95 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         let (done, said) = pack(&wrong);
         assert!(!done && said.contains(named), "{wrong:?}: {said}");
     }
+    let mut pack = pagefold();
+    pack.args(["pack", &at("tree"), "-o", &at("image")]).env("SOURCE_DATE_EPOCH", "today");
+    let message = run_to_fail(&mut pack);
+    assert!(message.contains("'today', given or in SOURCE_DATE_EPOCH"), "{message}");
+}
+
+/// What would be packed as one file by mistake, or not at all, is refused with advice.
+#[test]
+fn archives_that_cannot_be_read_are_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/text"), "a line of some text\n".repeat(5000)).expect("a file");
+    output(Command::new("tar").args(["-C", &at("tree"), "-czf", &at("a.tar.gz"), "."]));
+    output(Command::new("tar").args(["-C", &at("tree"), "-cf", &at("a.tar"), "."]));
+    let pack =
+        |source: &str, input: fs::File| run_to_fail(pagefold().args(["pack", source, "-o", &at("image")]).stdin(input));
+    let open = |name: &str| fs::File::open(at(name)).expect("a file");
+    let nothing = || fs::File::open("/dev/null").expect("a device");
+    for message in [pack(&at("a.tar.gz"), nothing()), pack("-", open("a.tar.gz"))] {
+        assert!(message.contains("gzip -dc"), "{message}");
+    }
+    assert!(pack("-", nothing()).contains("standard input: an archive is never empty"));
+    assert!(pack("/dev/null", nothing()).contains("/dev/null: not a directory"));
+    let whole = fs::read(at("a.tar")).expect("an archive");
+    fs::write(at("short.tar"), &whole[..10_000]).expect("a file");
+    let message = pack(&at("short.tar"), nothing());
+    assert!(message.contains("short.tar: ./text: the archive ends inside it"), "{message}");
+    fs::write(at("\u{1b}[31mno.tar"), "text\n".repeat(500)).expect("a file");
+    let message = pack(&at("\u{1b}[31mno.tar"), nothing());
+    assert!(message.contains("is this a tar archive?") && !message.contains('\u{1b}'), "{message:?}");
+    assert!(message.lines().count() == 1 && message.len() < 500, "{message:?}");
+    let empty = vec![0; 10_240];
+    fs::write(at("empty.tar"), empty).expect("a file");
+    output(pagefold().args(["pack", &at("empty.tar"), "-o", &at("image")]));
+    assert_eq!(output(pagefold().args(["ls", &at("image")])), "");
+}
+
+#[test]
+fn an_image_goes_where_it_is_sent() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/text"), "text").expect("a file");
+    for (wrong, named) in [("tree", "is a directory"), ("new/", "no file's name"), ("no/image", "making a file in")] {
+        let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at(wrong)]));
+        assert!(message.contains(named), "{message}");
+    }
+    // In the tree itself it is not part of what is packed, the second time either.
+    for _ in 0..2 {
+        output(pagefold().args(["pack", &at("tree"), "-o", &at("tree/image")]));
+        assert_eq!(output(pagefold().args(["ls", &at("tree/image")])), "text\n");
+    }
+    fs::remove_file(at("tree/image")).expect("an image");
+    // A link stays a link, a pipe a pipe.
+    fs::create_dir(at("images")).expect("a folder");
+    fs::write(at("images/1"), "").expect("a file");
+    symlink("images/1", at("latest")).expect("a link");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("latest")]));
+    assert_eq!(fs::read_link(at("latest")).expect("a link").to_str(), Some("images/1"));
+    let image = fs::read(at("images/1")).expect("an image");
+    output(Command::new("mkfifo").arg(at("pipe")));
+    let pipe = at("pipe");
+    let reader = std::thread::spawn(move || fs::read(pipe).expect("an image"));
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("pipe")]));
+    assert!(reader.join().expect("a reader") == image, "the pipe had something else");
+    // The archive too may come through a pipe.
+    let (pipe, tree) = (at("pipe"), at("tree"));
+    let tar = std::thread::spawn(move || output(Command::new("tar").args(["-C", &tree, "-cf", &pipe, "text"])));
+    output(pagefold().args(["pack", &at("pipe"), "-o", &at("other")]));
+    tar.join().expect("tar");
+    assert_eq!(output(pagefold().args(["cat", &format!("{}:text", at("other"))])), "text");
+}
+
+#[test]
+fn a_pack_that_is_ended_leaves_nothing() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("tree")).expect("a folder");
+    let large = fs::File::create(at("tree/large")).expect("a file");
+    large.set_len(1 << 40).expect("a sparse file");
+    let mut pack = pagefold().arg("pack").arg(at("tree")).arg("-o").arg(at("image")).spawn().expect("a start");
+    let count = || fs::read_dir(folder.path()).expect("the folder").count();
+    while count() == 1 {
+        assert!(pack.try_wait().expect("a child").is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    output(Command::new("kill").arg(pack.id().to_string()));
+    let status = pack.wait().expect("a child");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{status}");
+    assert_eq!(count(), 1, "something was left");
 }

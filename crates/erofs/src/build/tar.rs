@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ struct Member {
 /// The members of an archive.
 struct Members<'a> {
     archive: &'a File,
+    /// Its length.
+    len: u64,
     at: u64,
     global: Records,
 }
@@ -72,6 +74,9 @@ impl Members<'_> {
                 Some(next) => next,
                 None => return Err(source_error(&name, "it is longer than any file")),
             };
+            if matches!(kind, EntryType::Regular | EntryType::Continuous) && offset + size > self.len {
+                return Err(source_error(&name, "the archive ends inside it"));
+            }
             if !extension {
                 let path = records.remove(&b"path"[..]).or(path).unwrap_or_else(|| header.path_bytes().into_owned());
                 let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
@@ -116,10 +121,8 @@ impl Members<'_> {
             .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) })
             .sum();
         if header.cksum().ok() != Some(sum) {
-            return Err(source_error(
-                &header.path_bytes(),
-                "its header's checksum does not match; is this a tar archive?",
-            ));
+            let what = "the header's checksum does not match; is this a tar archive?";
+            return Err(source_error(format!("byte {}", self.at).as_bytes(), what));
         }
         Ok(Some((header, self.at + BLOCK)))
     }
@@ -154,7 +157,8 @@ impl Tree {
     /// belong to root and have mode 0755 and time 0.
     pub fn from_tar(archive: File, options: &ScanOptions) -> Result<Self> {
         let archive = Arc::new(archive);
-        let mut members = Members { archive: &archive, at: 0, global: Records::new() };
+        let len = (&*archive).seek(SeekFrom::End(0)).map_err(Error::io("asking for the archive's length"))?;
+        let mut members = Members { archive: &archive, len, at: 0, global: Records::new() };
         let mut tree = Self::new(directory(options));
         while let Some(member) = members.next()? {
             let names = names(&member.path)?;
