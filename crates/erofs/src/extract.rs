@@ -49,7 +49,7 @@ const MAX_PROBLEMS: usize = 1000;
 pub struct ExtractOptions {
     /// Threads; 0 for one a processor.
     pub threads: usize,
-    /// Set owners, and make device files. Needs root.
+    /// Set owners, and make device files, which are left out otherwise. Needs root.
     pub owners: bool,
     /// Set extended attributes.
     pub xattrs: bool,
@@ -254,6 +254,10 @@ impl Visitor for Extraction<'_> {
             self.directories.push((step.path, step.inode.clone()));
             return true;
         };
+        let device = matches!(step.inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if device && !self.target.options.owners {
+            return true;
+        }
         if step.inode.kind != FileKind::Directory {
             if step.inode.nlink > 1 {
                 if let Some(first) = self.first_path.get(&step.inode.nid) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use pagefold_erofs::{BuildOptions, ExtractOptions, Image, ScanOptions, Tree};
+use pagefold_erofs::{BuildOptions, ExtractOptions, Image, Node, NodeKind, ScanOptions, Tree};
 use rustix::fs::{XattrFlags, setxattr};
 
 use crate::built::build_at;
@@ -79,4 +79,23 @@ fn the_target_leaves_no_mark_on_what_is_extracted() {
             }
         }
     }
+}
+
+#[test]
+fn device_files_are_left_out_where_owners_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, target) = (directory.path().join("image"), directory.path().join("out"));
+    let node = |kind| Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 1, mtime_nsec: 0, xattrs: Vec::new() };
+    let mut tree = Tree::new(node(NodeKind::Fifo));
+    let root = tree.root();
+    tree.add(root, b"pipe", node(NodeKind::Fifo)).unwrap();
+    tree.add(root, b"block", node(NodeKind::BlockDevice(8, 1))).unwrap();
+    let null = tree.add(root, b"null", node(NodeKind::CharDevice(1, 3))).unwrap();
+    tree.link(root, b"second", null).unwrap();
+    build_at(&path, &tree, &BuildOptions::default());
+    let options = ExtractOptions { owners: false, ..ExtractOptions::default() };
+    let report = Image::open_path(&path).unwrap().extract(&target, &options).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    let names: Vec<_> = fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["pipe"]);
 }
