@@ -1,4 +1,32 @@
 //! EROFS images, built and read in user space without unsafe code.
+//!
+//! ```
+//! use std::fs::File;
+//!
+//! use pagefold_erofs::{BuildOptions, ClusterCodec, Image, ScanOptions, Tree, build};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let (rootfs, path) = (folder.path().join("rootfs"), folder.path().join("rootfs.erofs"));
+//! # std::fs::create_dir(&rootfs)?;
+//! # std::fs::write(rootfs.join("hello"), "hello, image")?;
+//! // A directory becomes an image that Linux mounts.
+//! let tree = Tree::scan(&rootfs, &ScanOptions::default())?;
+//! let options =
+//!     BuildOptions { codec: Some(ClusterCodec::Lz4Hc(9)), pcluster_bytes: 64 << 10, ..BuildOptions::default() };
+//! build(&tree, &options, &File::create_new(&path)?)?;
+//!
+//! // It is read without a mount, by any number of threads. Nothing in it is trusted.
+//! let image = Image::open_path(&path)?;
+//! let hello = image.file(&image.resolve(b"/hello")?)?;
+//! let mut content = [0; 100];
+//! let len = hello.read_at(&mut content, 7)?;
+//! assert_eq!(&content[..len], b"image");
+//! assert!(image.check(2).problems.is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Tree`] may also come from a tar archive or be made by hand; an [`Image`] may lie in a file, in memory or anywhere
+//! else with positions ([`ReadAt`]). What is supported is in `docs/erofs.md`.
 #![forbid(unsafe_code)]
 
 mod ahead;
@@ -36,6 +64,7 @@ pub use file::{File, Run};
 pub use format::DataLayout;
 pub use image::{Counts, Image};
 pub use inode::{FileKind, Inode};
+pub use pagefold_codec::cluster::ClusterCodec;
 pub use source::ReadAt;
 pub use superblock::Superblock;
 pub use xattr::Xattr;
