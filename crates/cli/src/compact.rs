@@ -13,7 +13,7 @@ use crate::{output::output, peer::Peer, size};
   pagefold compact --unix /run/user/1000/disk.sock
   pagefold compact --tcp 127.0.0.1:10809 --name root --json
 
-A server compacts by itself when more than about 4 % of a disk's memory are holes. This does the rest at once, for example
+A server compacts by itself when more than about 4 % of a disk's memory are holes. This does the rest at once, for example \
 after much was discarded or before other programs need the memory. The disks stay in use, and no byte of them changes.")]
 pub(crate) struct Args {
     #[command(flatten)]

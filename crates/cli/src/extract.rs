@@ -13,7 +13,7 @@ use crate::size;
 #[command(after_help = "Example:
   pagefold extract rootfs.erofs -C rootfs/
 
-Modes, times, links, holes and xattrs are restored; owners and devices if root does it. Nothing is written
+Modes, times, links, holes and xattrs are restored; owners and devices if root does it. Nothing is written \
 outside the directory, and nothing that exists is replaced.")]
 pub(crate) struct Args {
     /// The image

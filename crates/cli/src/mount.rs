@@ -31,10 +31,10 @@ const MOUNTED: &[u8] = b"mounted\n";
   pagefold mount rootfs.erofs /mnt
   fusermount3 -u /mnt
 
-Root is not needed where fusermount3 is installed. Set-id bits and device files are without effect; as root,
-'mount -t erofs -o loop' has the kernel do it, with them. SIGINT, SIGTERM and SIGHUP unmount; while files are open
+Root is not needed where fusermount3 is installed. Set-id bits and device files are without effect; as root, \
+'mount -t erofs -o loop' has the kernel do it, with them. SIGINT, SIGTERM and SIGHUP unmount; while files are open \
 their users keep them, and a second signal ends at once.
-A damaged part of the image is an I/O error to whoever reads it and a line in the log: on standard error in the
+A damaged part of the image is an I/O error to whoever reads it and a line in the log: on standard error in the \
 foreground, else in the system's log, unless --log says where.")]
 pub(crate) struct Args {
     /// The image

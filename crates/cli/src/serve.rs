@@ -23,16 +23,18 @@ use crate::{size, tell};
 #[command(after_help = "Examples:
   pagefold serve --size 8G --unix /run/user/1000/disk.sock
   pagefold serve --size 8G --tcp 10809 --codec zstd-1 --memory-limit 2G
-  pagefold serve --export name=root,size=4G --export name=swap,size=8G,codec=zstd --unix /run/pagefold.sock
+  pagefold serve --unix /run/pagefold.sock \\
+    --export name=root,size=4G --export name=swap,size=8G,codec=zstd
 
 Then, with any NBD client:
   nbdcopy rootfs.ext4 'nbd+unix:///?socket=/run/user/1000/disk.sock'
-  qemu-system-x86_64 -drive 'file=nbd+unix:///?socket=/run/user/1000/disk.sock,format=raw'
+  qemu-system-x86_64 \\
+    -drive 'file=nbd+unix:///?socket=/run/user/1000/disk.sock,format=raw'
   pagefold stat --unix /run/user/1000/disk.sock
 
 Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
 Under a service manager's socket activation (LISTEN_FDS) no address is needed.
-SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the
+SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the \
 disks held is then gone: it lived in RAM.")]
 pub(crate) struct Args {
     /// Size of the disk, a multiple of 512 bytes

@@ -14,7 +14,7 @@ use crate::{output::output, peer::Peer, size};
   pagefold stat --unix /run/user/1000/disk.sock
   pagefold stat --tcp 127.0.0.1:10809 --name root --json
 
-The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects,
+The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects, \
 table, streams, trained tables. They travel as the export's description, so `nbdinfo` shows them too.")]
 pub(crate) struct Args {
     #[command(flatten)]
