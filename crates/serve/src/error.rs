@@ -17,6 +17,9 @@ pub enum Error {
     /// A name is longer than the protocol allows.
     #[error("an export's name has {0} bytes, the protocol allows 4096: use a shorter one")]
     NameTooLong(usize),
+    /// A name cannot be shown: clients and logs are lines of text.
+    #[error("an export's name has control characters: {0:?}")]
+    ControlInName(String),
     /// A server listens on the path.
     #[error("address in use: a server already listens on {}: stop it or choose another path", .0.display())]
     PathInUse(PathBuf),

@@ -118,6 +118,9 @@ impl Exports {
             if export.name.len() > MAX_STRING_BYTES {
                 return Err(Error::NameTooLong(export.name.len()));
             }
+            if export.name.contains(char::is_control) {
+                return Err(Error::ControlInName(export.name.clone()));
+            }
             if exports.iter().take(index).any(|before| before.name == export.name) {
                 return Err(Error::DuplicateExport(export.name.clone()));
             }

@@ -187,3 +187,18 @@ fn read_greeting(mut stream: impl std::io::Read) -> [u8; 8] {
     stream.read_exact(&mut greeting).unwrap();
     greeting
 }
+
+#[test]
+fn names_that_clients_could_not_show_or_tell_apart_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let bind = |names: &[&str]| {
+        let builder =
+            names.iter().fold(Server::builder(), |builder, name| builder.export(Export::new(*name, Ram::shared(8192))));
+        builder.unix(folder.path().join("socket")).bind().map(drop).map_err(|error| error.to_string())
+    };
+    assert!(bind(&["a\nb\u{1b}[31m"]).unwrap_err().contains(r#""a\nb\u{1b}[31m""#));
+    assert!(bind(&["a", "a"]).unwrap_err().contains("`a`"));
+    assert!(bind(&[&"a".repeat(4097)]).unwrap_err().contains("4097"));
+    assert!(bind(&[]).is_err());
+    assert_eq!(bind(&["", "a b/ü?", &"a".repeat(4096)]), Ok(()));
+}
