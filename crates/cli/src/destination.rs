@@ -8,12 +8,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-    low_level::emulate_default_handler,
-};
+use signal_hook::low_level::emulate_default_handler;
 use tempfile::NamedTempFile;
+
+use crate::signals;
 
 /// What `--output` names, looked at before the work.
 pub(crate) enum Destination {
@@ -53,7 +51,7 @@ impl Destination {
             },
             Self::Stream(_) => std::env::temp_dir(),
         };
-        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
+        let mut signals = signals::catch().context("cannot catch signals")?;
         let file = tempfile::Builder::new()
             .prefix(".pagefold-")
             // As other new files are, less what the umask takes away.

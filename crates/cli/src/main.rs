@@ -16,6 +16,7 @@ mod pack;
 mod peer;
 mod progress;
 mod serve;
+mod signals;
 mod size;
 mod stat;
 

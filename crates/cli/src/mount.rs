@@ -15,12 +15,9 @@ use std::thread;
 use anyhow::{Context, bail};
 use pagefold_erofs::Image;
 use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
+use signal_hook::iterator::Signals;
 
-use crate::{size, tell};
+use crate::{signals, size, tell};
 
 /// What the second process says when the image is mounted.
 const MOUNTED: &[u8] = b"mounted\n";
@@ -104,7 +101,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     let options =
         MountOptions { name: shown.to_string(), allow_other: args.allow_other, threads: args.threads, log: log(args)? };
     // Signals are caught from before the mount exists, so that none is left behind.
-    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let signals = signals::catch().context("cannot catch signals")?;
     let mount = Mount::new(image, &args.directory, options)
         .with_context(|| format!("cannot mount on {}", args.directory.display()))?;
     let unmounter = mount.unmounter();

@@ -11,12 +11,8 @@ use anyhow::{Context, bail, ensure};
 use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
 use pagefold_serve::{Export, Limits, Server, unix_uri};
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
 
-use crate::{size, tell};
+use crate::{signals, size, tell};
 
 /// Serve disks whose contents live compressed in RAM, over NBD
 #[derive(clap::Args)]
@@ -156,7 +152,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         server = server.activation();
     }
     // Signals are caught from before the sockets exist, so that none is left behind.
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let mut signals = signals::catch().context("cannot catch signals")?;
     let server = server.bind()?;
     let handle = server.handle();
     thread::Builder::new()

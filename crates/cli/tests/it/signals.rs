@@ -1,10 +1,10 @@
 //! Ending a server.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use pagefold_testing::programs;
 
-use crate::server::{Server, run};
+use crate::server::{Server, pagefold, run};
 
 #[test]
 fn sigterm_and_sigint_end_it_cleanly() {
@@ -36,4 +36,25 @@ fn it_ends_while_clients_work() {
     // fio's nbd engine does not always notice that the server has gone.
     let _ = run(Command::new("kill").arg("-KILL").arg(client.id().to_string()));
     client.wait().expect("a child");
+}
+
+/// `nohup` has the hangup ignored, and so it stays.
+#[test]
+fn a_signal_that_is_to_be_ignored_is() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let socket = folder.path().join("socket");
+    let mut server = Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" serve --size 1M --unix \"$1\"", env!("CARGO_BIN_EXE_pagefold")])
+        .arg(&socket)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell");
+    while !socket.exists() {
+        assert!(server.try_wait().expect("a child").is_none(), "the server ended");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    run(Command::new("kill").arg("-HUP").arg(server.id().to_string()));
+    run(pagefold().args(["stat", "--unix"]).arg(&socket));
+    run(Command::new("kill").arg(server.id().to_string()));
+    assert!(server.wait().expect("a child").success());
 }

@@ -1,0 +1,16 @@
+//! Signals that end the program.
+
+use std::{fs, io};
+
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+/// Catches SIGHUP, SIGINT and SIGTERM, but for those that whoever started the program had it ignore, as `nohup` does.
+pub(crate) fn catch() -> io::Result<Signals> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
+}
