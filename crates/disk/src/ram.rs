@@ -31,6 +31,7 @@ impl Default for RamConfig {
 
 /// Why there is no disk.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NewError {
     /// The size is 0 or no multiple of 512.
     #[error("a disk of {0} bytes cannot be: the size must be a multiple of 512, and more than 0")]

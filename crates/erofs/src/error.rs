@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Why an image could not be read or built.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The image breaks the format. Bytes from outside cause this and nothing worse.
     #[error("corrupt image at byte {offset}: {what}")]

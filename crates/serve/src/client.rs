@@ -30,6 +30,7 @@ const QUOTED_CHARS: usize = 100;
 
 /// Why a server could not be asked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClientError {
     /// No connection.
     #[error("cannot connect to {address}")]

@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, path::PathBuf};
 
 /// Why a server cannot start or run. The text says what to do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No export was given.
     #[error("nothing to serve: add at least one export")]
