@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Read,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
@@ -31,7 +32,8 @@ impl Server {
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
         let deadline = Instant::now() + Duration::from_secs(20);
-        while !server.socket().exists() {
+        // The file is there a moment before somebody listens.
+        while UnixStream::connect(server.socket()).is_err() {
             if let Some(status) = server.child.try_wait().expect("a child") {
                 panic!("serve {args:?} ended: {status}: {}", server.messages());
             }

@@ -1,6 +1,9 @@
 //! Ending a server.
 
-use std::process::{Command, Stdio};
+use std::{
+    os::unix::net::UnixStream,
+    process::{Command, Stdio},
+};
 
 use pagefold_testing::programs;
 
@@ -49,7 +52,7 @@ fn a_signal_that_is_to_be_ignored_is() {
         .stderr(Stdio::null())
         .spawn()
         .expect("a shell");
-    while !socket.exists() {
+    while UnixStream::connect(&socket).is_err() {
         assert!(server.try_wait().expect("a child").is_none(), "the server ended");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
