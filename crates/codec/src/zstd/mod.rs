@@ -160,7 +160,7 @@ mod tests {
         for level in [-7, 1, 3, 5, 9, 11, 22] {
             let zstd = Zstd::new(level).unwrap();
             let with = |kib: usize| {
-                let dictionary: Vec<u8> = (0..kib << 10).map(|at| (at * at >> 5) as u8).collect();
+                let dictionary: Vec<u8> = (0..kib << 10).map(|at| ((at * at) >> 5) as u8).collect();
                 Tables::Zstd(Arc::new(ZstdTables::new(level, Dictionary::new(dictionary)).unwrap()))
             };
             let none = zstd.clone().with_dictionaries();
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn tables_count_what_libzstd_holds() {
-        let dictionary = Dictionary::new((0..60 << 10).map(|at: usize| (at * at >> 5) as u8).collect());
+        let dictionary = Dictionary::new((0..60 << 10).map(|at: usize| ((at * at) >> 5) as u8).collect());
         let bytes = dictionary.bytes().len();
         let tables = ZstdTables::new(3, dictionary).unwrap();
         let digested = tables.digested.as_ref().unwrap();
