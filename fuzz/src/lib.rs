@@ -9,12 +9,15 @@ use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, trained};
 
 /// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the highest.
 pub fn names() -> Vec<String> {
-    let mut names = vec!["lz4-dict".to_owned()];
+    let mut names = Vec::new();
     for &name in NAMES {
-        match name.strip_suffix("-LEVEL") {
-            Some("zstd") => names.extend(["zstd--7", "zstd-1", "zstd-22", "zstd-1-dict"].map(str::to_owned)),
-            Some(family) => names.extend([format!("{family}-1"), format!("{family}-12")]),
-            None => names.push(name.to_owned()),
+        match name {
+            "zstd-LEVEL" => names.extend(["zstd--7", "zstd-1", "zstd-22"].map(str::to_owned)),
+            "zstd-LEVEL-dict" => names.push("zstd-1-dict".to_owned()),
+            name => match name.strip_suffix("-LEVEL") {
+                Some(family) => names.extend([format!("{family}-1"), format!("{family}-12")]),
+                None => names.push(name.to_owned()),
+            },
         }
     }
     names

@@ -1,5 +1,5 @@
-//! `pagefold-bench training`: what a store gains by tables trained on its own pages, beside the same store with the tables
-//! that come with the codec.
+//! `pagefold-bench training`: what a store gains by tables or dictionaries trained on its own pages, beside the same store with
+//! what comes with the codec.
 //!
 //! Blocks of 64 pages take turns. The even ones are written first, over and over until 20,000 pages are, so that the store has
 //! trained. Then the odd ones are written and read, and are what is measured: no measured page was trained on.
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, by_name, same_filled};
-use pagefold_store::{Config, Store};
+use pagefold_store::{Config, Stats, Store};
 
 use crate::{codec::gather::files, report::Figure};
 
@@ -22,9 +22,9 @@ pub(crate) struct Args {
     /// Files whose pages are written, each a store of its own
     #[arg(long, num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// The codec, one with tables
-    #[arg(long, default_value = "pleat")]
-    codec: String,
+    /// The codecs, each with something to train, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "pleat,lz4-dict,zstd-1-dict")]
+    codecs: Vec<String>,
     /// Rounds; each speed is that of its fastest round
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -36,8 +36,8 @@ pub(crate) struct Args {
 const BLOCK_PAGES: usize = 64;
 /// Pages that are written so that the store trains.
 const TRAINING_PAGES: usize = 20_000;
-/// A training takes a second or two; after this long there was none to be had.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A training takes some seconds; after this long there was none to be had.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one store did with the pages that it was not trained on.
 struct Measured {
@@ -45,6 +45,7 @@ struct Measured {
     write_mb_s: f64,
     read_mb_s: f64,
     trainings: u64,
+    trainings_useless: u64,
     training_bytes: u64,
 }
 
@@ -56,15 +57,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             if (number / BLOCK_PAGES).is_multiple_of(2) { before.push(page) } else { measured.push(page) }
         }
         ensure!(!before.is_empty() && !measured.is_empty(), "{name} has too few pages");
-        let mut of = Vec::new();
-        for train in [false, true] {
-            let codec = by_name(&args.codec)?;
-            let slots = (before.len() + measured.len()) as u64;
-            let store = Store::new(Config { slots, codec, train, ..Config::default() })?;
-            of.push(measure(&store, &before, &measured, args.rounds).with_context(|| name.clone())?);
-        }
-        for (subject, of) in ["built-in", "trained"].iter().zip(&of) {
-            report(args.json, &name, subject, measured.len(), of);
+        for codec in &args.codecs {
+            for (train, trained) in [(false, "untrained"), (true, "trained")] {
+                let slots = (before.len() + measured.len()) as u64;
+                let store = Store::new(Config { slots, codec: by_name(codec)?, train, ..Config::default() })?;
+                let of = measure(&store, &before, &measured, args.rounds).with_context(|| name.clone())?;
+                report(args.json, &name, &format!("{codec}-{trained}"), measured.len(), &of);
+            }
         }
     }
     Ok(())
@@ -75,7 +74,8 @@ fn measure(store: &Store, before: &[&Page], measured: &[&Page], rounds: usize) -
         store.write((number % before.len()) as u64, page)?;
     }
     let patient_until = Instant::now() + PATIENCE;
-    while store.stats().codec_tables == 1 && Instant::now() < patient_until {
+    let waits = |stats: Stats| stats.codec_tables == 1 && stats.trainings_useless == 0;
+    while waits(store.stats()) && Instant::now() < patient_until {
         thread::sleep(Duration::from_millis(50));
     }
     let held = store.stats().compr_data_size;
@@ -104,6 +104,7 @@ fn measure(store: &Store, before: &[&Page], measured: &[&Page], rounds: usize) -
         write_mb_s: mb_s(write),
         read_mb_s: mb_s(read),
         trainings: stats.trainings,
+        trainings_useless: stats.trainings_useless,
         training_bytes: stats.training_bytes,
     })
 }
@@ -115,6 +116,7 @@ fn report(json: bool, case: &str, subject: &str, pages: usize, of: &Measured) {
         ("write_mb_s", of.write_mb_s, "MB/s"),
         ("read_mb_s", of.read_mb_s, "MB/s"),
         ("trainings", of.trainings as f64, "trainings"),
+        ("trainings_useless", of.trainings_useless as f64, "trainings"),
         ("training_bytes", of.training_bytes as f64, "bytes"),
     ];
     if json {
@@ -123,12 +125,13 @@ fn report(json: bool, case: &str, subject: &str, pages: usize, of: &Measured) {
         }
     } else {
         println!(
-            "{case:16} {subject:9} {pages:6} pages {:9} bytes {:.4}  write {:7.1}  read {:7.1} MB/s  {} trainings, {} KiB",
+            "{case:16} {subject:21} {pages:6} pages {:9} bytes {:.4}  write {:7.1}  read {:7.1} MB/s  {} trainings, {} useless, {} KiB",
             of.bytes,
             of.bytes as f64 / (pages * PAGE_SIZE) as f64,
             of.write_mb_s,
             of.read_mb_s,
             of.trainings,
+            of.trainings_useless,
             of.training_bytes >> 10,
         );
     }

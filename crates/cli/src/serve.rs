@@ -53,7 +53,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
 
-    #[arg(long, default_value = "fold", help = format!("What compresses the pages: {}", NAMES.join(", ")))]
+    #[arg(
+        long,
+        default_value = "fold",
+        help = format!("What compresses the pages: {}; pleat and those with -dict learn from the pages written", NAMES.join(", "))
+    )]
     codec: String,
 
     /// The most memory that each disk may take, everything counted; writes over it fail with ENOSPC

@@ -73,7 +73,7 @@ fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figu
     for (metric, value) in [size].iter().chain(&figures.values) {
         let unit = match *metric {
             "codec_tables" => "tables",
-            "trainings" => "trainings",
+            "trainings" | "trainings_useless" => "trainings",
             metric if metric.ends_with("_pages") => "pages",
             _ => "bytes",
         };
@@ -128,8 +128,9 @@ fn print_words(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Fig
     if tables > 0 {
         writeln!(
             out,
-            "  tables      {tables:>10}   of the codec; trained {} times on the pages written, {} for it",
+            "  tables      {tables:>10}   of the codec; training on the pages written helped {} times, did not {} times; {} for it",
             figures.get("trainings"),
+            figures.get("trainings_useless"),
             bytes("training_bytes")
         )?;
     }

@@ -1,8 +1,8 @@
 //! The interface every page codec has.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
-use crate::PleatTables;
+use crate::Tables;
 
 /// Bytes in a page.
 pub const PAGE_SIZE: usize = 4096;
@@ -63,9 +63,8 @@ pub trait Codec: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The tables that its objects share, if they can be replaced by others that were trained on a store's own pages. Objects
-    /// do not name their tables.
-    fn tables(&self) -> Option<Arc<PleatTables>> {
+    /// The tables that its objects share, if they can be replaced by others that were trained on a store's own pages.
+    fn tables(&self) -> Option<Tables> {
         None
     }
 
@@ -84,9 +83,9 @@ pub trait Stream: Send {
     /// (never uninitialised memory).
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt>;
 
-    /// Works with other tables from now on, both ways. Takes no memory; copies the dictionary, at most 28 KiB. A stream of a
-    /// codec without [tables](Codec::tables) does nothing.
-    fn set_tables(&mut self, _tables: &Arc<PleatTables>) {}
+    /// Works with other tables of its codec from now on, both ways. Takes no memory; copies a dictionary, at most 60 KiB, now or at
+    /// the next page. A stream of a codec without [tables](Codec::tables), or with those of another kind, does nothing.
+    fn set_tables(&mut self, _tables: &Tables) {}
 
     /// Heap bytes that this stream holds, for the store's accounts.
     fn memory_bytes(&self) -> usize;

@@ -1,12 +1,13 @@
 //! Bytes that pages of one store have in common, given to an encoder and a decoder beforehand.
 
-use std::sync::Arc;
+use crate::{PAGE_SIZE, Page, Tables};
 
-use crate::{Codec, PAGE_SIZE, Page};
+/// Most bytes of a dictionary that training makes.
+pub(crate) const LARGEST: usize = 110 << 10;
 
 /// Sizes of dictionary that training tries. Matches in a dictionary cost a page more than matches in the page, and a large
 /// one drives the page out of the first-level cache, so more is not always better.
-const SIZES: [usize; 3] = [16 << 10, 60 << 10, 110 << 10];
+const SIZES: [usize; 3] = [16 << 10, 60 << 10, LARGEST];
 
 /// A dictionary is worth its memory and time if pages become smaller at least by this share: one in 50.
 const WORTH: usize = 50;
@@ -42,37 +43,33 @@ impl Dictionary {
         self.id
     }
 
-    /// The dictionary with which the codec that `with` makes of it compresses pages like those of `sample` best; `None` if
-    /// none helps.
+    /// The tables that `with` makes of the dictionary with which pages like those of `sample` become smallest; `None` if none helps,
+    /// or there is no memory.
     ///
     /// Candidates are those that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than asked for), and
     /// plain sample pages spread over the sample, both of several sizes. They are made from seven eighths of the sample and judged on the
-    /// rest: it helps if they become at least a fiftieth smaller than with `plain`. Takes seconds; not for the hot path.
-    pub fn train<P: Codec, C: Codec>(
-        sample: &[&Page],
-        plain: &P,
-        with: impl Fn(Arc<Dictionary>) -> C,
-    ) -> Option<Arc<Dictionary>> {
+    /// rest: it helps if they become at least a fiftieth smaller than with `current`.
+    pub(crate) fn train(sample: &[&Page], current: &Tables, with: impl Fn(Self) -> Option<Tables>) -> Option<Tables> {
         if sample.len() < SAMPLE_LEAST {
             return None;
         }
         let (held_out, training): (Vec<_>, Vec<_>) =
             sample.iter().copied().enumerate().partition(|(index, _)| index % HELD_OUT == HELD_OUT - 1);
         let training: Vec<&Page> = training.into_iter().map(|(_, page)| page).collect();
-        let bytes_of = |codec: &dyn Codec| {
-            let mut stream = codec.stream().ok()?;
+        let bytes_of = |tables: &Tables| {
+            let mut stream = tables.codec().stream().ok()?;
             let mut out = [0; PAGE_SIZE];
             Some(held_out.iter().map(|(_, page)| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>())
         };
-        let (bytes, dictionary) = candidates(&training)
+        let (bytes, tables) = candidates(&training)
             .into_iter()
             .filter_map(|bytes| {
-                let dictionary = Arc::new(Dictionary::new(bytes));
-                Some((bytes_of(&with(dictionary.clone()))?, dictionary))
+                let tables = with(Self::new(bytes))?;
+                Some((bytes_of(&tables)?, tables))
             })
             .min_by_key(|(bytes, _)| *bytes)?;
-        let plain = bytes_of(plain)?;
-        (bytes <= plain - plain / WORTH).then_some(dictionary)
+        let before = bytes_of(current)?;
+        (bytes <= before - before / WORTH).then_some(tables)
     }
 }
 
@@ -101,15 +98,14 @@ fn fnv1a(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Zstd;
+    use crate::{Codec, Corrupt, by_name};
 
-    fn zstd() -> Zstd {
-        Zstd::new(1).unwrap()
-    }
+    /// The codecs with dictionaries, and what they are without.
+    const CODECS: [(&str, &str); 3] = [("zstd-1-dict", "zstd-1"), ("zstd--7-dict", "zstd--7"), ("lz4-dict", "lz4")];
 
-    fn train(pages: &[Page]) -> Option<Arc<Dictionary>> {
+    fn train(name: &str, pages: &[Page]) -> Option<Tables> {
         let sample: Vec<&Page> = pages.iter().collect();
-        Dictionary::train(&sample, &zstd(), |dictionary| zstd().with_dictionary(dictionary))
+        by_name(name).unwrap().tables().expect("a codec with dictionaries").train_beyond(&sample)
     }
 
     /// Pages of noise, each with three of sixteen 512-byte pieces that they share.
@@ -131,36 +127,103 @@ mod tests {
             .collect()
     }
 
+    fn noise(pages: usize) -> Vec<Page> {
+        let mut state = 5u64;
+        let mut byte = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        (0..pages).map(|_| std::array::from_fn(|_| byte())).collect()
+    }
+
+    fn compressed(codec: &dyn Codec, page: &Page) -> Vec<u8> {
+        let mut out = [0; 2 * PAGE_SIZE];
+        let len = codec.stream().unwrap().compress(page, &mut out).unwrap();
+        out[..len].to_vec()
+    }
+
     #[test]
     fn what_pages_share_is_found_and_makes_them_smaller() {
         let pages = alike();
-        let dictionary = train(&pages).expect("pages share a third");
-        let codec = zstd().with_dictionary(dictionary.clone());
-        assert_eq!(codec.name(), "zstd-1-dict");
-        let (mut out, mut back) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-        let mut stream = codec.stream().unwrap();
-        let len = stream.compress(&pages[7], &mut out).unwrap();
-        assert!(len < PAGE_SIZE * 3 / 4, "{len} bytes");
-        // Another stream of the same codec decodes it; one without the dictionary does not.
-        codec.stream().unwrap().decompress(&out[..len], &mut back).unwrap();
-        assert_eq!(back, pages[7]);
-        let without = zstd().stream().unwrap().decompress(&out[..len], &mut back);
-        assert!(without.is_err() || back != pages[7]);
-        assert_eq!(dictionary.id(), Dictionary::new(dictionary.bytes().to_vec()).id());
+        for (name, plain) in CODECS {
+            let tables = train(name, &pages).expect("pages share a third");
+            let codec = tables.codec();
+            assert_eq!(codec.name(), name);
+            let object = compressed(&*codec, &pages[7]);
+            assert!(object.len() < PAGE_SIZE * 3 / 4, "{name}: {} bytes", object.len());
+            // Another stream of the same codec decodes it; one without the dictionary does not.
+            let mut back = [0; PAGE_SIZE];
+            codec.stream().unwrap().decompress(&object, &mut back).unwrap();
+            assert_eq!(back, pages[7]);
+            let without = by_name(plain).unwrap().stream().unwrap().decompress(&object, &mut back);
+            assert!(without.is_err() || back != pages[7], "{name}");
+            let dictionary = tables.dictionary().expect("trained");
+            assert_eq!(tables.id(), Dictionary::new(dictionary.bytes().to_vec()).id());
+            // What was trained once is not worth training again.
+            assert!(tables.train_beyond(&pages.iter().collect::<Vec<_>>()).is_none(), "{name}");
+        }
     }
 
     #[test]
     fn pages_that_share_nothing_get_no_dictionary() {
-        let mut state = 5u64;
-        let noise: Vec<Page> = (0..256)
-            .map(|_| {
-                std::array::from_fn(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (state >> 56) as u8
-                })
-            })
-            .collect();
-        assert_eq!(train(&noise), None);
-        assert_eq!(train(&[[1; PAGE_SIZE]; 3]), None, "three pages are no sample");
+        for (name, _) in CODECS {
+            assert!(train(name, &noise(256)).is_none(), "{name}");
+            assert!(train(name, &[[1; PAGE_SIZE]; 3]).is_none(), "{name}: three pages are no sample");
+        }
+    }
+
+    /// One stream goes from tables to tables, as a store's does, and makes and reads what a new one of each does.
+    #[test]
+    fn a_stream_is_set_to_other_dictionaries_and_to_none() {
+        let (pages, noise) = (alike(), noise(4));
+        for (name, plain) in CODECS {
+            let none = by_name(name).unwrap().tables().unwrap();
+            let first = train(name, &pages[..256]).unwrap();
+            let second = train(name, &pages[300..]).unwrap();
+            assert_ne!(first.id(), second.id());
+            let mut stream = none.codec().stream().unwrap();
+            let before = stream.memory_bytes();
+            let (mut out, mut back) = ([0; 2 * PAGE_SIZE], [0; PAGE_SIZE]);
+            for round in 0..300 {
+                let tables = [&none, &first, &second, &first, &none, &second][round * 7 / 5 % 6];
+                stream.set_tables(tables);
+                let page = if round % 9 == 0 { &noise[round % 4] } else { &pages[round] };
+                let len = stream.compress(page, &mut out).unwrap();
+                if round % 10 == 0 {
+                    assert!(out[..len] == compressed(&*tables.codec(), page), "{name}, round {round}");
+                }
+                if tables.id() == 0 {
+                    assert!(out[..len] == compressed(&*by_name(plain).unwrap(), page), "{name}, round {round}");
+                }
+                // An object that does not fit leaves a frame unfinished.
+                let _: Option<usize> = stream.compress(page, &mut [0; 50]);
+                let other = [&second, &none, &first][round % 3];
+                if round % 4 == 0 {
+                    stream.set_tables(other);
+                    let _: Result<(), Corrupt> = stream.decompress(&out[..len], &mut back);
+                    stream.set_tables(tables);
+                }
+                stream.decompress(&out[..len], &mut back).unwrap();
+                assert!(back == *page, "{name}, round {round}");
+                assert!(stream.memory_bytes() <= before, "{name}, round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn tables_of_another_kind_change_nothing() {
+        let page = alike()[0];
+        for name in ["lz4-dict", "zstd-1-dict", "pleat"] {
+            let codec = by_name(name).unwrap();
+            let mut stream = codec.stream().unwrap();
+            for other in ["lz4-dict", "zstd-1-dict", "pleat"] {
+                if other != name {
+                    stream.set_tables(&by_name(other).unwrap().tables().unwrap());
+                }
+            }
+            let mut out = [0; 2 * PAGE_SIZE];
+            let len = stream.compress(&page, &mut out).unwrap();
+            assert!(out[..len] == compressed(&*codec, &page), "{name}");
+        }
     }
 }

@@ -2,62 +2,71 @@
 //! `LZ4_decompress_safe_usingDict`; the block format is the same).
 //!
 //! ```text
-//! window: the dictionary's end, then the page          table: the last place in the dictionary of each hash of 4 bytes
-//! copy the table; then, as LZ4 is: look up 4 bytes, write literals and match, go on behind the match
+//! window: | dictionary, at most 60 KiB | page |
+//!                    <--- offset --- match
 //! ```
+//!
+//! It is compressed and decoded as LZ4 is, in the window.
 
 use std::{fmt, sync::Arc};
 
-use lzzzz::lz4;
-
-use crate::{Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError};
+use crate::{
+    Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError, Tables,
+    lz4::{
+        Lz4Stream, SHORT, decode,
+        encode::{Fit, encode_after},
+        format::Plain,
+        table::{AfterDictionary, DictionaryPositions, Positions},
+    },
+};
 
 /// Bytes of a dictionary that matches of a page can reach: positions of the window, and so offsets, fit 16 bits.
 const REACH: usize = (1 << 16) - PAGE_SIZE;
 
-const TABLE_BITS: u32 = 14;
-type Table = [u16; 1 << TABLE_BITS];
-
-/// The format's rules for a block's end: the last match begins 12 bytes before it or earlier, and the last 5 bytes are
-/// literals.
-const LAST_MATCH: usize = 12;
-const LAST_LITERALS: usize = 5;
-
-const LEAST: usize = 4;
-
-/// The step to the next position grows by one with each so many bytes, as a power of two, in which nothing was found.
-const SKIP_BITS: u32 = 6;
-
 /// LZ4 with a dictionary.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default)]
 pub struct Lz4Dict {
-    dictionary: Arc<Dictionary>,
-    /// Where the dictionary's sequences are, in the window. It is found once, and copied for each page.
-    table: Arc<Table>,
+    tables: Arc<Lz4Tables>,
 }
 
 impl Lz4Dict {
-    /// LZ4 with the last 60 KiB of `dictionary`. Its objects can be decoded with that dictionary only, and do not name it:
-    /// whoever keeps them keeps the dictionary and its id.
-    pub fn new(dictionary: Arc<Dictionary>) -> Self {
-        let mut table = [0; 1 << TABLE_BITS];
-        for (at, sequence) in reached(&dictionary).windows(LEAST).enumerate() {
-            if let Some(sequence) = sequence.first_chunk() {
-                table[hash(u32::from_le_bytes(*sequence))] = at as u16;
-            }
-        }
-        Self { dictionary, table: Arc::new(table) }
+    /// With the tables' dictionary; it decodes only what was made with the same. The default is without a dictionary, for a store
+    /// that trains some: objects are then those of LZ4.
+    pub fn with_tables(tables: Arc<Lz4Tables>) -> Self {
+        Self { tables }
     }
 }
 
-fn reached(dictionary: &Dictionary) -> &[u8] {
-    let bytes = dictionary.bytes();
-    &bytes[bytes.len().saturating_sub(REACH)..]
+/// What the objects of `lz4-dict` share: a dictionary, and where its sequences are; or none yet.
+#[derive(Default)]
+pub struct Lz4Tables {
+    found: Option<(Dictionary, Box<DictionaryPositions>)>,
 }
 
-impl fmt::Debug for Lz4Dict {
+impl Lz4Tables {
+    /// With the last 60 KiB of `dictionary`.
+    pub fn new(dictionary: Dictionary) -> Self {
+        let bytes = dictionary.bytes();
+        let reached = bytes[bytes.len().saturating_sub(REACH)..].to_vec();
+        let positions = AfterDictionary::positions(&reached);
+        Self { found: Some((Dictionary::new(reached), positions)) }
+    }
+
+    /// The dictionary, if there is one.
+    pub fn dictionary(&self) -> Option<&Dictionary> {
+        self.found.as_ref().map(|(dictionary, _)| dictionary)
+    }
+
+    /// Heap bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let of = |dictionary: &Dictionary| dictionary.bytes().len() + size_of::<DictionaryPositions>();
+        size_of::<Self>() + self.dictionary().map_or(0, of)
+    }
+}
+
+impl fmt::Debug for Lz4Tables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lz4Dict").field("dictionary", &self.dictionary.id()).finish_non_exhaustive()
+        f.debug_struct("Lz4Tables").field("dictionary", &self.dictionary().map(Dictionary::id)).finish_non_exhaustive()
     }
 }
 
@@ -70,102 +79,71 @@ impl Codec for Lz4Dict {
         "lz4-dict".to_owned()
     }
 
+    fn tables(&self) -> Option<Tables> {
+        Some(Tables::Lz4(Arc::clone(&self.tables)))
+    }
+
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
-        let mut window = reached(&self.dictionary).to_vec();
-        let start = window.len();
-        window.resize(start + PAGE_SIZE, 0);
         Ok(Box::new(Lz4DictStream {
-            codec: self.clone(),
-            window,
-            start,
-            table: Box::new([0; 1 << TABLE_BITS]),
-            block: Vec::with_capacity(crate::lz4::compress_bound(PAGE_SIZE)),
+            plain: Lz4Stream { positions: Positions::new() },
+            tables: Arc::clone(&self.tables),
+            window: vec![0; REACH + PAGE_SIZE].into_boxed_slice(),
+            is_loaded: false,
         }))
     }
 }
 
 struct Lz4DictStream {
-    codec: Lz4Dict,
-    /// What matches can reach of the dictionary, then the page.
-    window: Vec<u8>,
-    /// Where the page begins in the window.
-    start: usize,
-    table: Box<Table>,
-    block: Vec<u8>,
+    plain: Lz4Stream,
+    tables: Arc<Lz4Tables>,
+    /// The dictionary, as soon as it is needed, and a page after it.
+    window: Box<[u8]>,
+    is_loaded: bool,
+}
+
+impl Lz4DictStream {
+    /// The window and the dictionary in it, if there is one.
+    #[inline(always)]
+    fn load(&mut self) -> Option<(&mut [u8], usize, &DictionaryPositions, &mut Positions)> {
+        let (dictionary, positions) = self.tables.found.as_ref()?;
+        let dictionary = dictionary.bytes();
+        let window = &mut self.window[..dictionary.len() + PAGE_SIZE];
+        if !self.is_loaded {
+            window[..dictionary.len()].copy_from_slice(dictionary);
+            self.is_loaded = true;
+        }
+        Some((window, dictionary.len(), positions, &mut self.plain.positions))
+    }
 }
 
 impl Stream for Lz4DictStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.window[self.start..].copy_from_slice(page);
-        self.table.copy_from_slice(&*self.codec.table);
-        self.block.clear();
-        let window = &self.window[..];
-        let (mut anchor, mut at) = (self.start, self.start.max(1));
-        while at + LAST_MATCH <= window.len() {
-            let sequence = load4(window, at)?;
-            let from = usize::from(std::mem::replace(&mut self.table[hash(sequence)], at as u16));
-            if load4(window, from) != Some(sequence) || from >= at {
-                at += 1 + ((at - anchor) >> SKIP_BITS);
-                continue;
-            }
-            let (new, old) = (&window[at..window.len() - LAST_LITERALS], &window[from..]);
-            let len = new.iter().zip(old).take_while(|(new, old)| new == old).count();
-            write(&mut self.block, &window[anchor..at], Some((at - from, len)));
-            at += len;
-            anchor = at;
-            if self.block.len() > out.len() {
-                return None;
-            }
-        }
-        write(&mut self.block, &window[anchor..], None);
-        out.get_mut(..self.block.len())?.copy_from_slice(&self.block);
-        Some(self.block.len())
+        let Some((window, dictionary_len, dictionary, positions)) = self.load() else {
+            return self.plain.compress(page, out);
+        };
+        window[dictionary_len..].copy_from_slice(page);
+        let mut table = AfterDictionary { page: positions, dictionary, dictionary_len };
+        encode_after::<Plain, _>(&mut table, window, dictionary_len, out, Fit::All).map(|(_, len)| len)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        match lz4::decompress_with_dict(object, page, reached(&self.codec.dictionary)) {
-            Ok(PAGE_SIZE) => Ok(()),
-            Ok(_) => Err(Corrupt { what: "lz4 block is shorter than a page" }),
-            Err(_) => Err(Corrupt { what: "malformed lz4 block" }),
+        let Some((window, dictionary_len, ..)) = self.load() else { return self.plain.decompress(object, page) };
+        if decode::after(object, window, dictionary_len)? < PAGE_SIZE {
+            return Err(SHORT);
+        }
+        page.copy_from_slice(&window[dictionary_len..]);
+        Ok(())
+    }
+
+    fn set_tables(&mut self, tables: &Tables) {
+        if let Tables::Lz4(tables) = tables {
+            self.tables = Arc::clone(tables);
+            self.is_loaded = false;
         }
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.window.capacity() + size_of::<Table>() + self.block.capacity()
-    }
-}
-
-fn hash(sequence: u32) -> usize {
-    (sequence.wrapping_mul(0x9e37_79b1) >> (32 - TABLE_BITS)) as usize
-}
-
-#[inline(always)]
-fn load4(window: &[u8], at: usize) -> Option<u32> {
-    window.get(at..).and_then(|rest| rest.first_chunk()).map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-/// Writes a sequence: literals, and a match of offset and length but for the last.
-#[inline(always)]
-fn write(block: &mut Vec<u8>, literals: &[u8], repeat: Option<(usize, usize)>) {
-    let code = repeat.map_or(0, |(_, len)| len - LEAST);
-    block.push((literals.len().min(15) << 4 | code.min(15)) as u8);
-    continued(block, literals.len());
-    block.extend_from_slice(literals);
-    if let Some((offset, _)) = repeat {
-        block.extend_from_slice(&(offset as u16).to_le_bytes());
-        continued(block, code);
-    }
-}
-
-/// What of a length its 4 bits of the token do not hold.
-#[inline(always)]
-fn continued(block: &mut Vec<u8>, len: usize) {
-    if let Some(mut rest) = len.checked_sub(15) {
-        while rest >= 255 {
-            block.push(255);
-            rest -= 255;
-        }
-        block.push(rest as u8);
+        size_of::<Self>() + Positions::BYTES + self.window.len()
     }
 }
 
@@ -174,6 +152,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn codec(dictionary: Vec<u8>) -> Lz4Dict {
+        Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary))))
+    }
 
     /// A page made of pieces of the dictionary and of other bytes.
     fn page(dictionary: &[u8], pieces: &[(usize, usize, u8)]) -> Page {
@@ -199,19 +181,54 @@ mod tests {
         ) {
             let dictionary = dictionary.repeat(repeat);
             let page = page(&dictionary, &pieces);
-            let codec = Lz4Dict::new(Arc::new(Dictionary::new(dictionary)));
+            let codec = codec(dictionary);
             let mut out = [0; 2 * PAGE_SIZE];
             let len = codec.stream().unwrap().compress(&page, &mut out).unwrap();
             prop_assert!(len <= crate::lz4::compress_bound(PAGE_SIZE));
             let mut back = [0; PAGE_SIZE];
             codec.stream().unwrap().decompress(&out[..len], &mut back).unwrap();
             prop_assert_eq!(back, page);
+            // liblz4 reads it too.
+            let dictionary = codec.tables.dictionary().unwrap().bytes();
+            back.fill(0);
+            prop_assert_eq!(lzzzz::lz4::decompress_with_dict(&out[..len], &mut back, dictionary), Ok(PAGE_SIZE));
+            prop_assert_eq!(back, page);
             prop_assert_eq!(codec.stream().unwrap().compress(&page, &mut vec![0; len - 1]), None);
+        }
+
+        /// What liblz4 makes is read, and any bytes are decoded as liblz4 decodes them.
+        #[test]
+        fn blocks_are_decoded_as_by_liblz4(
+            dictionary in prop::collection::vec(any::<u8>(), 1..3000),
+            repeat in 1usize..60,
+            pieces in prop::collection::vec((any::<usize>(), 0usize..300, any::<u8>()), 1..50),
+            edits in prop::collection::vec((any::<usize>(), any::<u8>()), 0..4),
+        ) {
+            let dictionary = dictionary.repeat(repeat);
+            let page = page(&dictionary, &pieces);
+            let codec = codec(dictionary);
+            let dictionary = codec.tables.dictionary().unwrap().bytes();
+            let mut compressor = lzzzz::lz4::Compressor::with_dict(dictionary).unwrap();
+            let mut object = Vec::new();
+            compressor.next_to_vec(&page, &mut object, 1).unwrap();
+            let mut stream = codec.stream().unwrap();
+            let mut back = [0; PAGE_SIZE];
+            stream.decompress(&object, &mut back).unwrap();
+            prop_assert_eq!(back, page);
+            for (at, byte) in edits {
+                let at = at % object.len();
+                object[at] = byte;
+            }
+            let mut theirs = [0; PAGE_SIZE];
+            let ours = stream.decompress(&object, &mut back);
+            if lzzzz::lz4::decompress_with_dict(&object, &mut theirs, dictionary) == Ok(PAGE_SIZE) && ours.is_ok() {
+                prop_assert_eq!(back, theirs);
+            }
         }
 
         #[test]
         fn any_bytes_give_a_page_or_an_error(object in prop::collection::vec(any::<u8>(), 0..200)) {
-            let codec = Lz4Dict::new(Arc::new(Dictionary::new(vec![7; 1000])));
+            let codec = codec(vec![7; 1000]);
             let _ = codec.stream().unwrap().decompress(&object, &mut [0; PAGE_SIZE]);
         }
     }
@@ -226,7 +243,7 @@ mod tests {
             })
             .collect();
         let page: &Page = dictionary[9000..].first_chunk().unwrap();
-        let codec = Lz4Dict::new(Arc::new(Dictionary::new(dictionary.clone())));
+        let codec = codec(dictionary.clone());
         let len = codec.stream().unwrap().compress(page, &mut [0; PAGE_SIZE]).unwrap();
         assert!(len < 100, "{len} bytes");
     }

@@ -1,10 +1,13 @@
 //! A little of everything that the codecs written here do by raw pointer, without a library to compare with and with few pages,
 //! so that an interpreter which checks every access can run it: `scripts/miri`.
 
-use std::{ops::Range, sync::LazyLock};
+use std::{
+    ops::Range,
+    sync::{Arc, LazyLock},
+};
 
 use crate::{
-    Corrupt, PAGE_SIZE, Page, by_name,
+    Codec, Corrupt, Dictionary, Lz4Dict, Lz4Tables, PAGE_SIZE, Page, by_name,
     lz4::{Lz4Encoder, Matches, compress_bound, decompress, decompress_in_place, decompress_partial, in_place_margin},
 };
 
@@ -41,7 +44,11 @@ static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
 
 /// Pages come back, and damage to an object stays inside the buffers.
 fn check(name: &str) {
-    let mut stream = by_name(name).unwrap().stream().unwrap();
+    check_codec(&*by_name(name).unwrap());
+}
+
+fn check_codec(codec: &dyn Codec) {
+    let mut stream = codec.stream().unwrap();
     for page in &*PAGES {
         // Of its exact size on the heap, so that any access past it is seen.
         let mut roomy = vec![0; 2 * PAGE_SIZE].into_boxed_slice();
@@ -53,7 +60,7 @@ fn check(name: &str) {
         let mut back = Box::new([0; PAGE_SIZE]);
         let mut object = roomy[..len].to_vec().into_boxed_slice();
         stream.decompress(&object, &mut back).unwrap();
-        assert!(*back == *page, "{name}");
+        assert!(*back == *page, "{}", codec.name());
         for number in numbers().take(2) {
             object[number as usize % len] ^= 1 << (number >> 29);
             let _: Result<(), Corrupt> = stream.decompress(&object, &mut back);
@@ -66,6 +73,14 @@ fn check(name: &str) {
 #[test]
 fn lz4() {
     check("lz4");
+}
+
+#[test]
+fn lz4_with_a_dictionary() {
+    // Parts of two pages, one of the least length, and one of the most.
+    for dictionary in [[&PAGES[0][900..1500], &PAGES[2][..777]].concat(), vec![7], PAGES.concat().repeat(3)] {
+        check_codec(&Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary)))));
+    }
 }
 
 #[test]

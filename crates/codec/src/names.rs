@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Dictionary, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, Pleat, PleatTables, X842, Zstd};
+use crate::{Codec, Deflate, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, Pleat, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
 pub const NAMES: &[&str] = &[
     "fold",
     "lz4",
+    "lz4-dict",
     "lz4dyn",
     "lz4hc",
     "lz4hc-LEVEL",
@@ -19,11 +20,13 @@ pub const NAMES: &[&str] = &[
     "pleat",
     "zstd",
     "zstd-LEVEL",
+    "zstd-dict",
+    "zstd-LEVEL-dict",
 ];
 
 /// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown codec '{name}'; known are {}", NAMES.join(", "))]
+#[error("unknown codec '{name}'; known are {}; levels are 1 to 12, of zstd -7 to 22", NAMES.join(", "))]
 pub struct UnknownCodec {
     /// The name that was asked for.
     pub name: String,
@@ -39,6 +42,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
     match (family, level) {
         ("fold", None) => Ok(Arc::new(Fold)),
         ("lz4", None) => Ok(Arc::new(Lz4)),
+        ("lz4", Some("dict")) => Ok(Arc::new(Lz4Dict::default())),
         ("lz4hc", None) => Ok(Arc::new(Lz4Hc::default())),
         ("lz4hc", Some(level)) => {
             let level = level.parse().ok().and_then(Lz4Hc::new).ok_or_else(unknown)?;
@@ -55,33 +59,25 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
         ("842", None) => Ok(Arc::new(X842)),
         ("pleat", None) => Ok(Arc::new(Pleat::default())),
         ("zstd", None) => Ok(Arc::new(Zstd::default())),
+        ("zstd", Some("dict")) => Ok(Arc::new(Zstd::default().with_dictionaries())),
         ("zstd", Some(level)) => {
-            let level = level.parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;
-            Ok(Arc::new(level))
+            let plain = level.strip_suffix("-dict");
+            let zstd = plain.unwrap_or(level).parse().ok().and_then(Zstd::new).ok_or_else(unknown)?;
+            Ok(Arc::new(if plain.is_some() { zstd.with_dictionaries() } else { zstd }))
         }
         _ => Err(unknown()),
     }
 }
 
-/// The codec that `name` stands for, trained on the pages of `sample` where it has something to train. Beside the names of
-/// [`by_name`], which mean what they mean there, it takes `lz4-dict` and `zstd-LEVEL-dict`: with a dictionary of the sample, or
-/// without one if none helps; and `pleat-trained`, with tables trained on the sample, or the built-in ones if those do not help.
+/// The codec that `name` stands for, trained on the pages of `sample` where it has something to train. Names mean what they mean
+/// to [`by_name`], but those with `-dict` at the end get a dictionary of the sample, or none if none helps; and there is
+/// `pleat-trained`, with tables trained on the sample, or the built-in ones if those do not help.
 pub fn trained(name: &str, sample: &[&Page]) -> Result<Arc<dyn Codec>, UnknownCodec> {
-    if name == "pleat-trained" {
-        let tables = PleatTables::train(sample).map_or_else(PleatTables::builtin, Arc::new);
-        return Ok(Arc::new(Pleat::with_tables(tables)));
-    }
-    let Some(plain) = name.strip_suffix("-dict") else { return by_name(name) };
-    if plain == "lz4" {
-        return Ok(match Dictionary::train(sample, &Lz4, Lz4Dict::new) {
-            Some(dictionary) => Arc::new(Lz4Dict::new(dictionary)),
-            None => Arc::new(Lz4),
-        });
-    }
-    let unknown = || UnknownCodec { name: name.to_owned() };
-    let level = plain.strip_prefix("zstd-").and_then(|level| level.parse().ok());
-    let plain = level.and_then(Zstd::new).ok_or_else(unknown)?;
-    let with = |dictionary| plain.clone().with_dictionary(dictionary);
-    let codec = Dictionary::train(sample, &plain, with).map_or_else(|| plain.clone(), with);
-    Ok(Arc::new(codec))
+    let codec = match name {
+        "pleat-trained" => by_name("pleat")?,
+        name if name.ends_with("-dict") => by_name(name)?,
+        name => return by_name(name),
+    };
+    let tables = codec.tables().and_then(|tables| tables.train_beyond(sample));
+    Ok(tables.map_or(codec, |tables| tables.codec()))
 }

@@ -29,6 +29,8 @@ pub struct Stats {
     pub codec_tables: u64,
     /// How often tables were trained that were better.
     pub trainings: u64,
+    /// How often training found that tables would not help.
+    pub trainings_useless: u64,
     /// Bytes of trained tables, and of a training that is under way.
     pub training_bytes: u64,
     /// All of the store's memory.
@@ -37,7 +39,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 13] {
+    pub fn figures(&self) -> [(&'static str, u64); 14] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
@@ -50,6 +52,7 @@ impl Stats {
             ("stream_bytes", self.stream_bytes),
             ("codec_tables", self.codec_tables),
             ("trainings", self.trainings),
+            ("trainings_useless", self.trainings_useless),
             ("training_bytes", self.training_bytes),
             ("spent_bytes", self.spent_bytes),
         ]

@@ -296,8 +296,8 @@ impl<L: EntryLock> Store<L> {
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let sums = self.counters.sums();
-        let (codec_tables, trainings, training_bytes) =
-            self.training.as_ref().map_or((0, 0, 0), |training| training.figures());
+        let [codec_tables, trainings, trainings_useless, training_bytes] =
+            self.training.as_ref().map_or([0; 4], |training| training.figures());
         Stats {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
@@ -310,6 +310,7 @@ impl<L: EntryLock> Store<L> {
             stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
             codec_tables,
             trainings,
+            trainings_useless,
             training_bytes,
             spent_bytes: self.budget.used(),
         }
@@ -361,6 +362,11 @@ impl<L: EntryLock> Store<L> {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn is_training(&self) -> bool {
         self.training.as_ref().is_some_and(|training| training.is_busy())
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn tables(&self) -> Vec<pagefold_codec::Tables> {
+        self.training.as_ref().map_or_else(Vec::new, |training| training.tables())
     }
 
     /// Puts another entry in the slot, as damaged memory would.

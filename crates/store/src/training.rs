@@ -30,14 +30,14 @@ use std::{
 };
 
 use crossbeam_utils::CachePadded;
-use pagefold_codec::{Codec, PAGE_SIZE, Page, PleatTables, Stream, same_filled};
+use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
 use crate::{budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
 
-/// Tables that a store has at most at a time, those that the codec came with included: about half a megabyte each.
+/// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
 
-/// No number: nothing is to be given up; the stream's tables are gone.
+/// No number: nothing is to be given up; the stream's tables are not known.
 const NONE: u8 = u8::MAX;
 
 /// Memory of a training with the usual plan, by its largest parts: 4 MiB of pages, 10 MiB to choose a dictionary (which is
@@ -88,13 +88,15 @@ pub(crate) struct Training {
     /// The number whose objects writers rewrite, or [`NONE`]; and the next slot to look at.
     leaving: AtomicU8,
     cursor: AtomicU64,
+    /// Trainings that found better tables, and those that did not.
     trainings: AtomicU64,
+    useless: AtomicU64,
     /// What the budget has given for tables and training.
     held_bytes: AtomicU64,
 }
 
 struct Sets {
-    of: [Option<Arc<PleatTables>>; NUMBERS],
+    of: [Option<Tables>; NUMBERS],
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,
 }
@@ -125,6 +127,7 @@ impl Training {
             leaving: AtomicU8::new(NONE),
             cursor: AtomicU64::new(0),
             trainings: AtomicU64::new(0),
+            useless: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
         }))
     }
@@ -134,10 +137,18 @@ impl Training {
         self.current.load(Acquire)
     }
 
-    /// How many tables there are, how often they were trained, and the bytes of both.
-    pub(crate) fn figures(&self) -> (u64, u64, u64) {
+    /// How many tables there are, how often training found better ones and how often not, and the bytes of tables and training.
+    pub(crate) fn figures(&self) -> [u64; 4] {
         let tables = 1 + lock(&self.sets).order.len() as u64;
-        (tables, self.trainings.load(Relaxed), self.held_bytes.load(Relaxed))
+        let [trainings, useless, bytes] =
+            [&self.trainings, &self.useless, &self.held_bytes].map(|figure| figure.load(Relaxed));
+        [tables, trainings, useless, bytes]
+    }
+
+    /// The tables that there are.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn tables(&self) -> Vec<Tables> {
+        lock(&self.sets).of.iter().flatten().cloned().collect()
     }
 
     /// Whether a training is under way.
@@ -251,14 +262,15 @@ impl Training {
         let pages = self.pages_of(slots, core, budget);
         let pages: Vec<&Page> = pages.iter().collect();
         let current = lock(&self.sets).of[usize::from(self.current())].clone();
-        let better = current.and_then(|current| PleatTables::train_beyond(&current, &pages));
+        let better = current.and_then(|current| current.train_beyond(&pages));
         self.give(budget, WORK_BYTES);
         match better {
             Some(tables) => {
                 self.stride.store(self.plan.stride, Relaxed);
-                self.install(Arc::new(tables), budget);
+                self.install(tables, budget);
             }
             None => {
+                self.useless.fetch_add(1, Relaxed);
                 let stride = self.stride.load(Relaxed).max(self.plan.stride / 2);
                 self.stride.store(stride.saturating_mul(2).min(self.plan.max_stride), Relaxed);
             }
@@ -278,7 +290,7 @@ impl Training {
     }
 
     /// Makes `tables` the current ones, if a number is free and the budget has room for them.
-    fn install(&self, tables: Arc<PleatTables>, budget: &Budget) {
+    fn install(&self, tables: Tables, budget: &Budget) {
         let bytes = tables.memory_bytes() as u64;
         let mut sets = lock(&self.sets);
         let free = sets.of.iter().position(Option::is_none);
@@ -303,9 +315,14 @@ impl Training {
         let unused =
             |number: usize| number != 0 && number != usize::from(current) && self.objects[number].load(Relaxed) == 0;
         let unused: [bool; NUMBERS] = array::from_fn(unused);
+        let first = lock(&self.sets).of[0].clone();
         core.streams.visit(|working| {
-            if unused.get(usize::from(working.trained.number)).copied().unwrap_or(false) {
-                working.trained.number = NONE;
+            if unused.get(usize::from(working.trained.number)).copied().unwrap_or(false)
+                && let Some(first) = &first
+            {
+                // So that the stream does not keep them in memory.
+                working.stream.set_tables(first);
+                working.trained.number = 0;
             }
         });
         let mut sets = lock(&self.sets);

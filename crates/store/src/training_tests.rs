@@ -1,12 +1,13 @@
 //! Stores that train often, on pages whose kind changes.
 
 use std::{
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, Weak},
     thread,
     time::{Duration, Instant},
 };
 
-use pagefold_codec::{PAGE_SIZE, Page, Pleat, by_name};
+use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 use proptest::prelude::*;
 
 use crate::{
@@ -18,13 +19,25 @@ use crate::{
 /// Trains as often as it can.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
 
-/// A store of `pleat` with `slots` slots that trains by `plan`.
-fn store(slots: u64, memory_limit: u64, plan: Plan) -> Store {
-    let codec = Arc::new(Pleat::default());
-    let config = Config { slots, codec: codec.clone(), memory_limit, ..Config::default() };
+/// A codec of each kind of tables.
+const CODECS: [&str; 3] = ["pleat", "lz4-dict", "zstd-1-dict"];
+
+/// A store of `codec` with `slots` slots that trains by `plan`.
+fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> Store {
+    let codec = by_name(codec).expect("a known codec");
+    let config = Config { slots, codec: Arc::clone(&codec), memory_limit, ..Config::default() };
     let mut store = Store::new(config).expect("a small store");
     store.set_training(Training::new(&*codec, plan));
     store
+}
+
+/// What outlives the store's use of these tables only if somebody else keeps them.
+fn weak(tables: &Tables) -> Weak<dyn Send + Sync> {
+    match tables {
+        Tables::Pleat(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
+        Tables::Lz4(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
+        Tables::Zstd(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
+    }
 }
 
 /// A page of words of `kind`'s own vocabulary: other tables are better for every kind. The same arguments, the same page.
@@ -66,48 +79,59 @@ fn read(store: &Store, slot: u64) -> Page {
 
 #[test]
 fn tables_are_trained_and_make_pages_smaller() {
-    let store = store(512, u64::MAX, OFTEN);
-    (0..256).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
-    wait(&store, |store| store.stats().trainings > 0);
-    let before = store.stats();
-    assert!(before.codec_tables >= 2 && before.training_bytes > 0);
-    (256..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
-    wait(&store, |_| true);
-    let more = store.stats().compr_data_size - before.compr_data_size;
-    assert!(more * 100 < before.compr_data_size * 97, "{more} bytes after {}", before.compr_data_size);
-    assert!((0..512).all(|slot| read(&store, slot) == page(0, slot)));
-    store.check().expect("consistent");
+    for codec in CODECS {
+        let store = store(codec, 512, u64::MAX, OFTEN);
+        (0..256).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+        wait(&store, |store| store.stats().trainings > 0);
+        let before = store.stats();
+        assert!(before.codec_tables >= 2);
+        let trained: u64 = store.tables()[1..].iter().map(|tables| tables.memory_bytes() as u64).sum();
+        assert_eq!(before.training_bytes, trained, "{codec}");
+        (256..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+        wait(&store, |_| true);
+        let more = store.stats().compr_data_size - before.compr_data_size;
+        assert!(more * 100 < before.compr_data_size * 97, "{codec}: {more} bytes after {}", before.compr_data_size);
+        assert!((0..512).all(|slot| read(&store, slot) == page(0, slot)));
+        store.check().expect("consistent");
+    }
 }
 
 #[test]
 fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
-    let store = store(256, u64::MAX, OFTEN);
-    for kind in 0..8 {
-        let trainings = store.stats().trainings;
-        let mut number = 0;
-        // Writes go on until this kind has tables, some slots keep the first kind's pages.
-        while store.stats().trainings == trainings && number < 6000 {
-            let slot = 32 + number % 224;
-            store.write(slot, &page(kind, number)).expect("no limit");
-            number += 1;
-            if number % 96 == 0 {
-                wait(&store, |_| true);
+    for codec in CODECS {
+        let store = store(codec, 256, u64::MAX, OFTEN);
+        let mut seen = HashMap::new();
+        for kind in 0..8 {
+            let trainings = store.stats().trainings;
+            let mut number = 0;
+            // Writes go on until this kind has tables, some slots keep the first kind's pages.
+            while store.stats().trainings == trainings && number < 6000 {
+                let slot = 32 + number % 224;
+                store.write(slot, &page(kind, number)).expect("no limit");
+                number += 1;
+                if number % 96 == 0 {
+                    wait(&store, |_| true);
+                }
             }
+            if kind == 0 {
+                (0..32).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+            }
+            seen.extend(store.tables().iter().map(|tables| (tables.id(), weak(tables))));
+            assert!(store.stats().codec_tables <= 4);
+            assert!((0..32).all(|slot| read(&store, slot) == page(0, slot)));
+            store.check().expect("consistent");
         }
-        if kind == 0 {
-            (0..32).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
-        }
-        assert!(store.stats().codec_tables <= 4);
-        assert!((0..32).all(|slot| read(&store, slot) == page(0, slot)));
-        store.check().expect("consistent");
+        let stats = store.stats();
+        assert!(stats.trainings >= 6, "{codec}: {stats:?}");
+        // Those given up are nowhere in memory.
+        let alive = seen.values().filter(|tables| tables.strong_count() > 0).count() as u64;
+        assert!(alive <= stats.codec_tables, "{codec}: {alive} of {} are alive: {stats:?}", seen.len());
     }
-    let stats = store.stats();
-    assert!(stats.trainings >= 6, "{stats:?}");
 }
 
 #[test]
 fn a_codec_without_tables_trains_nothing() {
-    for name in ["fold", "zstd-1"] {
+    for name in ["fold", "lz4", "zstd-1"] {
         let codec = by_name(name).expect("a known codec");
         let store = Store::new(Config { slots: 64, codec, ..Config::default() }).expect("a small store");
         (0..64).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
@@ -118,52 +142,114 @@ fn a_codec_without_tables_trains_nothing() {
 
 #[test]
 fn noise_is_not_worth_tables() {
-    let store = store(512, u64::MAX, OFTEN);
-    let mut state = 1u64;
-    for slot in 0..512 {
-        let page = std::array::from_fn(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 56) as u8
-        });
-        store.write(slot, &page).expect("no limit");
+    for codec in CODECS {
+        let store = store(codec, 512, u64::MAX, OFTEN);
+        let mut state = 1u64;
+        for slot in 0..512 {
+            let page = std::array::from_fn(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            });
+            store.write(slot, &page).expect("no limit");
+        }
+        wait(&store, |_| true);
+        assert_eq!(store.stats().trainings, 0, "{codec}");
+        assert!(store.stats().trainings_useless > 0, "{codec}");
     }
-    wait(&store, |_| true);
-    assert_eq!(store.stats().trainings, 0);
 }
 
 #[test]
 fn a_store_near_its_limit_does_not_train() {
-    let store = store(512, 8 << 20, OFTEN);
-    (0..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("room"));
-    let stats = store.stats();
-    assert_eq!((stats.trainings, stats.training_bytes), (0, 0));
-    store.check().expect("consistent");
+    for codec in CODECS {
+        let store = store(codec, 512, 8 << 20, OFTEN);
+        (0..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("room"));
+        wait(&store, |_| true);
+        let stats = store.stats();
+        assert_eq!((stats.trainings, stats.trainings_useless, stats.training_bytes), (0, 0, 0), "{codec}");
+        store.check().expect("consistent");
+    }
+}
+
+#[test]
+fn without_memory_for_tables_there_are_none() {
+    for codec in CODECS {
+        let mut trainings = Vec::new();
+        // The write that fills the sample takes memory, then the training, then its tables.
+        for after in 0..4 {
+            let store = store(codec, 512, u64::MAX, OFTEN);
+            (0..95).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+            store.budget().fail(after, 1);
+            let _: Result<(), Error> = store.write(95, &page(0, 95));
+            wait(&store, |_| true);
+            store.budget().fail(0, 0);
+            trainings.push(store.stats().trainings);
+            (95..200).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+            wait(&store, |_| true);
+            assert!((0..200).all(|slot| read(&store, slot) == page(0, slot)), "{codec}");
+            store.check().expect("consistent");
+        }
+        assert!(trainings.contains(&0) && trainings.contains(&1), "{codec}: {trainings:?}");
+    }
 }
 
 #[test]
 fn an_object_of_unknown_tables_is_an_error() {
-    let store = store(4, u64::MAX, OFTEN);
-    let page = std::array::from_fn(|at| if at < 2000 { at as u8 } else { 7 });
-    store.write(1, &page).expect("no limit");
-    store.change_entry(1, |entry| match entry {
-        Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 3, len_bytes, at },
-        other => other,
-    });
-    let mut back = [0; PAGE_SIZE];
-    let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the store does not have" };
-    assert_eq!(store.read(1, &mut back), Err(unknown));
-    assert_eq!(store.update(1, |_| {}), Err(unknown));
-    assert!(store.check().is_err());
-    store.change_entry(1, |entry| match entry {
-        Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 0, len_bytes, at },
-        other => other,
-    });
-    assert!(read(&store, 1) == page);
+    for codec in CODECS {
+        let store = store(codec, 4, u64::MAX, OFTEN);
+        let page = std::array::from_fn(|at| if at < 2000 { at as u8 } else { 7 });
+        store.write(1, &page).expect("no limit");
+        store.change_entry(1, |entry| match entry {
+            Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 3, len_bytes, at },
+            other => other,
+        });
+        let mut back = [0; PAGE_SIZE];
+        let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the store does not have" };
+        assert_eq!(store.read(1, &mut back), Err(unknown));
+        assert_eq!(store.update(1, |_| {}), Err(unknown));
+        assert!(store.check().is_err());
+        store.change_entry(1, |entry| match entry {
+            Entry::Object { len_bytes, at, .. } => Entry::Object { tables: 0, len_bytes, at },
+            other => other,
+        });
+        assert!(read(&store, 1) == page);
+    }
+}
+
+#[test]
+fn an_object_of_other_tables_is_an_error_or_another_page() {
+    for codec in CODECS {
+        let store = store(codec, 256, u64::MAX, OFTEN);
+        (0..255).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
+        wait(&store, |store| store.stats().trainings > 0);
+        store.write(255, &page(0, 255)).expect("no limit");
+        let mut own = None;
+        store.change_entry(255, |entry| match entry {
+            Entry::Object { tables, len_bytes, at } => {
+                own = Some(tables);
+                Entry::Object { tables: 0, len_bytes, at }
+            }
+            other => other,
+        });
+        let own = own.filter(|&number| number > 0).expect("an object of trained tables");
+        let mut back = [0; PAGE_SIZE];
+        let wrong = store.read(255, &mut back);
+        assert!(matches!(wrong, Err(Error::Corrupt { slot: 255, .. })) || back != page(0, 255), "{codec}");
+        store.change_entry(255, |entry| match entry {
+            Entry::Object { len_bytes, at, .. } => Entry::Object { tables: own, len_bytes, at },
+            other => other,
+        });
+        assert!(read(&store, 255) == page(0, 255), "{codec}");
+        store.check().expect("consistent");
+    }
 }
 
 #[test]
 fn threads_keep_their_pages_through_retrainings() {
-    let store = store(256, u64::MAX, OFTEN);
+    CODECS.into_iter().for_each(keep_through_retrainings);
+}
+
+fn keep_through_retrainings(codec: &str) {
+    let store = store(codec, 256, u64::MAX, OFTEN);
     thread::scope(|scope| {
         for thread in 0..4u64 {
             let store = &store;
@@ -190,16 +276,19 @@ fn threads_keep_their_pages_through_retrainings() {
     });
     wait(&store, |_| true);
     store.check().expect("consistent");
-    assert!(store.stats().trainings > 0, "{:?}", store.stats());
+    assert!(store.stats().trainings > 0, "{codec}: {:?}", store.stats());
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// Any history of a store that retrains all the time reads as a plain array of pages does.
     #[test]
-    fn a_training_store_is_an_array(steps in proptest::collection::vec((0..48u64, 0..5u64, 0..8u8), 300..900)) {
-        let store = store(48, u64::MAX, Plan { sample_pages: 40, ..OFTEN });
+    fn a_training_store_is_an_array(
+        codec in proptest::sample::select(&CODECS),
+        steps in proptest::collection::vec((0..48u64, 0..5u64, 0..8u8), 300..900),
+    ) {
+        let store = store(codec, 48, u64::MAX, Plan { sample_pages: 80, ..OFTEN });
         let mut pages = vec![[0; PAGE_SIZE]; 48];
         for (number, (slot, kind, action)) in steps.into_iter().enumerate() {
             let held = &mut pages[slot as usize];

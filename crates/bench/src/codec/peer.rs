@@ -2,7 +2,7 @@
 
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 use lzzzz::lz4;
-use pagefold_codec::{Corrupt, Dictionary, PAGE_SIZE, Page, Stream};
+use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream, Tables};
 use pagefold_oracle::{Liblzo2, Liblzo2Work};
 use zstd_safe::{CCtx, CDict, DCtx, DDict};
 
@@ -20,8 +20,8 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
         },
         "libzstd-1" => Box::new(Zstd { compressor: CCtx::create(), decompressor: DCtx::create() }),
         "libzstd-1-dict" => {
-            let plain = || pagefold_codec::Zstd::new(1).unwrap_or_default();
-            match Dictionary::train(sample, &plain(), |dictionary| plain().with_dictionary(dictionary)) {
+            let tables = pagefold_codec::trained("zstd-1-dict", sample)?.tables();
+            match tables.as_ref().and_then(Tables::dictionary) {
                 Some(dictionary) => Box::new(ZstdDict::new(dictionary.bytes())),
                 None => return by_name("libzstd-1", sample),
             }

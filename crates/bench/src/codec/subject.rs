@@ -21,13 +21,13 @@ pub(super) fn all_names() -> Vec<String> {
     own_names().into_iter().chain(peer::NAMES.iter().map(|&name| name.to_owned())).collect()
 }
 
-/// Our codecs by their names, those with levels at the usual ones.
+/// Our codecs by their names, those with levels at the usual ones, without those that need a sample.
 pub(super) fn own_names() -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for &name in NAMES {
         match LEVELS.iter().find(|(family, _)| *family == name) {
             Some((_, levels)) => names.extend(levels.iter().map(|level| format!("{name}-{level}"))),
-            None if name.ends_with("-LEVEL") => {}
+            None if name.ends_with("-LEVEL") || name.ends_with("-dict") => {}
             None => names.push(name.to_owned()),
         }
     }

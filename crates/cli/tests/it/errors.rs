@@ -29,7 +29,8 @@ fn impossible_disks_are_refused() {
     assert_names(&disk(&["--size", "99999999999G"]), &["64-bit"]);
     assert_names(&disk(&["--size", "big"]), &["'big'", "512M"]);
     assert_names(&disk(&["--size", "1G", "--codec", "lz5"]), &["'lz5'", "lz4", "zstd"]);
-    assert_names(&disk(&["--size", "1G", "--codec", "zstd-23"]), &["'zstd-23'"]);
+    assert_names(&disk(&["--size", "1G", "--codec", "zstd-23"]), &["'zstd-23'", "-7 to 22"]);
+    assert_names(&disk(&["--size", "1G", "--codec", "lz4hc-dict"]), &["'lz4hc-dict'", "lz4-dict", "zstd-LEVEL-dict"]);
     assert_names(&disk(&["--size", "1G", "--memory-limit", "100"]), &["memory limit", "100"]);
     assert_names(&disk(&["--export", "name=a"]), &["size=SIZE"]);
     assert_names(&disk(&["--export", "name=a,size=1G", "--export", "name=a,size=1G"]), &["a"]);

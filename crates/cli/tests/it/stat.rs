@@ -12,6 +12,19 @@ fn stat_speaks_in_words() {
 }
 
 #[test]
+fn stat_tells_what_a_disk_learns() {
+    for codec in ["pleat", "lz4-dict", "zstd-1-dict"] {
+        let server = Server::start(&["--size", "1G", "--codec", codec]);
+        let text = run(pagefold().args(["stat", "--unix"]).arg(server.socket()));
+        assert!(text.contains(codec) && text.contains("helped 0 times, did not 0 times"), "{codec}:\n{text}");
+        for (figure, value) in [("codec_tables", 1), ("trainings", 0), ("trainings_useless", 0), ("training_bytes", 0)]
+        {
+            assert_eq!(server.figure("", figure), value, "{codec}: {figure}");
+        }
+    }
+}
+
+#[test]
 fn an_empty_8_gib_disk_costs_kilobytes() {
     let server = Server::start(&["--size", "8G"]);
     assert!(server.figure("", "spent_bytes") <= 64 << 10);

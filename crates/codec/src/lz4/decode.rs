@@ -55,6 +55,8 @@ struct Buffers {
     input_len: usize,
     output: *mut u8,
     output_len: usize,
+    /// Bytes right before the output that matches may begin in.
+    before_len: usize,
 }
 
 /// How far a block is decoded, and what is an error.
@@ -72,7 +74,8 @@ struct Decoder {
     input_end: *const u8,
     /// Next output byte to write.
     op: *mut u8,
-    output_start: *mut u8,
+    /// The first byte that a match may begin at.
+    oldest: *mut u8,
     output_end: *mut u8,
     extent: Extent,
 }
@@ -84,10 +87,25 @@ enum Step {
 
 /// Decodes `block` into `out` and returns the bytes of output.
 pub(crate) fn separate(block: &[u8], out: &mut [u8], extent: Extent) -> Result<usize, Corrupt> {
-    let buffers =
-        Buffers { input: block.as_ptr(), input_len: block.len(), output: out.as_mut_ptr(), output_len: out.len() };
+    let buffers = Buffers {
+        input: block.as_ptr(),
+        input_len: block.len(),
+        output: out.as_mut_ptr(),
+        output_len: out.len(),
+        before_len: 0,
+    };
     // SAFETY: two slices, borrowed for the call, that cannot overlap.
     unsafe { decode::<false>(&buffers, extent) }
+}
+
+/// Decodes `block` into `window[before_len..]`, whose matches may begin in the bytes before that, and returns the bytes of output.
+pub(crate) fn after(block: &[u8], window: &mut [u8], before_len: usize) -> Result<usize, Corrupt> {
+    let output_len = window[before_len..].len();
+    // SAFETY: `window` has `before_len` bytes, or the line above has panicked.
+    let output = unsafe { window.as_mut_ptr().add(before_len) };
+    let buffers = Buffers { input: block.as_ptr(), input_len: block.len(), output, output_len, before_len };
+    // SAFETY: two slices, borrowed for the call, that cannot overlap.
+    unsafe { decode::<false>(&buffers, Extent::Whole) }
 }
 
 /// Decodes `buffer[block]` into `buffer[..out_len]` and returns the bytes of output.
@@ -98,7 +116,7 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
     let output = buffer.as_mut_ptr();
     // SAFETY: `block.start` is inside the buffer.
     let input = unsafe { output.add(block.start) };
-    let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len };
+    let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len, before_len: 0 };
     // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from that borrow.
     unsafe { decode::<true>(&buffers, Extent::Whole) }
 }
@@ -107,20 +125,21 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
 ///
 /// # Safety
 /// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output` are initialised and can
-/// be read and written, for as long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived from
+/// be read and written, and `before_len` bytes before them read, for as long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived from
 /// one borrow of their buffer.
 unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
-    // SAFETY: one past the end of what the caller gave.
-    let (input_end, output_end) =
-        unsafe { (buffers.input.add(buffers.input_len), buffers.output.add(buffers.output_len)) };
-    let mut decoder =
-        Decoder { ip: buffers.input, input_end, op: buffers.output, output_start: buffers.output, output_end, extent };
+    // SAFETY: one past the end of what the caller gave, and its start.
+    let (input_end, output_end, oldest) = unsafe {
+        let output = buffers.output;
+        (buffers.input.add(buffers.input_len), output.add(buffers.output_len), output.sub(buffers.before_len))
+    };
+    let mut decoder = Decoder { ip: buffers.input, input_end, op: buffers.output, oldest, output_end, extent };
     loop {
         // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
         unsafe {
             decoder.quick::<IN_PLACE>()?;
             if let Step::Done = decoder.careful::<IN_PLACE>()? {
-                return Ok(decoder.op.offset_from_unsigned(decoder.output_start));
+                return Ok(decoder.op.offset_from_unsigned(buffers.output));
             }
         }
     }
@@ -137,7 +156,7 @@ impl Decoder {
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
     unsafe fn quick<const IN_PLACE: bool>(&mut self) -> Result<(), Corrupt> {
-        let Self { mut ip, input_end, mut op, output_start, output_end, .. } = *self;
+        let Self { mut ip, input_end, mut op, oldest, output_end, .. } = *self;
         // In place, from the output's end to the next input.
         let gap = |ip: *const u8, op: *mut u8| ip.addr().saturating_sub(op.addr());
         if IN_PLACE && gap(ip, op) < QUICK_GAP {
@@ -169,7 +188,7 @@ impl Decoder {
                 let offset_at = literals_at.add(literals);
                 let match_at = op.add(literals);
                 let offset = usize::from(load16(offset_at));
-                if offset > match_at.addr() - output_start.addr() {
+                if offset > match_at.addr() - oldest.addr() {
                     break;
                 }
                 if token & 15 < 15 {
@@ -206,7 +225,7 @@ impl Decoder {
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
     unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
-        let Self { mut ip, input_end, mut op, output_start, output_end, extent } = *self;
+        let Self { mut ip, input_end, mut op, oldest, output_end, extent } = *self;
         // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
         let step = unsafe {
             loop {
@@ -256,7 +275,7 @@ impl Decoder {
                 if len == LONG {
                     len += length(&mut ip, input_end).ok_or(TRUNCATED)?;
                 }
-                if offset == 0 || offset > op.offset_from_unsigned(output_start) {
+                if offset == 0 || offset > op.offset_from_unsigned(oldest) {
                     return Err(BAD_OFFSET);
                 }
                 let room = output_end.offset_from_unsigned(op);

@@ -56,11 +56,25 @@ pub(crate) fn encode<F: Format, T: Table>(
     out: &mut [u8],
     fit: Fit,
 ) -> Option<(usize, usize)> {
+    encode_after::<F, T>(table, input, 0, out, fit)
+}
+
+/// Compresses `window[before_len..]` as [`encode`] does, with matches that may begin in the bytes before, for which `table` has
+/// positions: it begins at `before_len` or more, unless that is 0.
+#[inline(always)]
+pub(crate) fn encode_after<F: Format, T: Table>(
+    table: &mut T,
+    window: &[u8],
+    before_len: usize,
+    out: &mut [u8],
+    fit: Fit,
+) -> Option<(usize, usize)> {
+    let input = &window[before_len..];
     let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
-        // SAFETY: `input` has more than `LAST_START` bytes.
-        (writer, anchor) = unsafe { sequences(table, input, writer, fit) }?;
+        // SAFETY: `input`, what is left of `window`, has more than `LAST_START` bytes.
+        (writer, anchor) = unsafe { sequences(table, window, before_len, writer, fit) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {
         return Some((anchor, writer.at));
@@ -95,25 +109,28 @@ fn most_literals(room: usize) -> Option<usize> {
 /// Writes all sequences with a match, and returns where the literals after the last begin. `None` if one did not fit and had to.
 ///
 /// # Safety
-/// `input` has more than `LAST_START` bytes.
+/// `window` has more than `LAST_START` bytes after the first `before_len`.
 #[inline(always)]
 unsafe fn sequences<F: Format, T: Table>(
     table: &mut T,
-    input: &[u8],
+    window: &[u8],
+    before_len: usize,
     mut writer: Writer<F>,
     fit: Fit,
 ) -> Option<(Writer<F>, usize)> {
     // Positions run from the table's `first` on; `s.add(position)` is the byte there.
-    let first = table.begin(input.len());
-    let s = input.as_ptr().wrapping_sub(first);
-    let end = first + input.len();
+    let input_len = window.len() - before_len;
+    let first = table.begin(input_len);
+    let oldest = first - before_len;
+    let s = window.as_ptr().wrapping_sub(oldest);
+    let end = first + input_len;
     let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     let last_far = end.saturating_sub(FAR);
     // A sequence that ends here or before takes fewer bytes of output than it and all before it have of input, and one in 128.
     let room = writer.cap.saturating_sub(SLACK);
     let last_easy = first + (room - (room >> 7));
-    // SAFETY: positions lie between `first` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
+    // SAFETY: positions lie between `oldest` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
     // position up to `last_start`, and after a match from any before its end; 8 bytes beyond a match's first 4 lie before `match_end`, and
     // 17 bytes after its start before `end`, if it starts `FAR` before the end. Before each use of `sequence` the writer has `SLACK` to spare.
     unsafe {
@@ -132,7 +149,7 @@ unsafe fn sequences<F: Format, T: Table>(
             } else {
                 let Some(found) = find(table, s, start + 1, last_start) else { break };
                 (at, seen) = found;
-                back = common_suffix(s, first, anchor, at, seen);
+                back = common_suffix(s, oldest, anchor, at, seen);
             }
             let far = at <= last_far;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
@@ -209,15 +226,15 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
     None
 }
 
-/// How many bytes before `at`, down to `anchor`, equal those before `seen`, down to `first`.
+/// How many bytes before `at`, down to `anchor`, equal those before `seen`, down to `oldest`.
 ///
 /// # Safety
-/// `first <= seen < at`, `anchor <= at`, and the bytes from `first` to `at` can be read.
+/// `oldest <= seen < at`, `anchor <= at`, and the bytes from `oldest` to `at` can be read.
 #[inline(always)]
-unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, seen: usize) -> usize {
+unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, at: usize, seen: usize) -> usize {
     let literals = at - anchor;
     let mut back = 0;
-    if seen >= first + 8 {
+    if seen >= oldest + 8 {
         // SAFETY: 8 bytes lie before `seen`, and more before `at`.
         let diff = unsafe { load64(s.add(at - 8)) ^ load64(s.add(seen - 8)) };
         back = literals.min(diff.leading_zeros() as usize / 8);
@@ -225,8 +242,8 @@ unsafe fn common_suffix(s: *const u8, first: usize, anchor: usize, at: usize, se
             return back;
         }
     }
-    let most = literals.min(seen - first);
-    // SAFETY: `back < most`, so both positions are at `first` or after.
+    let most = literals.min(seen - oldest);
+    // SAFETY: `back < most`, so both positions are at `oldest` or after.
     while back < most && unsafe { *s.add(at - back - 1) == *s.add(seen - back - 1) } {
         back += 1;
     }

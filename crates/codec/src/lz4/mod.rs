@@ -3,7 +3,7 @@
 //! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and in place.
 
 pub(crate) mod copies;
-mod decode;
+pub(crate) mod decode;
 pub(crate) mod encode;
 pub(crate) mod format;
 pub(crate) mod table;
@@ -61,8 +61,8 @@ impl Kind {
     }
 }
 
-struct Lz4Stream {
-    positions: Positions,
+pub(crate) struct Lz4Stream {
+    pub(crate) positions: Positions,
 }
 
 impl Stream for Lz4Stream {
@@ -209,7 +209,7 @@ pub fn decompress_in_place(buffer: &mut [u8], block: Range<usize>, out_len: usiz
     }
 }
 
-const SHORT: Corrupt = Corrupt { what: "lz4 block is shorter than its output" };
+pub(crate) const SHORT: Corrupt = Corrupt { what: "lz4 block is shorter than its output" };
 
 #[cfg(test)]
 mod tests;

@@ -101,6 +101,58 @@ impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool> Table
 /// 0.9 of the time.
 pub(crate) type Medium<'a> = Narrow<'a, 40, false, true>;
 
+/// For a page after a dictionary, of 64 KiB together: positions count from the dictionary's start. Where the page has no position yet, the
+/// dictionary's counts. The hash is of the next 5 bytes.
+pub(crate) struct AfterDictionary<'a> {
+    pub(crate) page: &'a mut Positions,
+    pub(crate) dictionary: &'a DictionaryPositions,
+    pub(crate) dictionary_len: usize,
+}
+
+/// The last position in a dictionary of each hash; 0 also where there is none.
+pub(crate) type DictionaryPositions = [u16; 1 << DICTIONARY_BITS];
+
+const DICTIONARY_BITS: u32 = 14;
+
+impl AfterDictionary<'_> {
+    /// The positions in `dictionary`, of at most 64 KiB.
+    pub(crate) fn positions(dictionary: &[u8]) -> Box<DictionaryPositions> {
+        let mut positions = Box::new([0; 1 << DICTIONARY_BITS]);
+        for (at, bytes) in dictionary.windows(8).enumerate() {
+            if let Some(bytes) = bytes.first_chunk() {
+                positions[Self::hash(u64::from_le_bytes(*bytes))] = at as u16;
+            }
+        }
+        positions
+    }
+}
+
+impl Table for AfterDictionary<'_> {
+    const MAX_INPUT: usize = 1 << 16;
+    const INSIDE: Inside = Inside { after_start: false, before_end: true };
+
+    fn begin(&mut self, _len: usize) -> usize {
+        self.page.0.fill(0);
+        self.dictionary_len
+    }
+
+    #[inline(always)]
+    fn hash(bytes: u64) -> usize {
+        ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - DICTIONARY_BITS)) as usize
+    }
+
+    #[inline(always)]
+    fn get(&self, hash: usize, _position: usize) -> usize {
+        let seen = self.page.0[hash >> (DICTIONARY_BITS - Positions::BITS)];
+        usize::from(if seen == 0 { self.dictionary[hash] } else { seen })
+    }
+
+    #[inline(always)]
+    fn set(&mut self, hash: usize, position: usize) {
+        self.page.0[hash >> (DICTIONARY_BITS - Positions::BITS)] = position as u16;
+    }
+}
+
 /// The memory of a table for blocks of any length, 32 KiB.
 pub(crate) type WidePositions = [u32; Positions::ENTRIES];
 

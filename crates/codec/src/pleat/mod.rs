@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub use tables::{BadTables, PleatTables};
 use window::Window;
 
-use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, Tables};
 
 /// The dense page codec.
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ impl Codec for Pleat {
         "pleat".to_owned()
     }
 
-    fn tables(&self) -> Option<Arc<PleatTables>> {
-        Some(Arc::clone(&self.tables))
+    fn tables(&self) -> Option<Tables> {
+        Some(Tables::Pleat(Arc::clone(&self.tables)))
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
@@ -103,7 +103,8 @@ impl Stream for PleatStream {
         (self.shims.decode)(&self.tables, object, &mut self.window, &mut self.decoder, page)
     }
 
-    fn set_tables(&mut self, tables: &Arc<PleatTables>) {
+    fn set_tables(&mut self, tables: &Tables) {
+        let Tables::Pleat(tables) = tables else { return };
         let before = self.tables.dictionary_bytes();
         self.window.set_dictionary(&tables.window, before.max(tables.dictionary_bytes()));
         self.tables = Arc::clone(tables);

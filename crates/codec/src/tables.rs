@@ -1,0 +1,72 @@
+//! What the objects of a store share beside their codec: tables or a dictionary, which can be trained on its pages.
+
+use std::sync::Arc;
+
+use crate::{Codec, Dictionary, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, Zstd, ZstdTables};
+
+/// Tables that objects share and do not name: an object is decoded with those it was made with. (With others it gives an error
+/// or another page, never anything worse.)
+#[derive(Clone, Debug)]
+pub enum Tables {
+    /// Those of `pleat`.
+    Pleat(Arc<PleatTables>),
+    /// The dictionary of `lz4-dict`, or none yet.
+    Lz4(Arc<Lz4Tables>),
+    /// The dictionary of `zstd-LEVEL-dict`, digested for its level, or none yet.
+    Zstd(Arc<ZstdTables>),
+}
+
+impl Tables {
+    /// A hash of what is in them: equal tables have equal ids, on every machine. 0 if they are no dictionary yet.
+    pub fn id(&self) -> u32 {
+        match self {
+            Self::Pleat(tables) => tables.id(),
+            Self::Lz4(_) | Self::Zstd(_) => self.dictionary().map_or(0, |dictionary| dictionary.id()),
+        }
+    }
+
+    /// The dictionary, of a codec for which that is all.
+    pub fn dictionary(&self) -> Option<&Dictionary> {
+        match self {
+            Self::Pleat(_) => None,
+            Self::Lz4(tables) => tables.dictionary(),
+            Self::Zstd(tables) => tables.dictionary(),
+        }
+    }
+
+    /// Heap bytes of the tables, with what was made of them for all streams.
+    pub fn memory_bytes(&self) -> usize {
+        match self {
+            Self::Pleat(tables) => tables.memory_bytes(),
+            Self::Lz4(tables) => tables.memory_bytes(),
+            Self::Zstd(tables) => tables.memory_bytes(),
+        }
+    }
+
+    /// The codec whose objects share these tables.
+    pub fn codec(&self) -> Arc<dyn Codec> {
+        match self {
+            Self::Pleat(tables) => Arc::new(Pleat::with_tables(Arc::clone(tables))),
+            Self::Lz4(tables) => Arc::new(Lz4Dict::with_tables(Arc::clone(tables))),
+            Self::Zstd(tables) => Arc::new(Zstd::with_tables(Arc::clone(tables))),
+        }
+    }
+
+    /// Tables of the same codec, trained on `sample`. Takes seconds; not for the hot path. Same-filled pages should be left out.
+    ///
+    /// `None`: training does not help. That is judged by every eighth page of the sample, which is kept from training: the new
+    /// tables must make these at least a fiftieth smaller than `self` does.
+    pub fn train_beyond(&self, sample: &[&Page]) -> Option<Self> {
+        match self {
+            Self::Pleat(current) => {
+                PleatTables::train_beyond(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
+            }
+            Self::Lz4(_) => {
+                Dictionary::train(sample, self, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
+            }
+            Self::Zstd(current) => Dictionary::train(sample, self, |dictionary| {
+                ZstdTables::new(current.level(), dictionary).map(|tables| Self::Zstd(Arc::new(tables)))
+            }),
+        }
+    }
+}
