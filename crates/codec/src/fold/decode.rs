@@ -139,10 +139,9 @@ impl Decoder {
         input.copy_from_slice(rest);
         #[cfg(target_arch = "x86_64")]
         if let Some(sequences) = &mut self.sequences {
-            let from = if direct { coded.as_ptr() } else { self.literals.as_ptr() };
+            let from = if direct { body } else { &self.literals[..] };
             // SAFETY: the stream found the features before it chose the build. The rest of the object lies at `FRONT` in
-            // `input`, which has room for `parse` on both sides of it. From `from` on there are `literals` bytes and SLACK
-            // more.
+            // `input`, which has room for `parse` on both sides of it. `from` has `literals` bytes and SLACK more.
             return unsafe { decode_by_window(sequences, &self.input, rest.len(), from, literals, page) }
                 .ok_or(LENGTHS);
         }
@@ -200,14 +199,14 @@ impl Decoder {
 /// Decodes all sequences and the literals behind them. The rest of the object is `rest_len` bytes at [`FRONT`] in `input`.
 ///
 /// # Safety
-/// `rest_len` is at most a page; from `literals` on, `literals_len` bytes and [`SLACK`] more can be read.
+/// `rest_len` is at most a page; `literals` has `literals_len` bytes and [`SLACK`] more.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
 unsafe fn decode_by_window(
     sequences: &mut Sequences,
     input: &[u8; FRONT + PAGE_SIZE + BACK],
     rest_len: usize,
-    literals: *const u8,
+    literals: &[u8],
     literals_len: usize,
     page: &mut Page,
 ) -> Option<()> {
@@ -224,8 +223,8 @@ unsafe fn decode_by_window(
     }
     // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they and the end need.
     unsafe {
-        window::copy(sequences, sums.tokens, literals, page)?;
-        literals.add(sums.literals).copy_to_nonoverlapping(page.as_mut_ptr().add(sums.bytes), left);
+        window::copy(sequences, sums.tokens, literals.as_ptr(), literals.len(), page)?;
+        literals.as_ptr().add(sums.literals).copy_to_nonoverlapping(page.as_mut_ptr().add(sums.bytes), left);
     }
     Some(())
 }
@@ -398,7 +397,9 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool>(decoder: *const Decoder
                         extend_match(op, offset, length);
                         continue;
                     }
-                    let mut done = 64;
+                    mem::copy::<32>(src.add(64), op.add(64));
+                    mem::copy::<32>(src.add(96), op.add(96));
+                    let mut done = 128;
                     while done < length {
                         mem::copy::<32>(src.add(done), op.add(done));
                         done += 32;

@@ -1,50 +1,54 @@
-//! The encoder.
+//! The encoder: it finds sequences (literals, then a match), and [`tokens`](super::tokens) writes them.
 //!
 //! ```text
 //! while the page goes on:
 //!     candidate := where the next five bytes were last seen; remember that they are here
 //!     if the next three bytes are those at a repeated distance, or the next five those at the candidate:
-//!         extend the match both ways, write its literals, token and extra bits, go on behind it
+//!         note the match, go on behind it
 //!     else go on with the next byte, or further on the longer nothing was found
+//! make tokens and extra bits of all matches
 //! code the literals by the palette that has most of them
 //! ```
 //!
-//! What differs from the usual match finder, and what each brought (compression speed, geometric mean over nine kinds of
-//! pages, in the order of the work):
+//! What differs from the usual match finder, and what each brought (compression speed; `docs/codecs-log/fold.md` has the order of the
+//! work):
 //!
-//! 1. A repeated distance is a branch of its own: where it matches, the place behind the match does not wait for the table
+//! 1. Two loops: one finds, one makes tokens of eight or sixteen matches at a time. The first has a third of the instructions that one
+//!    loop for both had (+5 to +10 % on heaps, +15 % on all).
+//! 2. A repeated distance is a branch of its own: where it matches, the place behind the match does not wait for the table
 //!    and the candidate, which take more than twice as long (+4 to +6 % on heaps).
-//! 2. One repeated distance is tried at each place: right behind a match the one before (the last cannot match there, or
-//!    the match would have been longer), and the last one everywhere else.
-//! 3. The table is small enough to be cleared for each page (4 KiB), so its entries need no check (+8 %), and the
+//! 3. One repeated distance is tried at each place: right behind a match the one before (the last cannot match there, or
+//!    the match would have been longer), and the last one everywhere else. The place right behind a match has code of its own, since it has
+//!    no literals before it.
+//! 4. In pages of words, six bytes are compared in place of five: fewer, longer matches (+4 to +6 % on heaps, for 0.1 % of their bytes; 2 to
+//!    5 % of text's and code's, where five it stays).
+//! 5. The table is small enough to be cleared for each page (4 KiB), so its entries need no check (+8 %), and the
 //!    same page always gives the same object.
-//! 4. The search steps faster and faster until it finds something (`STEP`), which also bounds what a page that does not
+//! 6. The search steps faster and faster until it finds something (`TRIES`), which also bounds what a page that does not
 //!    compress costs.
-//! 5. The class is made by arithmetic, and the loop is built for BMI2 too (+12 %).
-//! 6. A match is written where it is found: while the next place waits for the page and the table, there is time for it.
-//!    Two loops, one that finds and one that writes, cost 3 to 5 % more on heaps; three, with the literals in the second,
-//!    20 % more.
 //! 7. What is equal beyond the first 8 bytes is found 32 or 64 bytes at a time (text +8 %). The first 8 are not: the next
-//!    place waits for the length, and a word tells it sooner than a vector (-4 % on heaps).
+//!    place waits for the length, and a word tells it sooner than a vector (-5 % on heaps).
 #![allow(unsafe_code)] // A place of the page is loaded from three times; that it lies in the page is known once.
 
-use core::hint::select_unpredictable;
+use core::{hint::select_unpredictable, ops::RangeInclusive};
 
 use super::{
     Isa,
     compare::{self, Compare},
     literals::{self, EMPTY, Room},
-    tables::{
-        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, LENGTH_MIN_NEW, LITERALS_MASK, NEAR,
-        NEAR_END, PALETTE_SHIFT, RUN_CODES, RUN_MAX, WIDE_SHIFT, WORDS,
-    },
+    tables::{LENGTH_MIN_NEW, LITERALS_MASK, PALETTE_SHIFT, RUN_MAX, WIDE_SHIFT},
+    tokens::{Columns, EXTRA_ROOM, Emit, Emitted, TOKENS_ROOM},
 };
 use crate::{PAGE_SIZE, Page, mem};
 
 const HASH_BITS: u32 = 11;
 
-/// By how much each place without a match lengthens the step to the next, in 64ths of a byte.
-const STEP: usize = 4;
+/// After so many places without a match, the step to the next grows by a byte.
+const TRIES: usize = 16;
+
+/// How many zeros of [`mem::ZEROS_SAMPLED`] bytes a page of words has: pointers and small numbers. Tables of binaries have more,
+/// code has fewer.
+const WORDS_ZEROS: RangeInclusive<usize> = mem::ZEROS_SAMPLED / 4..=mem::ZEROS_SAMPLED * 5 / 8;
 
 /// Nothing is searched for in the last bytes of a page.
 const SEARCHED: usize = PAGE_SIZE - 8;
@@ -52,9 +56,6 @@ const SEARCHED: usize = PAGE_SIZE - 8;
 /// Room before and after the copy of the page, for what [`Compare`] reads.
 const FRONT: usize = compare::BACK;
 const BACK: usize = 64 + 8;
-
-/// Each sequence is a match of [`LENGTH_MIN`] bytes or more.
-const SEQUENCES_MAX: usize = PAGE_SIZE / LENGTH_MIN + 1;
 
 /// What the match finder left in the encoder.
 struct Found {
@@ -74,9 +75,10 @@ pub(super) struct Encoder {
     page: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
     packed: Room,
-    extra: [u8; SEQUENCES_MAX * BITS_MAX / 8 + 8],
+    columns: Columns,
+    extra: [u8; EXTRA_ROOM],
     /// Filled from its end.
-    tokens: [u8; SEQUENCES_MAX + 1],
+    tokens: [u8; TOKENS_ROOM],
 }
 
 impl Encoder {
@@ -87,8 +89,9 @@ impl Encoder {
             page: [0; FRONT + PAGE_SIZE + BACK],
             literals: EMPTY,
             packed: EMPTY,
-            extra: [0; SEQUENCES_MAX * BITS_MAX / 8 + 8],
-            tokens: [0; SEQUENCES_MAX + 1],
+            columns: Columns::NEW,
+            extra: [0; EXTRA_ROOM],
+            tokens: [0; TOKENS_ROOM],
         })
     }
 
@@ -96,7 +99,7 @@ impl Encoder {
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.page[FRONT..FRONT + PAGE_SIZE].copy_from_slice(page);
         self.seen.fill(0);
-        let found = self.find();
+        let found = self.find(WORDS_ZEROS.contains(&mem::sampled_zeros(page)));
         if found.literals > LITERALS_MASK {
             return None;
         }
@@ -127,164 +130,195 @@ impl Encoder {
         Some(len)
     }
 
-    fn find(&mut self) -> Found {
+    fn find(&mut self, words: bool) -> Found {
         match self.isa {
             // SAFETY: the stream found these features before it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2() },
+            Isa::Avx2 => unsafe { self.find_avx2(words) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512() },
-            Isa::Portable => self.find_matches::<compare::Words>(),
+            Isa::Avx512 => unsafe { self.find_avx512(words) },
+            Isa::Portable => {
+                if words {
+                    self.find_matches::<compare::Words, 6>()
+                } else {
+                    self.find_matches::<compare::Words, 5>()
+                }
+            }
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2(&mut self) -> Found {
-        self.find_matches::<compare::Avx2>()
+    fn find_avx2(&mut self, words: bool) -> Found {
+        if words { self.find_matches::<compare::Avx2, 6>() } else { self.find_matches::<compare::Avx2, 5>() }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw")]
+    #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_avx512(&mut self) -> Found {
-        self.find_matches::<compare::Avx512>()
+    fn find_avx512(&mut self, words: bool) -> Found {
+        if words { self.find_matches::<compare::Avx512, 6>() } else { self.find_matches::<compare::Avx512, 5>() }
     }
 
-    /// Fills `literals`, `extra` and `tokens` from `page`; `seen` is all zero.
+    /// Fills `literals`, `extra` and `tokens` from `page`; `seen` is all zero. New offsets have matches of `MIN` bytes or more.
     #[inline(always)]
-    fn find_matches<C: Compare>(&mut self) -> Found {
+    fn find_matches<C: Compare + Emit, const MIN: u32>(&mut self) -> Found {
+        let unused = 64 - 8 * MIN;
         // Made of the whole, since bytes before the page are read too.
         let page = self.page.as_ptr().wrapping_add(FRONT);
         let seen = self.seen.as_mut_ptr();
         let literals = self.literals.as_mut_ptr();
         let mut literals_end = literals;
-        let extra = self.extra.as_mut_ptr();
-        let mut extra_end = extra;
-        let tokens_end = self.tokens.as_mut_ptr_range().end;
-        let mut token = tokens_end;
-        let (mut bits, mut count) = (0_u64, 0_u32);
+        let runs = self.columns.runs.as_mut_ptr();
+        let lengths = self.columns.lengths.as_mut_ptr();
+        let offsets = self.columns.offsets.as_mut_ptr();
+        let befores = self.columns.befores.as_mut_ptr();
+        let mut at = 0;
         let mut anchor = 0;
         let mut pos = 1;
         let (mut last, mut before) = (1, 1);
-        let mut probe = last;
-        let mut step = 64;
-        let (mut near, mut long) = (0, 0);
         // SAFETY: for each load and store here:
         // - `1 <= pos < SEARCHED`, and the page's copy has FRONT bytes before and BACK bytes after it;
         // - an entry of `seen` is 0 or an earlier `pos`, or the place two before one, so it lies before `pos`; a hash
         //   has HASH_BITS bits;
-        // - `last`, `before` and `probe` are at least 1 and at most `pos`: they start as 1, and become an offset, which
-        //   is at most the `pos` of its time;
-        // - `back <= pos - offset` and `anchor <= start`, so a match's source begins in the page;
+        // - `last` and `before` are at least 1 and at most `pos`: they start as 1, and become an offset, which is at most
+        //   the `pos` of its time;
+        // - a match begins at `start`, `anchor <= start`, and its source at 0 or later: `pos - start` is at most `candidate`;
         // - all runs together are at most a page, and copies of them go less than 32 bytes further at both ends;
-        // - every sequence takes LENGTH_MIN bytes of the page or more, so there are at most SEQUENCES_MAX: `tokens` has a byte for
-        //   each and one for END; `extra` has BITS_MAX bits for each, and the 8 bytes that a store writes at once;
-        // - a class is a place in CODES; run and length are cut to the tables' ends.
+        // - every sequence takes LENGTH_MIN bytes of the page or more, and only the last one, which ends the loop, may reach past
+        //   its end: the columns have a place for each.
         unsafe {
-            while pos < SEARCHED {
-                let here = mem::load64(page.add(pos));
-                let slot = seen.add(hash(here));
-                let candidate = usize::from(*slot);
-                *slot = pos as u16;
-                let at_probe = here ^ mem::load64(page.add(pos - probe));
-                let at_candidate = here ^ mem::load64(page.add(candidate));
-                let repeats = at_probe << 40 == 0;
-                let (offset, difference) = if repeats {
-                    (probe, at_probe)
-                } else if at_candidate << 24 == 0 {
-                    (pos - candidate, at_candidate)
-                } else {
-                    probe = last;
-                    pos += step >> 6;
-                    step += STEP;
-                    continue;
-                };
-                step = 64;
-                let length = if difference == 0 {
-                    common_length::<C>(page, pos, offset)
-                } else {
-                    difference.trailing_zeros() as usize / 8
-                };
-                let difference = mem::load64(page.add(pos).sub(8)) ^ mem::load64(page.add(pos).sub(8 + offset));
-                let back = if difference == 0 {
-                    C::backward(page.add(pos), offset)
-                } else {
-                    difference.leading_zeros() as usize / 8
-                };
-                let back = back.min(pos - anchor).min(pos - offset);
-                let start = pos - back;
-                let end = (pos + length).min(PAGE_SIZE);
-                let run = start - anchor;
-
-                let class =
-                    NEAR + usize::from(offset >= NEAR_END) * (FAR - NEAR) + usize::from(offset % 8 == 0) * WORDS;
-                let class = select_unpredictable(offset == before, BEFORE, class);
-                let mut class = select_unpredictable(offset == last, LAST, class);
-                let mut next_before = select_unpredictable(offset == last, before, last);
-                if run > RUN_MAX {
-                    if end - start < LENGTH_MIN_NEW {
-                        pos += 1;
-                        continue;
+            *offsets = 1;
+            let put = |at: usize, run: usize, length: usize, offset: usize, before: usize| {
+                *runs.add(at) = run as u16;
+                *lengths.add(at) = length as u16;
+                *offsets.add(at + 1) = offset as u16;
+                *befores.add(at) = before as u16;
+            };
+            'page: loop {
+                // Here the last match ended before `pos`.
+                let (offset, difference, start);
+                'found: {
+                    let mut step = 1;
+                    let mut stop = (pos + TRIES).min(SEARCHED);
+                    loop {
+                        while pos < stop {
+                            let here = mem::load64(page.add(pos));
+                            let slot = seen.add(hash(here, unused));
+                            let candidate = usize::from(*slot);
+                            *slot = pos as u16;
+                            let at_last = here ^ mem::load64(page.add(pos - last));
+                            if at_last as u32 & 0xFF_FFFF == 0 {
+                                // A longer run needs a class whose matches have LENGTH_MIN_NEW bytes or more.
+                                if pos - anchor > RUN_MAX && at_last << (64 - 8 * LENGTH_MIN_NEW) != 0 {
+                                    pos += 1;
+                                    continue;
+                                }
+                                (offset, difference, start) = (last, at_last, pos);
+                                break 'found;
+                            }
+                            if mem::load32(page.add(candidate)) == here as u32 {
+                                let at_candidate = here ^ mem::load64(page.add(candidate));
+                                if at_candidate << unused == 0 {
+                                    let equal =
+                                        mem::load64(page.add(pos).sub(8)) ^ mem::load64(page.add(candidate).sub(8));
+                                    let back = if equal == 0 {
+                                        C::backward(page.add(pos), pos - candidate)
+                                    } else {
+                                        equal.leading_zeros() as usize / 8
+                                    };
+                                    start = pos - back.min(pos - anchor).min(candidate);
+                                    (offset, difference) = (pos - candidate, at_candidate);
+                                    break 'found;
+                                }
+                            }
+                            pos += step;
+                        }
+                        if pos >= SEARCHED {
+                            break 'page;
+                        }
+                        step += 1;
+                        stop = (pos + TRIES * step).min(SEARCHED);
                     }
-                    class = FAR;
-                    next_before = last;
                 }
-                debug_assert!(class != LAST || run > 0);
-                near += usize::from(offset < 64);
-                long += usize::from(end - start > 16);
-                before = next_before;
-                last = offset;
-                mem::copy::<32>(page.add(anchor), literals_end);
-                if run > 32 {
-                    mem::wild_copy::<32>(page.add(anchor + 32), literals_end.add(32), run - 32);
+                {
+                    let length = if difference == 0 {
+                        common_length::<C>(page, pos, offset)
+                    } else {
+                        difference.trailing_zeros() as usize / 8
+                    };
+                    let run = start - anchor;
+                    mem::copy::<32>(page.add(anchor), literals_end);
+                    if run > 32 {
+                        mem::wild_copy::<32>(page.add(anchor + 32), literals_end.add(32), run - 32);
+                    }
+                    literals_end = literals_end.add(run);
+                    let end = pos + length;
+                    pos = end;
+                    put(at, run, end - start, offset, before);
+                    before = select_unpredictable(offset == last && run <= RUN_MAX, before, last);
+                    last = offset;
+                    at += 1;
+                    anchor = end;
                 }
-                literals_end = literals_end.add(run);
-
-                let length = end - start;
-                let codes = CODES.get_unchecked(class);
-                let run_code = codes.runs.get_unchecked(run.min(RUN_CODES - 1));
-                let length_code = codes.lengths.get_unchecked(length.min(LENGTH_CODES - 1));
-                token = token.sub(1);
-                *token = run_code.token + length_code.token;
-                let field = (offset as u32 >> (codes.offset_shift & 31)) & codes.offset_mask;
-                let fields = u64::from(field) << (run_code.bits & 63) | (run - usize::from(run_code.base)) as u64;
-                let fields = fields << (length_code.bits & 63) | (length - usize::from(length_code.base)) as u64;
-                bits |= fields << (count & 63);
-                count += u32::from(length_code.bits) + u32::from(run_code.bits) + codes.offset_bits;
-                mem::store64(extra_end, bits);
-                extra_end = extra_end.add((count >> 3) as usize);
-                bits >>= count & 56;
-                count &= 7;
-
-                pos = end;
-                anchor = end;
-                probe = before;
-                if pos < SEARCHED {
-                    *seen.add(hash(mem::load64(page.add(pos - 2)))) = (pos - 2) as u16;
+                // Right behind matches.
+                loop {
+                    if pos >= SEARCHED {
+                        break 'page;
+                    }
+                    if MIN == 5 {
+                        *seen.add(hash(mem::load64(page.add(pos - 2)), unused)) = (pos - 2) as u16;
+                    }
+                    let here = mem::load64(page.add(pos));
+                    let slot = seen.add(hash(here, unused));
+                    let candidate = usize::from(*slot);
+                    *slot = pos as u16;
+                    let at_before = here ^ mem::load64(page.add(pos - before));
+                    let (offset, difference);
+                    if at_before as u32 & 0xFF_FFFF == 0 {
+                        (offset, difference) = (before, at_before);
+                    } else {
+                        let at_candidate = here ^ mem::load64(page.add(candidate));
+                        if at_candidate << unused == 0 {
+                            (offset, difference) = (pos - candidate, at_candidate);
+                        } else {
+                            pos += 1;
+                            break;
+                        }
+                    }
+                    let length = if difference == 0 {
+                        common_length::<C>(page, pos, offset)
+                    } else {
+                        difference.trailing_zeros() as usize / 8
+                    };
+                    put(at, 0, length, offset, before);
+                    before = last;
+                    last = offset;
+                    at += 1;
+                    pos += length;
+                    anchor = pos;
                 }
+            }
+            if anchor > PAGE_SIZE {
+                *lengths.add(at - 1) -= (anchor - PAGE_SIZE) as u16;
+                anchor = PAGE_SIZE;
             }
             page.add(anchor).copy_to_nonoverlapping(literals_end, PAGE_SIZE - anchor);
-            if anchor < PAGE_SIZE {
-                token = token.sub(1);
-                *token = END;
-            }
         }
-        Found {
-            tokens: tokens_end.addr() - token.addr(),
-            extra: extra_end.addr() - extra.addr() + usize::from(count > 0),
-            literals: literals_end.addr() - literals.addr() + PAGE_SIZE - anchor,
-            wide: 2 * long > near,
-        }
+        let literals = literals_end.addr() - literals.addr() + PAGE_SIZE - anchor;
+        // SAFETY: the first `at` sequences are those of the page, and the caller chose `C` by the CPU.
+        let Emitted { tokens, extra, wide } =
+            unsafe { C::emit(&self.columns, at, anchor < PAGE_SIZE, &mut self.tokens, &mut self.extra) };
+        Found { tokens, extra, literals, wide }
     }
 }
 
 /// The hash of the five lowest bytes, by the golden ratio.
 #[inline(always)]
-fn hash(bytes: u64) -> usize {
-    ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
+fn hash(bytes: u64, unused: u32) -> usize {
+    ((bytes << unused).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
 }
 
 /// How many bytes from `pos` on equal those at `offset` back, if the first 8 do. May count bytes past the page's end.

@@ -131,7 +131,7 @@ pub(super) fn pack(isa: Isa, palette: usize, literals: &Room, count: usize, out:
         Isa::Avx512 => unsafe { x86::pack_avx512(palette, literals, count, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { x86::pack_bmi(palette, literals, count, out) },
+        Isa::Avx2 => unsafe { x86::pack_avx2(palette, literals, count, out) },
         Isa::Portable => pack_portable(palette, literals, count, out),
     }
 }
@@ -250,44 +250,116 @@ fn groups(
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{CODES, GROUP, MERGES, PALETTES, Room, WHOLE, groups};
+    use super::{CODES, GROUP, MERGES, PALETTES, PALETTES_COUNT, Room, WHOLE, groups};
     use crate::mem;
 
-    /// The lowest bit of each byte.
-    const ONES: u64 = 0x0101_0101_0101_0101;
+    /// A palette's codes, changed by [`WHOLE`], in rows: those of the values whose high half is the row's, by the low half. 0 for
+    /// other values.
+    struct Rows {
+        count: usize,
+        rows: [(u8, [u8; 16]); 16],
+    }
+
+    static ROWS: [Rows; PALETTES_COUNT] = {
+        let mut out = [const { Rows { count: 0, rows: [(0, [0; 16]); 16] } }; PALETTES_COUNT];
+        let mut palette = 0;
+        while palette < PALETTES_COUNT {
+            let mut high = 0;
+            while high < 16 {
+                let (mut row, mut has_any, mut low) = ([0; 16], false, 0);
+                while low < 16 {
+                    let code = CODES[palette][high * 16 + low];
+                    row[low] = code ^ WHOLE;
+                    has_any |= code != WHOLE;
+                    low += 1;
+                }
+                if has_any {
+                    out[palette].rows[out[palette].count] = (high as u8, row);
+                    out[palette].count += 1;
+                }
+                high += 1;
+            }
+            palette += 1;
+        }
+        out
+    };
+
+    /// For each eight bits, the places of those that are 1.
+    static SPLITS: [[u8; 8]; 256] = {
+        let mut out = [[0; 8]; 256];
+        let mut bits = 0;
+        while bits < 256 {
+            let (mut at, mut count) = (0, 0);
+            while at < 8 {
+                if bits >> at & 1 == 1 {
+                    out[bits][count] = at;
+                    count += 1;
+                }
+                at += 1;
+            }
+            bits += 1;
+        }
+        out
+    };
+
+    /// The codes of 32 literals.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn codes_of(rows: &Rows, literals: __m256i) -> __m256i {
+        let mut codes = _mm256_set1_epi8(WHOLE as i8);
+        for (high, row) in &rows.rows[..rows.count] {
+            // The high half becomes 7 where it is the row's, and 8 or more elsewhere, for which the shuffle gives 0.
+            let at = _mm256_xor_si256(literals, _mm256_set1_epi8((high << 4) as i8));
+            let at = _mm256_adds_epu8(at, _mm256_set1_epi8(0x70));
+            // SAFETY: a row has 16 bytes.
+            let row = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(row.as_ptr().cast()) });
+            codes = _mm256_xor_si256(codes, _mm256_shuffle_epi8(row, at));
+        }
+        codes
+    }
 
     /// # Safety
     /// `count` is at most a page.
-    #[target_feature(enable = "bmi1,bmi2,popcnt")]
-    pub(super) unsafe fn pack_bmi(palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
-        let table = &CODES[palette];
+    #[target_feature(enable = "avx2,popcnt")]
+    pub(super) unsafe fn pack_avx2(palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
+        let rows = &ROWS[palette];
         let out = out.as_mut_ptr();
         let mut end = count.div_ceil(8);
         for group in (0..count).step_by(GROUP) {
-            let (mut codes, mut whole) = ([0; GROUP + 8], [0; GROUP + 8]);
+            let (mut all, mut codes, mut whole) = ([0_u8; GROUP], [0_u8; GROUP + 8], [0_u8; GROUP + 8]);
             let (mut codes_len, mut whole_len) = (0, 0);
+            let mut wide = 0;
             // SAFETY: `count` is at most a page, so all reads of literals and all writes are less than GROUP past what
             // the coded literals of a page may take. In `codes` and `whole`, 8 bytes are written at 56 or below.
             unsafe {
-                for part in (group..count.min(group + GROUP)).step_by(8) {
-                    let here = mem::load64(literals.as_ptr().add(part));
-                    let mut found = 0;
-                    for (at, literal) in here.to_le_bytes().into_iter().enumerate() {
-                        found |= u64::from(table[usize::from(literal)]) << (8 * at);
-                    }
-                    let there = u64::MAX >> (64 - 8 * (count - part).min(8));
-                    let wide = ((found >> WHOLE.trailing_zeros()) & ONES & there) * 0xFF;
-                    let bits = _pext_u64(wide, ONES) as u8;
-                    *out.add(part / 8) = bits;
-                    mem::store64(whole.as_mut_ptr().add(whole_len), _pext_u64(here, wide));
-                    mem::store64(codes.as_mut_ptr().add(codes_len), _pext_u64(found, !wide & there));
-                    whole_len += bits.count_ones() as usize;
-                    codes_len += 8.min(count - part) - bits.count_ones() as usize;
+                for half in [0, 32] {
+                    let here = _mm256_loadu_si256(literals.as_ptr().add(group + half).cast());
+                    let found = codes_of(rows, here);
+                    _mm256_storeu_si256(all.as_mut_ptr().add(half).cast(), found);
+                    let is_whole = _mm256_movemask_epi8(_mm256_slli_epi16::<3>(found)) as u32;
+                    wide |= u64::from(is_whole) << half;
                 }
+                let len = (count - group).min(GROUP);
+                wide &= u64::MAX >> (GROUP - len);
+                for part in (0..len).step_by(8) {
+                    let bits = (wide >> part) as u8;
+                    *out.add((group + part) / 8) = bits;
+                    let here = _mm_loadl_epi64(literals.as_ptr().add(group + part).cast());
+                    let found = _mm_loadl_epi64(all.as_ptr().add(part).cast());
+                    let to_whole = _mm_loadl_epi64(SPLITS[usize::from(bits)].as_ptr().cast());
+                    let to_codes = _mm_loadl_epi64(SPLITS[usize::from(!bits)].as_ptr().cast());
+                    _mm_storel_epi64(whole.as_mut_ptr().add(whole_len).cast(), _mm_shuffle_epi8(here, to_whole));
+                    _mm_storel_epi64(codes.as_mut_ptr().add(codes_len).cast(), _mm_shuffle_epi8(found, to_codes));
+                    whole_len += bits.count_ones() as usize;
+                    codes_len += 8 - bits.count_ones() as usize;
+                }
+                let codes_len = len - whole_len;
                 mem::store64(codes.as_mut_ptr().add(codes_len), 0);
-                for at in (0..codes_len).step_by(8) {
-                    let halves = _pext_u64(mem::load64(codes.as_ptr().add(at)), 0x0F * ONES) as u32;
-                    out.add(end + at / 2).cast::<[u8; 4]>().write(halves.to_le_bytes());
+                for at in [0, 32] {
+                    let pairs = _mm256_loadu_si256(codes.as_ptr().add(at).cast());
+                    let pairs = _mm256_maddubs_epi16(pairs, _mm256_set1_epi16(0x1001));
+                    let halves = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi16(pairs, pairs));
+                    _mm_storeu_si128(out.add(end + at / 2).cast(), _mm256_castsi256_si128(halves));
                 }
                 end += codes_len.div_ceil(2);
                 out.add(end).cast::<[u8; GROUP + 8]>().write(whole);

@@ -21,6 +21,7 @@ mod sequences;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tokens;
 #[cfg(target_arch = "x86_64")]
 mod window;
 
@@ -54,7 +55,7 @@ enum Isa {
     /// without a special case for zero, deposited bits, 32 bytes at once.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with AVX-512 for literals, long matches, and all of decoding (F, BW, VBMI, VBMI2).
+    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, VBMI, VBMI2).
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }

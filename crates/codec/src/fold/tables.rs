@@ -186,54 +186,32 @@ const fn tokens() -> [Token; 256] {
     out
 }
 
-/// How the encoder says a run or a length: its share of the token, and the slot.
-#[derive(Clone, Copy)]
-#[repr(C, align(4))]
-pub(super) struct Code {
-    pub(super) token: u8,
-    pub(super) base: u8,
-    pub(super) bits: u8,
+/// How the encoder says a run or a length, for each class: from the lowest byte on, its share of the token, the slot's extra bits
+/// and its base; then, of runs, the bits of the class's offset field.
+pub(super) struct Codes {
+    pub(super) runs: [[u32; RUN_CODES]; CLASS_COUNT],
+    pub(super) lengths: [[u32; LENGTH_CODES]; CLASS_COUNT],
 }
 
 /// Runs from `RUN_CODES - 1` on share a code, and so do lengths.
 pub(super) const RUN_CODES: usize = 64;
 pub(super) const LENGTH_CODES: usize = 128;
 
-/// A class, as the encoder wants it.
-pub(super) struct Codes {
-    pub(super) runs: [Code; RUN_CODES],
-    pub(super) lengths: [Code; LENGTH_CODES],
-    pub(super) offset_shift: u32,
-    pub(super) offset_mask: u32,
-    pub(super) offset_bits: u32,
-}
+pub(super) static CODES: Codes = codes();
 
-pub(super) static CODES: [Codes; CLASS_COUNT] = codes();
-
-const fn codes() -> [Codes; CLASS_COUNT] {
-    const NONE: Code = Code { token: 0, base: 0, bits: 0 };
-    const EMPTY: Codes = Codes {
-        runs: [NONE; RUN_CODES],
-        lengths: [NONE; LENGTH_CODES],
-        offset_shift: 0,
-        offset_mask: 0,
-        offset_bits: 0,
-    };
-    let mut out = [EMPTY; CLASS_COUNT];
+const fn codes() -> Codes {
+    let mut out = Codes { runs: [[0; RUN_CODES]; CLASS_COUNT], lengths: [[0; LENGTH_CODES]; CLASS_COUNT] };
     let mut first = 0;
     let mut at = 0;
     while at < CLASS_COUNT {
         let class = &CLASSES[at];
-        let codes = &mut out[at];
-        codes.offset_shift = class.offset_shift as u32;
-        codes.offset_bits = class.offset_bits as u32;
-        codes.offset_mask = (1 << class.offset_bits) - 1;
         let mut slot = 0;
         while slot < class.runs.len() {
             let Slot { base, bits } = class.runs[slot];
+            let token = (first + slot * class.lengths.len()) as u8;
             let mut run = base as usize;
             while run < RUN_CODES {
-                codes.runs[run] = Code { token: (first + slot * class.lengths.len()) as u8, base, bits };
+                out.runs[at][run] = u32::from_le_bytes([token, bits, base, class.offset_bits]);
                 run += 1;
             }
             slot += 1;
@@ -243,7 +221,7 @@ const fn codes() -> [Codes; CLASS_COUNT] {
             let Slot { base, bits } = class.lengths[slot];
             let mut length = base as usize;
             while length < LENGTH_CODES {
-                codes.lengths[length] = Code { token: slot as u8, base, bits };
+                out.lengths[at][length] = u32::from_le_bytes([slot as u8, bits, base, 0]);
                 length += 1;
             }
             slot += 1;
@@ -282,21 +260,16 @@ mod tests {
 
     #[test]
     fn decoder_and_encoder_agree_on_every_token() {
-        for codes in &CODES {
-            for run in &codes.runs {
-                for length in &codes.lengths {
-                    let token = &TOKENS[usize::from(run.token) + usize::from(length.token)];
-                    if run.base == 0 && run.token == 0 && run.bits == 0 && token.run_base != 0 {
-                        continue; // A run that the class cannot say.
-                    }
-                    if u32::from(length.base) != token.length_base {
-                        assert_eq!((length.base, length.token), (0, 0), "only lengths that the class cannot say");
-                        continue;
-                    }
-                    assert_eq!(u32::from(run.base), token.run_base);
-                    let bits = u32::from(run.bits) + u32::from(length.bits) + codes.offset_bits;
-                    assert_eq!(bits, u32::from(token.bits));
-                    assert_eq!(codes.offset_mask << codes.offset_shift, token.offset_mask);
+        for (class, (runs, lengths)) in CLASSES.iter().zip(CODES.runs.iter().zip(&CODES.lengths)) {
+            for run in &runs[usize::from(class.runs[0].base)..] {
+                for length in &lengths[usize::from(class.lengths[0].base)..] {
+                    let [run_token, run_bits, run_base, offset_bits] = run.to_le_bytes();
+                    let [length_token, length_bits, length_base, none] = length.to_le_bytes();
+                    let token = &TOKENS[usize::from(run_token) + usize::from(length_token)];
+                    assert_eq!((u32::from(length_base), u32::from(run_base)), (token.length_base, token.run_base));
+                    assert_eq!(run_bits + length_bits + offset_bits, token.bits);
+                    assert_eq!(u32::from(offset_bits), token.offset_mask.count_ones());
+                    assert_eq!(none, 0);
                 }
             }
         }
