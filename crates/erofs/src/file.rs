@@ -1,6 +1,7 @@
 //! A file's content: flat, chunked or compressed.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::ahead::Ahead;
 use crate::check::{Claim, Claims};
@@ -27,6 +28,8 @@ pub(crate) struct Data {
     pub(crate) image: Image,
     pub(crate) inode: Inode,
     pub(crate) map: Option<CompressedMap>,
+    /// Reads of parts of clusters that were not in the cache.
+    pub(crate) missed: AtomicU64,
     /// The packed inode's content, when this one ends there.
     pub(crate) packed: Option<Box<Data>>,
 }
@@ -82,7 +85,7 @@ impl Data {
             }
             _ => None,
         };
-        Ok(Self { image: image.clone(), inode: inode.clone(), map, packed })
+        Ok(Self { image: image.clone(), inode: inode.clone(), map, missed: AtomicU64::new(0), packed })
     }
 
     /// The bytes of a read of `len` from `offset` that the file has.

@@ -87,7 +87,7 @@ impl Image {
             windows: Cache::new(INDEX_CACHE_BYTES),
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
-            buffers: Arc::default(),
+            buffers: Arc::new(Buffers::new(cache_bytes)),
             segments: Segments::default(),
             counters: Counters::default(),
         };

@@ -142,3 +142,20 @@ fn an_image_that_is_shortened_under_its_reader_is_an_error() {
     let mut buffer = vec![0; content.len()];
     assert!(matches!(file.read_at(&mut buffer, 0), Err(Error::Io { .. })));
 }
+
+#[test]
+fn many_misses_in_a_file_keep_its_clusters() {
+    let directory = tempfile::tempdir().unwrap();
+    let content = text(8 << 20, 1);
+    let image = image(directory.path(), &content, &BuildOptions { pcluster_bytes: 65_536, ..BuildOptions::default() });
+    let image = Image::open_path(&image).unwrap();
+    let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+    let mut next = numbers(5);
+    let mut page = [0; 4096];
+    for _ in 0..1000 {
+        let at = next(content.len() / 4096) * 4096;
+        assert_eq!(file.read_at(&mut page, at as u64).unwrap(), 4096);
+        assert!(page[..] == content[at..at + 4096]);
+    }
+    assert!(image.counts().cache_hits > 850, "{:?}", image.counts());
+}
