@@ -227,11 +227,6 @@ impl Data {
         }
     }
 
-    /// Room for `len` bytes of content that end in any extent decoded in place.
-    pub(crate) fn room_bytes(&self, len: usize) -> usize {
-        len + in_place_margin(crate::format::MAX_PCLUSTER_BYTES as usize)
-    }
-
     /// Decodes extents that lie side by side in the file and in the image to the front of `room`, which holds their content and
     /// may all be overwritten.
     fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
@@ -246,8 +241,10 @@ impl Data {
             let Some(pa) = address(first) else { return Err(Error::NotA("compressed extent")) };
             let stored = read_bytes(run).sum();
             let in_memory = self.image.bytes_at(stored, pa)?.is_some();
-            let done = if overlays && stored <= room.len() && !in_memory {
-                self.decode_over_itself(run, stored, pa, room, &mut counts)?
+            // Without its margin the last would be decoded almost to its end, in vain.
+            let over = if self.has_margin(run, room.len()) { run } else { &run[..run.len() - 1] };
+            let done = if overlays && stored <= room.len() && !in_memory && !over.is_empty() {
+                self.decode_over_itself(over, read_bytes(over).sum(), pa, room, &mut counts)?
             } else {
                 self.decode_copied(run, stored, pa, room, &mut counts)?;
                 run.len()
@@ -258,6 +255,12 @@ impl Data {
         }
         self.image.count(&counts);
         Ok(())
+    }
+
+    /// Whether `room_bytes` hold the content of extents and the margin of the last.
+    fn has_margin(&self, run: &[Extent], room_bytes: usize) -> bool {
+        let content: u64 = run.iter().map(|extent| extent.len).sum();
+        run.last().is_none_or(|last| content as usize + self.margin(last) <= room_bytes)
     }
 
     /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the next needs. Returns how many.

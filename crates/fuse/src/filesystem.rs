@@ -205,10 +205,11 @@ impl Filesystem for ImageFilesystem {
     ) {
         BUFFER.with_borrow_mut(|buffer| {
             let len = size.min(MAX_READ_BYTES) as usize;
-            if buffer.len() < len {
-                buffer.resize(len, 0);
+            let room = File::room_bytes(len);
+            if buffer.len() < room {
+                buffer.resize(room, 0);
             }
-            match self.file(number).and_then(|file| file.read_at(&mut buffer[..len], offset)) {
+            match self.file(number).and_then(|file| file.read_into(buffer, len, offset)) {
                 Ok(len) => reply.data(&buffer[..len]),
                 Err(error) => reply.error(self.errno(&format!("data at {offset}"), number, &error)),
             }
