@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffers::Content;
 use crate::error::Result;
-use crate::file::Data;
+use crate::file::{Data, File};
 use crate::segments::{Found, Segment};
 use crate::workers::{Busy, Workers};
 
@@ -103,7 +103,7 @@ struct UnderWay<'a> {
 impl UnderWay<'_> {
     fn decode(&self) -> Result<()> {
         let len = (self.segment.end - self.segment.start) as usize;
-        let mut content: Content = self.data.image.buffers().take(self.data.room_bytes(len));
+        let mut content: Content = self.data.image.buffers().take(File::room_bytes(len));
         self.data.read_compressed(content.room(), len, self.segment.start, true)?;
         let _ = self.segment.content.set(Some(content.shorten(len)));
         Ok(())
@@ -119,13 +119,12 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Ahead {
-    /// Fills `buf` with a file's content from `offset`, which the file has.
-    pub(crate) fn read(self: &Arc<Self>, data: &Arc<Data>, buf: &mut [u8], mut offset: u64) -> Result<()> {
+    /// Reads `len` bytes of a file from `offset`, which it has, to the front of `room`, all of which may be overwritten.
+    pub(crate) fn read(self: &Arc<Self>, data: &Arc<Data>, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         // Of a short read only decoding counts: all who read count in one place.
-        let _busy = (buf.len() >= BUSY_BYTES).then(Busy::enter);
-        for piece in buf.chunks_mut(PIECE_BYTES) {
-            self.read_piece(data, piece, offset)?;
-            offset += piece.len() as u64;
+        let _busy = (len >= BUSY_BYTES).then(Busy::enter);
+        for done in (0..len).step_by(PIECE_BYTES) {
+            self.read_piece(data, &mut room[done..], PIECE_BYTES.min(len - done), offset + done as u64)?;
         }
         Ok(())
     }
@@ -134,8 +133,7 @@ impl Ahead {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_piece(self: &Arc<Self>, data: &Arc<Data>, buf: &mut [u8], offset: u64) -> Result<()> {
-        let len = buf.len();
+    fn read_piece(self: &Arc<Self>, data: &Arc<Data>, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         let end = offset + len as u64;
         let mut streams = self.lock();
         let (stream, forward) = streams.meet(offset, len as u64);
@@ -143,7 +141,7 @@ impl Ahead {
         stream.in_order += len as u64;
         if !forward || stream.in_order < START_BYTES {
             drop(streams);
-            return data.read_compressed(buf, len, offset, forward);
+            return data.read_compressed(room, len, offset, forward);
         }
         if stream.frontier < end {
             stream.frontier = data.extent_around(end - 1)?.end();
@@ -165,20 +163,19 @@ impl Ahead {
                 }
             }));
         }
-        self.fill(data, id, buf, offset)
+        self.fill(data, id, room, offset, end)
     }
 
-    /// Fills `buf` from segments and by decoding what they lack.
-    fn fill(&self, data: &Data, id: u64, mut buf: &mut [u8], mut offset: u64) -> Result<()> {
+    /// Fills the front of `room` with what lies from `offset` to `end`, from segments and by decoding what they lack.
+    fn fill(&self, data: &Data, id: u64, mut room: &mut [u8], mut offset: u64, end: u64) -> Result<()> {
         let (nid, segments) = (data.inode.nid, data.image.segments());
-        let end = offset + buf.len() as u64;
         while offset < end {
             let mut until = match segments.find(nid, offset, end) {
                 Found::Segment(segment) => {
                     while segment.content.get().is_none() && self.help(data, id) {}
                     let until = segment.end.min(end);
-                    take(data, &segment, &mut buf[..(until - offset) as usize], offset)?;
-                    (buf, offset) = (&mut buf[(until - offset) as usize..], until);
+                    take(data, &segment, &mut room[..(until - offset) as usize], offset)?;
+                    (room, offset) = (&mut room[(until - offset) as usize..], until);
                     continue;
                 }
                 Found::Nothing(until) => until,
@@ -188,8 +185,8 @@ impl Ahead {
                 until = first.end().min(end);
                 if let Some(segment) = segments.add(nid, first.start, first.end()) {
                     UnderWay { data, segment: &segment }.decode()?;
-                    take(data, &segment, &mut buf[..(until - offset) as usize], offset)?;
-                    (buf, offset) = (&mut buf[(until - offset) as usize..], until);
+                    take(data, &segment, &mut room[..(until - offset) as usize], offset)?;
+                    (room, offset) = (&mut room[(until - offset) as usize..], until);
                     continue;
                 }
             } else if first.end() < until {
@@ -199,8 +196,8 @@ impl Ahead {
                 }
             }
             let here = (until - offset) as usize;
-            data.read_compressed(buf, here, offset, true)?;
-            (buf, offset) = (&mut buf[here..], until);
+            data.read_compressed(room, here, offset, true)?;
+            (room, offset) = (&mut room[here..], until);
         }
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! Buffers for decoded content that are used again, so that a cluster costs neither an allocation nor new zeroed pages
 //! from the kernel, which took as long as decoding it. New pages of large buffers are asked for all at once (`MAP_POPULATE`),
-//! which takes two thirds of the time of a fault for each.
+//! which takes two thirds of the time of a fault for each. What the cache keeps lies in an [`Arena`], whose pages are huge.
 
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
+use pagefold_arena::{Arena, Piece};
 
 /// Buffers that wait for their next use.
 const MAX_FREE: usize = 32;
@@ -15,16 +16,17 @@ const MAX_FREE_BYTES: usize = 8 << 20;
 /// Buffers of such lengths have pages of their own. Longer ones are seldom, and their length may be a lie: they get pages as they fill.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=MAX_FREE_BYTES / 4;
 
-/// Buffers that wait for their next use.
-#[derive(Default)]
+/// Buffers that wait for their next use, and the memory of what the cache keeps.
 pub(crate) struct Buffers {
     free: Mutex<Vec<Buffer>>,
+    kept: Arena,
 }
 
 /// Memory that was zeros when it was new.
 enum Buffer {
     Heap(Vec<u8>),
     Mapped(MmapMut),
+    Kept(Piece),
 }
 
 impl Buffer {
@@ -42,6 +44,7 @@ impl Deref for Buffer {
         match self {
             Self::Heap(bytes) => bytes,
             Self::Mapped(bytes) => bytes,
+            Self::Kept(bytes) => bytes,
         }
     }
 }
@@ -51,11 +54,17 @@ impl DerefMut for Buffer {
         match self {
             Self::Heap(bytes) => bytes,
             Self::Mapped(bytes) => bytes,
+            Self::Kept(bytes) => bytes,
         }
     }
 }
 
 impl Buffers {
+    /// `kept_bytes` are for what is kept.
+    pub(crate) fn new(kept_bytes: usize) -> Self {
+        Self { free: Mutex::default(), kept: Arena::new(kept_bytes) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,6 +76,14 @@ impl Buffers {
         let found = free.iter().rposition(fits).map(|at| free.swap_remove(at));
         drop(free);
         Content { bytes: found.unwrap_or_else(|| Buffer::new(len)), len, home: Arc::clone(self) }
+    }
+
+    /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece comes from elsewhere.
+    pub(crate) fn take_kept(self: &Arc<Self>, len: usize) -> Content {
+        match self.kept.take(len) {
+            Some(piece) => Content { bytes: Buffer::Kept(piece), len, home: Arc::clone(self) },
+            None => self.take(len),
+        }
     }
 
     fn give(&self, buffer: Buffer) {
@@ -113,7 +130,10 @@ impl Deref for Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        self.home.give(std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())));
+        match std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())) {
+            Buffer::Kept(piece) => drop(piece),
+            buffer => self.home.give(buffer),
+        }
     }
 }
 
@@ -123,7 +143,7 @@ mod tests {
 
     #[test]
     fn buffers_come_back_within_bounds() {
-        let buffers = Arc::new(Buffers::default());
+        let buffers = Arc::new(Buffers::new(1 << 20));
         let mut content = buffers.take(1000);
         content.room()[0] = 7;
         let address = content.as_ptr();

@@ -23,6 +23,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
 use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
@@ -41,6 +42,9 @@ const RUN_BYTES: usize = 64 << 10;
 
 /// Content that is decoded whole and kept when it is first asked for, while there is room.
 const CHEAP_BYTES: u64 = 32 << 10;
+
+/// A file of which this part of the clusters were missed is likely to be read all over, and more than once in most of them.
+const LIKELY: u64 = 8;
 
 thread_local! {
     static DECODER: RefCell<Scratch> = RefCell::default();
@@ -158,7 +162,8 @@ impl Data {
         }
         let _busy = Busy::enter();
         // Where to stop pays only with LZ4.
-        let keep = forward || format != ClusterFormat::Lz4 || self.is_wanted(extent, pa, to, visits);
+        let misses = self.missed.fetch_add(1, Ordering::Relaxed);
+        let keep = forward || format != ClusterFormat::Lz4 || self.is_wanted(extent, pa, to, visits, misses);
         if keep {
             out.copy_from_slice(&self.cached(extent)?[from..to]);
             return Ok(());
@@ -175,13 +180,17 @@ impl Data {
         })
     }
 
-    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place in the cache.
-    fn is_wanted(&self, extent: &Extent, pa: u64, to: usize, visits: u64) -> bool {
+    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place in the cache. In its file
+    /// the cache lacked clusters `misses` times.
+    fn is_wanted(&self, extent: &Extent, pa: u64, to: usize, visits: u64, misses: u64) -> bool {
         let room = extent.len as usize + self.margin(extent);
         match self.image.clusters().victim((pa, extent.len), room) {
             Some((other, _)) => visits > self.image.visits().count(other),
             // There is room; but the rest costs time, and memory that was never used before about as much.
-            None => visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3,
+            None => {
+                let likely = misses * LIKELY > self.inode.size / extent.len;
+                visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3 || likely
+            }
         }
     }
 
@@ -204,7 +213,7 @@ impl Data {
         let room = len + self.margin(extent);
         // A cluster that others share may have been decoded for a shorter extent, so that the length is of the key.
         self.image.clusters().get((pa, extent.len), room, || {
-            let mut content = self.image.buffers().take(room);
+            let mut content = self.image.buffers().take_kept(room);
             self.decode_run(std::slice::from_ref(extent), content.room())?;
             Ok(Arc::new(content.shorten(len)))
         })
@@ -216,11 +225,6 @@ impl Data {
             Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
             _ => 0,
         }
-    }
-
-    /// Room for `len` bytes of content that end in any extent decoded in place.
-    pub(crate) fn room_bytes(&self, len: usize) -> usize {
-        len + in_place_margin(crate::format::MAX_PCLUSTER_BYTES as usize)
     }
 
     /// Decodes extents that lie side by side in the file and in the image to the front of `room`, which holds their content and
@@ -237,8 +241,10 @@ impl Data {
             let Some(pa) = address(first) else { return Err(Error::NotA("compressed extent")) };
             let stored = read_bytes(run).sum();
             let in_memory = self.image.bytes_at(stored, pa)?.is_some();
-            let done = if overlays && stored <= room.len() && !in_memory {
-                self.decode_over_itself(run, stored, pa, room, &mut counts)?
+            // Without its margin the last would be decoded almost to its end, in vain.
+            let over = if self.has_margin(run, room.len()) { run } else { &run[..run.len() - 1] };
+            let done = if overlays && stored <= room.len() && !in_memory && !over.is_empty() {
+                self.decode_over_itself(over, read_bytes(over).sum(), pa, room, &mut counts)?
             } else {
                 self.decode_copied(run, stored, pa, room, &mut counts)?;
                 run.len()
@@ -249,6 +255,12 @@ impl Data {
         }
         self.image.count(&counts);
         Ok(())
+    }
+
+    /// Whether `room_bytes` hold the content of extents and the margin of the last.
+    fn has_margin(&self, run: &[Extent], room_bytes: usize) -> bool {
+        let content: u64 = run.iter().map(|extent| extent.len).sum();
+        run.last().is_none_or(|last| content as usize + self.margin(last) <= room_bytes)
     }
 
     /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the next needs. Returns how many.

@@ -26,6 +26,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timesp
 use crate::check::Problem;
 use crate::directory::DirEntry;
 use crate::error::{Error, Result};
+use crate::file::File;
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
@@ -35,8 +36,10 @@ use crate::work::Work;
 const BATCH: usize = 64;
 /// Batches that wait for a thread; the walk does further ones itself.
 const MAX_WAITING: usize = 256;
-/// Bytes that are decoded and written together.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes that are decoded and written together, while a processor's cache still has them.
+const WRITE_BYTES: usize = 512 << 10;
+/// And of one extent.
+const MOST_BYTES: usize = 4 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
 /// Longer paths are not taken by a system call.
@@ -495,9 +498,16 @@ impl Target<'_> {
                 at += run.len;
                 continue;
             }
-            let len = run.len.min(WRITE_BYTES as u64) as usize;
-            buffer.resize(len, 0);
-            file.read_at(buffer, at)?;
+            let len = file.whole_extents(run.len.min(WRITE_BYTES as u64) as usize, MOST_BYTES, at)?;
+            let room = File::room_bytes(len).next_power_of_two();
+            if buffer.len() < room {
+                *buffer = vec![0; room];
+            }
+            if len > WRITE_BYTES {
+                file.read_alone(buffer, len, at)?;
+            } else {
+                file.read_into(buffer, len, at)?;
+            }
             let mut done = 0;
             while done < len {
                 let zeros = is_zero(&buffer[done..(done + HOLE_BYTES).min(len)]);

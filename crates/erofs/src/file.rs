@@ -1,11 +1,16 @@
 //! A file's content: flat, chunked or compressed.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use pagefold_codec::lz4::in_place_margin;
 
 use crate::ahead::Ahead;
 use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
-use crate::format::{CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, align, incompat};
+use crate::format::{
+    CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_PCLUSTER_BYTES, NULL_ADDR, align, incompat,
+};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::zmap::CompressedMap;
@@ -27,6 +32,8 @@ pub(crate) struct Data {
     pub(crate) image: Image,
     pub(crate) inode: Inode,
     pub(crate) map: Option<CompressedMap>,
+    /// Reads of parts of clusters that were not in the cache.
+    pub(crate) missed: AtomicU64,
     /// The packed inode's content, when this one ends there.
     pub(crate) packed: Option<Box<Data>>,
 }
@@ -50,14 +57,46 @@ impl File {
         &self.data.inode
     }
 
-    /// Reads from `offset` into `buf` and returns the bytes read: all that fit, up to the end of the file.
+    /// Reads from `offset` into `buf` and returns the bytes read: all that fit, up to the end of the file. What is behind them in
+    /// `buf` may be overwritten: content is decoded in place if there is some room behind it.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.read_into(buf, buf.len(), offset)
+    }
+
+    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded
+    /// in place where `room` has [`room_bytes`](Self::room_bytes).
+    pub fn read_into(&self, room: &mut [u8], len: usize, offset: u64) -> Result<usize> {
+        let len = self.data.clip(len.min(room.len()), offset);
         if self.data.map.is_none() {
-            return self.data.read_at(buf, offset);
+            return self.data.read_at(&mut room[..len], offset);
         }
-        let len = self.data.clip(buf.len(), offset);
-        self.ahead.read(&self.data, &mut buf[..len], offset)?;
+        self.ahead.read(&self.data, room, len, offset)?;
         Ok(len)
+    }
+
+    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, which is longer. Nothing is decoded ahead.
+    pub(crate) fn read_alone(&self, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
+        self.data.read_compressed(room, len, offset, true)
+    }
+
+    /// What room a read of `len` bytes takes at most.
+    pub fn room_bytes(len: usize) -> usize {
+        len + in_place_margin(MAX_PCLUSTER_BYTES as usize)
+    }
+
+    /// The bytes from `offset`, which the file has, to the end of the last extent that ends within `len` bytes of it. If none
+    /// does, to the end of the one that starts there, at most `most` bytes; else `len`.
+    pub(crate) fn whole_extents(&self, len: usize, most: usize, offset: u64) -> Result<usize> {
+        let end = offset + len as u64;
+        if self.data.map.is_none() || end >= self.data.inode.size {
+            return Ok(len);
+        }
+        let last = self.data.extent_around(end - 1)?;
+        Ok(match (last.start - offset.min(last.start)) as usize {
+            0 if last.start == offset && last.len <= most as u64 => last.len as usize,
+            before if last.end() > end && before > 0 => before,
+            _ => len,
+        })
     }
 
     /// The run at `offset`, which is less than the file's size: where a reader may skip zeros.
@@ -82,7 +121,7 @@ impl Data {
             }
             _ => None,
         };
-        Ok(Self { image: image.clone(), inode: inode.clone(), map, packed })
+        Ok(Self { image: image.clone(), inode: inode.clone(), map, missed: AtomicU64::new(0), packed })
     }
 
     /// The bytes of a read of `len` from `offset` that the file has.

@@ -1,5 +1,6 @@
 //! An open image.
 
+use std::cell::RefCell;
 use std::fs::File as OsFile;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,27 @@ const INDEX_CACHE_BYTES: usize = 4 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
 
+/// Longer reads than this are none of inodes, headers and a few indexes.
+const SHORT_BYTES: usize = 512;
+/// What a thread reads at once for short reads, since what belongs to a file lies side by side, and files that do.
+const NEAR_BYTES: usize = 4096;
+
+/// The number of the next image that is opened.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    static NEAR: RefCell<Near> = RefCell::default();
+}
+
+/// What a thread's last short read came from.
+#[derive(Default)]
+struct Near {
+    /// The image's number; 0 for none.
+    image: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
 /// An EROFS image, open for reading by any number of threads. A clone is the same open image.
 ///
 /// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
@@ -34,6 +56,8 @@ pub struct Image {
 }
 
 struct Shared {
+    /// In this process.
+    number: u64,
     source: Box<dyn ReadAt>,
     len_bytes: u64,
     superblock: Superblock,
@@ -81,13 +105,14 @@ impl Image {
         let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
         let superblock = Superblock::read(&source, len_bytes)?;
         let shared = Shared {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             source: Box::new(source),
             len_bytes,
             superblock,
             windows: Cache::new(INDEX_CACHE_BYTES),
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
-            buffers: Arc::default(),
+            buffers: Arc::new(Buffers::new(cache_bytes)),
             segments: Segments::default(),
             counters: Counters::default(),
         };
@@ -187,7 +212,24 @@ impl Image {
     /// Reads metadata, which an image must have where it says.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
-        self.shared.source.read_exact_at(buf, offset).map_err(Error::io(format!("reading the image at {offset}")))
+        let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
+        let near = offset / NEAR_BYTES as u64 * NEAR_BYTES as u64;
+        let from = (offset - near) as usize;
+        if buf.len() > SHORT_BYTES || from + buf.len() > NEAR_BYTES {
+            return self.shared.source.read_exact_at(buf, offset).map_err(reading);
+        }
+        // Taken, not borrowed: a source may itself lie in an image.
+        let mut last = NEAR.take();
+        if (last.image, last.start) != (self.shared.number, near) {
+            let len = (self.shared.len_bytes - near).min(NEAR_BYTES as u64) as usize;
+            last.image = 0;
+            last.bytes.resize(NEAR_BYTES, 0);
+            self.shared.source.read_exact_at(&mut last.bytes[..len], near).map_err(reading)?;
+            (last.image, last.start) = (self.shared.number, near);
+        }
+        buf.copy_from_slice(&last.bytes[from..from + buf.len()]);
+        NEAR.set(last);
+        Ok(())
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {

@@ -47,6 +47,8 @@ impl Lcluster {
 
 /// Logical clusters that are decoded and kept together.
 pub(crate) const WINDOW: u64 = 1024;
+/// What it takes to keep a window, besides its indexes.
+const KEPT_BYTES: usize = 128;
 
 /// Where an extent's content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,7 +370,7 @@ impl CompressedMap {
     fn window<'a>(&self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
         if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
-            let cost = WINDOW as usize * size_of::<Lcluster>();
+            let cost = self.total.min(WINDOW) as usize * size_of::<Lcluster>() + KEPT_BYTES;
             let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
             cursor.window = Some((number, window));
         }
@@ -378,7 +380,7 @@ impl CompressedMap {
     fn read_window(&self, image: &Image, number: u64) -> Result<Arc<[Lcluster]>> {
         let first = number * WINDOW;
         let end = (first + WINDOW).min(self.total);
-        let mut indexes = Vec::with_capacity(WINDOW as usize);
+        let mut indexes = Vec::with_capacity((end - first) as usize);
         match self.compact {
             None => {
                 let mut bytes = vec![0; (end - first) as usize * FullIndex::SIZE];

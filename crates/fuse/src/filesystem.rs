@@ -23,6 +23,7 @@ use pagefold_erofs::{Error, File, FileKind, Image, Inode};
 
 use crate::attributes;
 use crate::log::Log;
+use crate::poller::Poller;
 
 /// How long the kernel may keep what it was told: as good as for ever.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -45,14 +46,15 @@ pub(crate) struct ImageFilesystem {
     image: Image,
     log: Log,
     open: RwLock<HashMap<u64, Arc<File>>>,
+    poller: Arc<Poller>,
     /// The kernel can do without answers to open, and without them to opendir.
     no_open: bool,
     no_opendir: bool,
 }
 
 impl ImageFilesystem {
-    pub(crate) fn new(image: Image, log: Log) -> Self {
-        Self { image, log, open: RwLock::default(), no_open: false, no_opendir: false }
+    pub(crate) fn new(image: Image, log: Log, poller: Arc<Poller>) -> Self {
+        Self { image, log, poller, open: RwLock::default(), no_open: false, no_opendir: false }
     }
 
     fn root_nid(&self) -> u64 {
@@ -164,10 +166,10 @@ impl Filesystem for ImageFilesystem {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.find(parent, name) {
+        self.poller.answer(|| match self.find(parent, name) {
             Ok(attributes) => reply.entry(&FOR_EVER, &attributes, Generation(0)),
             Err(error) => reply.error(self.errno(&format!("looking up {name:?}"), parent, &error)),
-        }
+        });
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -203,16 +205,19 @@ impl Filesystem for ImageFilesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        BUFFER.with_borrow_mut(|buffer| {
+        let mut buffer = BUFFER.take();
+        self.poller.answer(|| {
             let len = size.min(MAX_READ_BYTES) as usize;
-            if buffer.len() < len {
-                buffer.resize(len, 0);
+            let room = File::room_bytes(len);
+            if buffer.len() < room {
+                buffer.resize(room, 0);
             }
-            match self.file(number).and_then(|file| file.read_at(&mut buffer[..len], offset)) {
+            match self.file(number).and_then(|file| file.read_into(&mut buffer, len, offset)) {
                 Ok(len) => reply.data(&buffer[..len]),
                 Err(error) => reply.error(self.errno(&format!("data at {offset}"), number, &error)),
             }
         });
+        BUFFER.set(buffer);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {

@@ -16,6 +16,7 @@ mod attributes;
 mod filesystem;
 mod log;
 mod mount;
+mod poller;
 
 pub use log::Log;
 pub use mount::{Mount, MountOptions, Unmounter};

@@ -1,9 +1,11 @@
 //! Mounting and unmounting.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use fuser::{Config, MountOption, Session, SessionACL};
 use pagefold_erofs::Image;
@@ -12,6 +14,7 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::filesystem::ImageFilesystem;
 use crate::log::Log;
+use crate::poller::Poller;
 
 /// Threads that answer, at the least: while one waits for the disk, others go on.
 const MIN_THREADS: usize = 4;
@@ -86,7 +89,10 @@ impl Mount {
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(threads);
         config.clone_fd = true;
-        let session = Session::new(ImageFilesystem::new(image, options.log), &at, &config).map_err(explain)?;
+        let poller = Arc::new(Poller::new(processors()));
+        let filesystem = ImageFilesystem::new(image, options.log, Arc::clone(&poller));
+        let session = Session::new(filesystem, &at, &config).map_err(explain)?;
+        poller.watch(session.as_fd().try_clone_to_owned()?);
         let id = mounts_at(&at)?.last().copied();
         Ok(Self { session, place: Place { at, id } })
     }

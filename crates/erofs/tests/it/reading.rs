@@ -1,10 +1,13 @@
 //! Readers of every manner against the bytes that were packed.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Error, File, Fragments, Image, ScanOptions, Tree};
+use pagefold_erofs::{BuildOptions, Error, ExtractOptions, File, Fragments, Image, ReadAt, ScanOptions, Tree};
 
 use crate::built::build_at;
 use crate::trees::{noise, text};
@@ -141,4 +144,86 @@ fn an_image_that_is_shortened_under_its_reader_is_an_error() {
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(500_000).unwrap();
     let mut buffer = vec![0; content.len()];
     assert!(matches!(file.read_at(&mut buffer, 0), Err(Error::Io { .. })));
+}
+
+/// A source that counts how often it is asked.
+struct Counting {
+    bytes: Vec<u8>,
+    reads: Arc<AtomicU64>,
+}
+
+impl ReadAt for Counting {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.bytes.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.read_exact_at(buf, offset)
+    }
+}
+
+#[test]
+fn small_files_take_few_reads_and_one_decode() {
+    const FILES: u64 = 100;
+    let directory = tempfile::tempdir().unwrap();
+    let (tree, path) = (directory.path().join("tree"), directory.path().join("image"));
+    fs::create_dir(&tree).unwrap();
+    for number in 0..FILES {
+        fs::write(tree.join(format!("file{number}")), text(6_000, number as u32)).unwrap();
+    }
+    build_at(&path, &Tree::scan(&tree, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    let reads = Arc::new(AtomicU64::new(0));
+    let image = Image::open(Counting { bytes: fs::read(&path).unwrap(), reads: Arc::clone(&reads) }).unwrap();
+    let entries = image.read_dir(&image.root().unwrap()).unwrap();
+    for room in [0, File::room_bytes(0)] {
+        let before = (reads.load(Ordering::Relaxed), image.counts());
+        for (number, entry) in entries.iter().enumerate() {
+            let file = image.file(&image.inode(entry.nid).unwrap()).unwrap();
+            let len = file.inode().size as usize;
+            let mut buf = vec![0; len + room];
+            assert_eq!(file.read_into(&mut buf, len, 0).unwrap(), len);
+            assert!(number > 0 || buf[..len] == text(6_000, 0));
+        }
+        let taken = reads.load(Ordering::Relaxed) - before.0;
+        assert!(taken < FILES * 2, "{taken} reads with {room} bytes of room");
+        let in_place = image.counts().decoded_in_place - before.1.decoded_in_place;
+        let copied = image.counts().decoded_by_copy - before.1.decoded_by_copy;
+        assert_eq!((in_place, copied), if room == 0 { (0, FILES) } else { (FILES, 0) });
+    }
+}
+
+#[test]
+fn extents_of_any_length_are_extracted() {
+    let content = content();
+    for (number, options) in options().into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = Image::open_path(&image(directory.path(), &content, &options)).unwrap();
+        for threads in [1, 3] {
+            let target = directory.path().join(format!("out-{threads}"));
+            let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
+            assert!(report.problems.is_empty(), "{:?}", report.problems);
+            assert!(fs::read(target.join("file")).unwrap() == content, "options {number}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn many_misses_in_a_file_keep_its_clusters() {
+    let directory = tempfile::tempdir().unwrap();
+    let content = text(8 << 20, 1);
+    let image = image(directory.path(), &content, &BuildOptions { pcluster_bytes: 65_536, ..BuildOptions::default() });
+    let image = Image::open_path(&image).unwrap();
+    let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+    let mut next = numbers(5);
+    let mut page = [0; 4096];
+    for _ in 0..1000 {
+        let at = next(content.len() / 4096) * 4096;
+        assert_eq!(file.read_at(&mut page, at as u64).unwrap(), 4096);
+        assert!(page[..] == content[at..at + 4096]);
+    }
+    // Of each cluster one is decoded whole, and of one in eight a prefix before.
+    let (counts, clusters) = (image.counts(), image.len_bytes() / 65_536);
+    let decoded = counts.decoded_in_place + counts.decoded_by_copy;
+    assert!(clusters > 20 && decoded * 2 < clusters * 3, "{clusters} clusters, {counts:?}");
 }
