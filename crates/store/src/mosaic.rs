@@ -66,7 +66,7 @@ const WORTH_DENSEST: u32 = SEGMENT / 256;
 /// To find room in a full store.
 const WORTH_ROOM: u32 = SEGMENT / 1024;
 
-/// Objects looked up under one lock when a segment is emptied.
+/// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
 
 /// Segments of a shard that are left for later because something in them is just being written or read, at most.
@@ -137,6 +137,15 @@ impl Handed {
             at = next;
         }
     }
+}
+
+/// An object of `len_bytes` that moves from block `at` to block `new`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Move {
+    owner: u64,
+    len_bytes: usize,
+    at: u32,
+    new: u32,
 }
 
 fn pressure(shard: &Shard) -> Pressure {
@@ -325,6 +334,8 @@ impl Mosaic {
             Goal::Densest => WORTH_DENSEST,
             Goal::Room => WORTH_ROOM,
         };
+        // Without room for several, each gives back what the next may need.
+        let most = if goal == Goal::Room { 1 } else { BATCH };
         let mut found = [Resident::default(); BATCH];
         let mut stuck = 0;
         loop {
@@ -341,7 +352,7 @@ impl Mosaic {
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
-                let batch = &mut found[..BATCH.min(*objects)];
+                let batch = &mut found[..most.min(*objects)];
                 let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
                 if count == 0 && *objects == 0 {
                     self.lock(part).paused.push_front(emptying);
@@ -350,11 +361,9 @@ impl Mosaic {
                 if count == 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
-                for resident in &found[..count] {
-                    if self.relocate(number, part, owners, goal, *resident).is_err() {
-                        self.lock(part).end_emptying(&part.blocks, emptying);
-                        return false;
-                    }
+                if self.relocate(number, part, owners, goal, &found[..count]).is_err() {
+                    self.lock(part).end_emptying(&part.blocks, emptying);
+                    return false;
                 }
                 *objects -= count;
             }
@@ -404,39 +413,73 @@ impl Mosaic {
         true
     }
 
-    /// Moves an object to other room in its shard, if its owner's entry names it.
+    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners' entries name them. They wait for
+    /// readers together: the pins that say who reads are on lines that other CPUs write all the time.
     fn relocate(
         &self,
         number: usize,
         part: &Part,
         owners: &dyn Owners,
         goal: Goal,
-        resident: Resident,
+        residents: &[Resident],
     ) -> Result<(), Full> {
-        let Resident { owner, at } = resident;
-        let from = self.location(number, part, at);
-        let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) else { return Ok(()) };
+        let mut moves = [Move::default(); BATCH];
+        let mut count = 0;
+        for &Resident { owner, at } in residents {
+            let from = self.location(number, part, at);
+            if let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) {
+                moves[count] = Move { owner, len_bytes, at, new: NIL };
+                count += 1;
+            }
+        }
         let mut shard = self.lock(part);
-        let new = if goal == Goal::Room {
-            let in_two = part.blocks.kind(at) == Kind::First;
-            shard.alloc_moved(&part.blocks, len_bytes as u32, owner, in_two)?
-        } else {
-            shard.alloc(&part.blocks, len_bytes as u32, owner)?
-        };
+        let mut enough = Ok(());
+        for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
+            let len_bytes = *len_bytes as u32;
+            let room = if goal == Goal::Room {
+                let in_two = part.blocks.kind(*at) == Kind::First;
+                shard.alloc_moved(&part.blocks, len_bytes, *owner, in_two)
+            } else {
+                shard.alloc(&part.blocks, len_bytes, *owner)
+            };
+            match room {
+                Ok(room) => *new = room,
+                Err(full) => {
+                    (count, enough) = (number, Err(full));
+                    break;
+                }
+            }
+        }
         drop(shard);
-        let to = self.location(number, part, new);
         let header = part.blocks.header_bytes();
         let mut object = [0; PAGE_SIZE];
-        let moved = owners.repoint(owner, from, to, len_bytes, &mut || {
-            let object = &mut object[..len_bytes];
-            // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
-            unsafe {
-                part.blocks.read(at + header, object);
-                part.blocks.write(new + header, object);
+        let mut replaced = [0; BATCH];
+        let mut moved = 0;
+        for Move { owner, len_bytes, at, new } in &mut moves[..count] {
+            let (from, to) = (self.location(number, part, *at), self.location(number, part, *new));
+            let word = owners.repoint(*owner, from, to, *len_bytes, &mut || {
+                let object = &mut object[..*len_bytes];
+                // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
+                unsafe {
+                    part.blocks.read(*at + header, object);
+                    part.blocks.write(*new + header, object);
+                }
+            });
+            match word {
+                Some(word) => {
+                    replaced[moved] = word;
+                    moved += 1;
+                }
+                // What was taken for it is given back in its place.
+                None => *at = *new,
             }
-        });
-        self.lock(part).free(&part.blocks, if moved { at } else { new });
-        Ok(())
+        }
+        owners.wait_for_readers(&replaced[..moved]);
+        let mut shard = self.lock(part);
+        for gone in &moves[..count] {
+            shard.free(&part.blocks, gone.at);
+        }
+        enough
     }
 }
 

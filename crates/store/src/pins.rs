@@ -86,10 +86,16 @@ impl Pins {
         }
     }
 
-    /// Whether somebody reads the object of `word`, which was swapped out of its entry before the call.
-    pub(crate) fn names(&self, word: u64) -> bool {
+    /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.
+    pub(crate) fn name_any(&self, words: &[u64]) -> bool {
+        if words.is_empty() {
+            return false;
+        }
         fence(SeqCst);
-        self.pins.iter().any(|pin| same_object(word, pin.load(Acquire)))
+        self.pins.iter().any(|pin| {
+            let pinned = pin.load(Acquire);
+            words.iter().any(|&word| same_object(word, pinned))
+        })
     }
 }
 
@@ -160,7 +166,7 @@ mod tests {
         assert_eq!(retired, [7]);
         freed.sort_unstable();
         assert_eq!(freed, [5, 9]);
-        assert!(pins.names(7) && !pins.names(5));
+        assert!(pins.name_any(&[5, 7]) && !pins.name_any(&[5]) && !pins.name_any(&[]));
 
         entry.store(11, SeqCst);
         assert_eq!(held.pin(&entry), 11);
@@ -173,6 +179,6 @@ mod tests {
         let pins = Pins::new(1);
         let mut held = pins.try_take(0, 0).expect("a free pin");
         assert_eq!(held.pin(&AtomicU64::new(3 | LOCK)), 3);
-        assert!(pins.names(3));
+        assert!(pins.name_any(&[3]));
     }
 }

@@ -480,7 +480,7 @@ impl<L: EntryLock> Store<L> {
     /// Frees the object of an entry that was swapped out of its slot, waiting for those who read it.
     fn free_unread(&self, old: Entry) {
         if L::PINS && matches!(old, Entry::Object { .. } | Entry::Raw { .. }) {
-            self.core.streams.wait_for_readers(old.encode());
+            self.core.streams.wait_for_readers(&[old.encode()]);
         }
         self.core.free(old);
         self.core.relieve();

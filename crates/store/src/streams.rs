@@ -342,10 +342,10 @@ impl Streams {
         }
     }
 
-    /// Waits until nobody reads the object of `word`, which was swapped out of its entry: at most a decode, unless the
-    /// reader is preempted.
-    pub(crate) fn wait_for_readers(&self, word: u64) {
-        wait_for(|| (!self.pins.names(word)).then_some(()));
+    /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at most a decode each, unless
+    /// the reader is preempted.
+    pub(crate) fn wait_for_readers(&self, words: &[u64]) {
+        wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
