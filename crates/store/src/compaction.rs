@@ -17,7 +17,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{
             AtomicBool,
-            Ordering::{AcqRel, Release},
+            Ordering::{AcqRel, Relaxed, Release},
         },
     },
     thread,
@@ -85,7 +85,8 @@ impl<L: EntryLock> Core<L> {
             Pressure::Soft => {}
             Pressure::Hard => _ = self.pool.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
-        if !self.told.swap(true, AcqRel) {
+        // The line of `told` is one that every thread reads all the time.
+        if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
             let store: Weak<Self> = Arc::downgrade(self);
             Background::get().tell(store);
         }

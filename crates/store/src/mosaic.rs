@@ -9,8 +9,9 @@
 //!
 //! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
 //! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
-//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool starts with one shard and uses another for each
-//! [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided.
+//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool
+//! starts with one shard and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided;
+//! where threads are in each other's way, for each [`SHARD_LEAST`].
 //!
 //! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
 //! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
@@ -57,6 +58,12 @@ const SEGMENT: u32 = 64 << 10;
 /// Bytes held in a shard from which on there is another.
 const SHARD_FILL: u64 = 4 << 20;
 
+/// The same on average over all shards where threads often wait for each other: a wait counts as `WAIT`, each turn without
+/// takes one off, and at `CROWDED` there is another shard.
+const SHARD_LEAST: u64 = 1 << 20;
+const WAIT: u32 = 64;
+const CROWDED: u32 = 16 * WAIT;
+
 /// The most address space a shard has: offsets in it are 32 bits, of which the highest is not one.
 const SPAN_MAX: u64 = 1 << 32;
 
@@ -78,7 +85,7 @@ const HANDED_MAX: u32 = 16;
 /// The pool.
 #[derive(Debug)]
 pub(crate) struct Mosaic {
-    shards: Box<[OnceLock<Box<CachePadded<Part>>>]>,
+    shards: Box<[OnceLock<Box<Part>>]>,
     cpus: Cpus,
     /// How many of them are allocated in.
     active: AtomicUsize,
@@ -89,12 +96,14 @@ pub(crate) struct Mosaic {
     budget: Arc<Budget>,
 }
 
+/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not on lines that the shard's
+/// CPU writes all the time.
 #[derive(Debug)]
 struct Part {
-    blocks: Blocks,
-    shard: Mutex<Shard>,
+    blocks: CachePadded<Blocks>,
+    shard: CachePadded<Mutex<Shard>>,
     /// Whether threads of other CPUs look here before they take new memory.
-    roomy: AtomicBool,
+    roomy: CachePadded<AtomicBool>,
     handed: CachePadded<Handed>,
 }
 
@@ -185,7 +194,7 @@ impl Mosaic {
         let worst =
             objects.checked_mul(object_max).and_then(|bytes| bytes.checked_add(bytes / 4)).ok_or_else(too_large)?;
         let cpus = Cpus::new();
-        let useful = (cpus.count() as u64).min(worst.div_ceil(SHARD_FILL)).max(1);
+        let useful = (cpus.count() as u64).min(worst.div_ceil(SHARD_LEAST)).max(1);
         let span = (worst / useful + 4 * u64::from(SEGMENT)).next_power_of_two().min(SPAN_MAX);
         let count = worst.div_ceil(span - u64::from(SEGMENT)).max(useful);
         if count > (1 << Location::BITS) / span {
@@ -213,20 +222,47 @@ impl Mosaic {
         let region = Region::reserve(span as usize).map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
         let part = Part {
-            blocks: Blocks::new(region, self.owners),
-            shard: Mutex::new(shard),
-            roomy: AtomicBool::new(false),
+            blocks: CachePadded::new(Blocks::new(region, self.owners)),
+            shard: CachePadded::new(Mutex::new(shard)),
+            roomy: CachePadded::new(AtomicBool::new(false)),
             handed: CachePadded::new(Handed::new()),
         };
-        if let Err(part) = self.shards[number].set(Box::new(CachePadded::new(part))) {
+        if let Err(part) = self.shards[number].set(Box::new(part)) {
             self.budget.give(part.shard.lock().index_bytes());
         }
-        self.shards[number].get().map(|part| &***part).ok_or(Full)
+        self.shards[number].get().map(|part| &**part).ok_or(Full)
     }
 
     /// Locks a shard and frees what was handed over to it.
     fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
         self.with_handed(part, part.shard.lock())
+    }
+
+    /// Locks the shard that this thread allocates in; where threads often wait for each other there, they come apart.
+    fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        if let Some(mut shard) = part.shard.try_lock() {
+            shard.crowd = shard.crowd.saturating_sub(1);
+            return self.with_handed(part, shard);
+        }
+        self.wait_home(part)
+    }
+
+    #[cold]
+    fn wait_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        let mut shard = self.lock(part);
+        shard.crowd += WAIT;
+        if shard.crowd < CROWDED {
+            return shard;
+        }
+        shard.crowd = 0;
+        drop(shard);
+        let active = self.active.load(Relaxed);
+        let held_bytes: u64 = self.parts().map(|(_, part)| part.shard.lock().held_bytes).sum();
+        if active < self.shards.len() && held_bytes >= active as u64 * SHARD_LEAST {
+            // Whoever was faster has made one for both.
+            _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
+        }
+        self.lock(part)
     }
 
     fn with_handed<'a>(&self, part: &'a Part, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
@@ -262,12 +298,12 @@ impl Mosaic {
     }
 
     fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
-        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &***part.get()?)))
+        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &**part.get()?)))
     }
 
     fn alloc_in(&self, number: usize, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         let part = self.part(number)?;
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_home(part);
         let at = shard.alloc(&part.blocks, len_bytes as u32, owner)?;
         let held_bytes = shard.held_bytes;
         drop(shard);
@@ -283,7 +319,7 @@ impl Mosaic {
         (0..active).map(|step| (home + step) % active).find_map(|number| {
             let part = self.shards[number].get()?;
             let mut shard = if number == home {
-                self.lock(part)
+                self.lock_home(part)
             } else if part.roomy.load(Relaxed) {
                 // Rather than wait there it takes new memory of its own: so threads come apart that began in one shard.
                 self.with_handed(part, part.shard.try_lock()?)
@@ -532,7 +568,7 @@ impl Pool for Mosaic {
             }
             return;
         }
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_home(part);
         shard.free_soon(&part.blocks, block);
         self.note(part, &shard);
     }
@@ -581,5 +617,40 @@ impl Pool for Mosaic {
             shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use super::*;
+    use crate::cpus::fake;
+
+    #[test]
+    fn threads_that_wait_for_each_other_come_apart() {
+        fake::set_machine([0, 1], 2);
+        let pool = Mosaic::new(100_000, 100_000, Arc::new(Budget::new(u64::MAX))).expect("address space");
+        for owner in 0..1 + SHARD_LEAST / 4000 {
+            pool.alloc(4000, owner).expect("no limit");
+        }
+        let alloc = || {
+            fake::run_on(1);
+            pool.alloc(100, 0).expect("no limit").get() >> pool.span_bits
+        };
+        for _ in 0..1000 {
+            assert_eq!(pool.active.load(Relaxed), 1);
+            let held = pool.part(0).expect("it is there").shard.lock();
+            thread::scope(|scope| {
+                scope.spawn(alloc);
+                thread::sleep(Duration::from_millis(2));
+                drop(held);
+            });
+            if pool.active.load(Relaxed) == 2 {
+                break;
+            }
+        }
+        assert_eq!(thread::scope(|scope| scope.spawn(alloc).join().expect("no panic")), 1);
+        pool.check().expect("consistent");
     }
 }
