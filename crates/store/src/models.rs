@@ -316,7 +316,7 @@ fn read_against_moves() {
 #[test]
 fn a_stream_has_one_holder() {
     check(3, || {
-        let pins = Arc::new(Pins::new(1));
+        let pins: Arc<Pins> = Arc::new(Pins::new(1));
         let state = Arc::new(Shared(UnsafeCell::new(0u64)));
         let turn = |pins: &Pins, state: &Shared| {
             let held: Option<Pin<'_>> = pins.try_take(0, 0);
