@@ -17,7 +17,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{
             AtomicBool,
-            Ordering::{AcqRel, Release},
+            Ordering::{AcqRel, Relaxed, Release},
         },
     },
     thread,
@@ -85,7 +85,8 @@ impl<L: EntryLock> Core<L> {
             Pressure::Soft => {}
             Pressure::Hard => _ = self.pool.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
-        if !self.told.swap(true, AcqRel) {
+        // The line of `told` is one that every thread reads all the time.
+        if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
             let store: Weak<Self> = Arc::downgrade(self);
             Background::get().tell(store);
         }
@@ -140,21 +141,31 @@ impl<L: EntryLock> Owners for Core<L> {
         object_of(self.table.peek(owner))
     }
 
-    fn repoint(&self, owner: u64, from: Location, to: Location, len_bytes: usize, copy: &mut dyn FnMut()) -> bool {
-        let Some(locked) = self.table.try_lock(owner) else { return false };
+    fn repoint(
+        &self,
+        owner: u64,
+        from: Location,
+        to: Location,
+        len_bytes: usize,
+        copy: &mut dyn FnMut(),
+    ) -> Option<u64> {
+        let locked = self.table.try_lock(owner)?;
         let old = locked.entry();
         if object_of(old) != Some((from, len_bytes)) {
-            return false;
+            return None;
         }
         copy();
         locked.replace(match old {
             Entry::Object { tables, .. } => Entry::Object { tables, len_bytes, at: to },
             _ => Entry::Raw { at: to },
         });
+        Some(old.encode())
+    }
+
+    fn wait_for_readers(&self, words: &[u64]) {
         if L::PINS {
-            self.streams.wait_for_readers(old.encode());
+            self.streams.wait_for_readers(words);
         }
-        true
     }
 
     fn settle(&self) {
@@ -249,7 +260,9 @@ mod tests {
         fn repoint(&self, owner: u64, from: Location, len_bytes: usize) -> bool {
             let mut copy =
                 || assert!(self.core.table.try_lock(owner).is_none(), "the entry is held while it is copied");
-            self.core.repoint(owner, from, self.to, len_bytes, &mut copy)
+            let word = self.core.repoint(owner, from, self.to, len_bytes, &mut copy);
+            self.core.wait_for_readers(word.as_slice());
+            word.is_some()
         }
     }
 

@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use crossbeam_utils::CachePadded;
-
 use crate::entry::Entry;
 
-/// A part of the figures; only the sum over all shares means something.
+/// A part of the figures of what the slots hold; only the sum over all shares means something. The holder of each stream has
+/// one, which it changes without a locked instruction, and all who hold none have another.
 #[derive(Debug, Default)]
-struct Share {
+pub(crate) struct Share {
     pages: AtomicI64,
     compressed_bytes: AtomicI64,
     same_pages: AtomicI64,
@@ -24,54 +23,19 @@ pub(crate) struct Sums {
     pub(crate) huge_pages: u64,
 }
 
-/// Counters of what the slots hold: a share for the holder of each stream, which changes it without a locked instruction,
-/// and one for all who hold none.
-#[derive(Debug)]
-pub(crate) struct Counters {
-    held: Box<[CachePadded<Share>]>,
-    loose: CachePadded<Share>,
-}
-
-impl Counters {
-    /// Counters beside `streams` streams.
-    pub(crate) fn new(streams: usize) -> Self {
-        Self { held: (0..streams).map(|_| CachePadded::default()).collect(), loose: CachePadded::default() }
-    }
-
-    /// Bytes of the counters.
-    pub(crate) fn bytes(&self) -> u64 {
-        (size_of_val(&*self.held) + size_of_val(&self.loose)) as u64
-    }
-
-    /// Counts that `new` took the place of `old`, by a thread that holds no stream.
+impl Share {
+    /// Counts that `new` took the place of `old`, in a share that several threads count in.
     pub(crate) fn replaced(&self, old: Entry, new: Entry) {
-        self.loose.change(old, new, |counter, by| {
+        self.change(old, new, |counter, by| {
             counter.fetch_add(by, Relaxed);
         });
     }
 
-    /// Counts the same by the holder of `stream`, who alone counts there.
-    pub(crate) fn replaced_by_holder(&self, stream: usize, old: Entry, new: Entry) {
-        self.held[stream].change(old, new, |counter, by| counter.store(counter.load(Relaxed) + by, Relaxed));
+    /// Counts the same in a share that this thread alone counts in.
+    pub(crate) fn replaced_by_holder(&self, old: Entry, new: Entry) {
+        self.change(old, new, |counter, by| counter.store(counter.load(Relaxed) + by, Relaxed));
     }
 
-    /// The sums, each exact once no thread is changing slots.
-    pub(crate) fn sums(&self) -> Sums {
-        let sum = |counter: fn(&Share) -> &AtomicI64| {
-            let shares = self.held.iter().chain([&self.loose]);
-            let total: i64 = shares.map(|share| counter(share).load(Relaxed)).sum();
-            u64::try_from(total).unwrap_or(0)
-        };
-        Sums {
-            pages: sum(|share| &share.pages),
-            compressed_bytes: sum(|share| &share.compressed_bytes),
-            same_pages: sum(|share| &share.same_pages),
-            huge_pages: sum(|share| &share.huge_pages),
-        }
-    }
-}
-
-impl Share {
     /// Passes each counter that changes to `add`, with the difference.
     fn change(&self, old: Entry, new: Entry, add: impl Fn(&AtomicI64, i64)) {
         let (old, new) = (figures(old), figures(new));
@@ -80,6 +44,22 @@ impl Share {
             if old != new {
                 add(counter, new - old);
             }
+        }
+    }
+}
+
+impl Sums {
+    /// The sums over `shares`, each exact once no thread is changing slots.
+    pub(crate) fn of<'a>(shares: impl Iterator<Item = &'a Share> + Clone) -> Self {
+        let sum = |counter: fn(&Share) -> &AtomicI64| {
+            let total: i64 = shares.clone().map(|share| counter(share).load(Relaxed)).sum();
+            u64::try_from(total).unwrap_or(0)
+        };
+        Self {
+            pages: sum(|share| &share.pages),
+            compressed_bytes: sum(|share| &share.compressed_bytes),
+            same_pages: sum(|share| &share.same_pages),
+            huge_pages: sum(|share| &share.huge_pages),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
 const POISON: u64 = u64::MAX;
 const SLOT: u64 = 0;
 
-/// A store of one slot whose pool is an array: whoever allocates names the place.
+/// A store of two slots whose pool is an array: whoever allocates names the place.
 struct World<L: Protocol> {
     table: Table<L>,
     pins: Pins,
@@ -43,7 +43,7 @@ fn entry(at: u64) -> Entry {
 impl<L: Protocol> World<L> {
     /// The slot holds object 0 with value 0; the other objects are free.
     fn new(objects: usize, pins: usize) -> Arc<Self> {
-        let table = Table::new(1).expect("a small root");
+        let table = Table::new(2).expect("a small root");
         let locked = table.lock_or_make(SLOT, &Budget::new(u64::MAX)).expect("no limit");
         locked.replace(entry(0));
         let objects = (0..objects).map(|at| UnsafeCell::new(if at == 0 { 0 } else { POISON })).collect();
@@ -52,18 +52,26 @@ impl<L: Protocol> World<L> {
 
     /// What the slot's object says, `None` when the slot is empty.
     fn read(&self, stream: usize) -> Option<u64> {
-        let seen = self.table.peek(SLOT);
+        self.read_slot(SLOT, stream)
+    }
+
+    fn read_slot(&self, slot: u64, stream: usize) -> Option<u64> {
+        let seen = self.table.peek(slot);
         let mut pin = self.pins.try_take(stream, seen.encode()).expect("every thread has a stream of its own");
-        let view = self.table.view(SLOT, &mut pin).expect("a leaf");
+        let view = self.table.view(slot, &mut pin).expect("a leaf");
         match view.entry() {
             Entry::Object { at, .. } => {
-                // SAFETY: loom checks it.
-                let value = self.objects[at.get() as usize].with(|object| unsafe { *object });
+                let value = self.value(at.get());
                 assert_ne!(value, POISON, "read an object that was free");
                 Some(value)
             }
             _ => None,
         }
+    }
+
+    fn value(&self, at: u64) -> u64 {
+        // SAFETY: loom checks it.
+        self.objects[at as usize].with(|object| unsafe { *object })
     }
 
     /// Fills object `at`, which the caller knows to be free.
@@ -93,7 +101,7 @@ impl<L: Protocol> World<L> {
 
     fn discard(&self) {
         let old = self.table.lock(SLOT).expect("a leaf").replace(Entry::Empty);
-        while L::PINS && self.pins.names(old.encode()) {
+        while L::PINS && self.pins.name_any(&[old.encode()]) {
             yield_now();
         }
         self.free(old);
@@ -103,9 +111,7 @@ impl<L: Protocol> World<L> {
     fn relocate(&self, to: u64, retired: &mut Vec<u64>) {
         let locked = self.table.lock(SLOT).expect("a leaf");
         if let Entry::Object { at, .. } = locked.entry() {
-            // SAFETY: loom checks it.
-            let value = self.objects[at.get() as usize].with(|object| unsafe { *object });
-            self.fill(to, value);
+            self.fill(to, self.value(at.get()));
             let old = locked.replace(entry(to));
             self.retire(old, retired);
         }
@@ -277,11 +283,40 @@ fn a_place_used_again() {
     });
 }
 
+/// Objects of two slots that move together and wait for their readers together.
+#[test]
+fn read_against_moves() {
+    check(3, || {
+        let world = World::<Hazard>::new(4, 1);
+        world.fill(1, 1);
+        let budget = Budget::new(u64::MAX);
+        world.table.lock_or_make(SLOT + 1, &budget).expect("no limit").replace(entry(1));
+        let reader = thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.read_slot(SLOT + 1, 0)
+        });
+        let moves = [(SLOT, 0, 2), (SLOT + 1, 1, 3)];
+        let words = moves.map(|(slot, from, to)| {
+            let locked = world.table.try_lock(slot).expect("nobody else locks it");
+            world.fill(to, world.value(from));
+            locked.replace(entry(to)).encode()
+        });
+        while world.pins.name_any(&words) {
+            yield_now();
+        }
+        for (_, from, _) in moves {
+            world.fill(from, POISON);
+        }
+        assert_eq!(reader.join().expect("no panic"), Some(1));
+        assert_eq!((world.read(0), world.read_slot(SLOT + 1, 0)), (Some(0), Some(1)));
+    });
+}
+
 /// Two threads at one stream: one gets it, and the next finds what the last left.
 #[test]
 fn a_stream_has_one_holder() {
     check(3, || {
-        let pins = Arc::new(Pins::new(1));
+        let pins: Arc<Pins> = Arc::new(Pins::new(1));
         let state = Arc::new(Shared(UnsafeCell::new(0u64)));
         let turn = |pins: &Pins, state: &Shared| {
             let held: Option<Pin<'_>> = pins.try_take(0, 0);

@@ -9,8 +9,9 @@
 //!
 //! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
 //! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
-//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool starts with one shard and uses another for each
-//! [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided.
+//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool
+//! starts with one shard and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided;
+//! where threads are in each other's way, for each [`SHARD_LEAST`].
 //!
 //! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
 //! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
@@ -57,6 +58,12 @@ const SEGMENT: u32 = 64 << 10;
 /// Bytes held in a shard from which on there is another.
 const SHARD_FILL: u64 = 4 << 20;
 
+/// The same on average over all shards where threads often wait for each other: a wait counts as `WAIT`, each turn without
+/// takes one off, and at `CROWDED` there is another shard.
+const SHARD_LEAST: u64 = 1 << 20;
+const WAIT: u32 = 64;
+const CROWDED: u32 = 16 * WAIT;
+
 /// The most address space a shard has: offsets in it are 32 bits, of which the highest is not one.
 const SPAN_MAX: u64 = 1 << 32;
 
@@ -66,7 +73,7 @@ const WORTH_DENSEST: u32 = SEGMENT / 256;
 /// To find room in a full store.
 const WORTH_ROOM: u32 = SEGMENT / 1024;
 
-/// Objects looked up under one lock when a segment is emptied.
+/// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
 
 /// Segments of a shard that are left for later because something in them is just being written or read, at most.
@@ -78,7 +85,7 @@ const HANDED_MAX: u32 = 16;
 /// The pool.
 #[derive(Debug)]
 pub(crate) struct Mosaic {
-    shards: Box<[OnceLock<Box<CachePadded<Part>>>]>,
+    shards: Box<[OnceLock<Box<Part>>]>,
     cpus: Cpus,
     /// How many of them are allocated in.
     active: AtomicUsize,
@@ -89,12 +96,14 @@ pub(crate) struct Mosaic {
     budget: Arc<Budget>,
 }
 
+/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not on lines that the shard's
+/// CPU writes all the time.
 #[derive(Debug)]
 struct Part {
-    blocks: Blocks,
-    shard: Mutex<Shard>,
+    blocks: CachePadded<Blocks>,
+    shard: CachePadded<Mutex<Shard>>,
     /// Whether threads of other CPUs look here before they take new memory.
-    roomy: AtomicBool,
+    roomy: CachePadded<AtomicBool>,
     handed: CachePadded<Handed>,
 }
 
@@ -139,6 +148,15 @@ impl Handed {
     }
 }
 
+/// An object of `len_bytes` that moves from block `at` to block `new`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Move {
+    owner: u64,
+    len_bytes: usize,
+    at: u32,
+    new: u32,
+}
+
 fn pressure(shard: &Shard) -> Pressure {
     let Shard { live_bytes, free_bytes, .. } = *shard;
     let segment = u64::from(SEGMENT);
@@ -176,7 +194,7 @@ impl Mosaic {
         let worst =
             objects.checked_mul(object_max).and_then(|bytes| bytes.checked_add(bytes / 4)).ok_or_else(too_large)?;
         let cpus = Cpus::new();
-        let useful = (cpus.count() as u64).min(worst.div_ceil(SHARD_FILL)).max(1);
+        let useful = (cpus.count() as u64).min(worst.div_ceil(SHARD_LEAST)).max(1);
         let span = (worst / useful + 4 * u64::from(SEGMENT)).next_power_of_two().min(SPAN_MAX);
         let count = worst.div_ceil(span - u64::from(SEGMENT)).max(useful);
         if count > (1 << Location::BITS) / span {
@@ -204,20 +222,47 @@ impl Mosaic {
         let region = Region::reserve(span as usize).map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
         let part = Part {
-            blocks: Blocks::new(region, self.owners),
-            shard: Mutex::new(shard),
-            roomy: AtomicBool::new(false),
+            blocks: CachePadded::new(Blocks::new(region, self.owners)),
+            shard: CachePadded::new(Mutex::new(shard)),
+            roomy: CachePadded::new(AtomicBool::new(false)),
             handed: CachePadded::new(Handed::new()),
         };
-        if let Err(part) = self.shards[number].set(Box::new(CachePadded::new(part))) {
+        if let Err(part) = self.shards[number].set(Box::new(part)) {
             self.budget.give(part.shard.lock().index_bytes());
         }
-        self.shards[number].get().map(|part| &***part).ok_or(Full)
+        self.shards[number].get().map(|part| &**part).ok_or(Full)
     }
 
     /// Locks a shard and frees what was handed over to it.
     fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
         self.with_handed(part, part.shard.lock())
+    }
+
+    /// Locks the shard that this thread allocates in; where threads often wait for each other there, they come apart.
+    fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        if let Some(mut shard) = part.shard.try_lock() {
+            shard.crowd = shard.crowd.saturating_sub(1);
+            return self.with_handed(part, shard);
+        }
+        self.wait_home(part)
+    }
+
+    #[cold]
+    fn wait_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        let mut shard = self.lock(part);
+        shard.crowd += WAIT;
+        if shard.crowd < CROWDED {
+            return shard;
+        }
+        shard.crowd = 0;
+        drop(shard);
+        let active = self.active.load(Relaxed);
+        let held_bytes: u64 = self.parts().map(|(_, part)| part.shard.lock().held_bytes).sum();
+        if active < self.shards.len() && held_bytes >= active as u64 * SHARD_LEAST {
+            // Whoever was faster has made one for both.
+            _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
+        }
+        self.lock(part)
     }
 
     fn with_handed<'a>(&self, part: &'a Part, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
@@ -253,12 +298,12 @@ impl Mosaic {
     }
 
     fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
-        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &***part.get()?)))
+        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &**part.get()?)))
     }
 
     fn alloc_in(&self, number: usize, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         let part = self.part(number)?;
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_home(part);
         let at = shard.alloc(&part.blocks, len_bytes as u32, owner)?;
         let held_bytes = shard.held_bytes;
         drop(shard);
@@ -274,7 +319,7 @@ impl Mosaic {
         (0..active).map(|step| (home + step) % active).find_map(|number| {
             let part = self.shards[number].get()?;
             let mut shard = if number == home {
-                self.lock(part)
+                self.lock_home(part)
             } else if part.roomy.load(Relaxed) {
                 // Rather than wait there it takes new memory of its own: so threads come apart that began in one shard.
                 self.with_handed(part, part.shard.try_lock()?)
@@ -325,6 +370,8 @@ impl Mosaic {
             Goal::Densest => WORTH_DENSEST,
             Goal::Room => WORTH_ROOM,
         };
+        // Without room for several, each gives back what the next may need.
+        let most = if goal == Goal::Room { 1 } else { BATCH };
         let mut found = [Resident::default(); BATCH];
         let mut stuck = 0;
         loop {
@@ -341,7 +388,7 @@ impl Mosaic {
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
-                let batch = &mut found[..BATCH.min(*objects)];
+                let batch = &mut found[..most.min(*objects)];
                 let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
                 if count == 0 && *objects == 0 {
                     self.lock(part).paused.push_front(emptying);
@@ -350,11 +397,9 @@ impl Mosaic {
                 if count == 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
-                for resident in &found[..count] {
-                    if self.relocate(number, part, owners, goal, *resident).is_err() {
-                        self.lock(part).end_emptying(&part.blocks, emptying);
-                        return false;
-                    }
+                if self.relocate(number, part, owners, goal, &found[..count]).is_err() {
+                    self.lock(part).end_emptying(&part.blocks, emptying);
+                    return false;
                 }
                 *objects -= count;
             }
@@ -404,39 +449,73 @@ impl Mosaic {
         true
     }
 
-    /// Moves an object to other room in its shard, if its owner's entry names it.
+    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners' entries name them. They wait for
+    /// readers together: the pins that say who reads are on lines that other CPUs write all the time.
     fn relocate(
         &self,
         number: usize,
         part: &Part,
         owners: &dyn Owners,
         goal: Goal,
-        resident: Resident,
+        residents: &[Resident],
     ) -> Result<(), Full> {
-        let Resident { owner, at } = resident;
-        let from = self.location(number, part, at);
-        let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) else { return Ok(()) };
+        let mut moves = [Move::default(); BATCH];
+        let mut count = 0;
+        for &Resident { owner, at } in residents {
+            let from = self.location(number, part, at);
+            if let Some((_, len_bytes)) = owners.object(owner).filter(|&(named, _)| named == from) {
+                moves[count] = Move { owner, len_bytes, at, new: NIL };
+                count += 1;
+            }
+        }
         let mut shard = self.lock(part);
-        let new = if goal == Goal::Room {
-            let in_two = part.blocks.kind(at) == Kind::First;
-            shard.alloc_moved(&part.blocks, len_bytes as u32, owner, in_two)?
-        } else {
-            shard.alloc(&part.blocks, len_bytes as u32, owner)?
-        };
+        let mut enough = Ok(());
+        for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
+            let len_bytes = *len_bytes as u32;
+            let room = if goal == Goal::Room {
+                let in_two = part.blocks.kind(*at) == Kind::First;
+                shard.alloc_moved(&part.blocks, len_bytes, *owner, in_two)
+            } else {
+                shard.alloc(&part.blocks, len_bytes, *owner)
+            };
+            match room {
+                Ok(room) => *new = room,
+                Err(full) => {
+                    (count, enough) = (number, Err(full));
+                    break;
+                }
+            }
+        }
         drop(shard);
-        let to = self.location(number, part, new);
         let header = part.blocks.header_bytes();
         let mut object = [0; PAGE_SIZE];
-        let moved = owners.repoint(owner, from, to, len_bytes, &mut || {
-            let object = &mut object[..len_bytes];
-            // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
-            unsafe {
-                part.blocks.read(at + header, object);
-                part.blocks.write(new + header, object);
+        let mut replaced = [0; BATCH];
+        let mut moved = 0;
+        for Move { owner, len_bytes, at, new } in &mut moves[..count] {
+            let (from, to) = (self.location(number, part, *at), self.location(number, part, *new));
+            let word = owners.repoint(*owner, from, to, *len_bytes, &mut || {
+                let object = &mut object[..*len_bytes];
+                // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
+                unsafe {
+                    part.blocks.read(*at + header, object);
+                    part.blocks.write(*new + header, object);
+                }
+            });
+            match word {
+                Some(word) => {
+                    replaced[moved] = word;
+                    moved += 1;
+                }
+                // What was taken for it is given back in its place.
+                None => *at = *new,
             }
-        });
-        self.lock(part).free(&part.blocks, if moved { at } else { new });
-        Ok(())
+        }
+        owners.wait_for_readers(&replaced[..moved]);
+        let mut shard = self.lock(part);
+        for gone in &moves[..count] {
+            shard.free(&part.blocks, gone.at);
+        }
+        enough
     }
 }
 
@@ -489,7 +568,7 @@ impl Pool for Mosaic {
             }
             return;
         }
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_home(part);
         shard.free_soon(&part.blocks, block);
         self.note(part, &shard);
     }
@@ -538,5 +617,40 @@ impl Pool for Mosaic {
             shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use super::*;
+    use crate::cpus::fake;
+
+    #[test]
+    fn threads_that_wait_for_each_other_come_apart() {
+        fake::set_machine([0, 1], 2);
+        let pool = Mosaic::new(100_000, 100_000, Arc::new(Budget::new(u64::MAX))).expect("address space");
+        for owner in 0..1 + SHARD_LEAST / 4000 {
+            pool.alloc(4000, owner).expect("no limit");
+        }
+        let alloc = || {
+            fake::run_on(1);
+            pool.alloc(100, 0).expect("no limit").get() >> pool.span_bits
+        };
+        for _ in 0..1000 {
+            assert_eq!(pool.active.load(Relaxed), 1);
+            let held = pool.part(0).expect("it is there").shard.lock();
+            thread::scope(|scope| {
+                scope.spawn(alloc);
+                thread::sleep(Duration::from_millis(2));
+                drop(held);
+            });
+            if pool.active.load(Relaxed) == 2 {
+                break;
+            }
+        }
+        assert_eq!(thread::scope(|scope| scope.spawn(alloc).join().expect("no panic")), 1);
+        pool.check().expect("consistent");
     }
 }

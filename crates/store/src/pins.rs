@@ -27,10 +27,16 @@ use crate::{
 /// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when it reads none).
 const FREE: u64 = 0;
 
-/// One pin a stream, each on a cache line of its own.
+/// One pin a stream, each on a cache line of its own, and on the rest of the line what belongs to the pin's holder.
 #[derive(Debug)]
-pub(crate) struct Pins {
-    pins: Box<[CachePadded<AtomicU64>]>,
+pub(crate) struct Pins<T = ()> {
+    seats: Box<[CachePadded<Seat<T>>]>,
+}
+
+#[derive(Debug)]
+struct Seat<T> {
+    pin: AtomicU64,
+    beside: T,
 }
 
 /// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both back.
@@ -41,23 +47,35 @@ pub struct Pin<'a> {
     number: usize,
 }
 
-impl Pins {
+impl<T: Default> Pins<T> {
     pub(crate) fn new(count: usize) -> Self {
-        Self { pins: (0..count.max(1)).map(|_| CachePadded::new(AtomicU64::new(FREE))).collect() }
+        let seat = |_| CachePadded::new(Seat { pin: AtomicU64::new(FREE), beside: T::default() });
+        Self { seats: (0..count.max(1)).map(seat).collect() }
     }
+}
 
+impl<T> Pins<T> {
     pub(crate) fn len(&self) -> usize {
-        self.pins.len()
+        self.seats.len()
     }
 
-    /// Bytes of the pins.
+    /// Bytes of the pins and what is beside them.
     pub(crate) fn bytes(&self) -> u64 {
-        size_of_val(&*self.pins) as u64
+        size_of_val(&*self.seats) as u64
+    }
+
+    /// What is beside pin `number`.
+    pub(crate) fn beside(&self, number: usize) -> &T {
+        &self.seats[number].beside
+    }
+
+    fn pins(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.seats.iter().map(|seat| &seat.pin)
     }
 
     /// Takes pin `number` if it is free and says that its holder reads the object of `word`.
     pub(crate) fn try_take(&self, number: usize, word: u64) -> Option<Pin<'_>> {
-        let (pin, word) = (&*self.pins[number], word | LOCK);
+        let (pin, word) = (&self.seats[number].pin, word | LOCK);
         if pin.load(Relaxed) != FREE {
             return None;
         }
@@ -71,7 +89,7 @@ impl Pins {
     pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
         fence(SeqCst);
         let mut kept = 0;
-        for pin in &self.pins {
+        for pin in self.pins() {
             let pinned = pin.load(Acquire);
             if pinned == FREE || pinned == LOCK {
                 continue;
@@ -86,10 +104,16 @@ impl Pins {
         }
     }
 
-    /// Whether somebody reads the object of `word`, which was swapped out of its entry before the call.
-    pub(crate) fn names(&self, word: u64) -> bool {
+    /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.
+    pub(crate) fn name_any(&self, words: &[u64]) -> bool {
+        if words.is_empty() {
+            return false;
+        }
         fence(SeqCst);
-        self.pins.iter().any(|pin| same_object(word, pin.load(Acquire)))
+        self.pins().any(|pin| {
+            let pinned = pin.load(Acquire);
+            words.iter().any(|&word| same_object(word, pinned))
+        })
     }
 }
 
@@ -139,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_pin_is_exclusive_and_comes_back() {
-        let pins = Pins::new(2);
+        let pins: Pins = Pins::new(2);
         let held = pins.try_take(1, 0).expect("a free pin");
         assert_eq!(held.number(), 1);
         assert!(pins.try_take(1, 0).is_none());
@@ -150,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_is_pinned_is_kept() {
-        let pins = Pins::new(3);
+        let pins: Pins = Pins::new(3);
         let entry = AtomicU64::new(7);
         let mut held = pins.try_take(2, 7).expect("a free pin");
         assert_eq!(held.pin(&entry), 7);
@@ -160,7 +184,7 @@ mod tests {
         assert_eq!(retired, [7]);
         freed.sort_unstable();
         assert_eq!(freed, [5, 9]);
-        assert!(pins.names(7) && !pins.names(5));
+        assert!(pins.name_any(&[5, 7]) && !pins.name_any(&[5]) && !pins.name_any(&[]));
 
         entry.store(11, SeqCst);
         assert_eq!(held.pin(&entry), 11);
@@ -170,9 +194,9 @@ mod tests {
 
     #[test]
     fn a_locked_entry_can_be_read() {
-        let pins = Pins::new(1);
+        let pins: Pins = Pins::new(1);
         let mut held = pins.try_take(0, 0).expect("a free pin");
         assert_eq!(held.pin(&AtomicU64::new(3 | LOCK)), 3);
-        assert!(pins.names(3));
+        assert!(pins.name_any(&[3]));
     }
 }

@@ -160,8 +160,19 @@ pub(crate) trait Owners: Send + Sync {
     fn object(&self, owner: u64) -> Option<(Location, usize)>;
 
     /// If `owner`'s entry names the object of `len_bytes` at `from` and nobody holds the entry: calls `copy`, makes the
-    /// entry name `to`, waits until nobody reads the old object, and returns true. It is then the caller's.
-    fn repoint(&self, owner: u64, from: Location, to: Location, len_bytes: usize, copy: &mut dyn FnMut()) -> bool;
+    /// entry name `to`, and returns the word that it was. The old object is the caller's once
+    /// [`wait_for_readers`](Self::wait_for_readers) has returned.
+    fn repoint(
+        &self,
+        owner: u64,
+        from: Location,
+        to: Location,
+        len_bytes: usize,
+        copy: &mut dyn FnMut(),
+    ) -> Option<u64>;
+
+    /// Waits until nobody reads what any of `words` named, which [`repoint`](Self::repoint) returned.
+    fn wait_for_readers(&self, words: &[u64]);
 
     /// Frees what was taken out of entries and is only kept for those who might still be reading it.
     fn settle(&self);

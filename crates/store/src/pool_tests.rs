@@ -38,13 +38,22 @@ impl Owners for Map {
         self.lock().get(&owner).copied().flatten()
     }
 
-    fn repoint(&self, owner: u64, from: Location, to: Location, len_bytes: usize, copy: &mut dyn FnMut()) -> bool {
+    fn repoint(
+        &self,
+        owner: u64,
+        from: Location,
+        to: Location,
+        len_bytes: usize,
+        copy: &mut dyn FnMut(),
+    ) -> Option<u64> {
         let mut map = self.lock();
-        let Some(entry) = map.get_mut(&owner).filter(|entry| **entry == Some((from, len_bytes))) else { return false };
+        let entry = map.get_mut(&owner).filter(|entry| **entry == Some((from, len_bytes)))?;
         copy();
         *entry = Some((to, len_bytes));
-        true
+        Some(from.get())
     }
+
+    fn wait_for_readers(&self, _: &[u64]) {}
 
     fn settle(&self) {}
 }

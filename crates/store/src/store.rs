@@ -18,12 +18,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full, Purpose},
     compaction::Core,
-    counters::Counters,
+    counters::{Share, Sums},
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
     pool::PoolKind,
@@ -137,7 +138,8 @@ pub enum Status {
 /// A compressed page store. `L` says how its entries are guarded; the default is the one that measures best.
 pub struct Store<L: EntryLock = Hazard> {
     core: Arc<Core<L>>,
-    counters: Counters,
+    /// Counts for those who hold no stream.
+    loose: CachePadded<Share>,
     training: Option<Arc<Training>>,
     budget: Arc<Budget>,
     slots: u64,
@@ -171,16 +173,16 @@ impl<L: EntryLock> Store<L> {
         let budget = Arc::new(Budget::new(memory_limit));
         let training = if train { Training::new(&*codec, Plan::USUAL) } else { None };
         let streams = Streams::new(codec, streams, L::PINS);
-        let counters = Counters::new(streams.len());
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
         let objects = slots.saturating_add((streams.len() + streams.retired_max()) as u64);
         let pool = pool.make(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
-        let base_bytes = table.root_bytes() + streams.base_bytes() + counters.bytes();
+        let base_bytes = table.root_bytes() + streams.base_bytes() + size_of::<CachePadded<Share>>() as u64;
         let needed = base_bytes + pool.account().held_bytes;
         budget.take_for(Purpose::Move, needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
         let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
-        Ok(Self { core: Core::new(table, streams, pool), counters, training, budget, slots, base_bytes, swap_bytes })
+        let core = Core::new(table, streams, pool);
+        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, swap_bytes })
     }
 
     /// How many slots there are.
@@ -295,7 +297,7 @@ impl<L: EntryLock> Store<L> {
 
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let sums = self.counters.sums();
+        let sums = self.sums();
         let [codec_tables, trainings, trainings_useless, training_bytes] =
             self.training.as_ref().map_or([0; 4], |training| training.figures());
         Stats {
@@ -335,15 +337,16 @@ impl<L: EntryLock> Store<L> {
         if parts != stats.spent_bytes {
             return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
         }
-        let fresh = Counters::new(0);
+        let fresh = Share::default();
         for slot in 0..self.slots {
             fresh.replaced(Entry::Empty, self.core.table.peek(slot));
         }
         if let Some(training) = &self.training {
             training.check((0..self.slots).map(|slot| self.core.table.peek(slot)))?;
         }
-        if fresh.sums() != self.counters.sums() {
-            return Err(format!("slots hold {:?}, the counters say {:?}", fresh.sums(), self.counters.sums()));
+        let (found, counted) = (Sums::of([&fresh].into_iter()), self.sums());
+        if found != counted {
+            return Err(format!("slots hold {found:?}, the counters say {counted:?}"));
         }
         Ok(())
     }
@@ -450,9 +453,13 @@ impl<L: EntryLock> Store<L> {
         left + account.free_bytes + account.tail_bytes >= kept_bytes + grows_bytes
     }
 
+    fn sums(&self) -> Sums {
+        Sums::of(self.core.streams.shares().chain([&*self.loose]))
+    }
+
     /// Counts that `new` took the place of `old`, and frees the old object as soon as nobody reads it.
     fn retire(&self, taken: &mut Taken<'_>, old: Entry, new: Entry) {
-        self.counters.replaced_by_holder(taken.number(), old, new);
+        taken.share().replaced_by_holder(old, new);
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }
@@ -468,7 +475,7 @@ impl<L: EntryLock> Store<L> {
 
     /// Counts the same by a thread that holds no stream.
     fn replaced(&self, old: Entry, new: Entry) {
-        self.counters.replaced(old, new);
+        self.loose.replaced(old, new);
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }
@@ -486,7 +493,7 @@ impl<L: EntryLock> Store<L> {
     /// Frees the object of an entry that was swapped out of its slot, waiting for those who read it.
     fn free_unread(&self, old: Entry) {
         if L::PINS && matches!(old, Entry::Object { .. } | Entry::Raw { .. }) {
-            self.core.streams.wait_for_readers(old.encode());
+            self.core.streams.wait_for_readers(&[old.encode()]);
         }
         self.core.free(old);
         self.core.relieve();

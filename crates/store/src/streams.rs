@@ -23,6 +23,7 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
 use crate::{
     budget::{Budget, Full},
+    counters::Share,
     cpus::Cpus,
     pins::{Pin, Pins},
     sync::wait_for,
@@ -78,16 +79,23 @@ pub(crate) struct Working {
 pub(crate) struct Streams {
     codec: Arc<dyn Codec>,
     queue: Queue,
-    pins: Pins,
-    /// `working[n]` belongs to whoever holds pin `n`.
-    working: Box<[UnsafeCell<Option<Working>>]>,
+    pins: Pins<Desk>,
     retired_batch: usize,
     retired_capacity: usize,
     used_bytes: AtomicU64,
 }
 
-// SAFETY: `working[n]` is touched by the holder of pin `n` alone, and a pin has one holder; a `Working` can go from
-// thread to thread. All else is `Sync` by itself.
+/// What belongs to the holder of a pin. All of a stream that is there before it is first taken lies on its pin's line.
+#[derive(Default)]
+struct Desk {
+    working: UnsafeCell<Option<Working>>,
+    share: Share,
+}
+
+const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream that was never taken costs 128 bytes");
+
+// SAFETY: what is beside a pin is touched by its holder alone, but for the share, which is `Sync`, and a pin has one holder; a
+// `Working` can go from thread to thread. All else is `Sync` by itself.
 unsafe impl Sync for Streams {}
 
 enum Queue {
@@ -106,7 +114,7 @@ struct Crowd {
 
 /// A stream that this thread holds; dropping it gives the stream back.
 pub(crate) struct Taken<'a> {
-    working: &'a UnsafeCell<Option<Working>>,
+    desk: &'a Desk,
     // Before `_lease`: the pin is free when the stream is passed on.
     pin: Pin<'a>,
     _lease: Lease<'a>,
@@ -134,14 +142,14 @@ impl<'a> Taken<'a> {
     /// The working state, and the pin that says what the thread reads.
     pub(crate) fn parts(&mut self) -> (&mut Working, &mut Pin<'a>) {
         // SAFETY: this thread holds the pin, `&mut self` says that it has no other reference from here.
-        let working = unsafe { &mut *self.working.get() };
+        let working = unsafe { &mut *self.desk.working.get() };
         let Some(working) = working else { unreachable!("`take` makes what it lends") };
         (working, &mut self.pin)
     }
 
-    /// The stream's number, below [`Streams::len`].
-    pub(crate) fn number(&self) -> usize {
-        self.pin.number()
+    /// The holder's share of the counters.
+    pub(crate) fn share(&self) -> &'a Share {
+        &self.desk.share
     }
 }
 
@@ -182,7 +190,6 @@ impl Streams {
             codec,
             queue,
             pins: Pins::new(count),
-            working: (0..count).map(|_| UnsafeCell::new(None)).collect(),
             // A pin keeps one object at most, so this many are never outgrown.
             retired_batch,
             retired_capacity: if keeps { retired_batch + count } else { 0 },
@@ -199,6 +206,11 @@ impl Streams {
         self.pins.len()
     }
 
+    /// Every holder's share of the counters.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = &Share> + Clone {
+        (0..self.len()).map(|number| &self.pins.beside(number).share)
+    }
+
     /// Bytes of the streams made so far.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
@@ -207,7 +219,7 @@ impl Streams {
     /// Bytes of the streams' places, made or not.
     pub(crate) fn base_bytes(&self) -> u64 {
         let cpus_bytes = if let Queue::PerCpu { cpus, .. } = &self.queue { cpus.bytes() } else { 0 };
-        self.pins.bytes() + size_of_val(&*self.working) as u64 + cpus_bytes
+        self.pins.bytes() + cpus_bytes
     }
 
     /// The most objects that are kept for readers at once.
@@ -234,10 +246,10 @@ impl Streams {
                 (self.take_number(number, word), Lease::Idle { numbers, returned, number })
             }
         };
-        let working = &self.working[pin.number()];
-        let taken = Taken { working, pin, _lease: lease };
+        let desk = self.pins.beside(pin.number());
+        let taken = Taken { desk, pin, _lease: lease };
         // SAFETY: this thread holds the pin, and the reference ends here.
-        if unsafe { (*working.get()).is_some() } { Ok(taken) } else { self.take_new(taken, word, budget) }
+        if unsafe { (*desk.working.get()).is_some() } { Ok(taken) } else { self.take_new(taken, word, budget) }
     }
 
     /// Makes the working state of the stream that was taken, or takes another.
@@ -246,7 +258,7 @@ impl Streams {
         match self.make(budget) {
             Ok(made) => {
                 // SAFETY: this thread holds the pin, and there is no other reference.
-                unsafe { *taken.working.get() = Some(made) };
+                unsafe { *taken.desk.working.get() = Some(made) };
                 Ok(taken)
             }
             Err(Full) => {
@@ -260,17 +272,18 @@ impl Streams {
     /// queue, whose own choice then waits for it.
     #[cold]
     fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
-        let made = |(number, working): (usize, &'a UnsafeCell<Option<Working>>)| {
+        let made = |number: usize| {
             let pin = self.pins.try_take(number, word)?;
+            let desk = self.pins.beside(number);
             // SAFETY: this thread holds the pin, and the reference ends here.
-            let is_made = unsafe { (*working.get()).is_some() };
-            is_made.then_some(Taken { working, pin, _lease: Lease::None })
+            let is_made = unsafe { (*desk.working.get()).is_some() };
+            is_made.then_some(Taken { desk, pin, _lease: Lease::None })
         };
         wait_for(|| {
             if self.used_bytes() == 0 {
                 return Some(Err(Full));
             }
-            self.working.iter().enumerate().find_map(made).map(Ok)
+            (0..self.len()).find_map(made).map(Ok)
         })
     }
 
@@ -321,10 +334,10 @@ impl Streams {
         if let Some(working) = working {
             self.pins.release(&mut working.retired, &mut free);
         }
-        for (number, cell) in self.working.iter().enumerate() {
+        for number in 0..self.len() {
             let Some(_pin) = self.pins.try_take(number, 0) else { continue };
             // SAFETY: this thread holds the pin.
-            if let Some(working) = unsafe { &mut *cell.get() } {
+            if let Some(working) = unsafe { &mut *self.pins.beside(number).working.get() } {
                 self.pins.release(&mut working.retired, &mut free);
             }
         }
@@ -333,19 +346,19 @@ impl Streams {
     /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
     /// held a stream before the call has given it back once after.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
-        for (number, cell) in self.working.iter().enumerate() {
+        for number in 0..self.len() {
             let _pin = self.take_number(number, 0);
             // SAFETY: this thread holds the pin.
-            if let Some(working) = unsafe { &mut *cell.get() } {
+            if let Some(working) = unsafe { &mut *self.pins.beside(number).working.get() } {
                 change(working);
             }
         }
     }
 
-    /// Waits until nobody reads the object of `word`, which was swapped out of its entry: at most a decode, unless the
-    /// reader is preempted.
-    pub(crate) fn wait_for_readers(&self, word: u64) {
-        wait_for(|| (!self.pins.names(word)).then_some(()));
+    /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at most a decode each, unless
+    /// the reader is preempted.
+    pub(crate) fn wait_for_readers(&self, words: &[u64]) {
+        wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
@@ -414,7 +427,7 @@ mod tests {
         let one = streams.used_bytes();
         assert!(one >= 2 * PAGE_SIZE as u64);
         let both = (streams.take(0, &budget).expect("no limit"), streams.take(0, &budget).expect("no limit"));
-        assert_ne!(both.0.number(), both.1.number());
+        assert_ne!(both.0.pin.number(), both.1.pin.number());
         assert_eq!(streams.used_bytes(), 2 * one);
         assert_eq!(budget.used(), 2 * one);
     }
@@ -426,9 +439,9 @@ mod tests {
         assert!(streams.take(0, &short).is_err(), "none is there");
         let budget = Budget::new(u64::MAX);
         let first = streams.take(0, &budget).expect("no limit");
-        let number = first.number();
+        let number = first.pin.number();
         thread::scope(|scope| {
-            let second = scope.spawn(|| streams.take(0, &short).expect("the first one").number());
+            let second = scope.spawn(|| streams.take(0, &short).expect("the first one").pin.number());
             thread::yield_now();
             drop(first);
             assert_eq!(second.join().expect("no panic"), number);

@@ -6,6 +6,8 @@ pub(crate) use std::{
     sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
     thread::yield_now,
 };
+#[cfg(not(loom))]
+use std::{thread, time::Duration};
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -13,34 +15,50 @@ pub(crate) use loom::{
     thread::{yield_now as spin_loop, yield_now},
 };
 
+/// How often a waiter looks before it gives the CPU away between two looks, and before it sleeps: a thread of lower priority
+/// that is to run on the same CPU would not otherwise be done.
 const SPINS_BEFORE_YIELD: u32 = 64;
+#[cfg(not(loom))]
+const LOOKS_BEFORE_SLEEP: u32 = SPINS_BEFORE_YIELD + 256;
+#[cfg(not(loom))]
+const NAP: Duration = Duration::from_micros(50);
 
 /// Calls `attempt` until it gives something, which takes another thread: spins at first, then gives the CPU away between
-/// two calls, as the other may have been preempted.
+/// two calls, as the other may have been preempted, then sleeps for moments.
 #[inline]
 pub(crate) fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let mut backoff = Backoff::default();
+    let mut looks = 0;
     loop {
         if let Some(found) = attempt() {
             return found;
         }
-        backoff.wait();
+        looks = wait(looks);
     }
 }
 
-/// The waiting between two attempts.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    spins: u32,
+fn wait(looks: u32) -> u32 {
+    match looks {
+        0..SPINS_BEFORE_YIELD => spin_loop(),
+        #[cfg(not(loom))]
+        LOOKS_BEFORE_SLEEP.. => thread::sleep(NAP),
+        _ => yield_now(),
+    }
+    looks.saturating_add(1)
 }
 
-impl Backoff {
-    pub(crate) fn wait(&mut self) {
-        if self.spins < SPINS_BEFORE_YIELD {
-            self.spins += 1;
-            spin_loop();
-        } else {
-            yield_now();
-        }
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_long_leaves_the_cpu() {
+        let (end, mut looks) = (Instant::now() + Duration::from_millis(100), 0);
+        wait_for(|| {
+            looks += 1;
+            (Instant::now() > end).then_some(())
+        });
+        assert!(looks < 5000, "{looks} looks in a tenth of a second");
     }
 }

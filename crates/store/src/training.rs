@@ -159,6 +159,12 @@ impl Training {
 
     /// Counts that `new` took the place of `old`. The caller holds a stream if `new` is an object.
     pub(crate) fn replaced(&self, old: Entry, new: Entry) {
+        // Every writer's line: it stays as it is while a page replaces one of the same tables.
+        if let (Entry::Object { tables: of_old, .. }, Entry::Object { tables: of_new, .. }) = (old, new)
+            && of_old == of_new
+        {
+            return;
+        }
         for (entry, by) in [(old, -1), (new, 1)] {
             if let Entry::Object { tables, .. } = entry
                 && let Some(objects) = self.objects.get(usize::from(tables))

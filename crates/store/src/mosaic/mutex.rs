@@ -12,16 +12,9 @@ use std::{
         AtomicBool,
         Ordering::{Acquire, Relaxed, Release},
     },
-    thread,
-    time::Duration,
 };
 
-use crate::sync::Backoff;
-
-/// How often a waiter looks before it sleeps between two looks: a holder of lower priority that is to run on the same CPU
-/// would not otherwise be done.
-const LOOKS_BEFORE_SLEEP: u32 = 256;
-const NAP: Duration = Duration::from_micros(50);
+use crate::sync::wait_for;
 
 /// A value behind a lock. It is held for as long as some objects' headers take, without any call of the system's but
 /// giving memory back.
@@ -57,20 +50,7 @@ impl<T> Mutex<T> {
 
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
-        let (mut backoff, mut looks) = (Backoff::default(), 0);
-        loop {
-            if !self.held.load(Relaxed)
-                && let Some(guard) = self.try_lock()
-            {
-                return guard;
-            }
-            if looks < LOOKS_BEFORE_SLEEP {
-                looks += 1;
-                backoff.wait();
-            } else {
-                thread::sleep(NAP);
-            }
-        }
+        wait_for(|| if self.held.load(Relaxed) { None } else { self.try_lock() })
     }
 }
 
@@ -98,6 +78,8 @@ impl<T> Drop for Guard<'_, T> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]

@@ -95,6 +95,8 @@ pub(super) struct Shard {
     pub(super) paused: VecDeque<Emptying>,
     /// Whether a segment is being emptied in a full store: what is taken for that is not for new objects.
     pub(super) makes_room: bool,
+    /// How often threads that allocate here have waited for each other of late.
+    pub(super) crowd: u32,
     budget: Arc<Budget>,
 }
 
@@ -145,6 +147,7 @@ impl Shard {
             delayed: Delayed::default(),
             paused: VecDeque::new(),
             makes_room: false,
+            crowd: 0,
             budget,
         })
     }
