@@ -16,9 +16,11 @@
 //!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
 //!    ends are near, or a length does not fit, the same sequence is done again from its token by `careful`, which checks and copies to
 //!    the byte, and goes on to the block's end.
-//! 2. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
+//! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of 25 instructions of their own, from
+//!    which all others leave by branches seldom taken: 1.03 to 1.07 times the speed.
+//! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
 //!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
-//! 3. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
+//! 4. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
 //!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
 //!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
 //!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends.
