@@ -15,7 +15,7 @@ use decode::Extent;
 use encode::{Fit, encode};
 use format::Plain;
 use kind::Kind;
-use table::{Medium, Narrow, Positions, Table, Wide, WidePositions};
+use table::{HASH_FEW, Medium, Narrow, Positions, Table, Wide, WidePositions};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
 
@@ -50,7 +50,7 @@ impl Stream for Lz4Stream {
                 encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out, Fit::All)
             }
             Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out, Fit::All),
-            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false>(table), page, out, Fit::All),
+            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out, Fit::All),
         };
         encoded.map(|(_, len)| len)
     }
