@@ -16,9 +16,11 @@
 //!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
 //!    ends are near, or a length does not fit, the same sequence is done again from its token by `careful`, which checks and copies to
 //!    the byte, and goes on to the block's end.
-//! 2. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
+//! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of 25 instructions of their own, from
+//!    which all others leave by branches seldom taken: 1.03 to 1.07 times the speed.
+//! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
 //!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
-//! 3. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
+//! 4. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
 //!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
 //!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
 //!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends.
@@ -166,38 +168,56 @@ impl Decoder {
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
         // Where a match with length bytes ends at the latest. Both lengths are far below `usize::MAX / 2`, so that no sum overflows.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
-        while ip.addr() <= last_input && op.addr() <= last_output {
+        'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
-            // and output, before it is used; `offset` is checked against the output so far.
+            // and output, before it is used; `offset` is checked against the output so far, by the match's source.
             unsafe {
-                let token = usize::from(*ip);
-                let mut literals = token >> 4;
-                let mut literals_at = ip.add(1);
-                copy::<16>(literals_at, op);
-                if literals == 15 {
-                    let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
-                    literals += more;
-                    if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
-                        || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
-                        || (IN_PLACE && literals + 32 > gap(ip, op))
-                    {
+                let (token, offset, offset_at, match_at);
+                // Sequences without length bytes and with an offset of 8 or more.
+                loop {
+                    let first = usize::from(*ip);
+                    copy::<16>(ip.add(1), op);
+                    if first >= 0xF0 {
+                        let mut literals_at = ip.add(1);
+                        let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
+                        let literals = 15 + more;
+                        if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
+                            || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
+                            || (IN_PLACE && literals + 32 > gap(ip, op))
+                        {
+                            break 'sequences;
+                        }
+                        wild_copy::<32>(literals_at, op, literals);
+                        (token, offset_at, match_at) = (first, literals_at.add(literals), op.add(literals));
+                        offset = usize::from(load16(offset_at));
                         break;
                     }
-                    wild_copy::<32>(literals_at, op, literals);
+                    let literals = first >> 4;
+                    let to = op.add(literals);
+                    let distance = usize::from(load16(ip.add(literals).add(1)));
+                    let code = first & 15;
+                    let from = to.wrapping_sub(distance);
+                    if code == 15 || distance < 8 || from.addr() < oldest.addr() {
+                        (token, offset, offset_at, match_at) = (first, distance, ip.add(literals).add(1), to);
+                        break;
+                    }
+                    copy::<8>(from, to);
+                    copy::<8>(from.add(8), to.add(8));
+                    copy::<2>(from.add(16), to.add(16));
+                    ip = ip.add(literals).add(3);
+                    op = to.add(code).add(MIN_MATCH);
+                    if ip.addr() > last_input || op.addr() > last_output {
+                        break 'sequences;
+                    }
                 }
-                let offset_at = literals_at.add(literals);
-                let match_at = op.add(literals);
-                let offset = usize::from(load16(offset_at));
-                if offset > match_at.addr() - oldest.addr() {
+                if offset == 0 || offset > match_at.addr() - oldest.addr() {
                     break;
                 }
                 if token & 15 < 15 {
                     if offset >= 8 {
                         short_match_far(match_at, offset);
-                    } else if offset != 0 {
-                        short_match_near(match_at, offset);
                     } else {
-                        break;
+                        short_match_near(match_at, offset);
                     }
                     ip = offset_at.add(2);
                     op = match_at.add(MIN_MATCH + (token & 15));
@@ -207,7 +227,7 @@ impl Decoder {
                 let Some(more) = length_mostly_short(&mut next, input_end) else { break };
                 let len = LONG + more;
                 let match_end = match_at.addr() + len;
-                if offset == 0 || match_end > last_long || (IN_PLACE && match_end + OVERSHOOT > next.addr()) {
+                if match_end > last_long || (IN_PLACE && match_end + OVERSHOOT > next.addr()) {
                     break;
                 }
                 long_match(match_at, offset, len);

@@ -6,6 +6,7 @@ pub(crate) mod copies;
 pub(crate) mod decode;
 pub(crate) mod encode;
 pub(crate) mod format;
+pub(crate) mod kind;
 pub(crate) mod table;
 
 use std::ops::Range;
@@ -13,12 +14,10 @@ use std::ops::Range;
 use decode::Extent;
 use encode::{Fit, encode};
 use format::Plain;
-use table::{Medium, Narrow, Positions, Table, Wide, WidePositions};
+use kind::Kind;
+use table::{HASH_FEW, Medium, Narrow, Positions, Table, Wide, WidePositions};
 
-use crate::{
-    Codec, CodecId, Corrupt, Page, Stream, StreamError,
-    mem::{ZEROS_SAMPLED, sampled_zeros},
-};
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
 
 /// LZ4 at its default acceleration.
 #[derive(Clone, Copy, Debug)]
@@ -38,29 +37,6 @@ impl Codec for Lz4 {
     }
 }
 
-/// What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be worth its bytes and its time
-/// depends on it.
-pub(crate) enum Kind {
-    /// Text, and what has been compressed before: hardly a zero byte.
-    Text,
-    /// Code and tables.
-    Code,
-    /// Words of 8 bytes, most of them pointers and small numbers: many zero bytes.
-    Words,
-}
-
-impl Kind {
-    pub(crate) fn of(page: &Page) -> Self {
-        const CODE: usize = ZEROS_SAMPLED / 16 + 1;
-        const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
-        match sampled_zeros(page) {
-            ..CODE => Self::Text,
-            CODE..WORDS => Self::Code,
-            _ => Self::Words,
-        }
-    }
-}
-
 pub(crate) struct Lz4Stream {
     pub(crate) positions: Positions,
 }
@@ -69,9 +45,12 @@ impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut self.positions;
         let encoded = match Kind::of(page) {
-            Kind::Text => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out, Fit::All),
-            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, true>(table), page, out, Fit::All),
-            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false>(table), page, out, Fit::All),
+            Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out, Fit::All),
+            Kind::Markup | Kind::Records => {
+                encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out, Fit::All)
+            }
+            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out, Fit::All),
+            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out, Fit::All),
         };
         encoded.map(|(_, len)| len)
     }

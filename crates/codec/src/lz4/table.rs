@@ -38,12 +38,17 @@ pub(crate) trait Table {
     fn set(&mut self, hash: usize, position: usize);
 }
 
+/// Bits of a hash: two to this power is how many positions a table has.
+pub(crate) const HASH: u32 = 13;
+
+/// [`HASH`] for pages of which few positions are remembered: half as much to clear.
+pub(crate) const HASH_FEW: u32 = 12;
+
 /// The memory of a table, 16 KiB, which stays in the L1 cache. Kept from one block to the next, and for tables of all kinds.
 pub(crate) struct Positions(Box<[u16; Positions::ENTRIES]>);
 
 impl Positions {
-    const BITS: u32 = 13;
-    const ENTRIES: usize = 1 << Self::BITS;
+    const ENTRIES: usize = 1 << HASH;
 
     /// Bytes of heap.
     pub(crate) const BYTES: usize = size_of::<[u16; Self::ENTRIES]>();
@@ -52,37 +57,37 @@ impl Positions {
         Self(Box::new([0; Self::ENTRIES]))
     }
 
-    /// The hash of the low `BITS` bits of `bytes`, 32 to 48.
+    /// The hash, `TO` bits, of the low `BITS` bits of `bytes`, 32 to 48.
     #[inline(always)]
-    fn hash<const BITS: u32>(bytes: u64) -> usize {
+    fn hash<const BITS: u32, const TO: u32>(bytes: u64) -> usize {
         if BITS == 32 {
-            ((bytes as u32).wrapping_mul(0x9E37_79B1) >> (32 - Self::BITS)) as usize
+            ((bytes as u32).wrapping_mul(0x9E37_79B1) >> (32 - TO)) as usize
         } else {
-            ((bytes << (64 - BITS)).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - Self::BITS)) as usize
+            ((bytes << (64 - BITS)).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - TO)) as usize
         }
     }
 }
 
 /// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 40: with 32, every match of four
 /// bytes is a candidate, with 40 none that ends there, which are a byte's gain each. With 33 half of those are.
-pub(crate) struct Narrow<'a, const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool>(
+pub(crate) struct Narrow<'a, const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32 = HASH>(
     pub(crate) &'a mut Positions,
 );
 
-impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool> Table
-    for Narrow<'_, BITS, AFTER_START, BEFORE_END>
+impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32> Table
+    for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO>
 {
     const MAX_INPUT: usize = 1 << 16;
     const INSIDE: Inside = Inside { after_start: AFTER_START, before_end: BEFORE_END };
 
     fn begin(&mut self, _len: usize) -> usize {
-        self.0.0.fill(0);
+        self.0.0[..1 << TO].fill(0);
         0
     }
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        Positions::hash::<BITS>(bytes)
+        Positions::hash::<BITS, TO>(bytes)
     }
 
     #[inline(always)]
@@ -170,7 +175,7 @@ impl<const BITS: u32> Table for Wide<'_, BITS> {
 
     #[inline(always)]
     fn hash(bytes: u64) -> usize {
-        Positions::hash::<BITS>(bytes)
+        Positions::hash::<BITS, HASH>(bytes)
     }
 
     #[inline(always)]

@@ -5,9 +5,9 @@ mod decode;
 use crate::{
     Codec, CodecId, Corrupt, Page, Stream, StreamError,
     lz4::{
-        Kind,
         encode::{Fit, encode},
         format::Dynamic,
+        kind::Kind,
         table::{Narrow, Positions},
     },
 };
@@ -38,8 +38,12 @@ impl Stream for Lz4DynStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut self.positions;
         let encoded = match Kind::of(page) {
-            Kind::Text => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out, Fit::All),
-            Kind::Code => encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out, Fit::All),
+            Kind::Prose | Kind::Markup => {
+                encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out, Fit::All)
+            }
+            Kind::Code | Kind::Names | Kind::Records => {
+                encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out, Fit::All)
+            }
             Kind::Words => encode::<Dynamic, _>(&mut Narrow::<36, true, false>(table), page, out, Fit::All),
         };
         encoded.map(|(_, len)| len)

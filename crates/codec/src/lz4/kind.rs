@@ -1,0 +1,116 @@
+//! What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be worth its bytes and its
+//! time depends on it. Told from the first 16 bytes of every 256.
+
+use crate::{
+    PAGE_SIZE, Page,
+    mem::{ZEROS_SAMPLED, sampled_zeros},
+};
+
+/// A kind of page. docs/codecs-log/lz4.md has the bytes and speeds that the limits between them were chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Prose, and what has been compressed before: hardly a zero byte.
+    Prose,
+    /// Source, markup, tables in digits: hardly a zero byte either, nearly all ASCII, many of them signs or most digits.
+    Markup,
+    /// Machine code and its tables.
+    Code,
+    /// Bytes and names: byte code, rows of a database.
+    Names,
+    /// Words of 8 bytes that mostly differ in few of them, hardly more of which are zero than in code.
+    Records,
+    /// Words of 8 bytes, most of them pointers and small numbers: many zero bytes.
+    Words,
+}
+
+impl Kind {
+    pub(crate) fn of(page: &Page) -> Self {
+        const CODE: usize = ZEROS_SAMPLED / 16 + 1;
+        const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
+        match sampled_zeros(page) {
+            ..CODE => Self::without_zeros(page),
+            CODE..WORDS => Self::with_zeros(page),
+            _ => Self::Words,
+        }
+    }
+
+    fn without_zeros(page: &Page) -> Self {
+        const SIGNS: usize = ZEROS_SAMPLED / 8;
+        const DIGITS: usize = ZEROS_SAMPLED / 4;
+        const NOT_ASCII: usize = ZEROS_SAMPLED / 64;
+        let letters = |word| within(word | (0x20 * EACH), b'a', b'z');
+        let digits = |word| within(word, b'0', b'9');
+        let many_signs = count(page, |word, _| above(word, b' ') & !(letters(word) | digits(word))) >= SIGNS;
+        if (many_signs || count(page, |word, _| digits(word)) >= DIGITS) && count(page, |word, _| word) <= NOT_ASCII {
+            Self::Markup
+        } else {
+            Self::Prose
+        }
+    }
+
+    fn with_zeros(page: &Page) -> Self {
+        const REPEATED: usize = ZEROS_SAMPLED / 4;
+        const LOWERCASE: usize = ZEROS_SAMPLED * 3 / 16;
+        let equal = |word: u64, next: u64| {
+            let differ = word ^ next;
+            !(((differ & LOW) + LOW) | differ)
+        };
+        if count(page, equal) >= REPEATED {
+            Self::Records
+        } else if count(page, |word, _| within(word, b'a', b'z')) >= LOWERCASE {
+            Self::Names
+        } else {
+            Self::Code
+        }
+    }
+}
+
+/// A one in each byte.
+const EACH: u64 = 0x0101_0101_0101_0101;
+
+/// All but the highest bit of each byte.
+const LOW: u64 = 0x7F * EACH;
+
+/// The highest bit of each byte of `word` that is above `limit` and ASCII. Other bits are unspecified.
+fn above(word: u64, limit: u8) -> u64 {
+    ((word & LOW) + u64::from(0x7F - limit) * EACH) & !word
+}
+
+/// The same of each that is `low` to `high`, which are ASCII.
+fn within(word: u64, low: u8, high: u8) -> u64 {
+    above(word, low - 1) & !above(word, high)
+}
+
+/// How many bytes of those sampled have their highest bit set by `mark`, which gets 8 and the 8 after them.
+#[inline(always)]
+fn count(page: &Page, mark: impl Fn(u64, u64) -> u64) -> usize {
+    const { assert!(2 * PAGE_SIZE / 256 < 256) };
+    let mut counts = 0;
+    for part in page.as_chunks::<256>().0 {
+        let [first, second, third] =
+            [0, 8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|byte| part[at + byte])));
+        counts += mark(first, second) >> 7 & EACH;
+        counts += mark(second, third) >> 7 & EACH;
+    }
+    counts.to_le_bytes().iter().map(|&count| usize::from(count)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(unit: &[u8]) -> Page {
+        std::array::from_fn(|at| unit[at % unit.len()])
+    }
+
+    #[test]
+    fn kinds_are_told_by_the_bytes_sampled() {
+        assert_eq!(Kind::of(&page(b"He sat down and said nothing at all for a long while. ")), Kind::Prose);
+        assert_eq!(Kind::of(&page(b"\x9C\xE2\x81\xD0\xF7")), Kind::Prose);
+        assert_eq!(Kind::of(&page(b"<row id=\"31\" name=\"x\">&lt;</row>\n")), Kind::Markup);
+        assert_eq!(Kind::of(&page(b"\x48\x8B\x05\x11\x20\0\xE8\x84\xC3\x0F\x55")), Kind::Code);
+        assert_eq!(Kind::of(&page(b"some_name\0\x04other\0\x11")), Kind::Names);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\xFE\x7F\x88\0")), Kind::Records);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x7F\0\0\0")), Kind::Words);
+    }
+}
