@@ -4,18 +4,33 @@
 //! fits := 0; too_long := len(src) + 1; n := the length that filled the last cluster
 //! repeat:
 //!     s := size of compress(src[..n])
-//!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it nearly fills the cluster and more than a
-//!         little is left; all of src is tried where little is
+//!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it fills the cluster but for a few bytes and more
+//!         than a little is left; all of src is tried where little is
 //!     else too_long := n
-//!     n := n * capacity / s, kept strictly between fits and too_long; all of src where that is beyond it and was not tried
+//!     n := where the line between the sizes of the two has the capacity, or, where there is no size of one, the line from 0 to the other;
+//!         every third time the middle of the two; all of src where that is beyond it and was not tried
 //! ```
 //!
-//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/512.
+//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/2048.
 
 use super::Filled;
 
 /// Trials before the best length found is taken as it is.
-const MAX_TRIALS: u32 = 12;
+const MAX_TRIALS: u32 = 16;
+
+/// A cluster is full if less than this part of it is free.
+const SLACK: usize = 2048;
+
+/// Lengths nearer to each other than this part of them are the same.
+const RESOLUTION: usize = 8192;
+
+/// The part by which a trial is shorter than it might be.
+const LOW: usize = 4096;
+
+/// `len * part / whole`.
+fn scaled(len: usize, part: usize, whole: usize) -> usize {
+    (len as u128 * part as u128 / whole.max(1) as u128) as usize
+}
 
 /// The search's memory: two outputs, so that the best survives the next trial.
 #[derive(Default)]
@@ -44,8 +59,10 @@ impl Search {
         self.best.resize(self.trial.len(), 0);
         let mut fits = Filled { consumed: 0, written: 0 };
         let mut too_long = src.len() + 1;
+        // What `too_long` came to.
+        let mut excess = None;
         let mut guess = if self.last_consumed == 0 { capacity * 2 } else { self.last_consumed };
-        for _ in 0..MAX_TRIALS {
+        for trial in 1..=MAX_TRIALS {
             guess = guess.clamp(fits.consumed + 1, too_long - 1);
             let size = compress(&src[..guess], &mut self.trial);
             match size {
@@ -55,7 +72,7 @@ impl Search {
                     if guess == src.len() {
                         break;
                     }
-                    if capacity - written <= capacity / 512 {
+                    if capacity - written <= capacity / SLACK {
                         let little_left = src.len() - guess <= guess / 32;
                         if !little_left || too_long <= src.len() {
                             break;
@@ -65,23 +82,28 @@ impl Search {
                         continue;
                     }
                 }
-                _ => too_long = guess,
+                _ => (too_long, excess) = (guess, size),
             }
-            let narrow = too_long - fits.consumed <= 1 + fits.consumed / 2048;
+            let narrow = too_long - fits.consumed <= 1 + fits.consumed / RESOLUTION;
             if narrow && too_long <= src.len() {
                 break;
             }
-            guess = match size {
-                // Aim a little low, since a trial that fits counts and one that does not is lost.
-                Some(written) if written > 0 => {
-                    (guess as u128 * (capacity - capacity / 1024) as u128 / written as u128) as usize
+            let middle = fits.consumed + (too_long - fits.consumed) / 2;
+            guess = match (fits.written, excess) {
+                _ if trial % 3 == 0 && too_long <= src.len() => middle,
+                (0, None) => middle,
+                (0, Some(size)) => scaled(too_long, capacity, size),
+                (written, None) => scaled(fits.consumed, capacity, written),
+                (written, Some(size)) => {
+                    fits.consumed + scaled(too_long - fits.consumed, capacity - written, size - written)
                 }
-                _ => fits.consumed + (too_long - fits.consumed) / 2,
             };
+            // A little low, since a trial that fits counts and one that does not is lost.
+            guess -= guess / LOW;
             if (narrow || guess >= too_long) && too_long > src.len() {
                 guess = src.len();
             } else if guess <= fits.consumed || guess >= too_long {
-                guess = fits.consumed + (too_long - fits.consumed) / 2;
+                guess = middle;
             }
         }
         self.last_consumed = fits.consumed;

@@ -1,4 +1,4 @@
-//! The encoder of an LZ4 block.
+//! The encoder of an LZ4 block for a page. `fill.rs` has that for clusters.
 //!
 //! ```text
 //! from the second byte on, until 12 bytes are left:
@@ -36,7 +36,7 @@ const FAR: usize = FOUND + 8 + 5;
 
 /// Bytes of output that a sequence's token, offset, rounding of its literals to 32, and length bytes beyond one in
 /// 128 can take, and that `Fit::Front` keeps for the literals after it.
-const SLACK: usize = 40;
+pub(super) const SLACK: usize = 40;
 
 /// What has to fit the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) enum Fit {
     Front,
 }
 
-/// Compresses `input`, at most `T::MAX_INPUT` bytes, or its front, into `out`, and returns the bytes taken and the bytes
+/// Compresses `input`, at most 64 KiB, or its front, into `out`, and returns the bytes taken and the bytes
 /// written. `None` if it does not fit: of `Fit::Front`, if `out` is empty.
 #[inline(always)]
 pub(crate) fn encode<F: Format, T: Table>(
@@ -98,7 +98,7 @@ fn length_bytes(length: usize) -> usize {
 }
 
 /// The most literals that a last sequence of at most `room` bytes holds.
-fn most_literals(room: usize) -> Option<usize> {
+pub(super) fn most_literals(room: usize) -> Option<usize> {
     match room {
         0 => None,
         1..=16 => Some((room - 1).min(14)),
@@ -142,7 +142,7 @@ unsafe fn sequences<F: Format, T: Table>(
             let hash = T::hash(bytes);
             let last_seen = table.get(hash, start);
             table.set(hash, start);
-            if load32(s.add(last_seen)) == bytes as u32 && T::reaches(start, last_seen) {
+            if load32(s.add(last_seen)) == bytes as u32 {
                 (at, seen) = (start, last_seen);
                 // One literal, if it is the block's first byte.
                 back = 0;
@@ -205,7 +205,7 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
         let hash = T::hash(bytes);
         let seen = table.get(hash, at);
         table.set(hash, at);
-        (load32(s.add(seen)) == bytes as u32 && T::reaches(at, seen)).then_some((at, seen))
+        (load32(s.add(seen)) == bytes as u32).then_some((at, seen))
     };
     let mut at = start;
     let single_end = (last_start + 1).min(start + SINGLE_STEPS);
@@ -231,7 +231,7 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
 /// # Safety
 /// `oldest <= seen < at`, `anchor <= at`, and the bytes from `oldest` to `at` can be read.
 #[inline(always)]
-unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, at: usize, seen: usize) -> usize {
+pub(super) unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, at: usize, seen: usize) -> usize {
     let literals = at - anchor;
     let mut back = 0;
     if seen >= oldest + 8 {
@@ -252,17 +252,17 @@ unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, at: usize, s
 
 /// The output. `at <= cap` always.
 #[derive(Clone, Copy)]
-struct Writer<F> {
-    format: PhantomData<F>,
+pub(super) struct Writer<F> {
+    pub(super) format: PhantomData<F>,
     /// Where the last offset began; in a block that has none, where the first will.
-    last_offset: usize,
-    out: *mut u8,
-    at: usize,
-    cap: usize,
+    pub(super) last_offset: usize,
+    pub(super) out: *mut u8,
+    pub(super) at: usize,
+    pub(super) cap: usize,
 }
 
 /// What [`Writer::careful`] wrote.
-enum Written {
+pub(super) enum Written {
     /// The sequence.
     Whole,
     /// The sequence with a shorter match, after which only literals fit.
@@ -274,7 +274,7 @@ enum Written {
 impl<F: Format> Writer<F> {
     /// Whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes can be written with `SLACK` to spare.
     #[inline(always)]
-    fn has_room(&self, literals: usize, code: usize) -> bool {
+    pub(super) fn has_room(&self, literals: usize, code: usize) -> bool {
         self.at + literals + (literals >> 7) + (code >> 7) + SLACK <= self.cap
     }
 
@@ -322,7 +322,7 @@ impl<F: Format> Writer<F> {
     /// `len` bytes can be read from `literals`.
     #[cold]
     #[inline(never)]
-    unsafe fn careful(
+    pub(super) unsafe fn careful(
         mut self,
         fit: Fit,
         literals: *const u8,
@@ -358,7 +358,7 @@ impl<F: Format> Writer<F> {
     ///
     /// # Safety
     /// `len` bytes can be read from `literals`, and all that is written is free.
-    unsafe fn exact(&mut self, literals: *const u8, len: usize, found: Option<(usize, usize)>) {
+    pub(super) unsafe fn exact(&mut self, literals: *const u8, len: usize, found: Option<(usize, usize)>) {
         let (offset, code) = found.unwrap_or((0, 0));
         // SAFETY: the caller's.
         unsafe {
@@ -430,7 +430,7 @@ impl<F: Format> Writer<F> {
     /// # Safety
     /// So many bytes are free.
     #[inline(always)]
-    unsafe fn length(&mut self, length: usize) {
+    pub(super) unsafe fn length(&mut self, length: usize) {
         // SAFETY: the caller's.
         unsafe {
             let last = if length < 255 { length } else { self.full_bytes(length) };

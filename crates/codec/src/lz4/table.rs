@@ -10,15 +10,13 @@ pub(crate) struct Inside {
     pub(crate) before_end: bool,
 }
 
-/// A table from the hash of a few bytes to the last position that had them.
+/// A table from the hash of a few bytes to the last position that had them, for blocks of up to 64 KiB: all that it has is in an offset's
+/// reach.
 pub(crate) trait Table {
-    /// Bytes that a block may have.
-    const MAX_INPUT: usize;
-
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
-    /// Makes the table ready for a block of `len` bytes, at most [`Table::MAX_INPUT`], and returns its first position.
+    /// Makes the table ready for a block of `len` bytes and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
 
     /// The hash of the next bytes at a position, of which there are 8 here.
@@ -27,12 +25,6 @@ pub(crate) trait Table {
     /// Where `hash` was last seen before `position`, which is not the block's first. If it was not, the result is some other
     /// position of the block before.
     fn get(&self, hash: usize, position: usize) -> usize;
-
-    /// Whether an offset reaches from `position` back to what [`Table::get`] returned.
-    #[inline(always)]
-    fn reaches(_position: usize, _seen: usize) -> bool {
-        true
-    }
 
     /// Remembers `position` for `hash`.
     fn set(&mut self, hash: usize, position: usize);
@@ -77,7 +69,6 @@ pub(crate) struct Narrow<'a, const BITS: u32, const AFTER_START: bool, const BEF
 impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32> Table
     for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO>
 {
-    const MAX_INPUT: usize = 1 << 16;
     const INSIDE: Inside = Inside { after_start: AFTER_START, before_end: BEFORE_END };
 
     fn begin(&mut self, _len: usize) -> usize {
@@ -100,11 +91,6 @@ impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO:
         self.0.0[hash] = position as u16;
     }
 }
-
-/// For blocks of up to 64 KiB of which more is expected than of a page: [`Narrow`] by the hash of five bytes, since four
-/// would bring up many matches that are no longer than that. Clusters of 4 KiB of text have 0.983 of the bytes that four bytes give, in
-/// 0.9 of the time.
-pub(crate) type Medium<'a> = Narrow<'a, 40, false, true>;
 
 /// For a page after a dictionary, of 64 KiB together: positions count from the dictionary's start. Where the page has no position yet, the
 /// dictionary's counts. The hash is of the next 5 bytes.
@@ -133,7 +119,6 @@ impl AfterDictionary<'_> {
 }
 
 impl Table for AfterDictionary<'_> {
-    const MAX_INPUT: usize = 1 << 16;
     const INSIDE: Inside = Inside { after_start: false, before_end: true };
 
     fn begin(&mut self, _len: usize) -> usize {
@@ -155,41 +140,5 @@ impl Table for AfterDictionary<'_> {
     #[inline(always)]
     fn set(&mut self, hash: usize, position: usize) {
         self.page.0[hash >> (DICTIONARY_BITS - Positions::BITS)] = position as u16;
-    }
-}
-
-/// The memory of a table for blocks of any length, 32 KiB.
-pub(crate) type WidePositions = [u32; Positions::ENTRIES];
-
-/// For blocks of any length, by the hash of the next `BITS` bits.
-pub(crate) struct Wide<'a, const BITS: u32>(pub(crate) &'a mut WidePositions);
-
-impl<const BITS: u32> Table for Wide<'_, BITS> {
-    const MAX_INPUT: usize = 1 << 31;
-    const INSIDE: Inside = Medium::INSIDE;
-
-    fn begin(&mut self, _len: usize) -> usize {
-        self.0.fill(0);
-        0
-    }
-
-    #[inline(always)]
-    fn hash(bytes: u64) -> usize {
-        Positions::hash::<BITS, HASH>(bytes)
-    }
-
-    #[inline(always)]
-    fn get(&self, hash: usize, _position: usize) -> usize {
-        self.0[hash] as usize
-    }
-
-    #[inline(always)]
-    fn reaches(position: usize, seen: usize) -> bool {
-        position - seen <= 0xFFFF
-    }
-
-    #[inline(always)]
-    fn set(&mut self, hash: usize, position: usize) {
-        self.0[hash] = position as u32;
     }
 }

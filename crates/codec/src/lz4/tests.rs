@@ -94,7 +94,7 @@ fn in_place_agrees(block: &[u8], input: &[u8]) {
 
 /// What [`Lz4Encoder::compress_fill`] promises, and the end-of-block rules of the format.
 fn check_fill(encoder: &mut Lz4Encoder, input: &[u8], cap: usize) {
-    for matches in [Matches::Short, Matches::Long] {
+    for matches in [Matches::Short, Matches::Long, Matches::Longest] {
         check_fill_with(encoder, input, cap, matches);
     }
 }
@@ -299,6 +299,24 @@ fn long_blocks() {
     }
     check(&mut encoder, &vec![0; 1 << 20]);
     check_fill(&mut encoder, &vec![0; 1 << 20], 4096);
+}
+
+/// The base moves within and after a match that is longer than offsets reach, and while nothing is found.
+#[test]
+fn positions_of_long_blocks_keep_to_sixteen_bits() {
+    let mut encoder = Lz4Encoder::new();
+    let mut input = Vec::new();
+    for (number, run) in [100, 60_000, 64_800, 65_000, 65_400, 70_000, 200_000].into_iter().enumerate() {
+        input.extend(mixed(5_000 * number, number as u64 + 1));
+        input.resize(input.len() + run, number as u8);
+    }
+    input.extend((0..50_000u32).flat_map(|n| n.wrapping_mul(0x9E37_79B1).to_le_bytes()));
+    for start in [0, 1, 17, 64_000, 64_990, 65_100] {
+        check(&mut encoder, &input[start..]);
+        for cap in [4096, 60_000, 1 << 20] {
+            check_fill(&mut encoder, &input[start..], cap);
+        }
+    }
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn extracts_what_was_packed() {
 
 #[test]
 fn lz4_is_decoded_in_place() {
-    let (directory, tree, _) = source(|root| fs::write(root.join("text"), trees::text(3 << 20, 2)).unwrap());
+    let (directory, tree, _) = source(|root| fs::write(root.join("text"), trees::text(4 << 20, 2)).unwrap());
     let path = directory.path().join("image.erofs");
     build_at(&path, &tree, &BuildOptions::default());
     let image = Image::open_path(&path).unwrap();
