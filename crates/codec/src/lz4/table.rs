@@ -133,12 +133,12 @@ impl Table for AfterDictionary<'_> {
 
     #[inline(always)]
     fn get(&self, hash: usize, _position: usize) -> usize {
-        let seen = self.page.0[hash >> (DICTIONARY_BITS - Positions::BITS)];
+        let seen = self.page.0[hash >> (DICTIONARY_BITS - HASH)];
         usize::from(if seen == 0 { self.dictionary[hash] } else { seen })
     }
 
     #[inline(always)]
     fn set(&mut self, hash: usize, position: usize) {
-        self.page.0[hash >> (DICTIONARY_BITS - Positions::BITS)] = position as u16;
+        self.page.0[hash >> (DICTIONARY_BITS - HASH)] = position as u16;
     }
 }
