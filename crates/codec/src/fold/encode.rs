@@ -44,7 +44,7 @@ use crate::{PAGE_SIZE, Page, mem};
 const HASH_BITS: u32 = 11;
 
 /// After so many places without a match, the step to the next grows by a byte.
-const TRIES: usize = 16;
+const TRIES: usize = 24;
 
 /// How many zeros of [`mem::ZEROS_SAMPLED`] bytes a page of words has: pointers and small numbers. Tables of binaries have more,
 /// code has fewer.
