@@ -26,7 +26,7 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// A dictionary of these bytes: what [`train`](Self::train) found, read back, or any bytes likely to be in pages.
+    /// A dictionary of these bytes: what training found, read back, or any bytes likely to be in pages.
     pub fn new(bytes: Vec<u8>) -> Self {
         let id = fnv1a(&bytes);
         Self { bytes, id }

@@ -60,6 +60,16 @@ struct Scratch {
     content: Vec<u8>,
 }
 
+impl Scratch {
+    /// Works with the thread's. A source that lies in an image itself comes here again meanwhile, and gets another.
+    fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
+        let mut scratch = DECODER.take();
+        let result = work(&mut scratch);
+        DECODER.set(scratch);
+        result
+    }
+}
+
 /// Extents whose clusters lie side by side.
 #[derive(Default)]
 struct Run {
@@ -168,7 +178,7 @@ impl Data {
             out.copy_from_slice(&self.cached(extent)?[from..to]);
             return Ok(());
         }
-        DECODER.with_borrow_mut(|Scratch { decoder, src, content }| {
+        Scratch::lend(|Scratch { decoder, src, content }| {
             let src = self.fetch(pa, plen as usize, src)?;
             if content.len() < to {
                 content.resize(to, 0);
@@ -320,7 +330,7 @@ impl Data {
         room: &mut [u8],
         counts: &mut Counts,
     ) -> Result<()> {
-        DECODER.with_borrow_mut(|Scratch { decoder, src, .. }| {
+        Scratch::lend(|Scratch { decoder, src, .. }| {
             let mut src = self.fetch(pa, stored, src)?;
             let mut room = room;
             for (extent, stored) in run.iter().zip(read_bytes(run)) {

@@ -163,6 +163,43 @@ impl ReadAt for Counting {
     }
 }
 
+/// An image that lies in another.
+struct Nested(File);
+
+impl ReadAt for Nested {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.inode().size)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let len = self.0.read_at(buf, offset).map_err(io::Error::other)?;
+        if len == buf.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}
+
+#[test]
+fn an_image_in_an_image_is_read() {
+    let content = content();
+    for options in options() {
+        let (inner, outer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let bytes = fs::read(image(inner.path(), &content, &options)).unwrap();
+        let outer = Image::open_path(&image(outer.path(), &bytes, &options)).unwrap();
+        let file = outer.file(&outer.resolve(b"file").unwrap()).unwrap();
+        let nested = Image::open(Nested(file)).unwrap();
+        let file = nested.file(&nested.resolve(b"file").unwrap()).unwrap();
+        let mut next = numbers(7);
+        let mut buffer = vec![0; 4096];
+        for _ in 0..300 {
+            let at = next(content.len() - buffer.len());
+            assert_eq!(file.read_at(&mut buffer, at as u64).unwrap(), buffer.len());
+            assert!(buffer == content[at..][..buffer.len()], "at {at}");
+        }
+        let mut all = vec![0; content.len()];
+        assert_eq!(file.read_at(&mut all, 0).unwrap(), content.len());
+        assert!(all == content);
+    }
+}
+
 #[test]
 fn small_files_take_few_reads_and_one_decode() {
     const FILES: u64 = 100;
