@@ -332,7 +332,7 @@ fails grep -q " $1/mount " /proc/self/mounts
 setpriv --reuid=65534 --regid=65534 --clear-groups ./pagefold mount --foreground image mount & server=$!
 trap 'kill $server' EXIT
 until grep -q " $1/mount " /proc/self/mounts; do kill -0 $server; sleep 0.01; done
-user kill -INT $server
+user kill -TERM $server
 wait $server
 trap - EXIT
 fails grep -q " $1/mount " /proc/self/mounts
