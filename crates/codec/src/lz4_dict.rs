@@ -14,7 +14,7 @@ use crate::{
     Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError, Tables,
     lz4::{
         Lz4Stream, SHORT, decode,
-        encode::{Fit, encode_after},
+        encode::encode_after,
         format::Plain,
         table::{AfterDictionary, DictionaryPositions, Positions},
     },
@@ -123,7 +123,7 @@ impl Stream for Lz4DictStream {
         };
         window[dictionary_len..].copy_from_slice(page);
         let mut table = AfterDictionary { page: positions, dictionary, dictionary_len };
-        encode_after::<Plain, _>(&mut table, window, dictionary_len, out, Fit::All).map(|(_, len)| len)
+        encode_after::<Plain, _>(&mut table, window, dictionary_len, out)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {

@@ -47,16 +47,10 @@ pub(crate) enum Fit {
     Front,
 }
 
-/// Compresses `input`, at most 64 KiB, or its front, into `out`, and returns the bytes taken and the bytes
-/// written. `None` if it does not fit: of `Fit::Front`, if `out` is empty.
+/// Compresses `input`, at most 64 KiB, into `out`, and returns the bytes written. `None` if it does not fit.
 #[inline(always)]
-pub(crate) fn encode<F: Format, T: Table>(
-    table: &mut T,
-    input: &[u8],
-    out: &mut [u8],
-    fit: Fit,
-) -> Option<(usize, usize)> {
-    encode_after::<F, T>(table, input, 0, out, fit)
+pub(crate) fn encode<F: Format, T: Table>(table: &mut T, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    encode_after::<F, T>(table, input, 0, out)
 }
 
 /// Compresses `window[before_len..]` as [`encode`] does, with matches that may begin in the bytes before, for which `table` has
@@ -67,29 +61,26 @@ pub(crate) fn encode_after<F: Format, T: Table>(
     window: &[u8],
     before_len: usize,
     out: &mut [u8],
-    fit: Fit,
-) -> Option<(usize, usize)> {
+) -> Option<usize> {
     let input = &window[before_len..];
     let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
         // SAFETY: `input`, what is left of `window`, has more than `LAST_START` bytes.
-        (writer, anchor) = unsafe { sequences(table, window, before_len, writer, fit) }?;
+        (writer, anchor) = unsafe { sequences(table, window, before_len, writer) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {
-        return Some((anchor, writer.at));
+        return Some(writer.at);
     }
     let no_offset = if F::DYNAMIC { writer.offset_bytes(writer.at, 0) } else { 0 };
     let room = (writer.cap - writer.at).saturating_sub(no_offset);
     let left = input.len() - anchor;
-    let literals = match fit {
-        Fit::All if 1 + length_bytes(left) + left > room => return None,
-        Fit::All => left,
-        Fit::Front => left.min(most_literals(room)?),
-    };
-    // SAFETY: `literals` bytes are left of `input`, and they fit.
-    unsafe { writer.exact(input.as_ptr().add(anchor), literals, None) };
-    Some((anchor + literals, writer.at))
+    if 1 + length_bytes(left) + left > room {
+        return None;
+    }
+    // SAFETY: `left` bytes are left of `input`, and they fit.
+    unsafe { writer.exact(input.as_ptr().add(anchor), left, None) };
+    Some(writer.at)
 }
 
 /// Bytes that say a length of `length` beyond the token.
@@ -106,7 +97,7 @@ pub(super) fn most_literals(room: usize) -> Option<usize> {
     }
 }
 
-/// Writes all sequences with a match, and returns where the literals after the last begin. `None` if one did not fit and had to.
+/// Writes all sequences with a match, and returns where the literals after the last begin. `None` if one did not fit.
 ///
 /// # Safety
 /// `window` has more than `LAST_START` bytes after the first `before_len`.
@@ -116,7 +107,6 @@ unsafe fn sequences<F: Format, T: Table>(
     window: &[u8],
     before_len: usize,
     mut writer: Writer<F>,
-    fit: Fit,
 ) -> Option<(Writer<F>, usize)> {
     // Positions run from the table's `first` on; `s.add(position)` is the byte there.
     let input_len = window.len() - before_len;
@@ -166,13 +156,9 @@ unsafe fn sequences<F: Format, T: Table>(
                 writer.sequence(s.add(anchor), literals, offset, code);
             } else {
                 let written;
-                (writer.at, writer.last_offset, written) = writer.careful(fit, s.add(anchor), literals, offset, code);
-                match written {
-                    Written::Whole => {}
-                    Written::Cut { code } => return Some((writer, at - back + F::MIN_MATCH + code - first)),
-                    Written::Nothing if fit == Fit::Front => break,
-                    Written::Nothing => return None,
-                }
+                (writer.at, writer.last_offset, written) =
+                    writer.careful(Fit::All, s.add(anchor), literals, offset, code);
+                let Written::Whole = written else { return None };
             }
             anchor = next;
             start = next;

@@ -13,7 +13,7 @@ pub(crate) mod table;
 use std::ops::Range;
 
 use decode::Extent;
-use encode::{Fit, encode};
+use encode::encode;
 use format::Plain;
 use kind::Kind;
 use table::{HASH_FEW, Narrow, Positions};
@@ -45,15 +45,12 @@ pub(crate) struct Lz4Stream {
 impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut self.positions;
-        let encoded = match Kind::of(page) {
-            Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out, Fit::All),
-            Kind::Markup | Kind::Records => {
-                encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out, Fit::All)
-            }
-            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out, Fit::All),
-            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out, Fit::All),
-        };
-        encoded.map(|(_, len)| len)
+        match Kind::of(page) {
+            Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out),
+            Kind::Markup | Kind::Records => encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out),
+            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out),
+            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out),
+        }
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {

@@ -5,7 +5,7 @@ mod decode;
 use crate::{
     Codec, CodecId, Corrupt, Page, Stream, StreamError,
     lz4::{
-        encode::{Fit, encode},
+        encode::encode,
         format::Dynamic,
         kind::Kind,
         table::{Narrow, Positions},
@@ -37,16 +37,13 @@ struct Lz4DynStream {
 impl Stream for Lz4DynStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut self.positions;
-        let encoded = match Kind::of(page) {
-            Kind::Prose | Kind::Markup => {
-                encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out, Fit::All)
-            }
+        match Kind::of(page) {
+            Kind::Prose | Kind::Markup => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out),
             Kind::Code | Kind::Names | Kind::Records => {
-                encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out, Fit::All)
+                encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out)
             }
-            Kind::Words => encode::<Dynamic, _>(&mut Narrow::<36, true, false>(table), page, out, Fit::All),
-        };
-        encoded.map(|(_, len)| len)
+            Kind::Words => encode::<Dynamic, _>(&mut Narrow::<36, true, false>(table), page, out),
+        }
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
