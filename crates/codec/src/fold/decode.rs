@@ -253,6 +253,8 @@ impl Isa {
     }
 }
 
+/// # Safety
+/// That of [`fast`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "bmi1,bmi2,avx2")]
 #[inline(never)] // Inlined, it would share its registers with `decode`.
@@ -265,6 +267,8 @@ unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool>(
     unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
 }
 
+/// # Safety
+/// That of [`fast`].
 #[inline(never)] // Inlined, it would share its registers with `decode`.
 unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool>(
     decoder: *const Decoder,

@@ -198,6 +198,9 @@ mod x86 {
     }
 
     /// As [`emit_avx512`], eight sequences at once.
+    ///
+    /// # Safety
+    /// That of [`Emit::emit`].
     #[target_feature(enable = "bmi1,bmi2,lzcnt,popcnt,avx2")]
     #[inline(never)]
     unsafe fn emit_avx2(
@@ -310,6 +313,8 @@ mod x86 {
     /// 15 down to 0.
     const REVERSE: [u8; 16] = [15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0];
 
+    /// # Safety
+    /// That of [`Emit::emit`].
     #[target_feature(enable = "bmi1,bmi2,lzcnt,popcnt,avx2,avx512f,avx512bw")]
     #[inline(never)]
     unsafe fn emit_avx512(
