@@ -17,7 +17,7 @@ use pagefold_store::{
 use crate::{
     load::{Device, Done, Random, Worker, pass},
     pages::{Pages, gather},
-    report::Figure,
+    report::{Figure, geometric_mean},
 };
 
 /// Options of `pagefold-bench locks`.
@@ -134,34 +134,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ];
     // Warm pages that fit the caches, so that the entries count and not the memory.
     let data = gather(&args.data, 1024)?;
-    let mut best = vec![vec![Done::default(); subjects.len()]; IOZONE.len() + CONTENDED.len()];
+    let patterns: Vec<Pattern> = IOZONE.into_iter().chain(CONTENDED).collect();
+    let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
     let own = (args.mib << 20) / PAGE_SIZE / record * record;
     for data in &data {
-        for _ in 0..args.rounds {
-            for (column, subject) in subjects.iter().enumerate() {
-                let mut lines = best.iter_mut().map(|line| &mut line[column]);
-                let disk = |pages: usize| {
-                    let codec = by_name(&args.codec)?;
-                    (subject.make)(Config { slots: pages as u64, codec, ..Config::default() })
-                };
-                let device = disk((1usize << 30).max(own * PAGE_SIZE * args.threads) / PAGE_SIZE)?;
-                for (pattern, line) in IOZONE.into_iter().zip(&mut lines) {
-                    let done = pass(&*device, args.threads, &|thread: usize, worker: &mut dyn Worker| {
-                        let range = Range { first: (thread * own) as u64, pages: own, request: record, loops: 1 };
-                        requests(pattern, range, thread, &data.pages, worker)
+        for round in 0..args.rounds {
+            let disks = |pages: usize| {
+                let config =
+                    || anyhow::Ok(Config { slots: pages as u64, codec: by_name(&args.codec)?, ..Config::default() });
+                subjects.iter().map(|subject| (subject.make)(config()?)).collect::<anyhow::Result<Vec<_>>>()
+            };
+            // Strategies take turns pattern by pattern, another one first in each round.
+            let mut in_turn = |devices: &[Box<dyn Device>], pattern: usize, range: &(dyn Fn(usize) -> Range + Sync)| {
+                for turn in 0..subjects.len() {
+                    let column = (round + turn) % subjects.len();
+                    let done = pass(&*devices[column], args.threads, &|thread: usize, worker: &mut dyn Worker| {
+                        requests(patterns[pattern], range(thread), thread, &data.pages, worker)
                     })?;
-                    *line = line.best(done);
+                    best[pattern][column] = best[pattern][column].best(done);
                 }
-                drop(device);
-                let device = disk(CONTENDED_PAGES)?;
-                for (pattern, line) in CONTENDED.into_iter().zip(&mut lines) {
-                    let range =
-                        Range { first: 0, pages: CONTENDED_PAGES, request: CONTENDED_REQUEST, loops: args.loops };
-                    let done = pass(&*device, args.threads, &|thread: usize, worker: &mut dyn Worker| {
-                        requests(pattern, range, thread, &data.pages, worker)
-                    })?;
-                    *line = line.best(done);
-                }
+                anyhow::Ok(())
+            };
+            let devices = disks((1usize << 30).max(own * PAGE_SIZE * args.threads) / PAGE_SIZE)?;
+            for pattern in 0..IOZONE.len() {
+                let range = |thread| Range { first: (thread * own) as u64, pages: own, request: record, loops: 1 };
+                in_turn(&devices, pattern, &range)?;
+            }
+            drop(devices);
+            let devices = disks(CONTENDED_PAGES)?;
+            for pattern in IOZONE.len()..patterns.len() {
+                let range =
+                    |_| Range { first: 0, pages: CONTENDED_PAGES, request: CONTENDED_REQUEST, loops: args.loops };
+                in_turn(&devices, pattern, &range)?;
             }
         }
         print(args, &data.name, &subjects, &best);
@@ -229,7 +233,7 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
     if !args.json {
         println!("{data}, {threads} threads on {cpus} CPUs, KB/s");
         let names: String = subjects.iter().map(|subject| format!("{:>14}", subject.name)).collect();
-        println!("{:22}{names}", "Test");
+        println!("{:24}{names}", "Test");
     }
     for (pattern, line) in IOZONE.iter().chain(&CONTENDED).zip(best) {
         let contended = CONTENDED.iter().any(|other| other.name == pattern.name);
@@ -249,7 +253,7 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
                 .iter()
                 .map(|done| format!("{:>14.0}", (done.read_mb_s() + done.write_mb_s()) * 1e6 / 1024.0))
                 .collect();
-            println!("{:22}{cells}", pattern.name);
+            println!("{:24}{cells}", pattern.name);
         }
     }
     if args.json {
@@ -267,6 +271,33 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
         }
     } else {
         let cells: String = subjects.iter().map(|subject| format!("{:>14}", subject.entry_bytes)).collect();
-        println!("{:22}{cells}\n", "bytes per entry");
+        println!("{:24}{cells}", "bytes per entry");
+        print_means(subjects, best);
     }
+}
+
+/// Geometric means of each strategy's speeds, as ratios to those of the base, the lock of the table.
+fn print_means(subjects: &[Subject], best: &[Vec<Done>]) {
+    let (own, shared) = best.split_at(IOZONE.len());
+    let speed = |done: &Done| done.read_mb_s() + done.write_mb_s();
+    for (name, patterns, lines, reads) in [
+        ("mean of reads", &IOZONE[..], own, true),
+        ("mean of others", &IOZONE[..], own, false),
+        ("mean of contended reads", &CONTENDED[..], shared, true),
+        ("mean of contended others", &CONTENDED[..], shared, false),
+    ] {
+        let cells: String = (0..subjects.len())
+            .map(|column| {
+                let ratios: Vec<f64> = patterns
+                    .iter()
+                    .zip(lines)
+                    .filter(|(pattern, _)| matches!(pattern.mode, Mode::Read) == reads)
+                    .map(|(_, line)| speed(&line[column]) / speed(&line[0]))
+                    .collect();
+                format!("{:>14.2}", geometric_mean(&ratios))
+            })
+            .collect();
+        println!("{name:24}{cells}");
+    }
+    println!();
 }

@@ -12,7 +12,7 @@ use pagefold_store::{Config, Store, StreamPolicy};
 use crate::{
     load::{Done, Random, Worker, pass},
     perf::{Counts, Perf},
-    report::Figure,
+    report::{Figure, geometric_mean},
 };
 
 /// Options of `pagefold-bench streams`.
@@ -181,7 +181,7 @@ fn print_table(buffer: &str, jobs: usize, columns: &[Column]) {
         for column in columns {
             let _ = write!(line, "{:>16}", cells(column));
         }
-        println!("{line}    {tail}");
+        println!("{}", format!("{line}    {tail}").trim_end());
     };
     let mut names = POLICIES.iter().map(|(name, _)| format!("{name:>16}")).collect::<String>();
     names.push_str(&format!("    ({buffer} buffer)"));
@@ -189,6 +189,11 @@ fn print_table(buffer: &str, jobs: usize, columns: &[Column]) {
     for (direction, pattern) in LINES {
         row(&format!("{direction}:"), &|column| format!("{:.1}MB/s", speed(column, direction, pattern)), pattern);
     }
+    let mean = |column: &Column| {
+        let ratio = |(direction, pattern)| speed(column, direction, pattern) / speed(&columns[0], direction, pattern);
+        geometric_mean(&LINES.map(ratio))
+    };
+    row("mean / single:", &|column| format!("{:.2}", mean(column)), "");
     if columns.iter().all(|column| column.counts.is_some()) {
         for at in 0..3 {
             let name = columns[0].counts.map_or("", |counts| counts.figures()[at].0);

@@ -3,6 +3,7 @@
 use std::{fmt::Write, io};
 
 use super::Measured;
+use crate::report::geometric_mean;
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq)]
@@ -131,7 +132,7 @@ impl<'a> Table<'a> {
         let heaps_only = matches!(target.scope, Scope::Heaps);
         let quotients = self.quotients(target.subject, target.peer, target.metric, heaps_only);
         match target.scope {
-            Scope::Heaps | Scope::All => geometric_mean(&quotients),
+            Scope::Heaps | Scope::All => (!quotients.is_empty()).then(|| geometric_mean(&quotients)),
             Scope::Each if target.metric == Metric::Bytes => quotients.into_iter().reduce(f64::max),
             Scope::Each => quotients.into_iter().reduce(f64::min),
         }
@@ -156,15 +157,10 @@ impl<'a> Table<'a> {
                 }
             }
             let mean = geometric_mean(&self.quotients(subject, peer, metric, false));
-            writeln!(text, " {:12.3}", mean.unwrap_or(f64::NAN))?;
+            writeln!(text, " {mean:12.3}")?;
         }
         Ok(())
     }
-}
-
-fn geometric_mean(values: &[f64]) -> Option<f64> {
-    let logs: f64 = values.iter().map(|value| value.ln()).sum();
-    (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
 fn render(measured: &[Measured]) -> Result<String, std::fmt::Error> {
@@ -204,15 +200,4 @@ pub(super) fn print(measured: &[Measured], json: bool) {
     let mut out: Box<dyn io::Write> = if json { Box::new(io::stderr()) } else { Box::new(io::stdout()) };
     // A closed pipe is not an error of the measurement.
     let _ = out.write_all(text.as_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_mean_is_geometric() {
-        assert_eq!(geometric_mean(&[]), None);
-        assert!((geometric_mean(&[0.5, 2.0]).unwrap() - 1.0).abs() < 1e-12);
-    }
 }
