@@ -17,6 +17,7 @@
 mod choices;
 mod data;
 mod directory;
+mod holes;
 mod ids;
 mod indexes;
 mod metadata;

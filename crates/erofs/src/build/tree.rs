@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::holes::{self, Found};
 use crate::error::{Error, Result};
 use crate::format::{NAME_LEN, mode};
 use crate::xattr::Xattr;
@@ -27,13 +28,20 @@ pub enum Content {
 }
 
 impl Content {
-    /// Fills `buf` from `offset` of the content.
-    pub(crate) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    /// Reads `len` bytes from `offset` of the content into `bytes`, whatever was in it.
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
-            Self::Path(path) => File::open(path)?.read_exact_at(buf, offset),
-            Self::Range(file, start) => file.read_exact_at(buf, start + offset),
-            Self::Bytes(bytes) => crate::source::ReadAt::read_exact_at(&**bytes, buf, offset),
+            Self::Path(path) => return holes::read(&File::open(path)?, offset, len, bytes),
+            Self::Range(file, start) => {
+                bytes.resize(len, 0);
+                file.read_exact_at(bytes, start + offset)?;
+            }
+            Self::Bytes(source) => {
+                bytes.resize(len, 0);
+                crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
+            }
         }
+        Ok(Found::Bytes)
     }
 
     pub(crate) fn name(&self) -> PathBuf {

@@ -5,6 +5,7 @@ mod built;
 mod choices;
 mod corpus;
 mod extracting;
+mod holes;
 mod hostile;
 mod interoperation;
 mod mkfs;
