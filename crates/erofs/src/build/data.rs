@@ -628,8 +628,7 @@ impl<'a> Worker<'a> {
             ztailpacking: source.packable && options.ztailpacking,
             fragments: source.packable && options.fragments != Fragments::Off,
         };
-        let segment =
-            compressor.compress(&self.input, &part.cuts, last, &segment_options, spare.take(part.len()));
+        let segment = compressor.compress(&self.input, &part.cuts, last, &segment_options, spare.take(part.len()));
         if zeros && !last {
             self.zeros[source.way] = Some((part.cuts.clone(), segment.clone()));
         }

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::holes::{self, Found};
+use super::reach::reach;
+use super::sparse::{self, Span};
 use crate::error::{Error, Result};
 use crate::format::{NAME_LEN, mode};
 use crate::xattr::Xattr;
@@ -23,6 +25,8 @@ pub enum Content {
     Path(PathBuf),
     /// In part of an open file, such as an archive.
     Range(Arc<File>, u64),
+    /// Parts of an open file, in order and none twice, with zeros between them and behind.
+    Spans(Arc<File>, Arc<[Span]>),
     /// In memory.
     Bytes(Arc<[u8]>),
 }
@@ -31,11 +35,12 @@ impl Content {
     /// Reads `len` bytes from `offset` of the content into `bytes`, whatever was in it.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
-            Self::Path(path) => return holes::read(&File::open(path)?, offset, len, bytes),
+            Self::Path(path) => return holes::read(&File::open(reach(path)?)?, offset, len, bytes),
             Self::Range(file, start) => {
                 bytes.resize(len, 0);
                 file.read_exact_at(bytes, start + offset)?;
             }
+            Self::Spans(file, spans) => return sparse::read(file, spans, offset, len, bytes),
             Self::Bytes(source) => {
                 bytes.resize(len, 0);
                 crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
@@ -47,7 +52,7 @@ impl Content {
     pub(crate) fn name(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.clone(),
-            Self::Range(..) => PathBuf::from("archive member"),
+            Self::Range(..) | Self::Spans(..) => PathBuf::from("archive member"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
     }

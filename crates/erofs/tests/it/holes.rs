@@ -9,7 +9,8 @@ use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Fragments, Image, ScanOptions, Tree, build};
 
 /// What lies where in a file of 37 MiB and 5 bytes.
-const DATA: [(u64, usize); 5] = [(0, 3), (5 << 20, 200_000), ((9 << 20) + 77, 1), (20 << 20, 4 << 20), (33 << 20, 4096)];
+const DATA: [(u64, usize); 5] =
+    [(0, 3), (5 << 20, 200_000), ((9 << 20) + 77, 1), (20 << 20, 4 << 20), (33 << 20, 4096)];
 const LEN: u64 = (37 << 20) + 5;
 
 fn fill(len: usize) -> Vec<u8> {

@@ -8,6 +8,7 @@ mod extracting;
 mod holes;
 mod hostile;
 mod interoperation;
+mod long_paths;
 mod mkfs;
 mod reading;
 mod tools;
