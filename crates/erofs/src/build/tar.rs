@@ -191,12 +191,22 @@ impl Tree {
                 let root = tree.root();
                 describe(&member, tree.node_mut(root))?;
                 options.apply(tree.node_mut(root));
-            } else if !names.is_empty() && !(1..=names.len()).any(|len| options.excludes(&names[..len].join(&b'/'))) {
+            } else if !names.is_empty() && !is_left_out(&names, options) {
                 add(&mut tree, &archive, &member, &names, options)?;
             }
         }
         Ok(tree)
     }
+}
+
+/// Whether the path of `names`, or a directory on it, is left out.
+fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
+    if options.excludes.is_empty() {
+        return false;
+    }
+    let path = names.join(&b'/');
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    slashes.chain([path.len()]).any(|end| options.excludes(&path[..end]))
 }
 
 fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], options: &ScanOptions) -> Result<()> {

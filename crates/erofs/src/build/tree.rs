@@ -1,8 +1,10 @@
 //! What an image is built of: a tree of files with sorted names.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,6 +179,25 @@ impl Tree {
             NodeKind::Directory(names) => names.get(name).copied(),
             _ => None,
         }
+    }
+
+    /// A path of a node below the root, for people.
+    pub(crate) fn path_of(&self, id: NodeId) -> PathBuf {
+        let mut names = Vec::new();
+        let mut below = id;
+        while below != self.root() && names.len() < self.nodes.len() {
+            let parent = self.nodes.iter().enumerate().find_map(|(parent, node)| match &node.kind {
+                NodeKind::Directory(children) => {
+                    let (name, _) = children.iter().find(|(_, child)| **child == below)?;
+                    Some((NodeId(parent), name))
+                }
+                _ => None,
+            });
+            let Some((parent, name)) = parent else { break };
+            names.push(OsStr::from_bytes(name));
+            below = parent;
+        }
+        names.iter().rev().collect()
     }
 
     /// All nodes that have a name, the root first, each directory's children in the order of their names before what

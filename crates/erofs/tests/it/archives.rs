@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use pagefold_erofs::{BuildOptions, Image, ScanOptions, Tree, build};
 
@@ -157,5 +157,23 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
         let mut archive = tempfile::tempfile().unwrap();
         archive.write_all(&member(&records, "the-member", &content)).unwrap();
         Tree::from_tar(archive, &ScanOptions::default()).expect("a map of a hole");
+    }
+    let mut archive = tempfile::tempfile().unwrap();
+    archive.write_all(&member(&[("GNU.sparse.size", "1152921504606846976")], "a/member", &[])).unwrap();
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    let error = build(&tree, &BuildOptions::default(), &tempfile::tempfile().unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "a/member: it is longer than 2^32 blocks");
+}
+
+/// A name on the path at a time, not all that lead to it again for each.
+#[test]
+fn a_path_of_half_a_million_names_takes_no_time() {
+    let path = "d/".repeat(500_000) + "file";
+    for excludes in [vec![], vec![b"*.o".to_vec(), b"/d/e".to_vec(), b"fil".to_vec()]] {
+        let mut archive = tempfile::tempfile().unwrap();
+        archive.write_all(&member(&[("path", &path)], "name", b"content")).unwrap();
+        let start = Instant::now();
+        Tree::from_tar(archive, &ScanOptions { excludes, ..ScanOptions::default() }).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 }
