@@ -474,7 +474,8 @@ impl Target<'_> {
         let inode = &file.inode;
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
         if taken.is_err() {
-            return Err(Error::Unsupported("more content than was allowed".to_owned()));
+            let allowed = self.options.max_bytes.unwrap_or(u64::MAX);
+            return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // Nobody else gets here before the directories get their modes.
