@@ -10,6 +10,7 @@ use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use signal_hook::low_level::emulate_default_handler;
 use tempfile::NamedTempFile;
 
@@ -52,10 +53,8 @@ impl Destination {
             return Ok(Draft::Unnamed(tempfile::tempfile_in(&folder).with_context(failed)?));
         };
         let folder = folder_of(path);
-        Ok(match unnamed_in(folder) {
-            Some(file) => Draft::Unnamed(file),
-            None => Draft::Named(named_in(folder)?),
-        })
+        let unnamed = unnamed_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
+        unnamed.map_or_else(|| named_in(folder).map(Draft::Named), |file| Ok(Draft::Unnamed(file)))
     }
 
     /// Puts the whole image in its place.
@@ -107,11 +106,18 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// A file in `folder` that can be given a name later, if the system has that.
-fn unnamed_in(folder: &Path) -> Option<File> {
+fn unnamed_in(folder: &Path) -> io::Result<Option<File>> {
     // As other new files are, less what the umask takes away.
     let mode = Mode::from_raw_mode(0o666);
-    let file = File::from(rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode).ok()?);
-    fs::exists(path_of(&file)).is_ok_and(|found| found).then_some(file)
+    match rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+        Ok(file) => {
+            let file = File::from(file);
+            Ok(fs::exists(path_of(&file))?.then_some(file))
+        }
+        // What else it says is said of any file.
+        Err(error @ (Errno::ACCESS | Errno::NOENT | Errno::NOTDIR | Errno::ROFS | Errno::NOSPC)) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
 }
 
 fn path_of(file: &File) -> String {

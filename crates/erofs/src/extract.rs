@@ -234,9 +234,9 @@ impl Image {
         };
         let paths = std::thread::scope(|scope| {
             let finder = target.batches.finder();
-            for _ in 1..options.threads() {
-                scope.spawn(|| target.fill());
-            }
+            // The system may allow fewer.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
+            let _ = (1..options.threads()).all(spawn);
             let paths = walk(self, &mut extraction)?;
             extraction.end_batch();
             drop(finder);

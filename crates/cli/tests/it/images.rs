@@ -171,7 +171,7 @@ fn an_image_goes_where_it_is_sent() {
     fs::write(at("tree/text"), "text").expect("a file");
     for (wrong, named) in [("tree", "is a directory"), ("new/", "no file's name"), ("no/image", "making a file in")] {
         let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at(wrong)]));
-        assert!(message.contains(named), "{message}");
+        assert!(message.contains(named) && !message.contains(".pagefold-"), "{message}");
     }
     // In the tree itself it is not part of what is packed, the second time either.
     for _ in 0..2 {
@@ -275,4 +275,22 @@ fn an_extraction_that_comes_to_its_limit_says_so() {
     assert!(message.contains("text: its 100000 bytes are more than is left of the 51200"), "{message}");
     assert!(message.contains("--max-size 50.0 KiB was reached") && !message.contains("unsupported"), "{message}");
     output(pagefold().args(["extract", &at("image"), "-C", &at("all"), "--max-size", "100005"]));
+}
+
+/// Threads are for speed: where the system allows fewer than were asked for, fewer do it.
+#[test]
+fn fewer_threads_than_asked_for_are_enough() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/text"), "a line of some text\n".repeat(100_000)).expect("a file");
+    for args in [
+        format!("pack {} -o {}", at("tree"), at("image")),
+        format!("check {}", at("image")),
+        format!("extract {} -C {}", at("image"), at("out")),
+    ] {
+        // Room for some hundred stacks.
+        let line = format!("ulimit -v 1000000; exec {} {args} --threads 5000", env!("CARGO_BIN_EXE_pagefold"));
+        output(Command::new("sh").args(["-c", &line]));
+    }
 }
