@@ -157,7 +157,10 @@ fn write_tables(out: &mut dyn Write, figures: &Figures<'_>) -> io::Result<()> {
     } else {
         writeln!(out, "  {what:<10}  {:>10}", "none")?;
     }
+    let bytes = figures.get("training_bytes");
+    let under_way = figures.get("codec_tables") == 1 && bytes > 0;
     match (trained, useless) {
+        (0, 0) if under_way => writeln!(out, "    being trained on pages written, with {}", size::show(bytes))?,
         (0, 0) => writeln!(out, "    not trained yet: it takes 16 MiB written")?,
         (_, 0) => writeln!(out, "    trained {}, which helped", times(trained))?,
         (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
@@ -169,11 +172,9 @@ fn write_tables(out: &mut dyn Write, figures: &Figures<'_>) -> io::Result<()> {
             times(useless)
         )?,
     }
-    let bytes = size::show(figures.get("training_bytes"));
     match figures.get("codec_tables").saturating_sub(1) {
-        0 if figures.get("training_bytes") == 0 => Ok(()),
-        0 => writeln!(out, "    {bytes} for a training under way"),
-        kept => writeln!(out, "    {bytes} for {kept} of them in memory"),
+        0 => Ok(()),
+        kept => writeln!(out, "    {} for {kept} of them in memory", size::show(bytes)),
     }
 }
 
@@ -199,6 +200,8 @@ mod tests {
     fn what_was_learnt_is_told() {
         let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=0");
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");
+        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 training_bytes=29360128");
+        assert!(text.contains("being trained on pages written, with 28.0 MiB"), "{text}");
         let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=1");
         assert!(text.contains("trained once, which did not help"), "{text}");
         let text = words("pagefold codec=pleat codec_tables=1 tables_id=16 trainings=0 trainings_useless=2");
