@@ -1,13 +1,16 @@
 //! Where an image goes.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IsTerminal, Seek};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use signal_hook::low_level::emulate_default_handler;
 use tempfile::NamedTempFile;
 
@@ -42,47 +45,116 @@ impl Destination {
         }
     }
 
-    /// A file to make the image in. It goes when this value does, and when a signal ends the program.
-    pub(crate) fn make_file(&self) -> anyhow::Result<NamedTempFile> {
-        let directory = match self {
-            Self::File(path) => match path.parent() {
-                Some(parent) if parent != Path::new("") => parent.to_owned(),
-                _ => PathBuf::from("."),
-            },
-            Self::Stream(_) => std::env::temp_dir(),
+    /// A file to make the image in.
+    pub(crate) fn make_draft(&self) -> anyhow::Result<Draft> {
+        let Self::File(path) = self else {
+            let folder = std::env::temp_dir();
+            let failed = || format!("making a file in {}", folder.display());
+            return Ok(Draft::Unnamed(tempfile::tempfile_in(&folder).with_context(failed)?));
         };
-        let mut signals = signals::catch().context("cannot catch signals")?;
-        let file = tempfile::Builder::new()
-            .prefix(".pagefold-")
-            // As other new files are, less what the umask takes away.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(&directory)
-            .with_context(|| format!("making a file in {}", directory.display()))?;
-        let path = file.path().to_owned();
-        thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                for signal in signals.forever() {
-                    let _ = fs::remove_file(&path);
-                    let _ = emulate_default_handler(signal);
-                }
-            })
-            .context("cannot start a thread")?;
-        Ok(file)
+        let folder = folder_of(path);
+        let unnamed = unnamed_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
+        unnamed.map_or_else(|| named_in(folder).map(Draft::Named), |file| Ok(Draft::Unnamed(file)))
     }
 
     /// Puts the whole image in its place.
-    pub(crate) fn take(self, mut image: NamedTempFile) -> anyhow::Result<()> {
-        match self {
-            Self::File(path) => {
-                let failed = || format!("writing {}", path.display());
-                image.persist(&path).map_err(|failure| failure.error).with_context(failed)?;
+    pub(crate) fn take(self, draft: Draft) -> anyhow::Result<()> {
+        match (self, draft) {
+            (Self::File(path), Draft::Unnamed(file)) => {
+                give_name(&file, &path).with_context(|| format!("writing {}", path.display()))
             }
-            Self::Stream(mut stream) => {
-                image.rewind()?;
-                io::copy(image.as_file_mut(), &mut stream).and_then(|_| stream.flush()).context("writing the image")?;
+            (Self::File(path), Draft::Named(file)) => {
+                file.persist(&path)
+                    .map_err(|failure| failure.error)
+                    .with_context(|| format!("writing {}", path.display()))?;
+                Ok(())
+            }
+            (Self::Stream(mut stream), draft) => {
+                let mut file = draft.file();
+                file.rewind()?;
+                io::copy(&mut file, &mut stream).and_then(|_| stream.flush()).context("writing the image")
             }
         }
-        Ok(())
     }
+}
+
+/// An image that is being made.
+pub(crate) enum Draft {
+    /// A file without a name, which goes when the program ends, however it does.
+    Unnamed(File),
+    /// Where there are no such files: it goes when this value does, and when a signal ends the program that it can catch.
+    Named(NamedTempFile),
+}
+
+impl Draft {
+    pub(crate) fn file(&self) -> &File {
+        match self {
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file(),
+        }
+    }
+}
+
+/// What a draft's name begins with, while it has one.
+const PREFIX: &str = ".pagefold-";
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// A file in `folder` that can be given a name later, if the system has that.
+fn unnamed_in(folder: &Path) -> io::Result<Option<File>> {
+    // As other new files are, less what the umask takes away.
+    let mode = Mode::from_raw_mode(0o666);
+    match rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+        Ok(file) => {
+            let file = File::from(file);
+            Ok(fs::exists(path_of(&file))?.then_some(file))
+        }
+        // What else it says is said of any file.
+        Err(error @ (Errno::ACCESS | Errno::NOENT | Errno::NOTDIR | Errno::ROFS | Errno::NOSPC)) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Gives a file without one the name `path`, which may be another file's until then.
+fn give_name(file: &File, path: &Path) -> io::Result<()> {
+    let link = |path: &Path| -> io::Result<()> {
+        Ok(rustix::fs::linkat(CWD, path_of(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    };
+    match link(path) {
+        // A link replaces nothing. For a moment there is a name that can be renamed.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            tempfile::Builder::new().prefix(PREFIX).make_in(folder_of(path), link)?.into_temp_path().persist(path)?;
+            Ok(())
+        }
+        done => done,
+    }
+}
+
+fn named_in(folder: &Path) -> anyhow::Result<NamedTempFile> {
+    let mut signals = signals::catch().context("cannot catch signals")?;
+    let file = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .with_context(|| format!("making a file in {}", folder.display()))?;
+    let path = file.path().to_owned();
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let _ = fs::remove_file(&path);
+                let _ = emulate_default_handler(signal);
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(file)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use pagefold_erofs::ExtractOptions;
+use pagefold_erofs::{Error, ExtractOptions};
 
 use crate::image::{open, show};
 use crate::size;
@@ -54,7 +54,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("{}: {}", show(&problem.path), problem.error);
     }
     if !report.problems.is_empty() {
-        bail!("{} files were not extracted as they are", report.problems.len() as u64 + report.more_problems);
+        let limit = report.problems.iter().find_map(|problem| match problem.error {
+            Error::TooMuch { allowed, .. } => Some(allowed),
+            _ => None,
+        });
+        let advice = limit.map_or_else(String::new, |limit| {
+            format!("; --max-size {} was reached: give a greater one, or leave it out", size::show(limit))
+        });
+        bail!("{} files were not extracted as they are{advice}", report.problems.len() as u64 + report.more_problems);
     }
     Ok(())
 }

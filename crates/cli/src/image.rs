@@ -2,7 +2,11 @@
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::{ffi::OsString, fmt::Write as _, fs::File};
+use std::{
+    ffi::{OsStr, OsString},
+    fmt::Write as _,
+    fs::File,
+};
 
 use anyhow::Context;
 use pagefold_erofs::{Error, FileKind, Image, Inode};
@@ -15,10 +19,13 @@ pub(crate) struct Place {
 }
 
 impl From<OsString> for Place {
-    /// A name that is a file is one, colons and all; else the last colon starts the path.
+    /// A name that is a file is one, colons and all; else the last colon starts the path that has a file before it, or
+    /// the first if none has.
     fn from(text: OsString) -> Self {
         let bytes = text.as_bytes();
-        match bytes.iter().rposition(|byte| *byte == b':') {
+        let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+        let is_image = |colon: &usize| Path::new(OsStr::from_bytes(&bytes[..*colon])).exists();
+        match colons.clone().rfind(is_image).or_else(|| colons.next()) {
             Some(colon) if !Path::new(&text).exists() => {
                 Self { image: OsString::from_vec(bytes[..colon].to_vec()).into(), path: bytes[colon + 1..].to_vec() }
             }
@@ -94,7 +101,16 @@ mod tests {
         let place = |text: &str| Place::from(OsString::from(text));
         assert_eq!(place("no-such.erofs"), Place { image: "no-such.erofs".into(), path: Vec::new() });
         assert_eq!(place("no-such.erofs:/etc"), Place { image: "no-such.erofs".into(), path: b"/etc".to_vec() });
-        assert_eq!(place("a:b:c").path, b"c");
+        assert_eq!(place("a:b:c").path, b"b:c");
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = folder.path().join("an:image");
+        std::fs::write(&image, "").expect("a file");
+        let image = image.to_str().expect("a plain path");
+        for path in ["c", "c:d", "/e/c:d:"] {
+            let expected = Place { image: image.into(), path: path.as_bytes().to_vec() };
+            assert_eq!(place(&format!("{image}:{path}")), expected);
+        }
+        assert_eq!(place(image).path, b"");
     }
 
     #[test]

@@ -138,14 +138,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options()?;
     let destination = Destination::of(&args.output)?;
     let tree = args.tree()?;
-    let image = destination.make_file()?;
+    let draft = destination.make_draft()?;
     let mut line = ProgressLine::new();
-    let report = build_watched(&tree, &options, image.as_file(), &mut |progress| {
+    let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
         line.show(progress.done_bytes, progress.total_bytes);
     })?;
     drop(line);
     let is_file = matches!(destination, Destination::File(_));
-    destination.take(image)?;
+    destination.take(draft)?;
     if is_file {
         eprintln!(
             "{}: {} inodes, {} of files in {}",

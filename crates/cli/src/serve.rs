@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// The most clients at a time
+    /// The most clients at a time; one more is refused, and a line says so, until another leaves
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
     max_connections: usize,
 }
@@ -143,6 +143,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     ensure!(args.max_connections > 0, "--max-connections 0 would serve nobody; give 1 or more");
     let mut server = Server::builder().limits(Limits { connections: args.max_connections, ..Limits::default() });
+    server = server.when_full(|limit| {
+        tell(&format!("a client was refused: all {limit} connections that --max-connections allows are in use"));
+    });
     for disk in args.disks() {
         server = server.export(args.export(disk)?);
     }

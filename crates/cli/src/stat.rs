@@ -15,7 +15,8 @@ use crate::{output::output, peer::Peer, size};
   pagefold stat --tcp 127.0.0.1:10809 --name root --json
 
 The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects, \
-table, streams, trained tables. They travel as the export's description, so `nbdinfo` shows them too.")]
+table, streams, trained tables. tables_id names the tables or the dictionary that pages are compressed with; its gain \
+is measured when it was trained. They travel as the export's description, so `nbdinfo` shows them too.")]
 pub(crate) struct Args {
     #[command(flatten)]
     peer: Peer,
@@ -73,12 +74,20 @@ fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figu
     for (metric, value) in [size].iter().chain(&figures.values) {
         let unit = match *metric {
             "codec_tables" => "tables",
+            "tables_id" => "id",
+            "tables_age_s" => "s",
+            "tables_gain_permille" => "permille",
             "trainings" | "trainings_useless" => "trainings",
             metric if metric.ends_with("_pages") => "pages",
             _ => "bytes",
         };
-        // No limit is no figure.
-        if (*metric, *value) != ("mem_limit", u64::MAX) {
+        // No limit is no figure, nor is what only trained tables have.
+        let none = match *metric {
+            "mem_limit" => *value == u64::MAX,
+            "tables_age_s" | "tables_gain_permille" => figures.get("trainings") == 0,
+            _ => false,
+        };
+        if !none {
             let figure = json!({
                 "bench": "stat", "case": name, "subject": figures.codec, "metric": metric, "value": value, "unit": unit,
             });
@@ -124,22 +133,89 @@ fn print_words(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Fig
         figures.get("same_pages"),
         figures.get("huge_pages")
     )?;
-    let tables = figures.get("codec_tables");
-    if tables > 0 {
-        writeln!(
-            out,
-            "  tables      {tables:>10}   of the codec; training on the pages written helped {} times, did not {} times; {} for it",
-            figures.get("trainings"),
-            figures.get("trainings_useless"),
-            bytes("training_bytes")
-        )?;
+    if figures.get("codec_tables") > 0 {
+        write_tables(out, figures)?;
     }
     Ok(())
+}
+
+/// What a disk whose codec learns has learnt.
+fn write_tables(out: &mut dyn Write, figures: &Figures<'_>) -> io::Result<()> {
+    let what = if figures.codec.ends_with("-dict") { "dictionary" } else { "tables" };
+    let (trained, useless) = (figures.get("trainings"), figures.get("trainings_useless"));
+    let times = |count| if count == 1 { "once".to_owned() } else { format!("{count} times") };
+    let id = format!("{:08x}", figures.get("tables_id"));
+    if trained > 0 {
+        let gain = figures.get("tables_gain_permille") as f64 / 10.0;
+        let (bytes, age) = (size::show(figures.get("tables_bytes")), age(figures.get("tables_age_s")));
+        writeln!(
+            out,
+            "  {what:<10}  {id:>10}   {bytes}, trained {age} ago on pages written, {gain:.1} % off such pages"
+        )?;
+    } else if figures.get("tables_id") > 0 {
+        writeln!(out, "  {what:<10}  {id:>10}   came with the codec")?;
+    } else {
+        writeln!(out, "  {what:<10}  {:>10}", "none")?;
+    }
+    let bytes = figures.get("training_bytes");
+    let under_way = figures.get("codec_tables") == 1 && bytes > 0;
+    match (trained, useless) {
+        (0, 0) if under_way => writeln!(out, "    being trained on pages written, with {}", size::show(bytes))?,
+        (0, 0) => writeln!(out, "    not trained yet: it takes 16 MiB written")?,
+        (_, 0) => writeln!(out, "    trained {}, which helped", times(trained))?,
+        (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
+        _ => writeln!(
+            out,
+            "    trained {}: {} it helped, {} not",
+            times(trained + useless),
+            times(trained),
+            times(useless)
+        )?,
+    }
+    match figures.get("codec_tables").saturating_sub(1) {
+        0 => Ok(()),
+        kept => writeln!(out, "    {} for {kept} of them in memory", size::show(bytes)),
+    }
+}
+
+/// A time for people: in the greatest unit of which it has two.
+fn age(seconds: u64) -> String {
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
+    unit.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn words(description: &str) -> String {
+        let figures = Figures::parse(description).expect("ours");
+        let mut out = Vec::new();
+        write_tables(&mut out, &figures).expect("memory");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn what_was_learnt_is_told() {
+        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=0");
+        assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");
+        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 training_bytes=29360128");
+        assert!(text.contains("being trained on pages written, with 28.0 MiB"), "{text}");
+        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=1");
+        assert!(text.contains("trained once, which did not help"), "{text}");
+        let text = words("pagefold codec=pleat codec_tables=1 tables_id=16 trainings=0 trainings_useless=2");
+        assert!(text.contains("tables        00000010   came with the codec"), "{text}");
+        let text = words(
+            "pagefold codec=zstd-1-dict codec_tables=3 tables_id=2882400018 tables_bytes=65536 tables_age_s=7300 \
+             tables_gain_permille=123 trainings=2 trainings_useless=1 training_bytes=131072",
+        );
+        let line = "dictionary    abcdef12   64.0 KiB, trained 2 hours ago on pages written, 12.3 % off such pages";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("trained 3 times: 2 times it helped, once not"), "{text}");
+        assert!(text.contains("128 KiB for 2 of them in memory"), "{text}");
+        assert_eq!([0, 119, 120, 7200, 172_800].map(age), ["0 s", "119 s", "2 minutes", "2 hours", "2 days"]);
+    }
 
     #[test]
     fn descriptions_are_taken_apart() {

@@ -249,9 +249,9 @@ impl Image {
         };
         let paths = std::thread::scope(|scope| {
             let finder = files.finder();
-            for _ in 1..threads {
-                scope.spawn(read);
-            }
+            // The system may allow fewer.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, read).is_ok();
+            let _ = (1..threads).all(spawn);
             let paths = walk(self, &mut checker)?;
             checker.end_listing(&paths);
             if let Some(nid) = self.superblock().packed_nid {

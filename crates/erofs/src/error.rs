@@ -18,6 +18,14 @@ pub enum Error {
     /// The image uses something that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),
+    /// There is more than the caller allowed ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
+    #[error("its {needed} bytes are more than is left of the {allowed} allowed")]
+    TooMuch {
+        /// Bytes of the file that is left out.
+        needed: u64,
+        /// What was allowed for all.
+        allowed: u64,
+    },
     /// No such path in the image.
     #[error("no such file in the image: {0}")]
     NotFound(String),

@@ -234,9 +234,9 @@ impl Image {
         };
         let paths = std::thread::scope(|scope| {
             let finder = target.batches.finder();
-            for _ in 1..options.threads() {
-                scope.spawn(|| target.fill());
-            }
+            // The system may allow fewer.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
+            let _ = (1..options.threads()).all(spawn);
             let paths = walk(self, &mut extraction)?;
             extraction.end_batch();
             drop(finder);
@@ -474,7 +474,8 @@ impl Target<'_> {
         let inode = &file.inode;
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
         if taken.is_err() {
-            return Err(Error::Unsupported("more content than was allowed".to_owned()));
+            let allowed = self.options.max_bytes.unwrap_or(u64::MAX);
+            return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // Nobody else gets here before the directories get their modes.

@@ -54,7 +54,7 @@ pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
     deadline: Deadline,
-    begin: &dyn Fn() -> bool,
+    begin: &dyn Fn() -> Result<(), usize>,
 ) -> Result<Session, Ended> {
     let mut greeting = [0; GREETING_BYTES];
     greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
@@ -100,7 +100,7 @@ struct Negotiation<'a, T> {
     transport: &'a T,
     exports: &'a Exports,
     deadline: Deadline,
-    begin: &'a dyn Fn() -> bool,
+    begin: &'a dyn Fn() -> Result<(), usize>,
     no_zeroes: bool,
     structured: bool,
     /// The export for which `base:allocation` was selected.
@@ -156,7 +156,7 @@ impl<T: Transport> Negotiation<'_, T> {
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
         let export = Arc::clone(self.exports.find(name).ok_or(Ended::NoSuchExport)?);
-        if !(self.begin)() {
+        if (self.begin)().is_err() {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&pagefold_disk::BlockDevice::size_bytes(export.device()).to_be_bytes());
@@ -186,8 +186,11 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
             return None;
         };
-        if option == option::GO && !(self.begin)() {
-            self.reply(option, reply::ERR_POLICY, b"all connections that this server allows are in use");
+        if option == option::GO
+            && let Err(limit) = (self.begin)()
+        {
+            let text = format!("all {limit} connections that this server allows are in use");
+            self.reply(option, reply::ERR_POLICY, text.as_bytes());
             return None;
         }
         let device = export.device();

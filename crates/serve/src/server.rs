@@ -28,6 +28,9 @@ use crate::{
 /// When accepting fails for want of descriptors or memory, the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How often it is told that clients are refused.
+const TELL_PAUSE: Duration = Duration::from_secs(60);
+
 /// What a server is made of.
 #[derive(Debug, Default)]
 pub struct Builder {
@@ -36,6 +39,17 @@ pub struct Builder {
     tcp: Vec<SocketAddr>,
     activation: bool,
     limits: Limits,
+    when_full: WhenFull,
+}
+
+/// Whom to tell that a client was refused.
+#[derive(Clone, Default)]
+struct WhenFull(Option<Arc<dyn Fn(usize) + Send + Sync>>);
+
+impl fmt::Debug for WhenFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WhenFull").field(&self.0.is_some()).finish()
+    }
 }
 
 impl Builder {
@@ -74,6 +88,14 @@ impl Builder {
         self
     }
 
+    /// Has `tell` called, with [`Limits::connections`], when a client is refused since so many are served; at most once a
+    /// minute, by the thread of that client.
+    #[must_use]
+    pub fn when_full(mut self, tell: impl Fn(usize) + Send + Sync + 'static) -> Self {
+        self.when_full = WhenFull(Some(Arc::new(tell)));
+        self
+    }
+
     /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
     pub fn bind(self) -> Result<Server, Error> {
         let exports = Exports::new(self.exports)?;
@@ -98,6 +120,7 @@ impl Builder {
             wake,
             connections: Mutex::default(),
             connection_ended: Condvar::new(),
+            when_full: self.when_full,
         };
         Ok(Server { exports, listeners, limits: self.limits, control: Arc::new(control) })
     }
@@ -120,6 +143,7 @@ struct Control {
     wake: OwnedFd,
     connections: Mutex<Connections>,
     connection_ended: Condvar,
+    when_full: WhenFull,
 }
 
 /// Connections by number, the oldest first. `negotiating + serving + turned out = all.len()`.
@@ -127,6 +151,8 @@ struct Control {
 struct Connections {
     next: u64,
     all: BTreeMap<u64, (Arc<Socket>, Phase)>,
+    /// When it was last told that a client was refused.
+    told: Option<Instant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -177,17 +203,27 @@ struct Admission {
 }
 
 impl Admission {
-    /// Lets the connection go on from the handshake, unless as many are served as may be.
-    fn begin(&self, limit: usize) -> bool {
+    /// Lets the connection go on from the handshake, unless as many are served as may be: that limit is the error.
+    fn begin(&self, limit: usize) -> Result<(), usize> {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.count(Phase::Serving) >= limit {
-            return false;
+            let due = connections.told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
+            if due {
+                connections.told = Some(Instant::now());
+            }
+            drop(connections);
+            if let WhenFull(Some(tell)) = &self.control.when_full
+                && due
+            {
+                tell(limit);
+            }
+            return Err(limit);
         }
         match connections.all.get_mut(&self.number) {
             Some((_, phase @ Phase::Negotiating)) => *phase = Phase::Serving,
-            _ => return false,
+            _ => return Err(limit),
         }
-        true
+        Ok(())
     }
 }
 
@@ -295,7 +331,7 @@ impl Server {
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout), &|| true) {
+    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout), &|| Ok(())) {
         // How it ended concerns the peer alone.
         let _ = Connection::serve(stream, session, limits, Arc::default(), Budget::new(limits.memory_bytes), guard);
     } else {

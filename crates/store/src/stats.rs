@@ -27,6 +27,14 @@ pub struct Stats {
     pub stream_bytes: u64,
     /// Codec tables in use: 1 until some were trained, 0 with a codec that has none.
     pub codec_tables: u64,
+    /// A hash of the tables with which pages are compressed now; 0 for none.
+    pub tables_id: u64,
+    /// Bytes of these tables.
+    pub tables_bytes: u64,
+    /// Seconds since they were trained; 0 if they came with the codec.
+    pub tables_age_s: u64,
+    /// By how many thousandths they make pages smaller than what came with the codec does, measured when they were trained.
+    pub tables_gain_permille: u64,
     /// How often tables were trained that were better.
     pub trainings: u64,
     /// How often training found that tables would not help.
@@ -39,7 +47,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 14] {
+    pub fn figures(&self) -> [(&'static str, u64); 18] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
@@ -51,6 +59,10 @@ impl Stats {
             ("table_bytes", self.table_bytes),
             ("stream_bytes", self.stream_bytes),
             ("codec_tables", self.codec_tables),
+            ("tables_id", self.tables_id),
+            ("tables_bytes", self.tables_bytes),
+            ("tables_age_s", self.tables_age_s),
+            ("tables_gain_permille", self.tables_gain_permille),
             ("trainings", self.trainings),
             ("trainings_useless", self.trainings_useless),
             ("training_bytes", self.training_bytes),

@@ -298,9 +298,7 @@ impl<L: EntryLock> Store<L> {
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let sums = self.sums();
-        let [codec_tables, trainings, trainings_useless, training_bytes] =
-            self.training.as_ref().map_or([0; 4], |training| training.figures());
-        Stats {
+        let mut stats = Stats {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
             mem_used_total: self.core.pool.account().held_bytes,
@@ -310,12 +308,13 @@ impl<L: EntryLock> Store<L> {
             huge_pages: sums.huge_pages,
             table_bytes: self.core.table.used_bytes(),
             stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
-            codec_tables,
-            trainings,
-            trainings_useless,
-            training_bytes,
             spent_bytes: self.budget.used(),
+            ..Stats::default()
+        };
+        if let Some(training) = &self.training {
+            training.count(&mut stats);
         }
+        stats
     }
 
     /// Moves objects together until no more memory can be given back that way. Other threads use the store meanwhile.

@@ -27,12 +27,13 @@ use std::{
         },
     },
     thread,
+    time::Instant,
 };
 
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
-use crate::{budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
+use crate::{Stats, budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
 
 /// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
@@ -97,6 +98,9 @@ pub(crate) struct Training {
 
 struct Sets {
     of: [Option<Tables>; NUMBERS],
+    /// When the current ones were trained, if they were, and by how many thousandths they make pages smaller than those of
+    /// number 0.
+    trained: Option<(Instant, u64)>,
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,
 }
@@ -119,7 +123,7 @@ impl Training {
         of[0] = Some(first);
         Some(Arc::new(Self {
             plan,
-            sets: Mutex::new(Sets { of, order: Vec::with_capacity(NUMBERS) }),
+            sets: Mutex::new(Sets { of, trained: None, order: Vec::with_capacity(NUMBERS) }),
             sampling: Mutex::new(Sampling { slots: Vec::with_capacity(plan.sample_pages), busy: false }),
             current: AtomicU8::new(0),
             objects: array::from_fn(|_| CachePadded::default()),
@@ -137,12 +141,22 @@ impl Training {
         self.current.load(Acquire)
     }
 
-    /// How many tables there are, how often training found better ones and how often not, and the bytes of tables and training.
-    pub(crate) fn figures(&self) -> [u64; 4] {
-        let tables = 1 + lock(&self.sets).order.len() as u64;
-        let [trainings, useless, bytes] =
-            [&self.trainings, &self.useless, &self.held_bytes].map(|figure| figure.load(Relaxed));
-        [tables, trainings, useless, bytes]
+    /// Puts the figures of tables and training into `stats`.
+    pub(crate) fn count(&self, stats: &mut Stats) {
+        let sets = lock(&self.sets);
+        stats.codec_tables = 1 + sets.order.len() as u64;
+        if let Some(tables) = &sets.of[usize::from(self.current())] {
+            stats.tables_id = u64::from(tables.id());
+            stats.tables_bytes = tables.memory_bytes() as u64;
+        }
+        if let Some((time, gain)) = sets.trained {
+            stats.tables_age_s = time.elapsed().as_secs();
+            stats.tables_gain_permille = gain;
+        }
+        drop(sets);
+        stats.trainings = self.trainings.load(Relaxed);
+        stats.trainings_useless = self.useless.load(Relaxed);
+        stats.training_bytes = self.held_bytes.load(Relaxed);
     }
 
     /// The tables that there are.
@@ -267,13 +281,14 @@ impl Training {
         }
         let pages = self.pages_of(slots, core, budget);
         let pages: Vec<&Page> = pages.iter().collect();
-        let current = lock(&self.sets).of[usize::from(self.current())].clone();
+        let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
         let better = current.and_then(|current| current.train_beyond(&pages));
+        let gain = first.zip(better.as_ref()).map_or(0, |(first, better)| gain_permille(&first, better, &pages));
         self.give(budget, WORK_BYTES);
         match better {
             Some(tables) => {
                 self.stride.store(self.plan.stride, Relaxed);
-                self.install(tables, budget);
+                self.install(tables, gain, budget);
             }
             None => {
                 self.useless.fetch_add(1, Relaxed);
@@ -296,7 +311,7 @@ impl Training {
     }
 
     /// Makes `tables` the current ones, if a number is free and the budget has room for them.
-    fn install(&self, tables: Tables, budget: &Budget) {
+    fn install(&self, tables: Tables, gain: u64, budget: &Budget) {
         let bytes = tables.memory_bytes() as u64;
         let mut sets = lock(&self.sets);
         let free = sets.of.iter().position(Option::is_none);
@@ -305,6 +320,7 @@ impl Training {
         {
             sets.of[number] = Some(tables);
             sets.order.push(number as u8);
+            sets.trained = Some((Instant::now(), gain));
             self.current.store(number as u8, Release);
             self.trainings.fetch_add(1, Relaxed);
         }
@@ -362,6 +378,21 @@ impl Training {
             None
         };
         iter::from_fn(next).take(HELP_REWRITES)
+    }
+}
+
+/// By how many thousandths `tables` make pages smaller than `first` does, by those of the sample that they were not trained
+/// on (see [`Tables::train_beyond`]).
+fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
+    let bytes = |tables: &Tables| {
+        let mut stream = tables.codec().stream().ok()?;
+        let mut object = [0; PAGE_SIZE];
+        let judged = sample.iter().skip(7).step_by(8);
+        Some(judged.map(|page| stream.compress(page, &mut object).unwrap_or(PAGE_SIZE) as u64).sum::<u64>())
+    };
+    match (bytes(first), bytes(tables)) {
+        (Some(before @ 1..), Some(after)) => before.saturating_sub(after) * 1000 / before,
+        _ => 0,
     }
 }
 

@@ -81,12 +81,17 @@ fn read(store: &Store, slot: u64) -> Page {
 fn tables_are_trained_and_make_pages_smaller() {
     for codec in CODECS {
         let store = store(codec, 512, u64::MAX, OFTEN);
+        let first = store.stats();
+        assert_eq!((first.tables_age_s, first.tables_gain_permille), (0, 0), "{codec}");
         (0..256).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
         wait(&store, |store| store.stats().trainings > 0);
         let before = store.stats();
         assert!(before.codec_tables >= 2);
         let trained: u64 = store.tables()[1..].iter().map(|tables| tables.memory_bytes() as u64).sum();
         assert_eq!(before.training_bytes, trained, "{codec}");
+        assert!(before.tables_id != 0 && before.tables_id != first.tables_id, "{codec}: {before:?}");
+        assert!((20..1000).contains(&before.tables_gain_permille), "{codec}: {before:?}");
+        assert!(before.tables_age_s < 120 && before.tables_bytes > 0, "{codec}: {before:?}");
         (256..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
         wait(&store, |_| true);
         let more = store.stats().compr_data_size - before.compr_data_size;

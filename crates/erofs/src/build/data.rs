@@ -10,6 +10,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::choices::algorithm;
+use super::holes::{self, Found};
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
@@ -113,6 +114,8 @@ fn jobs(parts: impl Iterator<Item = Part>) -> impl Iterator<Item = Job> {
 enum Work {
     Compressed(Segment),
     Raw(Vec<u8>),
+    /// So many zeros, as they are.
+    RawZeros(u64),
     Fragment(Vec<u8>),
 }
 
@@ -285,16 +288,21 @@ impl Writer<'_> {
         pipeline::in_order(
             options.thread_count(),
             jobs(parts(sources)),
-            Vec::new,
-            |input, job| -> Vec<Result<Vec<Chunk>>> {
-                let chunks = |part: &Part| {
+            Default::default,
+            |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
+                let mut chunks = |part: &Part| {
                     if part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }
-                    read(&part.source, part.offset, part.len(), input)?;
-                    Ok(repeats::chunks(input))
+                    if read(&part.source, part.offset, part.len(), input)? == Found::Bytes {
+                        return Ok(repeats::chunks(input));
+                    }
+                    if zeros.last().is_none_or(|chunk| u64::from(chunk.end) != part.len()) {
+                        *zeros = repeats::chunks(&vec![0; part.len() as usize]);
+                    }
+                    Ok(zeros.clone())
                 };
-                job.iter().map(chunks).collect()
+                job.iter().map(&mut chunks).collect()
             },
             |segments| {
                 for chunks in segments {
@@ -314,6 +322,12 @@ impl Writer<'_> {
                 self.add_raw(file, &bytes)?;
                 spare.give(bytes);
                 Ok(())
+            }
+            Work::RawZeros(len) => {
+                let blocks = len >> self.options.block_bits();
+                file.chunks.resize(file.chunks.len() + blocks as usize, NULL_ADDR);
+                let tail = len & (u64::from(self.options.block_bytes) - 1);
+                self.add_raw(file, &vec![0; tail as usize])
             }
             Work::Fragment(bytes) => {
                 let offset = self.add_fragment(&bytes)?;
@@ -500,7 +514,7 @@ impl Writer<'_> {
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < in_blocks {
-            read(source, at, (in_blocks - at).min(PENDING_BYTES as u64), &mut bytes)?;
+            read_bytes(source, at, (in_blocks - at).min(PENDING_BYTES as u64), &mut bytes)?;
             self.append(&bytes)?;
             at += bytes.len() as u64;
         }
@@ -512,7 +526,7 @@ impl Writer<'_> {
         let tail_len = source.size % u64::from(self.options.block_bytes);
         let mut tail = Vec::new();
         if tail_len > 0 {
-            read(source, source.size - tail_len, tail_len, &mut tail)?;
+            read_bytes(source, source.size - tail_len, tail_len, &mut tail)?;
         }
         self.digest.update(&tail);
         self.end_flat(first_block, tail, tail_fits)
@@ -557,26 +571,50 @@ struct Worker<'a> {
     /// For each way, made when it is first needed.
     compressors: Vec<Option<Compressor>>,
     input: Vec<u8>,
+    /// For each way, what a segment of zeros becomes that is not its file's last, with the cuts in it.
+    zeros: Vec<Option<(Vec<u32>, Segment)>>,
 }
 
 impl<'a> Worker<'a> {
     fn new(ways: &'a [Option<Compression>]) -> Self {
-        Self { ways, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
+        Self {
+            ways,
+            compressors: ways.iter().map(|_| None).collect(),
+            input: Vec::new(),
+            zeros: ways.iter().map(|_| None).collect(),
+        }
     }
 
     fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
         let (source, last) = (&part.source, part.is_last());
         let Some(compression) = self.ways.get(source.way).copied().flatten() else {
             let mut bytes = spare.take(part.len());
-            read(source, part.offset, part.len(), &mut bytes)?;
-            return Ok(Work::Raw(bytes));
+            let found = read(source, part.offset, part.len(), &mut bytes)?;
+            return Ok(match found {
+                Found::Bytes => Work::Raw(bytes),
+                Found::Zeros => {
+                    spare.give(bytes);
+                    Work::RawZeros(part.len())
+                }
+            });
         };
         if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
             let mut bytes = Vec::new();
-            read(source, 0, part.len(), &mut bytes)?;
+            read_bytes(source, 0, part.len(), &mut bytes)?;
             return Ok(Work::Fragment(bytes));
         }
-        read(source, part.offset, part.len(), &mut self.input)?;
+        let zeros = read(source, part.offset, part.len(), &mut self.input)? == Found::Zeros;
+        if zeros {
+            // All segments but a file's last are of one length.
+            if !last
+                && let Some((cuts, segment)) = &self.zeros[source.way]
+                && *cuts == part.cuts
+            {
+                return Ok(Work::Compressed(segment.clone()));
+            }
+            self.input.clear();
+            self.input.resize(part.len() as usize, 0);
+        }
         let compressor = match &mut self.compressors[source.way] {
             Some(compressor) => compressor,
             none => {
@@ -590,24 +628,32 @@ impl<'a> Worker<'a> {
             ztailpacking: source.packable && options.ztailpacking,
             fragments: source.packable && options.fragments != Fragments::Off,
         };
-        Ok(Work::Compressed(compressor.compress(
-            &self.input,
-            &part.cuts,
-            last,
-            &segment_options,
-            spare.take(part.len()),
-        )))
+        let segment = compressor.compress(&self.input, &part.cuts, last, &segment_options, spare.take(part.len()));
+        if zeros && !last {
+            self.zeros[source.way] = Some((part.cuts.clone(), segment.clone()));
+        }
+        Ok(Work::Compressed(segment))
     }
 }
 
-/// Fills `bytes` with `len` bytes of the file, whatever was in it.
-fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
-    bytes.resize(len as usize, 0);
-    source.content.read_exact_at(bytes, offset).map_err(|error| {
+/// Reads `len` bytes of the file into `bytes`, whatever was in it.
+fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<Found> {
+    let found = source.content.read(offset, len as usize, bytes).map_err(|error| {
         let what = match error.kind() {
             io::ErrorKind::UnexpectedEof => "became shorter while the image was built".to_owned(),
             _ => error.to_string(),
         };
         Error::Source { path: source.content.name(), what }
-    })
+    })?;
+    let zeros = found == Found::Zeros || holes::is_zeros(bytes);
+    Ok(if zeros { Found::Zeros } else { Found::Bytes })
+}
+
+/// [`read`], with zeros in `bytes` too.
+fn read_bytes(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    if read(source, offset, len, bytes)? == Found::Zeros {
+        bytes.clear();
+        bytes.resize(len as usize, 0);
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The indexes of a compressed file, from its extents.
 
 use crate::format::{
-    CompactLayout, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LclusterType, MapHeader, PackFormat, advise,
+    CompactLayout, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LclusterType, MapHeader, NULL_ADDR, PackFormat, advise,
 };
 
 /// One extent of a file that is built.
@@ -28,17 +28,25 @@ pub(crate) enum BuiltPlace {
 /// The largest distance that an index holds. One further away is reached by way of another index.
 const MAX_DISTANCE: u32 = LI_CBLKCNT - 1;
 
+/// What the index of a logical cluster is to say, in 8 bytes, since a large file has many. Distances stop at the longest number.
 #[derive(Clone, Copy)]
-struct Entry {
-    kind: LclusterType,
-    clusterofs: u32,
-    /// The address of the head's blocks; `None` for a head that has none of its own.
-    blkaddr: Option<u32>,
-    back: u32,
-    ahead: u32,
-    /// Blocks of the head's cluster, in the entry after a head of a file with big clusters.
-    cblks: Option<u32>,
+enum Entry {
+    Head {
+        kind: LclusterType,
+        clusterofs: u16,
+        /// The address of its blocks; [`NULL_ADDR`] if it has none of its own.
+        blkaddr: u32,
+    },
+    NonHead {
+        /// Clusters since the head, and to the next.
+        back: u16,
+        ahead: u16,
+        /// Blocks of the head's cluster, in the entry after the head of a file with big clusters; else 0.
+        cblks: u16,
+    },
 }
+
+const _: () = assert!(size_of::<Entry>() == 8);
 
 /// The map header and indexes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,13 +99,14 @@ impl IndexStyle {
         let mut bytes = header.encode().to_vec();
         bytes.resize(bytes.len() + 8, 0);
         for entry in &entries {
-            let (clusterofs, word) = if entry.kind == LclusterType::NonHead {
-                let back = entry.cblks.map_or(entry.back.min(MAX_DISTANCE), |blocks| blocks | LI_CBLKCNT);
-                (0, back | entry.ahead.min(0xffff) << 16)
-            } else {
-                (entry.clusterofs, entry.blkaddr.unwrap_or(fragment_high))
+            let (kind, clusterofs, word) = match *entry {
+                Entry::NonHead { back, ahead, cblks } => {
+                    (LclusterType::NonHead, 0, back_or_blocks(back, cblks) | u32::from(ahead) << 16)
+                }
+                Entry::Head { kind, clusterofs, blkaddr: NULL_ADDR } => (kind, clusterofs, fragment_high),
+                Entry::Head { kind, clusterofs, blkaddr } => (kind, clusterofs, blkaddr),
             };
-            let index = FullIndex { di_advise: entry.kind as u16, di_clusterofs: clusterofs as u16, di_u: word };
+            let index = FullIndex { di_advise: kind as u16, di_clusterofs: clusterofs, di_u: word };
             bytes.extend_from_slice(&index.encode());
         }
         Indexes { compact: false, bytes }
@@ -105,48 +114,46 @@ impl IndexStyle {
 
     fn entries(self, size: u64, extents: &[BuiltExtent]) -> Vec<Entry> {
         let total = size.div_ceil(1 << self.block_bits) as usize;
-        let non_head =
-            Entry { kind: LclusterType::NonHead, clusterofs: 0, blkaddr: None, back: 0, ahead: 0, cblks: None };
-        let mut entries = vec![non_head; total];
-        let in_cluster = |offset: u64| (offset & ((1 << self.block_bits) - 1)) as u32;
+        let mut entries = vec![Entry::NonHead { back: 0, ahead: 0, cblks: 0 }; total];
+        let in_cluster = |offset: u64| (offset & ((1 << self.block_bits) - 1)) as u16;
         let mut start = 0;
         for extent in extents {
             let lcn = (start >> self.block_bits) as usize;
             let (blkaddr, blocks) = match extent.place {
-                BuiltPlace::Blocks { blkaddr, blocks } => (Some(blkaddr), blocks),
-                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => (None, 1),
+                BuiltPlace::Blocks { blkaddr, blocks } => (blkaddr, blocks),
+                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => (NULL_ADDR, 1),
             };
             let kind = if extent.compressed { LclusterType::Head1 } else { LclusterType::Plain };
-            entries[lcn] = Entry { kind, clusterofs: in_cluster(start), blkaddr, ..non_head };
+            entries[lcn] = Entry::Head { kind, clusterofs: in_cluster(start), blkaddr };
             if self.big
-                && let Some(after) = entries.get_mut(lcn + 1)
+                && let Some(Entry::NonHead { cblks, .. }) = entries.get_mut(lcn + 1)
             {
-                after.cblks = Some(blocks);
+                *cblks = blocks as u16;
             }
             start += u64::from(extent.len);
         }
         debug_assert_eq!(start, size);
         // In a last cluster in which nothing starts, a plain head of nothing says where the file ends.
-        if let Some(last) = entries.last_mut()
-            && last.kind == LclusterType::NonHead
+        if let Some(last @ Entry::NonHead { .. }) = entries.last_mut()
             && in_cluster(size) != 0
         {
-            *last = Entry { kind: LclusterType::Plain, clusterofs: in_cluster(size), ..non_head };
+            *last = Entry::Head { kind: LclusterType::Plain, clusterofs: in_cluster(size), blkaddr: NULL_ADDR };
         }
-        let mut back = 0;
+        let mut since = 0u16;
         for entry in &mut entries {
-            back = if entry.kind == LclusterType::NonHead { back + 1 } else { 0 };
-            entry.back = back;
-            if entry.kind != LclusterType::NonHead {
-                entry.cblks = None;
-            }
+            since = if let Entry::NonHead { back, .. } = entry {
+                *back = since.saturating_add(1);
+                *back
+            } else {
+                0
+            };
         }
-        let mut ahead = 0;
+        let mut until = 0u16;
         for entry in entries.iter_mut().rev() {
-            ahead += 1;
-            entry.ahead = ahead;
-            if entry.kind != LclusterType::NonHead {
-                ahead = 0;
+            until = until.saturating_add(1);
+            match entry {
+                Entry::NonHead { ahead, .. } => *ahead = until,
+                Entry::Head { .. } => until = 0,
             }
         }
         entries
@@ -177,33 +184,39 @@ impl IndexStyle {
         let mut past = u32::from(!self.big);
         for (index, entry) in entries.iter().enumerate() {
             let last = index + 1 == format.count;
-            let low = match (entry.kind, entry.cblks) {
-                (LclusterType::NonHead, Some(blocks)) => {
-                    past += blocks;
-                    blocks | LI_CBLKCNT
+            let (kind, low) = match *entry {
+                Entry::NonHead { ahead, cblks: 0, .. } if last => {
+                    (LclusterType::NonHead, u32::from(ahead).min(MAX_DISTANCE))
                 }
-                (LclusterType::NonHead, None) if last => entry.ahead.min(MAX_DISTANCE),
-                (LclusterType::NonHead, None) => entry.back.min(MAX_DISTANCE),
-                _ => {
-                    if let Some(blkaddr) = entry.blkaddr {
+                Entry::NonHead { back, cblks, .. } => {
+                    past += u32::from(cblks);
+                    (LclusterType::NonHead, back_or_blocks(back, cblks))
+                }
+                Entry::Head { kind, clusterofs, blkaddr } => {
+                    if blkaddr != NULL_ADDR {
                         let here = blkaddr.checked_sub(past);
                         if here.is_none() || *base.get_or_insert(here) != here {
                             return None;
                         }
                     }
                     let sized_after =
-                        self.big && !last && entries.get(index + 1).is_some_and(|next| next.cblks.is_some());
+                        !last && matches!(entries.get(index + 1), Some(Entry::NonHead { cblks: 1.., .. }));
                     if !sized_after {
                         past += 1;
                     }
-                    entry.clusterofs
+                    (kind, u32::from(clusterofs))
                 }
             };
-            format.put(bytes, index, entry.kind, low);
+            format.put(bytes, index, kind, low);
         }
         format.put_base(bytes, base.flatten().unwrap_or(0));
         Some(())
     }
+}
+
+/// What the index of a cluster in which nothing begins says of the head: how long ago, or how many blocks it has.
+fn back_or_blocks(back: u16, cblks: u16) -> u32 {
+    if cblks > 0 { u32::from(cblks) | LI_CBLKCNT } else { u32::from(back).min(MAX_DISTANCE) }
 }
 
 /// The map header of a file that is a fragment whole.

@@ -17,15 +17,18 @@
 mod choices;
 mod data;
 mod directory;
+mod holes;
 mod ids;
 mod indexes;
 mod metadata;
 mod pipeline;
 mod placer;
 mod plan;
+mod reach;
 mod repeats;
 mod scan;
 mod segment;
+mod sparse;
 mod tar;
 mod tree;
 
@@ -35,6 +38,7 @@ use pagefold_codec::cluster::ClusterCodec;
 
 pub use ids::{IdMap, IdRange};
 pub use scan::ScanOptions;
+pub use sparse::Span;
 pub use tree::{Content, Node, NodeId, NodeKind, Tree};
 
 use crate::error::{Error, Result};

@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 struct State<J, R> {
     jobs: J,
@@ -53,7 +54,7 @@ impl<J, R> Drop for EndOnPanic<'_, J, R> {
     }
 }
 
-/// Runs `work` on every job in `threads` threads, each with its own state from `start`, and calls `consume` here with
+/// Runs `work` on every job in `threads` threads, or as many as there can be, each with its own state from `start`, and calls `consume` here with
 /// the results in the jobs' order. Stops at the first error of `consume`.
 pub(crate) fn in_order<J, S, R>(
     threads: usize,
@@ -77,9 +78,9 @@ where
         }),
         changed: Condvar::new(),
     };
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
+    thread::scope(|scope| {
+        for number in 0..threads {
+            let work = || {
                 let _end = EndOnPanic(&shared);
                 let mut own = start();
                 loop {
@@ -102,7 +103,13 @@ where
                     shared.lock().results.insert(number, result);
                     shared.changed.notify_all();
                 }
-            });
+            };
+            // The system may allow fewer.
+            match thread::Builder::new().spawn_scoped(scope, work) {
+                Ok(_) => {}
+                Err(error) if number == 0 => return Err(Error::io("starting a thread")(error)),
+                Err(_) => break,
+            }
         }
         loop {
             let mut state = shared.lock();
@@ -131,7 +138,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     #[test]
     fn results_come_in_order_for_any_number_of_threads() {

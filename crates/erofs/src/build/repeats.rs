@@ -60,7 +60,7 @@ const GEAR: [u64; 256] = {
 pub(crate) struct Chunk {
     sum: u64,
     /// Where it ends, from the start of its segment.
-    end: u32,
+    pub(crate) end: u32,
 }
 
 /// The shortest segment that can hold a run.

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::ids::IdMap;
+use super::reach::reach;
 use super::tree::{Content, Node, NodeId, NodeKind, Tree};
 use crate::error::{Error, Result};
 use crate::format::XATTR_PREFIXES;
@@ -95,14 +96,15 @@ impl Tree {
         if !metadata.is_dir() {
             return Err(Error::Source { path: root.to_owned(), what: "not a directory".to_owned() });
         }
-        let mut top = node_of(root, &metadata)?;
+        let mut top = node_of(root, root, &metadata)?;
         options.apply(&mut top);
         let mut tree = Self::new(top);
         let mut links: HashMap<(u64, u64), NodeId> = HashMap::new();
         let mut stack = vec![(root.to_owned(), PathBuf::new(), tree.root())];
         while let Some((here, below, directory)) = stack.pop() {
             let failed = |error| Error::io(format!("listing {}", here.display()))(error);
-            for entry in fs::read_dir(&here).map_err(failed)? {
+            let reached = reach(&here).map_err(failed)?;
+            for entry in fs::read_dir(&reached).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
                 let name = entry.file_name();
                 let path = below.join(&name);
@@ -117,7 +119,7 @@ impl Tree {
                     tree.link(directory, name.as_bytes(), *node)?;
                     continue;
                 }
-                let mut node = node_of(&full, &metadata)?;
+                let mut node = node_of(&full, &reached.as_ref().join(&name), &metadata)?;
                 options.apply(&mut node);
                 let id = tree.add(directory, name.as_bytes(), node)?;
                 if shared {
@@ -132,7 +134,8 @@ impl Tree {
     }
 }
 
-fn node_of(path: &Path, metadata: &Metadata) -> Result<Node> {
+/// The node of the file at `path`, which the system has at `reached`.
+fn node_of(path: &Path, reached: &Path, metadata: &Metadata) -> Result<Node> {
     let kind = metadata.file_type();
     let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     let kind = if kind.is_dir() {
@@ -140,7 +143,7 @@ fn node_of(path: &Path, metadata: &Metadata) -> Result<Node> {
     } else if kind.is_file() {
         NodeKind::Regular { content: Content::Path(path.to_owned()), size: metadata.size() }
     } else if kind.is_symlink() {
-        let target = fs::read_link(path).map_err(Error::io(path.display().to_string()))?;
+        let target = fs::read_link(reached).map_err(Error::io(path.display().to_string()))?;
         NodeKind::Symlink(target.into_os_string().into_vec())
     } else if kind.is_char_device() {
         NodeKind::CharDevice(device.0, device.1)
@@ -158,15 +161,15 @@ fn node_of(path: &Path, metadata: &Metadata) -> Result<Node> {
         gid: metadata.gid(),
         mtime_s: metadata.mtime(),
         mtime_nsec: metadata.mtime_nsec() as u32,
-        xattrs: xattrs_of(path)?,
+        xattrs: xattrs_of(path, reached)?,
     })
 }
 
 /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their own file system
 /// understands, are left out.
-fn xattrs_of(path: &Path) -> Result<Vec<Xattr>> {
+fn xattrs_of(path: &Path, reached: &Path) -> Result<Vec<Xattr>> {
     let failed = |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.display()))(error.into());
-    let names = match sized(|buf| rustix::fs::llistxattr(path, buf)) {
+    let names = match sized(|buf| rustix::fs::llistxattr(reached, buf)) {
         Ok(names) => names,
         Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
@@ -176,7 +179,7 @@ fn xattrs_of(path: &Path) -> Result<Vec<Xattr>> {
         if !XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix)) {
             continue;
         }
-        let value = sized(|buf| rustix::fs::lgetxattr(path, OsStr::from_bytes(name), buf)).map_err(failed)?;
+        let value = sized(|buf| rustix::fs::lgetxattr(reached, OsStr::from_bytes(name), buf)).map_err(failed)?;
         xattrs.push(Xattr { name: name.to_vec(), value });
     }
     Ok(xattrs)

@@ -50,7 +50,7 @@ pub(crate) enum Tail {
 }
 
 /// A segment's clusters.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Segment {
     pub(crate) pieces: Vec<Piece>,
     /// The pieces' blocks, one after the other.

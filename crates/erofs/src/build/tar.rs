@@ -1,7 +1,7 @@
 //! A tar archive becomes a tree.
 //!
 //! Members are read by position, one header of 512 bytes after the other: POSIX ustar, PAX records (by their lengths, since
-//! values may hold any byte) and GNU's long names.
+//! values may hold any byte), GNU's long names and both's ways to leave holes out (`sparse.rs`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tar::{EntryType, Header};
 
 use super::scan::ScanOptions;
+use super::sparse::{self, Sparse};
 use super::tree::{Content, Node, NodeId, NodeKind, Tree};
 use crate::error::{Error, Result};
 use crate::format::XATTR_PREFIXES;
@@ -37,6 +38,8 @@ struct Member {
     /// Where its content is.
     offset: u64,
     size: u64,
+    /// And which parts of it, if the archive has not all.
+    sparse: Option<Sparse>,
 }
 
 /// The members of an archive.
@@ -52,7 +55,7 @@ impl Members<'_> {
     fn next(&mut self) -> Result<Option<Member>> {
         let (mut records, mut path, mut link) = (self.global.clone(), None, None);
         loop {
-            let Some((header, offset)) = self.header()? else { return Ok(None) };
+            let Some((header, mut offset)) = self.header()? else { return Ok(None) };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
             let number = |key: &[u8], own: io::Result<u64>| -> Result<u64> {
                 let recorded =
@@ -70,18 +73,33 @@ impl Members<'_> {
             } else {
                 number(b"size", header.entry_size())?
             };
+            let named = |what| source_error(&name, what);
+            let mut sparse = None;
+            if kind == EntryType::GNUSparse {
+                let (map, behind) = sparse::gnu(self.archive, &header, offset, size).map_err(named)?;
+                (sparse, offset) = (Some(map), behind);
+            }
             self.at = match offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK)) {
                 Some(next) => next,
                 None => return Err(source_error(&name, "it is longer than any file")),
             };
-            if matches!(kind, EntryType::Regular | EntryType::Continuous) && offset + size > self.len {
+            let has_content = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
+            if has_content && offset + size > self.len {
                 return Err(source_error(&name, "the archive ends inside it"));
             }
             if !extension {
-                let path = records.remove(&b"path"[..]).or(path).unwrap_or_else(|| header.path_bytes().into_owned());
+                if has_content && sparse.is_none() {
+                    sparse = sparse::pax(self.archive, &records, offset, size).map_err(named)?;
+                }
+                let recorded = records.remove(&b"path"[..]);
+                let path = records
+                    .remove(sparse::NAME)
+                    .or(recorded)
+                    .or(path)
+                    .unwrap_or_else(|| header.path_bytes().into_owned());
                 let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
                 let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
-                return Ok(Some(Member { records, path, link, offset, size, header }));
+                return Ok(Some(Member { records, path, link, offset, size, sparse, header }));
             }
             if size > MAX_EXTENSION_BYTES {
                 return Err(source_error(&name, "its extended header is longer than 8 MiB"));
@@ -140,8 +158,15 @@ fn parse_records(mut bytes: &[u8], records: &mut Records) -> Result<()> {
         let Some((len, key, value)) = parsed else {
             return Err(Error::Options("a PAX header of the archive cannot be read".to_owned()));
         };
+        if [&b"GNU.sparse.offset"[..], b"GNU.sparse.numbytes"].contains(&key) {
+            // Version 0.0 has these again and again; 0.1 has the same numbers in one record.
+            let map = records.entry(sparse::MAP.to_vec()).or_default();
+            if !map.is_empty() {
+                map.push(b',');
+            }
+            map.extend_from_slice(value);
         // An xattr may be empty, and tar writes it so.
-        if value.is_empty() && !key.starts_with(XATTR_KEY) {
+        } else if value.is_empty() && !key.starts_with(XATTR_KEY) {
             records.remove(key);
         } else {
             records.insert(key.to_vec(), value.to_vec());
@@ -166,12 +191,22 @@ impl Tree {
                 let root = tree.root();
                 describe(&member, tree.node_mut(root))?;
                 options.apply(tree.node_mut(root));
-            } else if !names.is_empty() && !(1..=names.len()).any(|len| options.excludes(&names[..len].join(&b'/'))) {
+            } else if !names.is_empty() && !is_left_out(&names, options) {
                 add(&mut tree, &archive, &member, &names, options)?;
             }
         }
         Ok(tree)
     }
+}
+
+/// Whether the path of `names`, or a directory on it, is left out.
+fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
+    if options.excludes.is_empty() {
+        return false;
+    }
+    let path = names.join(&b'/');
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    slashes.chain([path.len()]).any(|end| options.excludes(&path[..end]))
 }
 
 fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], options: &ScanOptions) -> Result<()> {
@@ -183,12 +218,15 @@ fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], o
         _ => Err(source_error(&member.path, "its device number cannot be read")),
     };
     let kind = match member.header.entry_type() {
-        EntryType::Regular | EntryType::Continuous => {
-            if member.records.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
-                return refuse("sparse archive members are not supported");
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => match &member.sparse {
+            Some(Sparse { size, spans }) => {
+                let content = Content::Spans(Arc::clone(archive), spans.as_slice().into());
+                NodeKind::Regular { content, size: *size }
             }
-            NodeKind::Regular { content: Content::Range(Arc::clone(archive), member.offset), size: member.size }
-        }
+            None => {
+                NodeKind::Regular { content: Content::Range(Arc::clone(archive), member.offset), size: member.size }
+            }
+        },
         EntryType::Directory => NodeKind::Directory(BTreeMap::new()),
         EntryType::Symlink if (1..=4095).contains(&member.link.len()) => NodeKind::Symlink(member.link.clone()),
         EntryType::Symlink => return refuse("a symbolic link's target has 1 to 4095 bytes"),
@@ -205,7 +243,6 @@ fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], o
         EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
         EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
         EntryType::Fifo => NodeKind::Fifo,
-        EntryType::GNUSparse => return refuse("sparse archive members are not supported"),
         _ => return Ok(()),
     };
     // A directory that is described after its files keeps them.

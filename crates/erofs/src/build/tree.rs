@@ -1,12 +1,17 @@
 //! What an image is built of: a tree of files with sorted names.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::holes::{self, Found};
+use super::reach::reach;
+use super::sparse::{self, Span};
 use crate::error::{Error, Result};
 use crate::format::{NAME_LEN, mode};
 use crate::xattr::Xattr;
@@ -22,24 +27,34 @@ pub enum Content {
     Path(PathBuf),
     /// In part of an open file, such as an archive.
     Range(Arc<File>, u64),
+    /// Parts of an open file, in order and none twice, with zeros between them and behind.
+    Spans(Arc<File>, Arc<[Span]>),
     /// In memory.
     Bytes(Arc<[u8]>),
 }
 
 impl Content {
-    /// Fills `buf` from `offset` of the content.
-    pub(crate) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    /// Reads `len` bytes from `offset` of the content into `bytes`, whatever was in it.
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
-            Self::Path(path) => File::open(path)?.read_exact_at(buf, offset),
-            Self::Range(file, start) => file.read_exact_at(buf, start + offset),
-            Self::Bytes(bytes) => crate::source::ReadAt::read_exact_at(&**bytes, buf, offset),
+            Self::Path(path) => return holes::read(&File::open(reach(path)?)?, offset, len, bytes),
+            Self::Range(file, start) => {
+                bytes.resize(len, 0);
+                file.read_exact_at(bytes, start + offset)?;
+            }
+            Self::Spans(file, spans) => return sparse::read(file, spans, offset, len, bytes),
+            Self::Bytes(source) => {
+                bytes.resize(len, 0);
+                crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
+            }
         }
+        Ok(Found::Bytes)
     }
 
     pub(crate) fn name(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.clone(),
-            Self::Range(..) => PathBuf::from("archive member"),
+            Self::Range(..) | Self::Spans(..) => PathBuf::from("archive member"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
     }
@@ -164,6 +179,25 @@ impl Tree {
             NodeKind::Directory(names) => names.get(name).copied(),
             _ => None,
         }
+    }
+
+    /// A path of a node below the root, for people.
+    pub(crate) fn path_of(&self, id: NodeId) -> PathBuf {
+        let mut names = Vec::new();
+        let mut below = id;
+        while below != self.root() && names.len() < self.nodes.len() {
+            let parent = self.nodes.iter().enumerate().find_map(|(parent, node)| match &node.kind {
+                NodeKind::Directory(children) => {
+                    let (name, _) = children.iter().find(|(_, child)| **child == below)?;
+                    Some((NodeId(parent), name))
+                }
+                _ => None,
+            });
+            let Some((parent, name)) = parent else { break };
+            names.push(OsStr::from_bytes(name));
+            below = parent;
+        }
+        names.iter().rev().collect()
     }
 
     /// All nodes that have a name, the root first, each directory's children in the order of their names before what

@@ -2,11 +2,24 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use pagefold_erofs::{BuildOptions, Image, ScanOptions, Tree, build};
 
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
+
+/// What is in an image of an archive.
+fn image(folder: &Path, archive: &Path) -> crate::tools::Tree {
+    let tree = Tree::from_tar(File::open(archive).unwrap(), &ScanOptions::default()).unwrap();
+    let path = folder.join("image");
+    let out = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    build(&tree, &BuildOptions { ztailpacking: true, ..BuildOptions::default() }, &out).unwrap();
+    tree_of_image(&Image::open_path(&path).unwrap())
+}
 
 #[test]
 fn an_archive_gives_the_tree_that_it_was_made_of() {
@@ -23,14 +36,144 @@ fn an_archive_gives_the_tree_that_it_was_made_of() {
         return skip("an_archive_gives_the_tree_that_it_was_made_of", "tar is not installed");
     }
     let mut expected = tree_of_directory(&source);
-    let tree = Tree::from_tar(File::open(&archive).unwrap(), &ScanOptions::default()).unwrap();
-    let path = directory.path().join("image");
-    let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    build(&tree, &BuildOptions { ztailpacking: true, ..BuildOptions::default() }, &out).unwrap();
-    let mut found = tree_of_image(&Image::open_path(&path).unwrap());
+    let mut found = image(directory.path(), &archive);
     // tar has a form of its own for ACLs.
     for facts in expected.values_mut().chain(found.values_mut()) {
         facts.forget_acls();
     }
     assert_same(&expected, &found, "archive");
+}
+
+/// In each of the ways in which GNU tar leaves holes out.
+#[test]
+fn members_with_holes_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("tree");
+    fs::create_dir(&source).unwrap();
+    let make = |name: &str, len: u64, data: &[(u64, usize)]| {
+        let file = File::create(source.join(name)).unwrap();
+        file.set_len(len).unwrap();
+        for &(at, len) in data {
+            file.write_all_at(&trees::text(len, 1), at).unwrap();
+        }
+    };
+    make("all-hole", 100_000, &[]);
+    make("ends-in-data", (5 << 20) + 77, &[(0, 4096), ((5 << 20) - 100, 177)]);
+    make("ends-in-a-hole", 9 << 20, &[(4 << 20, 12_288)]);
+    let pieces: Vec<_> = (0..300).map(|piece| (piece * 16_384, 4096)).collect();
+    make("many-pieces", 300 * 16_384, &pieces);
+    make(&format!("a-long-name-{}", "n".repeat(200)), 1 << 20, &[(65_536, 10)]);
+    fs::write(source.join("no-holes"), trees::text(50_000, 2)).unwrap();
+    // GNU's format has no nanoseconds.
+    for path in fs::read_dir(&source).unwrap().map(|entry| entry.unwrap().path()).chain([source.clone()]) {
+        File::open(path).unwrap().set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+    }
+    let expected = tree_of_directory(&source);
+    let archive = directory.path().join("tree.tar");
+    for format in [
+        &["--format=gnu"][..],
+        &["--format=pax", "--sparse-version=0.0"],
+        &["--format=pax", "--sparse-version=0.1"],
+        &["--format=pax", "--sparse-version=1.0"],
+    ] {
+        let options = format.iter().chain(&["--sparse", "--sort=name", "-C"]).map(OsStr::new);
+        let paths = [source.as_os_str(), "-cf".as_ref(), archive.as_os_str(), ".".as_ref()];
+        if run("tar", options.chain(paths)).is_none() {
+            return skip("members_with_holes_are_read", "tar is not installed");
+        }
+        let len = fs::metadata(&archive).unwrap().len();
+        assert!(len < 3 << 20, "{format:?}: the archive has the holes");
+        let found = image(directory.path(), &archive);
+        assert_same(&expected, &found, &format!("{format:?}"));
+    }
+}
+
+/// A PAX member: records, then a header and content.
+fn member(records: &[(&str, &str)], name: &str, content: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for (key, value) in records {
+        let rest = format!(" {key}={value}\n");
+        let digits = (1..9).find(|digits| (rest.len() + digits).to_string().len() == *digits).unwrap();
+        write!(text, "{}{rest}", rest.len() + digits).unwrap();
+    }
+    let mut bytes = Vec::new();
+    for (kind, name, content) in [(tar::EntryType::XHeader, "pax", &text[..]), (tar::EntryType::Regular, name, content)]
+    {
+        let mut header = tar::Header::new_ustar();
+        header.set_path(name).unwrap();
+        header.set_size(content.len() as u64);
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_cksum();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(content);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+    }
+    bytes
+}
+
+#[test]
+fn maps_of_holes_that_cannot_be_are_refused_by_name() {
+    let version = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "1000")];
+    let at_once = |map| vec![("GNU.sparse.size", "1000"), ("GNU.sparse.map", map)];
+    let before = |map: &str| [map.as_bytes(), &[0; 600]].concat();
+    let turns = vec![("GNU.sparse.size", "9"), ("GNU.sparse.offset", "1"), ("GNU.sparse.numbytes", "2")];
+    for (records, content) in [
+        (at_once("500,20,100,20"), vec![1; 40]),
+        (at_once("500,20,510,20"), vec![1; 40]),
+        (at_once("990,20"), vec![1; 20]),
+        (at_once("0,1,2"), vec![1; 20]),
+        (at_once("0,30"), vec![1; 20]),
+        (at_once("18446744073709551615,2"), vec![1; 20]),
+        (at_once("0,18446744073709551616"), vec![1; 20]),
+        (at_once("-1,2"), vec![1; 20]),
+        (at_once("+1,2"), vec![1; 20]),
+        (vec![("GNU.sparse.map", "0,1")], vec![1; 20]),
+        (vec![("GNU.sparse.size", "x"), ("GNU.sparse.map", "0,1")], vec![1; 20]),
+        ([&turns[..], &[("GNU.sparse.offset", "4")]].concat(), vec![1; 20]),
+        ([&turns[..], &turns].concat(), vec![1; 20]),
+        (vec![("GNU.sparse.major", "2"), ("GNU.sparse.minor", "0")], vec![1; 20]),
+        (version[..2].to_vec(), before("0\n")),
+        (version.to_vec(), before("2\n0\n10\n5\n10\n")),
+        (version.to_vec(), before("1\n0\n1001\n")),
+        (version.to_vec(), before("1\n0\n500\n")),
+        (version.to_vec(), before("18446744073709551615\n")),
+        (version.to_vec(), before("9999999999999\n0\n0\n")),
+        (version.to_vec(), before("x\n")),
+        (version.to_vec(), before("")),
+        (version.to_vec(), vec![b'1'; 3000]),
+        (version.to_vec(), b"0\n".to_vec()),
+    ] {
+        let mut archive = tempfile::tempfile().unwrap();
+        archive.write_all(&member(&records, "the-member", &content)).unwrap();
+        let error = Tree::from_tar(archive, &ScanOptions::default()).expect_err(&format!("{records:?}"));
+        assert!(error.to_string().starts_with("the-member: "), "{records:?}: {error}");
+    }
+    let turns = [&turns[..], &[("GNU.sparse.offset", "4"), ("GNU.sparse.numbytes", "3")]].concat();
+    for (records, content) in [(at_once(""), vec![]), (at_once("1000,0"), vec![]), (turns, vec![1; 5])] {
+        let mut archive = tempfile::tempfile().unwrap();
+        archive.write_all(&member(&records, "the-member", &content)).unwrap();
+        Tree::from_tar(archive, &ScanOptions::default()).expect("a map of a hole");
+    }
+    let mut archive = tempfile::tempfile().unwrap();
+    archive.write_all(&member(&[("GNU.sparse.size", "1152921504606846976")], "a/member", &[])).unwrap();
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    let error = build(&tree, &BuildOptions::default(), &tempfile::tempfile().unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "a/member: it is longer than 2^32 blocks");
+}
+
+/// A name on the path at a time, not all that lead to it again for each.
+#[test]
+fn a_path_of_half_a_million_names_takes_no_time() {
+    let path = "d/".repeat(500_000) + "file";
+    for excludes in [vec![], vec![b"*.o".to_vec(), b"/d/e".to_vec(), b"fil".to_vec()]] {
+        let mut archive = tempfile::tempfile().unwrap();
+        archive.write_all(&member(&[("path", &path)], "name", b"content")).unwrap();
+        let start = Instant::now();
+        Tree::from_tar(archive, &ScanOptions { excludes, ..ScanOptions::default() }).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
 }

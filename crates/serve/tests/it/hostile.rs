@@ -1,10 +1,10 @@
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use pagefold_serve::{
-    Limits,
+    Export, Limits, Server,
     protocol::{Request, command, option, reply},
 };
 
@@ -135,13 +135,16 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
 #[test]
 fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back() {
     let limits = Limits { connections: 3, ..Limits::default() };
-    let server = Running::limited(Ram::shared(8192), limits);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&told);
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(limits);
+    let server = Running::start(builder.when_full(move |limit| notes.lock().unwrap().push(limit)));
     let mut served: Vec<_> = (0..3).map(|_| server.simple()).collect();
     let mut refused = server.greet();
     refused.option(option::GO, &info(b"disk", &[]));
     let (kind, message) = refused.option_reply(option::GO);
     assert_eq!(kind, reply::ERR_POLICY);
-    assert!(String::from_utf8_lossy(&message).contains("connections"), "{message:?}");
+    assert!(String::from_utf8_lossy(&message).contains("all 3 connections"), "{message:?}");
     refused.option(option::INFO, &info(b"disk", &[]));
     assert_eq!(refused.option_reply(option::INFO).0, reply::INFO);
     refused.expect_ack(option::INFO);
@@ -155,6 +158,8 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
         assert!(start.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(5));
     }
+    // Two were refused; it was told once.
+    assert_eq!(*told.lock().unwrap(), [3]);
     // The one that was refused has stayed, and may choose now.
     refused.go(b"disk");
 }

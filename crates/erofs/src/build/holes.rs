@@ -1,0 +1,128 @@
+//! Files are read without their holes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+/// In less, holes are not worth asking for.
+const LEAST_BYTES: usize = 64 << 10;
+
+/// After so many holes in one piece the rest is read.
+const MOST_HOLES: usize = 4096;
+
+/// What was found where a file was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Bytes, which are in the buffer.
+    Bytes,
+    /// Zeros alone. What is in the buffer says nothing.
+    Zeros,
+}
+
+/// Reads `len` bytes from `offset` into `bytes`, whatever was in it; holes are not read. Moves the file's own position.
+///
+/// While others change the file each byte is what it was at some time during the call. A file that ends before is
+/// `UnexpectedEof`.
+pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
+    let mut next = if len < LEAST_BYTES { offset } else { data_from(file, offset).min(end) };
+    if next == end && len > 0 {
+        return check_len(file, end).map(|()| Found::Zeros);
+    }
+    bytes.resize(len, 0);
+    let mut at = offset;
+    let mut holes = 0;
+    let range = |from: u64, to: u64| (from - offset) as usize..(to - offset) as usize;
+    while at < end {
+        bytes[range(at, next)].fill(0);
+        let stop = if len < LEAST_BYTES || holes == MOST_HOLES { end } else { hole_from(file, next).min(end) };
+        file.read_exact_at(&mut bytes[range(next, stop)], next)?;
+        at = stop;
+        if at < end {
+            holes += 1;
+            next = data_from(file, at).min(end);
+        }
+    }
+    if holes > 0 {
+        check_len(file, end)?;
+    }
+    Ok(Found::Bytes)
+}
+
+/// Whether there are no bytes but zeros.
+pub(crate) fn is_zeros(bytes: &[u8]) -> bool {
+    // Each byte is the one before it: as fast as memory, where a loop that ends early is not.
+    bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
+}
+
+/// Where the first data from `at` on is, or may be: everything is, in a file system that does not say.
+fn data_from(file: &File, at: u64) -> u64 {
+    match seek(file, SeekFrom::Data(at)) {
+        Ok(data) => data.max(at),
+        Err(Errno::NXIO) => u64::MAX,
+        Err(_) => at,
+    }
+}
+
+/// Where the first hole behind `at` is, which has data.
+fn hole_from(file: &File, at: u64) -> u64 {
+    seek(file, SeekFrom::Hole(at)).ok().filter(|hole| *hole > at).unwrap_or(u64::MAX)
+}
+
+/// What is behind a file's end is no hole.
+fn check_len(file: &File, end: u64) -> io::Result<()> {
+    if file.metadata()?.len() < end { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_holes_reads_as_what_it_is() {
+        let file = tempfile::tempfile().unwrap();
+        let len = 1 << 20;
+        file.set_len(len).unwrap();
+        let mut expected = vec![0; len as usize];
+        for (at, byte) in [(0, 1), (70_000, 2), (300_000, 3), (300_001, 4), (len - 5000, 5)] {
+            file.write_all_at(&[byte; 3000], at).unwrap();
+            expected[at as usize..][..3000].fill(byte);
+        }
+        let mut bytes = Vec::new();
+        for (offset, len) in [(0, len), (100, 1000), (0, 66_000), (4096, 80_000), (290_000, 100_000), (0, 0)] {
+            bytes.fill(9);
+            let found = read(&file, offset, len as usize, &mut bytes).unwrap();
+            assert_eq!(found, Found::Bytes, "{offset} {len}");
+            assert!(bytes == expected[offset as usize..][..len as usize], "{offset} {len}");
+        }
+        assert_eq!(read(&file, 400_000, 200_000, &mut bytes).unwrap(), Found::Zeros);
+    }
+
+    #[test]
+    fn zeros_are_told() {
+        for len in [0, 1, 15, 4096, 70_001] {
+            let mut bytes = vec![0; len];
+            assert!(is_zeros(&bytes), "{len}");
+            for at in [0, 1, len / 2, len.saturating_sub(1)].into_iter().filter(|at| *at < len) {
+                bytes[at] = 1;
+                assert!(!is_zeros(&bytes), "{len} {at}");
+                bytes[at] = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn behind_the_end_there_is_no_hole() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(200_000).unwrap();
+        let fails = |offset, len| read(&file, offset, len, &mut Vec::new()).unwrap_err().kind();
+        for (offset, len) in [(0, 200_001), (300_000, 100_000), (199_999, 2), (u64::MAX, 1)] {
+            assert_eq!(fails(offset, len), io::ErrorKind::UnexpectedEof, "{offset} {len}");
+        }
+        file.write_all_at(b"data", 100_000).unwrap();
+        assert_eq!(fails(50_000, 200_000), io::ErrorKind::UnexpectedEof);
+    }
+}

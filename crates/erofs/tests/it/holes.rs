@@ -1,0 +1,64 @@
+//! Files with holes give the image of the same files with zeros.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, Fragments, Image, ScanOptions, Tree, build};
+
+/// What lies where in a file of 37 MiB and 5 bytes.
+const DATA: [(u64, usize); 5] =
+    [(0, 3), (5 << 20, 200_000), ((9 << 20) + 77, 1), (20 << 20, 4 << 20), (33 << 20, 4096)];
+const LEN: u64 = (37 << 20) + 5;
+
+fn fill(len: usize) -> Vec<u8> {
+    b"some text, again and again. ".iter().copied().cycle().take(len).collect()
+}
+
+fn sparse(path: &Path) {
+    let file = File::create(path).unwrap();
+    file.set_len(LEN).unwrap();
+    for (at, len) in DATA {
+        file.write_all_at(&fill(len), at).unwrap();
+    }
+}
+
+fn image(folder: &Path, name: &str, options: &BuildOptions) -> Vec<u8> {
+    let scan = ScanOptions { mtime_s: Some(1), ..ScanOptions::default() };
+    let tree = Tree::scan(&folder.join(name), &scan).unwrap();
+    let path = folder.join("image");
+    let out = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    build(&tree, options, &out).unwrap();
+    assert!(Image::open_path(&path).unwrap().check(2).problems.is_empty());
+    fs::read(path).unwrap()
+}
+
+#[test]
+fn holes_are_the_zeros_that_they_read_as() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("holes")).unwrap();
+    fs::create_dir(at("zeros")).unwrap();
+    sparse(&at("holes/disk"));
+    File::create(at("holes/empty")).unwrap().set_len(LEN).unwrap();
+    for name in ["disk", "empty"] {
+        let bytes = fs::read(at("holes").join(name)).unwrap();
+        File::create(at("zeros").join(name)).unwrap().write_all(&bytes).unwrap();
+    }
+    let blocks = |name: &str| fs::metadata(at(name)).unwrap().blocks();
+    assert!(blocks("holes/empty") < blocks("zeros/empty"), "no holes in this file system");
+    let base = BuildOptions::default();
+    let zstd = Some(ClusterCodec::Zstd { level: 3, window_log: 20 });
+    for (name, options) in [
+        ("lz4", base.clone()),
+        ("plain", BuildOptions { codec: None, ..base.clone() }),
+        ("ztailpacking", BuildOptions { ztailpacking: true, pcluster_bytes: 65536, ..base.clone() }),
+        ("zstd", BuildOptions { codec: zstd, pcluster_bytes: 65536, dedupe: true, ..base.clone() }),
+        ("fragments", BuildOptions { fragments: Fragments::Tails, dedupe: true, threads: 1, ..base.clone() }),
+        ("all", BuildOptions { fragments: Fragments::All, ..base }),
+    ] {
+        assert!(image(folder.path(), "holes", &options) == image(folder.path(), "zeros", &options), "{name}");
+    }
+}
