@@ -419,7 +419,7 @@ fn the_format_stays_as_it_is() {
         (1083, 0xc6cc_d879_13e9_2ec4),
         (1355, 0xdca1_ba92_e414_2d25),
         (51, 0xeff9_dbb8_0c77_0406),
-        (4083, 0x5570_a92c_e3f1_7a16),
+        (4090, 0x49ff_4625_20a3_eca3),
     ];
     assert_eq!(sums, golden);
     // The example of docs/fold.md.
