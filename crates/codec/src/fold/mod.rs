@@ -19,7 +19,7 @@ mod literals;
 #[cfg(target_arch = "x86_64")]
 mod sequences;
 mod tables;
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each, and has `memory_tests`.
 mod tests;
 mod tokens;
 #[cfg(target_arch = "x86_64")]

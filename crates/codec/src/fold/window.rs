@@ -17,12 +17,11 @@
 //! 3. A mispredicted branch is found sooner: the lengths it waits for are only loaded.
 //! 4. What came to the window is written from its place on, by one more permutation, not up to its end: a byte that
 //!    a later match reads from the page is then written once.
-//! 5. A far match is read up to its source's end, not from its start on: what lies before was written longer ago (+3 % on heaps
-//!    and text).
+//! 5. A far match is read up to its source's end, not from its start on: what lies before was written longer ago (+4 %).
 //! 6. Window and literals are permuted each by itself, and the window last, under a mask: one window comes from the one before in 3
-//!    cycles (+4 %).
+//!    cycles (+5 to +7 %).
 //! 7. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 22 instructions are left
-//!    for each (+8 % on an idle core, +14 % where another thread shares it).
+//!    for each of 43 (+9 % where another thread shares the core, ±0 where none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
 use core::arch::x86_64::*;
