@@ -201,7 +201,7 @@ impl Decoder {
 /// # Safety
 /// `rest_len` is at most a page; `literals` has `literals_len` bytes and [`SLACK`] more.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
 unsafe fn decode_by_window(
     sequences: &mut Sequences,
     input: &[u8; FRONT + PAGE_SIZE + BACK],
@@ -223,7 +223,7 @@ unsafe fn decode_by_window(
     }
     // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they and the end need.
     unsafe {
-        window::copy(sequences, sums.tokens, literals.as_ptr(), literals.len(), page)?;
+        window::copy(sequences, sums.tokens, literals.as_ptr(), literals.len(), page);
         literals.as_ptr().add(sums.literals).copy_to_nonoverlapping(page.as_mut_ptr().add(sums.bytes), left);
     }
     Some(())

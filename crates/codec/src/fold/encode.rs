@@ -3,7 +3,7 @@
 //! ```text
 //! while the page goes on:
 //!     candidate := where the next five bytes were last seen; remember that they are here
-//!     if the next three bytes are those at a repeated distance, or the next five those at the candidate:
+//!     if the next three or four bytes are those at a repeated distance, or the next five or six those at the candidate:
 //!         note the match, go on behind it
 //!     else go on with the next byte, or further on the longer nothing was found
 //! make tokens and extra bits of all matches
@@ -21,7 +21,8 @@
 //!    the match would have been longer), and the last one everywhere else. The place right behind a match has code of its own, since it has
 //!    no literals before it.
 //! 4. In pages of words, six bytes are compared in place of five: fewer, longer matches (+4 to +6 % on heaps, for 0.1 % of their bytes; 2 to
-//!    5 % of text's and code's, where five it stays).
+//!    5 % of text's and code's, where five it stays). In other pages, matches at the last distance have four bytes, not three: 6 % fewer
+//!    sequences in tables and code, which is as much of decoding, for 0.1 % of the bytes.
 //! 5. The table is small enough to be cleared for each page (4 KiB), so its entries need no check (+8 %), and the
 //!    same page always gives the same object.
 //! 6. The search steps faster and faster until it finds something (`TRIES`), which also bounds what a page that does not
@@ -162,10 +163,12 @@ impl Encoder {
         if words { self.find_matches::<compare::Avx512, 6>() } else { self.find_matches::<compare::Avx512, 5>() }
     }
 
-    /// Fills `literals`, `extra` and `tokens` from `page`; `seen` is all zero. New offsets have matches of `MIN` bytes or more.
+    /// Fills `literals`, `extra` and `tokens` from `page`; `seen` is all zero. New offsets have matches of `MIN` bytes or more: 6 in
+    /// pages of words, 5 in others.
     #[inline(always)]
     fn find_matches<C: Compare + Emit, const MIN: u32>(&mut self) -> Found {
         let unused = 64 - 8 * MIN;
+        let last_bytes = if MIN == 5 { u32::MAX } else { 0xFF_FFFF };
         // Made of the whole, since bytes before the page are read too.
         let page = self.page.as_ptr().wrapping_add(FRONT);
         let seen = self.seen.as_mut_ptr();
@@ -210,7 +213,7 @@ impl Encoder {
                             let candidate = usize::from(*slot);
                             *slot = pos as u16;
                             let at_last = here ^ mem::load64(page.add(pos - last));
-                            if at_last as u32 & 0xFF_FFFF == 0 {
+                            if at_last as u32 & last_bytes == 0 {
                                 // A longer run needs a class whose matches have LENGTH_MIN_NEW bytes or more.
                                 if pos - anchor > RUN_MAX && at_last << (64 - 8 * LENGTH_MIN_NEW) != 0 {
                                     pos += 1;

@@ -19,7 +19,7 @@ mod literals;
 #[cfg(target_arch = "x86_64")]
 mod sequences;
 mod tables;
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each, and has `memory_tests`.
 mod tests;
 mod tokens;
 #[cfg(target_arch = "x86_64")]
@@ -55,7 +55,7 @@ enum Isa {
     /// without a special case for zero, deposited bits, 32 bytes at once.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, VBMI, VBMI2).
+    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, CD, VBMI, VBMI2).
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -71,6 +71,7 @@ impl Isa {
         {
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512cd")
                 && is_x86_feature_detected!("avx512vbmi")
                 && is_x86_feature_detected!("avx512vbmi2");
             return if avx512 { Self::Avx512 } else { Self::Avx2 };

@@ -6,6 +6,7 @@
 //!     where each token's extra bits begin := the sum of all widths before
 //!     length, run, offset := their bases and the bits there
 //!     where each token's bytes begin := the sum of all runs and lengths before
+//!     offset, if it repeats := that of the token found by going from token to token, all at once
 //!     stop at END, or at the first token that begins at the page's end or behind it
 //! ```
 //!
@@ -18,7 +19,10 @@
 
 use core::arch::x86_64::*;
 
-use super::tables::{BITS_MAX, END, LENGTH_MIN, Source, TOKENS};
+use super::{
+    tables::{BITS_MAX, END, LENGTH_MIN, Source, TOKENS},
+    window::{FAR_ROW, ROW, WINDOW},
+};
 use crate::PAGE_SIZE;
 
 /// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more: so many tokens do, and one is behind them.
@@ -36,13 +40,7 @@ pub(super) const FRONT: usize = TOKENS_MAX.next_multiple_of(BLOCK);
 /// How far it reads from the first extra bit on.
 pub(super) const BACK: usize = TOKENS_MAX * BITS_MAX / 8 + 2 * BLOCK;
 
-/// In place of an offset: it is that of the last match.
-pub(super) const LAST: i32 = 0;
-
-/// In place of an offset: it is that of the match before.
-pub(super) const BEFORE: i32 = -1;
-
-/// In place of an offset, behind the last token. It reaches further back than any page does.
+/// In place of a total, behind the last token: more than any token's.
 const STOP: i32 = i32::MAX;
 
 /// So many bits can be told from four bytes, wherever in the first of them they begin.
@@ -84,19 +82,27 @@ static REVERSE: Table = {
 };
 
 /// A number for each token; groups of [`LANES`] are written whole.
-type Column = [u32; TOKENS_MAX.next_multiple_of(LANES)];
+type Column = [u32; COLUMN];
 
-/// The tokens of a page, a column for each thing that they say.
+const COLUMN: usize = TOKENS_MAX.next_multiple_of(LANES);
+
+/// The tokens of a page, a column for each thing that [`window`](super::window) wants to know of them.
 #[repr(C, align(64))]
 pub(super) struct Sequences {
-    pub(super) runs: Column,
+    /// Run and length together. Behind the last token, [`STOP`].
+    pub(super) totals: Column,
+    /// All runs before. Behind the last token too.
+    pub(super) literals: Column,
     /// The run, modulo 256, in each of four bytes.
-    pub(super) shifts: Column,
-    pub(super) lengths: Column,
-    /// A new offset, from 1 on; or [`LAST`], or [`BEFORE`]. Behind the last token, an offset that no reach allows.
-    pub(super) offsets: Column,
-    /// The most that the offset may be: where the match begins.
-    pub(super) reaches: Column,
+    pub(super) run_bytes: Column,
+    /// Run and length, modulo 256, in each of four bytes.
+    pub(super) total_bytes: Column,
+    /// [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far; and the length.
+    pub(super) orders: Column,
+    /// Of a far match, where in the page the [`WINDOW`] bytes begin that end with its source; signed. Of others, 0.
+    pub(super) sources: Column,
+    /// Of a far match, as many of the highest bits as it is long, if that is not more than [`WINDOW`]. Of others, none.
+    pub(super) masks: [u64; COLUMN],
 }
 
 /// What the tokens come to.
@@ -115,30 +121,36 @@ pub(super) struct Sums {
 
 impl Sequences {
     pub(super) const fn new() -> Self {
-        const NONE: Column = [0; TOKENS_MAX.next_multiple_of(LANES)];
-        Self { runs: NONE, shifts: NONE, lengths: NONE, offsets: NONE, reaches: NONE }
+        const NONE: Column = [0; COLUMN];
+        Self {
+            totals: NONE,
+            literals: NONE,
+            run_bytes: NONE,
+            total_bytes: NONE,
+            orders: NONE,
+            sources: NONE,
+            masks: [0; COLUMN],
+        }
     }
 
     /// Fills the columns with the tokens before `tokens_end`, the last byte first, that END or a full page ends, and whose
-    /// extra bits begin at `bits`. `None` if one has the offset 0.
-    ///
-    /// Afterwards, for each token, `reaches` is the sum of all runs and lengths before and of its own run.
+    /// extra bits begin at `bits`. `None` if an offset is 0 or begins before the page.
     ///
     /// # Safety
     /// [`FRONT`] bytes before `tokens_end` and [`BACK`] bytes from `bits` on can be read.
-    #[target_feature(enable = "avx2,bmi1,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
+    #[target_feature(enable = "avx2,bmi1,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
     #[inline(never)]
     pub(super) unsafe fn parse(&mut self, bits: *const u8, tokens_end: *const u8) -> Option<Sums> {
         let all_to = |value: i32| _mm512_set1_epi32(value);
         // The lowest byte of each lane, in all four.
         let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
-        let sources_to_offsets = _mm512_setr_epi32(LAST, BEFORE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
         // SAFETY: a table has 256 bytes.
         let reverse = unsafe { _mm512_load_si512(REVERSE.0.as_ptr().cast()) };
         let mut block = tokens_end;
         let mut first = 0;
-        // Of all groups before: bits, bytes, literals, and whether an offset was 0.
-        let (mut bit, mut bytes, mut literals, mut zeros) = (0_usize, all_to(0), all_to(0), 0);
+        // Of all groups before: bits, bytes and literals, and whether an offset was wrong.
+        let (mut bit, mut sums, mut wrong) = (0_usize, all_to(0), 0);
+        let mut known = Known(all_to(1));
         loop {
             // SAFETY: each token takes LENGTH_MIN bytes of the page or stops the loop, so tokens before TOKENS_MAX do, and
             // FRONT has room for all blocks until then.
@@ -188,51 +200,113 @@ impl Sequences {
                 let offset = _mm512_sllv_epi32(low_bits(offset_extra, offset_bits), offset_shift);
                 let source = _mm512_srli_epi32::<6>(runs_and_sources);
 
-                // No sum overflows: a group begins before the page's end, and a token says less than 10000.
+                // Of bytes in the lower halves, of literals in the upper. Neither overflows up to the lane that stops: it begins less
+                // than a token behind the page's end, and a token says less than 10000.
                 let total = _mm512_add_epi32(run, length);
-                let byte_ends = _mm512_add_epi32(prefix_sum(total), bytes);
+                let both = _mm512_or_si512(_mm512_slli_epi32::<16>(run), total);
+                let both_ends = _mm512_add_epi32(prefix_sum(both), sums);
+                let byte_ends = _mm512_and_si512(both_ends, all_to(0xFFFF));
                 let byte_starts = _mm512_sub_epi32(byte_ends, total);
+                let literal_starts = _mm512_sub_epi32(_mm512_srli_epi32::<16>(both_ends), run);
                 let group_ends = (ends >> group) as u16;
                 let stops = group_ends | _mm512_cmpge_epi32_mask(byte_starts, all_to(PAGE_SIZE as i32));
+                let match_starts = _mm512_add_epi32(byte_starts, run);
+
                 let is_new = _mm512_cmpeq_epi32_mask(source, all_to(Source::New as i32));
                 let is_zero = _mm512_mask_testn_epi32_mask(is_new, offset, offset);
-                let offset = _mm512_add_epi32(offset, _mm512_permutexvar_epi32(source, sources_to_offsets));
-                let offset = _mm512_mask_mov_epi32(offset, stops, all_to(STOP));
+                let offset = known.resolve(is_new, source, offset);
+                let is_wrong = is_zero | _mm512_cmpgt_epi32_mask(offset, match_starts);
+
+                let is_far = _mm512_cmpgt_epi32_mask(offset, all_to(WINDOW as i32));
+                let row = _mm512_min_epi32(offset, all_to(FAR_ROW as i32));
+                let order = _mm512_add_epi32(_mm512_slli_epi32::<{ ROW.ilog2() }>(row), length);
+                let source_ends = _mm512_sub_epi32(byte_ends, offset);
+                let sources = _mm512_maskz_sub_epi32(is_far, source_ends, all_to(WINDOW as i32));
                 for (column, values) in [
-                    (&mut self.runs, run),
-                    (&mut self.shifts, _mm512_shuffle_epi8(run, spread)),
-                    (&mut self.lengths, length),
-                    (&mut self.offsets, offset),
-                    (&mut self.reaches, _mm512_add_epi32(byte_starts, run)),
+                    (&mut self.totals, _mm512_mask_mov_epi32(total, stops, all_to(STOP))),
+                    (&mut self.literals, literal_starts),
+                    (&mut self.run_bytes, _mm512_shuffle_epi8(run, spread)),
+                    (&mut self.total_bytes, _mm512_shuffle_epi8(total, spread)),
+                    (&mut self.orders, order),
+                    (&mut self.sources, sources),
                 ] {
                     debug_assert!(first + LANES <= column.len());
                     // SAFETY: `first` is a multiple of LANES below TOKENS_MAX, as above.
                     unsafe { _mm512_storeu_si512(column.as_mut_ptr().add(first).cast(), values) };
                 }
+                // A shift by 64 or more leaves nothing, and so does one by less than 0.
+                let masks_low = _mm512_sub_epi32(all_to(64), length);
+                for half in 0..2 {
+                    let shifts = if half == 0 {
+                        _mm512_castsi512_si256(masks_low)
+                    } else {
+                        _mm512_extracti64x4_epi64::<1>(masks_low)
+                    };
+                    let here = (is_far >> (8 * half)) as u8;
+                    let values = _mm512_maskz_sllv_epi64(here, _mm512_set1_epi64(-1), _mm512_cvtepu32_epi64(shifts));
+                    // SAFETY: as above.
+                    unsafe { _mm512_storeu_si512(self.masks.as_mut_ptr().add(first + 8 * half).cast(), values) };
+                }
                 if stops != 0 {
                     let lane = stops.trailing_zeros();
                     let before = ((1_u32 << lane) - 1) as u16;
-                    if zeros | is_zero & before != 0 {
+                    if wrong | is_wrong & before != 0 {
                         return None;
                     }
                     let here = |of| _mm512_cvtsi512_si32(_mm512_permutexvar_epi32(all_to(lane as i32), of)) as usize;
-                    let literals = _mm512_mask_add_epi32(literals, before, literals, run);
                     return Some(Sums {
                         tokens: first + lane as usize,
-                        literals: _mm512_reduce_add_epi32(literals) as usize,
+                        literals: here(literal_starts),
                         bytes: here(byte_starts),
                         bits: (bit & !7) + here(bit_starts),
                         end: here(byte_starts) < PAGE_SIZE,
                     });
                 }
                 let highest = |of| _mm512_permutexvar_epi32(all_to(LANES as i32 - 1), of);
-                zeros |= is_zero;
-                literals = _mm512_add_epi32(literals, run);
-                bytes = highest(byte_ends);
+                wrong |= is_wrong;
+                sums = highest(both_ends);
                 bit = (bit & !7) + _mm512_cvtsi512_si32(highest(bit_ends)) as usize;
                 first += LANES;
             }
         }
+    }
+}
+
+/// In the last two lanes, the format's *before* and *last*.
+struct Known(__m512i);
+
+impl Known {
+    /// The offsets of sixteen tokens, where those that are new are in `offset`.
+    ///
+    /// Each lane points to one that has its offset: a number below [`LANES`] is a lane of `self`, others are lanes of `offset`. Where
+    /// *last* is asked for, that is the next lane before that does not ask for *last* itself; where *before* is, it is that lane's
+    /// predecessor of the kind.
+    #[target_feature(enable = "avx512f,avx512cd")]
+    #[inline]
+    fn resolve(&mut self, is_new: __mmask16, source: __m512i, offset: __m512i) -> __m512i {
+        const LAST_KNOWN: i32 = LANES as i32 - 1;
+        let all_to = |value: i32| _mm512_set1_epi32(value);
+        let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let lanes_before = _mm512_sub_epi32(_mm512_sllv_epi32(all_to(1), lanes), all_to(1));
+        let is_before = _mm512_cmpeq_epi32_mask(source, all_to(Source::Before as i32));
+        let changes = is_new | is_before;
+        // The highest bit of those before; without any, LAST_KNOWN.
+        let changes_before = _mm512_and_si512(all_to(i32::from(changes)), lanes_before);
+        let last = _mm512_sub_epi32(all_to(LAST_KNOWN + 32), _mm512_lzcnt_epi32(changes_before));
+        let before_each = _mm512_sub_epi32(lanes, all_to(1));
+        let before = _mm512_permutex2var_epi32(before_each, last, last);
+        let from = _mm512_mask_add_epi32(last, is_new, lanes, all_to(LANES as i32));
+        let mut from = _mm512_mask_mov_epi32(from, is_before, before);
+        // A lane points on at most nine times.
+        for _ in 0..4 {
+            from = _mm512_permutex2var_epi32(lanes, from, from);
+        }
+        let offset = _mm512_permutex2var_epi32(self.0, from, offset);
+        let last_of_all = all_to(LAST_KNOWN + 32 - u32::from(changes).leading_zeros() as i32);
+        let before_of_all = _mm512_permutex2var_epi32(before_each, last_of_all, last);
+        let known = _mm512_mask_mov_epi32(last_of_all, 1 << (LAST_KNOWN - 1), before_of_all);
+        self.0 = _mm512_permutex2var_epi32(self.0, known, offset);
+        offset
     }
 }
 

@@ -230,6 +230,41 @@ proptest! {
     }
 
     #[test]
+    fn offsets_are_found_again_in_any_order(choices in vec((0..5_u8, 1..=40_u8), 20..900)) {
+        // 40 literals and 5 bytes at a new offset, then one of: 7 bytes at *before*; a literal and 3 at *last*; 5 at a new offset.
+        let (mut tokens, mut bits, mut literals, mut at) = (vec![110], "11011".to_owned(), 40, 45);
+        let offset_bits = |offset: u8| format!("{offset:07b}").chars().rev().collect::<String>();
+        bits += &offset_bits(choices[0].1);
+        for &(choice, offset) in &choices {
+            let (token, run, length) = match choice {
+                0 | 1 => (57, 0, 7),
+                2 | 3 => (0, 1, 3),
+                _ => (83, 0, 5),
+            };
+            if at + run + length > PAGE_SIZE {
+                break;
+            }
+            tokens.push(token);
+            if token == 83 {
+                bits += &offset_bits(offset);
+            }
+            literals += run;
+            at += run + length;
+        }
+        if at < PAGE_SIZE {
+            tokens.push(END);
+        }
+        literals += PAGE_SIZE - at;
+        let mut object = (literals as u16).to_le_bytes().to_vec();
+        object.extend((0..literals).map(|literal| literal as u8));
+        for byte in bits.as_bytes().chunks(8) {
+            object.push(byte.iter().enumerate().map(|(at, bit)| (bit - b'0') << at).sum());
+        }
+        object.extend(tokens.iter().rev());
+        prop_assert!(decode_everywhere(&object).is_some());
+    }
+
+    #[test]
     fn literals_of_every_palette_come_back(palette in 0..PALETTES.len(), seed: u64, share_percent in 20..=100_u64) {
         round_trip(&palette_page(palette, seed, share_percent));
     }
@@ -384,7 +419,7 @@ fn the_format_stays_as_it_is() {
         (1083, 0xc6cc_d879_13e9_2ec4),
         (1355, 0xdca1_ba92_e414_2d25),
         (51, 0xeff9_dbb8_0c77_0406),
-        (4083, 0x5570_a92c_e3f1_7a16),
+        (4090, 0x49ff_4625_20a3_eca3),
     ];
     assert_eq!(sums, golden);
     // The example of docs/fold.md.

@@ -3,46 +3,58 @@
 //! ```text
 //! window := the 64 bytes before the page's place
 //! for each token of `Sequences`:
-//!     new := the literals; if the offset is more than 64, the match's bytes behind them, from the page
-//!     window := the highest 64 bytes of window and new, after the match's bytes where the offset is 64 or less
+//!     window := the highest 64 bytes of window, literals and match
+//!         where the offset is 64 or less, the match's bytes come from window and literals; otherwise from the page
 //!     write what came to the window
 //! ```
 //!
-//! Why that is quicker than copies in memory (figures in `docs/codecs-log/fold.md`, "Decoder, third round"):
+//! Why that is quicker than copies in memory (figures in `docs/codecs-log/fold.md`, "Decoder, third round" and "fourth round"):
 //!
 //! 1. A match that reads bytes just written waits until they have left the store buffer, if they came by two stores: that was
-//!    30 % of the copies' time on heaps. Here such a match is one permutation of the window and the new literals. Its
-//!    order is a load: [`ORDERS`] has a row for each offset, and a length is a place in it.
+//!    30 % of the copies' time on heaps. Here such a match is a permutation of window and literals. Its order is a load:
+//!    [`ORDERS`] has a row for each offset, and a length is a place in it.
 //! 2. There is one way for all tokens of 64 bytes or less, whatever their sizes, which cannot be predicted.
 //! 3. A mispredicted branch is found sooner: the lengths it waits for are only loaded.
 //! 4. What came to the window is written from its place on, by one more permutation, not up to its end: a byte that
 //!    a later match reads from the page is then written once.
+//! 5. A far match is read up to its source's end, not from its start on: what lies before was written longer ago (+4 %).
+//! 6. Window and literals are permuted each by itself, and the window last, under a mask: one window comes from the one before in 3
+//!    cycles (+5 to +7 %).
+//! 7. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 22 instructions are left
+//!    for each of 43 (+9 % where another thread shares the core, ±0 where none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
-use core::{arch::x86_64::*, hint::select_unpredictable};
+use core::arch::x86_64::*;
 
-use super::sequences::{BEFORE, LAST, Sequences};
+use super::sequences::Sequences;
 use crate::Page;
 
 /// Bytes in the register.
-const WINDOW: usize = 64;
+pub(super) const WINDOW: usize = 64;
+
+/// Bytes of a row of [`ORDERS`].
+pub(super) const ROW: usize = 2 * WINDOW;
 
 /// The row for new bytes as they are.
-const FAR_ROW: usize = WINDOW + 1;
+pub(super) const FAR_ROW: usize = WINDOW + 1;
 
-/// Byte `n` of row `offset` says which of 128 bytes, a window and 64 new ones, is the `n`th where the new bytes are a match
-/// at that offset: from the 64th on, bytes of the window repeat.
+/// Byte `n` of row `offset` says which byte is the `n`th of a window and 64 new bytes, where the new ones are a match at that
+/// offset: bytes of the window from [`FROM_WINDOW`] on, new ones from 0 on. From the 64th on, bytes of the window repeat.
 #[repr(align(64))]
-struct Orders([[u8; 2 * WINDOW]; WINDOW + 2]);
+struct Orders([[u8; ROW]; WINDOW + 2]);
+
+/// A byte's place in the window is said from here on, so that the highest bit tells it from a new byte's.
+const FROM_WINDOW: u8 = 192;
 
 static ORDERS: Orders = {
-    let mut rows = [[0; 2 * WINDOW]; WINDOW + 2];
+    let mut rows = [[0; ROW]; WINDOW + 2];
     let mut offset = 1;
     while offset < rows.len() {
         let mut at = 0;
-        while at < 2 * WINDOW {
+        while at < ROW {
             let repeats = at >= WINDOW && offset <= WINDOW;
-            rows[offset][at] = if repeats { WINDOW - offset + (at - WINDOW) % offset } else { at } as u8;
+            let from = if repeats { WINDOW - offset + (at - WINDOW) % offset } else { at };
+            rows[offset][at] = (from as u8).wrapping_add(FROM_WINDOW);
             at += 1;
         }
         offset += 1;
@@ -50,8 +62,7 @@ static ORDERS: Orders = {
     Orders(rows)
 };
 
-/// Writes what `count` tokens say to the start of `page`. `None`, with any bytes written, if a match begins before the page.
-/// Changes `sequences`.
+/// Writes what `count` tokens say to the start of `page`.
 ///
 /// # Safety
 /// `sequences` has `count` tokens as [`Sequences::parse`] left them. They come to a page at most, and from `literals` on,
@@ -59,135 +70,231 @@ static ORDERS: Orders = {
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
 #[inline(never)]
 pub(super) unsafe fn copy(
-    sequences: &mut Sequences,
+    sequences: &Sequences,
     count: usize,
-    mut literals: *const u8,
+    literals: *const u8,
     literals_readable: usize,
     page: &mut Page,
-) -> Option<()> {
-    let orders = ORDERS.0.as_ptr().cast::<u8>();
-    let far_order = ORDERS.0[FAR_ROW].as_ptr();
+) {
     let page = page.as_mut_ptr_range();
     let last_whole = page.end.wrapping_sub(WINDOW);
-    let last_literals = literals.wrapping_add(literals_readable).wrapping_sub(2 * WINDOW);
     let mut op = page.start;
-    let (mut last, mut before) = (1, 1);
     let mut window = _mm512_setzero_si512();
     let mut at = 0;
-    // SAFETY: `at` is at most `count`, for which there is an offset that stops the loop. Before, `op` is where `parse`
+    // SAFETY: `at` is at most `count`, for which there is a total that stops the loop. Before, `op` is where `parse`
     // found that the token begins, and so:
-    // - `op + run + length` is in the page or its end. 64 bytes are written where they fit, less where they do not.
-    // - `offset <= reach` is where the match begins in the page, so a match's source does not begin before the page. Only a
-    //   match's own bytes are read from there: `run` bytes less are not, by the mask; none from `op` on, as offsets are
-    //   above 64 there.
+    // - `op + total` is in the page or its end. 64 bytes are written where they fit, less where they do not.
+    // - `1 <= offset`, and a match's source does not begin before the page. Only a match's own bytes are read from there, by the
+    //   mask; none from `op` on, as offsets are above 64 there.
     // - 64 literals are read where `run` of them or more are left.
-    // `1 <= offset`: new ones are, and so are `last` and `before` at first. A row is that of an offset up to FAR_ROW; in it, 64
-    // bytes are read from `length` or less on, at most 64.
     unsafe {
-        loop {
-            let new = *sequences.offsets.as_ptr().add(at) as i32;
-            let offset = select_unpredictable(new == LAST, last, new);
-            let offset = select_unpredictable(new <= BEFORE, before, offset);
-            before = select_unpredictable(new == LAST, before, last);
-            last = offset;
-            if offset as u32 > *sequences.reaches.as_ptr().add(at) {
-                break;
-            }
-            let mut offset = offset as usize;
-            let mut run = *sequences.runs.as_ptr().add(at) as usize;
-            let mut length = *sequences.lengths.as_ptr().add(at) as usize;
-            let mut shift = _mm512_set1_epi32(*sequences.shifts.as_ptr().add(at) as i32);
-            at += 1;
-            if run + length > WINDOW {
-                let room = page.end.addr() - op.addr();
-                if offset > WINDOW
-                    && length <= 2 * WINDOW
-                    && room >= run + length + 2 * WINDOW
-                    && literals.wrapping_add(run) <= last_literals
-                {
-                    // 128 bytes at once, whatever the lengths: fewer branches than by steps of 64.
-                    let mut done = 0;
-                    while done < run {
-                        _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));
-                        done += WINDOW;
-                        _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));
-                        done += WINDOW;
-                    }
-                    literals = literals.add(run);
-                    op = op.add(run);
-                    let source = op.sub(offset);
-                    _mm512_storeu_si512(op.cast(), _mm512_loadu_si512(source.cast()));
-                    _mm512_storeu_si512(op.add(WINDOW).cast(), _mm512_loadu_si512(source.add(WINDOW).cast()));
-                    op = op.add(length);
-                    window = _mm512_loadu_si512(op.sub(WINDOW).cast());
-                    continue;
+        while op <= last_whole {
+            let total = *sequences.totals.as_ptr().add(at) as usize;
+            if total > WINDOW {
+                if at == count {
+                    return;
                 }
-                if room >= run + length + WINDOW {
-                    // All of it but the last 64 bytes or less.
-                    while run >= WINDOW {
-                        window = _mm512_loadu_si512(literals.cast());
-                        _mm512_storeu_si512(op.cast(), window);
-                        literals = literals.add(WINDOW);
-                        op = op.add(WINDOW);
-                        run -= WINDOW;
-                    }
-                    shift = _mm512_set1_epi8(run as i8);
-                    if run + length > WINDOW {
-                        let here = _mm512_loadu_si512(literals.cast());
-                        _mm512_storeu_si512(op.cast(), here);
-                        let order = _mm512_add_epi8(_mm512_load_si512(far_order.cast()), shift);
-                        window = _mm512_permutex2var_epi8(window, order, here);
-                        literals = literals.add(run);
-                        op = op.add(run);
-                        run = 0;
-                        shift = _mm512_setzero_si512();
-                        let order = _mm512_load_si512(orders.add((2 * offset.min(FAR_ROW) + 1) * WINDOW).cast());
-                        while length > WINDOW {
-                            window = if offset > WINDOW {
-                                _mm512_loadu_si512(op.sub(offset).cast())
-                            } else {
-                                _mm512_permutexvar_epi8(order, window)
-                            };
-                            _mm512_storeu_si512(op.cast(), window);
-                            op = op.add(WINDOW);
-                            length -= WINDOW;
-                        }
-                    }
-                } else {
-                    // Near the page's end: a part of the token, and the rest of it as a token that is next.
-                    at -= 1;
-                    let (all_run, all_length) = (run, length);
-                    run = run.min(WINDOW - 1);
-                    length = length.min(WINDOW - run);
-                    if run < all_run {
-                        length = 0;
-                        offset = 1; // It may be more than what is before `op + run`.
-                    }
-                    *sequences.runs.as_mut_ptr().add(at) = (all_run - run) as u32;
-                    *sequences.shifts.as_mut_ptr().add(at) = u32::from((all_run - run) as u8) * 0x0101_0101;
-                    *sequences.lengths.as_mut_ptr().add(at) = (all_length - length) as u32;
-                    *sequences.offsets.as_mut_ptr().add(at) = LAST as u32;
-                    shift = _mm512_set1_epi8(run as i8);
-                }
-            }
-            let far = offset > WINDOW;
-            let row = select_unpredictable(far, FAR_ROW, offset) * 2 * WINDOW;
-            let order = _mm512_add_epi32(_mm512_loadu_si512(orders.add(row + length).cast()), shift);
-            let source = select_unpredictable(far, op.wrapping_sub(offset).cast_const(), literals);
-            let here = _mm512_loadu_si512(literals.cast());
-            let here = _mm512_mask_loadu_epi8(here, !0_u64 << (run & 63), source.cast());
-            window = _mm512_permutex2var_epi8(window, order, here);
-            let to_place = _mm512_loadu_si512(far_order.add(WINDOW - run - length).cast());
-            let new = _mm512_permutexvar_epi8(to_place, window);
-            if op <= last_whole {
-                _mm512_storeu_si512(op.cast(), new);
+                let first_literal = *sequences.literals.as_ptr().add(at) as usize;
+                let run = *sequences.literals.as_ptr().add(at + 1) as usize - first_literal;
+                let length = total - run;
+                let row = (*sequences.orders.as_ptr().add(at) as usize - length) / ROW;
+                let source_end = *sequences.sources.as_ptr().add(at) as i32 as isize + WINDOW as isize;
+                let far_offset = op.add(total).offset_from(page.start) - source_end;
+                let offset = if row == FAR_ROW { far_offset as usize } else { row };
+                let long = Long { run, length, offset };
+                let literals_left = literals_readable - first_literal;
+                window = long.copy(window, literals.add(first_literal), literals_left, op, page.end);
             } else {
-                let room = page.end.addr() - op.addr();
-                _mm512_mask_storeu_epi8(op.cast(), !(!0 << room), new);
+                let new;
+                (window, new) = copied(sequences, at, literals, page.start, window);
+                _mm512_storeu_si512(op.cast(), new);
             }
-            literals = literals.add(run);
-            op = op.add(run + length);
+            op = op.add(total);
+            at += 1;
+        }
+        while at < count {
+            let total = *sequences.totals.as_ptr().add(at) as usize;
+            let new;
+            (window, new) = copied(sequences, at, literals, page.start, window);
+            _mm512_mask_storeu_epi8(op.cast(), !(!0 << total), new);
+            op = op.add(total);
+            at += 1;
         }
     }
-    (at == count).then_some(())
+}
+
+/// The window after token `at`, of 64 bytes or less; and the token's bytes first.
+///
+/// # Safety
+/// That of [`copy`], before `at` is copied.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+unsafe fn copied(
+    sequences: &Sequences,
+    at: usize,
+    literals: *const u8,
+    page: *const u8,
+    window: __m512i,
+) -> (__m512i, __m512i) {
+    // SAFETY: the caller's.
+    unsafe {
+        let order = ORDERS.0.as_ptr().cast::<u8>().add(*sequences.orders.as_ptr().add(at) as usize);
+        let run = _mm512_set1_epi32(*sequences.run_bytes.as_ptr().add(at) as i32);
+        let total = _mm512_set1_epi32(*sequences.total_bytes.as_ptr().add(at) as i32);
+        let literals = literals.add(*sequences.literals.as_ptr().add(at) as usize);
+        let source = page.wrapping_offset(*sequences.sources.as_ptr().add(at) as i32 as isize);
+        let window = moved(window, order, run, literals, *sequences.masks.as_ptr().add(at), source);
+        (window, last_first(window, total))
+    }
+}
+
+/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where its bytes come from. Those of
+/// `mask` come from `source` instead.
+///
+/// # Safety
+/// 64 bytes can be read from `order` and `literals`, those of `mask` from `source`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+unsafe fn moved(
+    window: __m512i,
+    order: *const u8,
+    run: __m512i,
+    literals: *const u8,
+    mask: u64,
+    source: *const u8,
+) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe {
+        let order = _mm512_add_epi8(_mm512_loadu_si512(order.cast()), run);
+        let new = _mm512_permutexvar_epi8(order, _mm512_loadu_si512(literals.cast()));
+        let new = _mm512_mask_loadu_epi8(new, mask, source.cast());
+        _mm512_mask_permutexvar_epi8(new, _mm512_movepi8_mask(order), order, window)
+    }
+}
+
+/// The window's last bytes, as many as each byte of `count` says, and then others.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+fn last_first(window: __m512i, count: __m512i) -> __m512i {
+    // SAFETY: a row has 128 bytes.
+    let places = unsafe { _mm512_load_si512(ORDERS.0[FAR_ROW].as_ptr().cast()) };
+    _mm512_permutexvar_epi8(_mm512_sub_epi8(places, count), window)
+}
+
+/// A token of more than 64 bytes.
+struct Long {
+    run: usize,
+    length: usize,
+    offset: usize,
+}
+
+impl Long {
+    /// Copies the token to `op` and returns the window after it.
+    ///
+    /// # Safety
+    /// That of [`copy`]: the token fits the page, and `literals_left` literals are its run and [`WINDOW`] more, or more.
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
+    #[inline]
+    unsafe fn copy(
+        self,
+        mut window: __m512i,
+        mut literals: *const u8,
+        literals_left: usize,
+        mut op: *mut u8,
+        page_end: *mut u8,
+    ) -> __m512i {
+        let Self { mut run, mut length, offset } = self;
+        let room = page_end.addr() - op.addr();
+        // SAFETY: the caller's; what is read or written past the token's ends was seen to fit.
+        unsafe {
+            if offset > WINDOW
+                && length <= 2 * WINDOW
+                && room >= run + length + 2 * WINDOW
+                && literals_left >= run + 2 * WINDOW
+            {
+                // 128 bytes at once, whatever the lengths: fewer branches than by steps of 64.
+                let mut done = 0;
+                while done < run {
+                    _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));
+                    done += WINDOW;
+                    _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));
+                    done += WINDOW;
+                }
+                op = op.add(run);
+                let source = op.sub(offset);
+                _mm512_storeu_si512(op.cast(), _mm512_loadu_si512(source.cast()));
+                _mm512_storeu_si512(op.add(WINDOW).cast(), _mm512_loadu_si512(source.add(WINDOW).cast()));
+                return _mm512_loadu_si512(op.add(length).sub(WINDOW).cast());
+            }
+            if room >= run + length + WINDOW {
+                while run >= WINDOW {
+                    window = _mm512_loadu_si512(literals.cast());
+                    _mm512_storeu_si512(op.cast(), window);
+                    literals = literals.add(WINDOW);
+                    op = op.add(WINDOW);
+                    run -= WINDOW;
+                }
+                if run + length > WINDOW {
+                    window = part(window, run, 0, 1, literals, op);
+                    _mm512_storeu_si512(op.cast(), last_first(window, _mm512_set1_epi8(run as i8)));
+                    op = op.add(run);
+                    run = 0;
+                    let row = ORDERS.0[offset.min(FAR_ROW)].as_ptr();
+                    let order = _mm512_load_si512(row.add(WINDOW).cast());
+                    while length > WINDOW {
+                        window = if offset > WINDOW {
+                            _mm512_loadu_si512(op.sub(offset).cast())
+                        } else {
+                            _mm512_permutexvar_epi8(order, window)
+                        };
+                        _mm512_storeu_si512(op.cast(), window);
+                        op = op.add(WINDOW);
+                        length -= WINDOW;
+                    }
+                }
+                window = part(window, run, length, offset, literals, op);
+                _mm512_storeu_si512(op.cast(), last_first(window, _mm512_set1_epi8((run + length) as i8)));
+                return window;
+            }
+            while run + length > 0 {
+                let run_here = run.min(WINDOW);
+                let length_here = if run_here < run { 0 } else { length.min(WINDOW - run) };
+                window = part(window, run_here, length_here, offset, literals, op);
+                let total = run_here + length_here;
+                _mm512_mask_storeu_epi8(
+                    op.cast(),
+                    u64::MAX >> (WINDOW - total),
+                    last_first(window, _mm512_set1_epi8(total as i8)),
+                );
+                literals = literals.add(run_here);
+                op = op.add(total);
+                run -= run_here;
+                length -= length_here;
+            }
+            window
+        }
+    }
+}
+
+/// The window after `run` literals and `length` bytes from `offset` back, 64 bytes or less.
+///
+/// # Safety
+/// `op` is where they come in the page, and 64 bytes of `literals` can be read.
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
+#[inline]
+unsafe fn part(
+    window: __m512i,
+    run: usize,
+    length: usize,
+    offset: usize,
+    literals: *const u8,
+    op: *const u8,
+) -> __m512i {
+    // SAFETY: the caller's.
+    unsafe {
+        let order = ORDERS.0[offset.min(FAR_ROW)].as_ptr().add(length);
+        let mask = if offset > WINDOW && length > 0 { !0 << (WINDOW - length) } else { 0 };
+        let source = op.wrapping_add(run + length).wrapping_sub(offset + WINDOW);
+        moved(window, order, _mm512_set1_epi8(run as i8), literals, mask, source)
+    }
 }
