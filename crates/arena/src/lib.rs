@@ -4,18 +4,32 @@
 //! once, and 0.65 as a part of a huge page. A piece that was given back is lent again as it is.
 #![allow(unsafe_code)] // Parts of one mapping, lent to different owners.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
 
 /// Pieces begin and end at multiples of this, a line of the CPU's caches.
 const GRAIN: usize = 64;
+/// A huge page.
+const HUGE_BYTES: usize = 2 << 20;
 /// So much is used in small pages, so that an arena of which little is used stays small.
-const SMALL_BYTES: usize = 2 << 20;
+const SMALL_BYTES: usize = HUGE_BYTES;
+/// Lanes that an arena has at most, and extents that each of them may get.
+const MAX_LANES: usize = 8;
+const EXTENTS: usize = 4;
+
+/// The lane of the next thread that asks for a piece.
+static NEXT_LANE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static LANE: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// Bytes of which pieces are lent. A clone lends of the same.
 #[derive(Clone)]
@@ -29,6 +43,7 @@ pub struct Arena {
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
+    lane: usize,
     home: Arc<Shared>,
 }
 
@@ -37,19 +52,30 @@ unsafe impl Send for Piece {}
 // SAFETY: as above; through a shared piece they are only read.
 unsafe impl Sync for Piece {}
 
+/// A thread takes from its lane, and a lane takes extents from the rest: two threads that came to a huge page together would each fill
+/// one with zeros, one of them in vain.
+///
+/// Invariant: the free ranges of all lanes, the pieces out there, and what lies behind `taken` are the mapping, without overlap.
 struct Shared {
     len: usize,
-    state: Mutex<State>,
+    /// `None` in it: the system refused.
+    memory: OnceLock<Option<Memory>>,
+    /// Bytes at the front that lanes have.
+    taken: AtomicUsize,
+    /// What a lane takes at once.
+    extent: usize,
+    lanes: Box<[Lane]>,
 }
 
-/// Invariants: the ranges of `free` and of the pieces out there are the mapping, without overlap; no two of `free` touch; `by_len` has
-/// the same ranges.
+/// On lines of its own.
+#[repr(align(128))]
+struct Lane(Mutex<Free>);
+
+/// Free ranges. Invariants: no two touch; `by_len` has the same as `by_start`.
 #[derive(Default)]
-struct State {
-    /// `None`: nobody has asked yet, or the system refused.
-    memory: Option<Memory>,
+struct Free {
     /// Lengths by where they start.
-    free: BTreeMap<usize, usize>,
+    by_start: BTreeMap<usize, usize>,
     /// Lengths and where they start.
     by_len: BTreeSet<(usize, usize)>,
 }
@@ -62,75 +88,112 @@ struct Memory {
 
 // SAFETY: the pointer is the mapping's, which may be owned by any thread.
 unsafe impl Send for Memory {}
+// SAFETY: through a shared one the pointer is only copied.
+unsafe impl Sync for Memory {}
 
 impl Arena {
     /// An arena of `len_bytes`. Memory is taken as pieces are used, from the front.
     pub fn new(len_bytes: usize) -> Self {
-        let shared = Shared { len: len_bytes / GRAIN * GRAIN, state: Mutex::default() };
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self::with_lanes(len_bytes, threads.min(MAX_LANES))
+    }
+
+    fn with_lanes(len_bytes: usize, lanes: usize) -> Self {
+        let len = len_bytes / GRAIN * GRAIN;
+        let (lanes, extent) = match len / (lanes * EXTENTS) / HUGE_BYTES * HUGE_BYTES {
+            0 => (1, len),
+            extent => (lanes, extent),
+        };
+        let shared = Shared {
+            len,
+            memory: OnceLock::new(),
+            taken: AtomicUsize::new(0),
+            extent,
+            lanes: (0..lanes).map(|_| Lane(Mutex::default())).collect(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
     /// A piece of `len` bytes, which are zeros or what an earlier user left. `None` if there is no room for it in one piece.
     pub fn take(&self, len: usize) -> Option<Piece> {
+        let shared = &self.shared;
         let grains = len.checked_next_multiple_of(GRAIN).filter(|_| len > 0)?;
-        let mut state = self.shared.lock();
-        let base = state.memory(self.shared.len)?;
-        // The shortest range that will do, and of these the first, so that memory is used from the front.
-        let (range, start) = *state.by_len.range((grains, 0)..).next()?;
-        state.remove(start, range);
-        if range > grains {
-            state.insert(start + grains, range - grains);
-        }
+        let base = shared.memory.get_or_init(|| Memory::map(shared.len)).as_ref()?.start;
+        let own = LANE.get().unwrap_or_else(|| NEXT_LANE.fetch_add(1, Ordering::Relaxed));
+        LANE.set(Some(own));
+        let count = shared.lanes.len();
+        let (lane, start) = (own..own + count).map(|lane| lane % count).find_map(|lane| {
+            let mut free = shared.lock(lane);
+            let start = free.take(grains).or_else(|| {
+                let (start, len) = shared.extend(grains)?;
+                free.give(start, len);
+                free.take(grains)
+            })?;
+            Some((lane, start))
+        })?;
         // SAFETY: `start` lies in the mapping.
         let start = unsafe { base.add(start) };
-        Some(Piece { start, len, home: Arc::clone(&self.shared) })
+        Some(Piece { start, len, lane, home: Arc::clone(shared) })
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self, lane: usize) -> MutexGuard<'_, Free> {
         // Nothing panics while the lock is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes[lane].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an extent of at least `least` bytes, or all that is left, if anything is: its start and its length.
+    fn extend(&self, least: usize) -> Option<(usize, usize)> {
+        let end = |taken: usize| self.len.min(taken.saturating_add(least.max(self.extent)));
+        let more = |taken: usize| (taken < self.len).then(|| end(taken));
+        let start = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some((start, end(start) - start))
     }
 }
 
-impl State {
-    /// Where the mapping of `len` bytes starts; it is made when first asked for.
-    fn memory(&mut self, len: usize) -> Option<NonNull<u8>> {
-        if let Some(memory) = &self.memory {
-            return Some(memory.start);
-        }
+impl Memory {
+    fn map(len: usize) -> Option<Self> {
         let mut mapping = MmapOptions::new().len(len).no_reserve_swap().map_anon().ok().filter(|_| len > 0)?;
         #[cfg(target_os = "linux")]
         if len > SMALL_BYTES {
             // Where there are none it is without effect.
             let _ = mapping.advise_range(memmap2::Advice::HugePage, SMALL_BYTES, len - SMALL_BYTES);
         }
-        let start = NonNull::new(mapping.as_mut_ptr())?;
-        self.memory = Some(Memory { start, _mapping: mapping });
-        self.insert(0, len);
-        Some(start)
+        Some(Self { start: NonNull::new(mapping.as_mut_ptr())?, _mapping: mapping })
     }
+}
 
+impl Free {
     fn insert(&mut self, start: usize, len: usize) {
-        self.free.insert(start, len);
+        self.by_start.insert(start, len);
         self.by_len.insert((len, start));
     }
 
     fn remove(&mut self, start: usize, len: usize) {
-        self.free.remove(&start);
+        self.by_start.remove(&start);
         self.by_len.remove(&(len, start));
+    }
+
+    /// Takes `len` bytes from the shortest range that will do, and of these the first, so that memory is used from the front.
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let (range, start) = *self.by_len.range((len, 0)..).next()?;
+        self.remove(start, range);
+        if range > len {
+            self.insert(start + len, range - len);
+        }
+        Some(start)
     }
 
     /// Takes back `len` bytes at `start`, and joins them with what is free beside them.
     fn give(&mut self, mut start: usize, mut len: usize) {
-        if let Some((&after, &more)) = self.free.range(start..).next()
+        if let Some((&after, &more)) = self.by_start.range(start..).next()
             && after == start + len
         {
             self.remove(after, more);
             len += more;
         }
-        if let Some((&before, &more)) = self.free.range(..start).next_back()
+        if let Some((&before, &more)) = self.by_start.range(..start).next_back()
             && before + more == start
         {
             self.remove(before, more);
@@ -158,10 +221,9 @@ impl DerefMut for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let mut state = self.home.lock();
-        let Some(memory) = &state.memory else { return };
+        let Some(Some(memory)) = self.home.memory.get() else { return };
         let start = self.start.addr().get() - memory.start.addr().get();
-        state.give(start, self.len.next_multiple_of(GRAIN));
+        self.home.lock(self.lane).give(start, self.len.next_multiple_of(GRAIN));
     }
 }
 
@@ -171,25 +233,51 @@ mod tests {
 
     use super::*;
 
-    /// The invariants of [`State`], for an arena whose pieces are `out`.
+    /// The invariants of [`Shared`] and [`Free`], for an arena whose pieces are `out`.
     fn check(arena: &Arena, out: &[Piece]) {
-        let state = arena.shared.lock();
-        let Some(memory) = &state.memory else { return assert!(out.is_empty()) };
-        let mut ranges: Vec<_> = state.free.iter().map(|(start, len)| (*start, *len, true)).collect();
-        assert!(state.by_len.iter().copied().eq({
-            let mut by_len: Vec<_> = ranges.iter().map(|(start, len, _)| (*len, *start)).collect();
+        let shared = &arena.shared;
+        let Some(Some(memory)) = shared.memory.get() else { return assert!(out.is_empty()) };
+        let taken = shared.taken.load(Ordering::Relaxed);
+        let mut ranges = vec![(taken, shared.len - taken, None)];
+        for lane in 0..shared.lanes.len() {
+            let free = shared.lock(lane);
+            let mut by_len: Vec<_> = free.by_start.iter().map(|(start, len)| (*len, *start)).collect();
             by_len.sort_unstable();
-            by_len
-        }));
-        let place = |piece: &Piece| piece.start.addr().get() - memory.start.addr().get();
-        ranges.extend(out.iter().map(|piece| (place(piece), piece.len.next_multiple_of(GRAIN), false)));
-        ranges.sort_unstable();
-        let mut end = (0, false);
-        for (start, len, free) in ranges {
-            assert!(start == end.0 && !(free && end.1));
-            end = (start + len, free);
+            assert!(free.by_len.iter().copied().eq(by_len));
+            ranges.extend(free.by_start.iter().map(|(start, len)| (*start, *len, Some(lane))));
         }
-        assert_eq!(end.0, arena.shared.len);
+        let place = |piece: &Piece| piece.start.addr().get() - memory.start.addr().get();
+        ranges.extend(out.iter().map(|piece| (place(piece), piece.len.next_multiple_of(GRAIN), None)));
+        ranges.sort_unstable();
+        let mut end = (0, None);
+        for (start, len, lane) in ranges {
+            assert!(start == end.0 && (lane.is_none() || lane != end.1));
+            end = (start + len, lane);
+        }
+        assert_eq!(end.0, shared.len);
+    }
+
+    #[test]
+    fn threads_have_huge_pages_of_their_own() {
+        let arena = Arena::with_lanes(32 * HUGE_BYTES, 2);
+        let take = || {
+            let piece = arena.take(100_000).expect("room");
+            (piece.start.addr().get() - arena.shared.memory.get().unwrap().as_ref().unwrap().start.addr().get(), piece)
+        };
+        let here: Vec<_> = (0..3).map(|_| take()).collect();
+        let there = std::thread::scope(|scope| {
+            let others: Vec<_> = (0..16).map(|_| scope.spawn(take)).collect();
+            others.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        let extent = |(start, _): &(usize, Piece)| start / arena.shared.extent;
+        assert!(here.iter().all(|piece| extent(piece) == 0));
+        assert!(there.iter().any(|piece| extent(piece) == 1));
+        // What one lane lacks another has.
+        let all = arena.take(29 * HUGE_BYTES);
+        assert!(all.is_none());
+        drop((here, there));
+        let pieces: Vec<_> = (0..8).map(|_| arena.take(4 * HUGE_BYTES).expect("room")).collect();
+        check(&arena, &pieces);
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Error, ExtractOptions, File, Fragments, Image, ReadAt, ScanOptions, Tree};
+use proptest::prelude::*;
 
 use crate::built::build_at;
 use crate::trees::{noise, text};
@@ -263,4 +264,66 @@ fn many_misses_in_a_file_keep_its_clusters() {
     let (counts, clusters) = (image.counts(), image.len_bytes() / 65_536);
     let decoded = counts.decoded_in_place + counts.decoded_by_copy;
     assert!(clusters > 20 && decoded * 2 < clusters * 3, "{clusters} clusters, {counts:?}");
+}
+
+/// A read of a file, with room behind it, through the image if that is how it goes.
+#[derive(Clone, Debug)]
+struct Read {
+    at: usize,
+    len: usize,
+    room: usize,
+    stateless: bool,
+}
+
+/// Reads all over and in a few places again and again, of parts of blocks, pages, clusters and runs of them.
+fn reads() -> impl Strategy<Value = Vec<Read>> {
+    let at = prop_oneof![0_usize..7_000_000, (0_usize..12).prop_map(|place| place * 531_441), Just(usize::MAX)];
+    let len = prop_oneof![3 => Just(4096), 2 => 1_usize..10_000, 1 => 1_usize..400_000];
+    let room = prop_oneof![Just(0), 1_usize..5_000, Just(File::room_bytes(0))];
+    let read = (at, len, room, prop::bool::weighted(0.2));
+    prop::collection::vec(read.prop_map(|(at, len, room, stateless)| Read { at, len, room, stateless }), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// With any cache, down to none. A read at `usize::MAX` goes on where the last ended.
+    #[test]
+    fn any_reads_give_what_was_packed(
+        reads in reads(),
+        number in 0_usize..3,
+        cache_bytes in prop_oneof![Just(0), 1_usize..100_000, Just(1 << 20), Just(128 << 20)],
+        in_memory: bool,
+    ) {
+        static PACKED: OnceLock<(Vec<u8>, Vec<Vec<u8>>)> = OnceLock::new();
+        let (content, images) = PACKED.get_or_init(|| {
+            let (directory, content) = (tempfile::tempdir().unwrap(), content());
+            let packed = |options| fs::read(image(directory.path(), &content, &options)).unwrap();
+            let images = options().into_iter().map(packed).collect();
+            (content, images)
+        });
+        let bytes = images[number].clone();
+        let image = if in_memory {
+            Image::open_with(bytes, cache_bytes).unwrap()
+        } else {
+            Image::open_with(Counting { bytes, reads: Arc::default() }, cache_bytes).unwrap()
+        };
+        let inode = image.resolve(b"file").unwrap();
+        let file = image.file(&inode).unwrap();
+        let mut end = 0;
+        for read in reads {
+            let at = if read.at == usize::MAX { end } else { read.at };
+            let expected = &content[at.min(content.len())..(at + read.len).min(content.len())];
+            let mut room = vec![0; read.len + read.room];
+            let len = if read.stateless {
+                image.read_exact_at(&inode, &mut room[..expected.len()], at as u64).unwrap();
+                expected.len()
+            } else {
+                file.read_into(&mut room, read.len, at as u64).unwrap()
+            };
+            prop_assert_eq!(len, expected.len());
+            prop_assert!(room[..len] == *expected, "{:?}", read);
+            end = at + len;
+        }
+    }
 }
