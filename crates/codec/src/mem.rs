@@ -102,6 +102,29 @@ pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *
     }
 }
 
+/// Copies `len` bytes, rounded up to 32 and at least 64. Of a block's literals with length bytes most are under 64, and no
+/// branch asks how far; of more the system's copy is quicker than a loop.
+///
+/// # Safety
+/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`, and the two do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        copy::<16>(src, dst);
+        copy::<16>(src.add(16), dst.add(16));
+        copy::<16>(src.add(32), dst.add(32));
+        copy::<16>(src.add(48), dst.add(48));
+        if len > 64 {
+            if len > 256 {
+                dst.add(64).copy_from_nonoverlapping(src.add(64), len - 64);
+            } else {
+                wild_copy::<32>(src.add(64), dst.add(64), len - 64);
+            }
+        }
+    }
+}
+
 /// How many bytes from `a` on, before `a_end`, equal those from `b` on.
 ///
 /// # Safety
@@ -223,6 +246,18 @@ unsafe fn differences<const N: usize>(a: *const u8, b: *const u8) -> u64 {
         mask |= u64::from(!equal as u16) << (16 * at);
     }
     mask
+}
+
+/// Hints that all of a page is about to be read.
+#[inline(always)]
+pub(crate) fn prefetch(page: &Page) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in page.as_chunks::<64>().0 {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    let _ = page;
 }
 
 /// Bytes of a page that [`sampled_zeros`] looks at.

@@ -87,6 +87,25 @@ pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
     }
 }
 
+/// Bytes that [`short_match`] may write.
+pub(crate) const SHORT_ROOM: usize = 24;
+
+/// Writes the first 18 bytes at least of a match at `op`, and no more than [`SHORT_ROOM`].
+///
+/// # Safety
+/// `SHORT_ROOM` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
+#[inline(always)]
+pub(crate) unsafe fn short_match(op: *mut u8, offset: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        if offset >= 8 {
+            short_match_far(op, offset);
+        } else {
+            short_match_near(op, offset);
+        }
+    }
+}
+
 /// Bytes past a match of [`LONG`] bytes or more that [`long_match`] may write, at most.
 pub(crate) const OVERSHOOT: usize = 45;
 
@@ -142,12 +161,14 @@ pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
 /// `len <= room`, `room` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
 #[inline(always)]
 pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room: usize) {
-    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 bytes of a match whose offset is 8
-    // or more come from before them.
+    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 or 4 bytes of a match whose offset is as
+    // much or more come from before them.
     unsafe {
         let from = op.sub(offset);
         if len >= LONG && len + OVERSHOOT <= room {
             long_match(op, offset, len);
+        } else if len < LONG && room >= SHORT_ROOM {
+            short_match(op, offset);
         } else if offset >= 8 && len >= 8 {
             let mut at = 0;
             while at + 8 <= len {
@@ -155,6 +176,9 @@ pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room:
                 at += 8;
             }
             copy::<8>(from.add(len - 8), op.add(len - 8));
+        } else if offset >= 4 && (4..8).contains(&len) {
+            copy::<4>(from, op);
+            copy::<4>(from.add(len - 4), op.add(len - 4));
         } else {
             for at in 0..len {
                 *op.add(at) = *from.add(at);
@@ -171,15 +195,17 @@ pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room:
 pub(crate) unsafe fn copy_exact(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's; every copy ends at or before `len`.
     unsafe {
-        if len >= 32 {
+        if len > 32 {
             dst.copy_from_nonoverlapping(src, len);
+        } else if len >= 16 {
+            copy::<16>(src, dst);
+            copy::<16>(src.add(len - 16), dst.add(len - 16));
         } else if len >= 8 {
-            let mut at = 0;
-            while at + 8 <= len {
-                copy::<8>(src.add(at), dst.add(at));
-                at += 8;
-            }
+            copy::<8>(src, dst);
             copy::<8>(src.add(len - 8), dst.add(len - 8));
+        } else if len >= 4 {
+            copy::<4>(src, dst);
+            copy::<4>(src.add(len - 4), dst.add(len - 4));
         } else {
             for at in 0..len {
                 *dst.add(at) = *src.add(at);

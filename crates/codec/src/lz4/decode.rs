@@ -30,13 +30,10 @@ use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, load16, wild_copy},
+    mem::{copy, copy_literals, load16, wild_copy},
 };
 
-use super::copies::{
-    LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match_far,
-    short_match_near,
-};
+use super::copies::{LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match};
 
 const MIN_MATCH: usize = 4;
 
@@ -174,32 +171,49 @@ impl Decoder {
             unsafe {
                 let (token, offset, offset_at, match_at);
                 // Sequences without length bytes and with an offset of 8 or more.
-                loop {
+                let long = loop {
                     let first = usize::from(*ip);
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         let mut literals_at = ip.add(1);
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
                         let literals = 15 + more;
-                        if literals + QUICK_INPUT + 16 > input_end.addr() - literals_at.addr()
-                            || literals + QUICK_OUTPUT + 16 > output_end.addr() - op.addr()
-                            || (IN_PLACE && literals + 32 > gap(ip, op))
+                        let left = input_end.addr() - literals_at.addr();
+                        let room = output_end.addr() - op.addr();
+                        if literals + QUICK_INPUT + 16 > left
+                            || literals + QUICK_OUTPUT + 16 > room
+                            || (IN_PLACE && gap(ip, op) < QUICK_GAP)
                         {
                             break 'sequences;
                         }
-                        wild_copy::<32>(literals_at, op, literals);
+                        if IN_PLACE && literals + 64 > gap(ip, op) {
+                            // This may write over the sequence itself, which then cannot be left to `careful`.
+                            let offset = usize::from(load16(literals_at.add(literals)));
+                            if first & 15 == 15 || offset == 0 || offset > op.addr() + literals - oldest.addr() {
+                                break 'sequences;
+                            }
+                            op.copy_from(literals_at, literals);
+                        } else if literals + 64 > left || literals + 64 > room {
+                            wild_copy::<32>(literals_at, op, literals);
+                        } else {
+                            copy_literals(literals_at, op, literals);
+                        }
                         (token, offset_at, match_at) = (first, literals_at.add(literals), op.add(literals));
                         offset = usize::from(load16(offset_at));
-                        break;
+                        break token & 15 == 15;
                     }
                     let literals = first >> 4;
                     let to = op.add(literals);
                     let distance = usize::from(load16(ip.add(literals).add(1)));
                     let code = first & 15;
                     let from = to.wrapping_sub(distance);
-                    if code == 15 || distance < 8 || from.addr() < oldest.addr() {
+                    if code == 15 {
                         (token, offset, offset_at, match_at) = (first, distance, ip.add(literals).add(1), to);
-                        break;
+                        break true;
+                    }
+                    if distance < 8 || from.addr() < oldest.addr() {
+                        (token, offset, offset_at, match_at) = (first, distance, ip.add(literals).add(1), to);
+                        break false;
                     }
                     copy::<8>(from, to);
                     copy::<8>(from.add(8), to.add(8));
@@ -209,16 +223,12 @@ impl Decoder {
                     if ip.addr() > last_input || op.addr() > last_output {
                         break 'sequences;
                     }
-                }
+                };
                 if offset == 0 || offset > match_at.addr() - oldest.addr() {
                     break;
                 }
-                if token & 15 < 15 {
-                    if offset >= 8 {
-                        short_match_far(match_at, offset);
-                    } else {
-                        short_match_near(match_at, offset);
-                    }
+                if !long {
+                    short_match(match_at, offset);
                     ip = offset_at.add(2);
                     op = match_at.add(MIN_MATCH + (token & 15));
                     continue;

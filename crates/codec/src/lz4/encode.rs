@@ -5,6 +5,7 @@
 //!     find a position whose next bytes were seen before, by a hash table that remembers every position tried;
 //!         after 112 misses try every second position, after 48 more every third, and so on
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
+//!     if it is one of the shortest, and the table says so: take the one that begins a byte later, if that is longer
 //!     write token, literals, offset, length
 //!     remember, as the table says, the position after the match's start and the one 2 before its end
 //! write what is left as literals
@@ -15,6 +16,8 @@
 //! 1. How many bytes the hash takes decides how many sequences a page has. Most of the time is what a sequence costs, in
 //!    branches that nothing predicts and loads that wait for one another: `Lz4` chooses the table by the page's kind. 1.04 to
 //!    1.13 times the speed on text, 1.05 to 1.10 on heaps.
+//!    Pages of pointers take 7 bytes, and look twice at matches of 7: two words of 8 bytes that are alike, and what follows, are then
+//!    mostly one sequence and not two. 0.90 to 0.99 of the bytes, decoded 1.05 to 1.3 times as fast.
 //! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, each step without a branch on where they end.
 //!    1.2 times the speed where matches are long.
 //! 3. One comparison a sequence says that it ends far from the ends of input and output, because no block is longer, so far,
@@ -127,12 +130,8 @@ unsafe fn sequences<F: Format, T: Table>(
         table.set(T::hash(load64(s.add(first))), first);
         let mut start = first + 1;
         loop {
-            let (at, seen, back);
-            let bytes = load64(s.add(start));
-            let hash = T::hash(bytes);
-            let last_seen = table.get(hash, start);
-            table.set(hash, start);
-            if load32(s.add(last_seen)) == bytes as u32 {
+            let (mut at, mut seen, mut back);
+            if let Some(last_seen) = look(table, s, start) {
                 (at, seen) = (start, last_seen);
                 // One literal, if it is the block's first byte.
                 back = 0;
@@ -143,11 +142,21 @@ unsafe fn sequences<F: Format, T: Table>(
             }
             let far = at <= last_far;
             let (forward_at, forward_seen) = (s.add(at + FOUND), s.add(seen + FOUND));
-            let forward = if far {
+            let mut forward = if far {
                 common_prefix_wide(forward_at, forward_seen, s.add(match_end))
             } else {
                 common_prefix(forward_at, forward_seen, s.add(match_end))
             };
+            if forward < T::TWICE
+                && at < last_far
+                && let Some(later) = look(table, s, at + 1)
+            {
+                let longer = common_prefix_wide(s.add(at + 1 + FOUND), s.add(later + FOUND), s.add(match_end));
+                if longer > forward {
+                    (at, seen, forward) = (at + 1, later, longer);
+                    back = common_suffix(s, oldest, anchor, at, seen);
+                }
+            }
             let literals = at - back - anchor;
             let code = back + FOUND + forward - F::MIN_MATCH;
             let offset = at - seen;
@@ -176,6 +185,22 @@ unsafe fn sequences<F: Format, T: Table>(
     Some((writer, anchor - first))
 }
 
+/// Where the table says that the 4 bytes at `at` were before, if they were. It then has `at`.
+///
+/// # Safety
+/// 8 bytes can be read from `at`, and 4 from all that the table returns.
+#[inline(always)]
+unsafe fn look<T: Table>(table: &mut T, s: *const u8, at: usize) -> Option<usize> {
+    // SAFETY: the caller's.
+    unsafe {
+        let bytes = load64(s.add(at));
+        let hash = T::hash(bytes);
+        let seen = table.get(hash, at);
+        table.set(hash, at);
+        (load32(s.add(seen)) == bytes as u32).then_some(seen)
+    }
+}
+
 /// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and returns both. The table then
 /// has every position tried.
 ///
@@ -186,13 +211,7 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
     const SINGLE_STEPS: usize = 112;
     const STEPS: usize = 48;
     // SAFETY: `at <= last_start`.
-    let mut found = |at: usize| unsafe {
-        let bytes = load64(s.add(at));
-        let hash = T::hash(bytes);
-        let seen = table.get(hash, at);
-        table.set(hash, at);
-        (load32(s.add(seen)) == bytes as u32).then_some((at, seen))
-    };
+    let mut found = |at: usize| unsafe { look(table, s, at).map(|seen| (at, seen)) };
     let mut at = start;
     let single_end = (last_start + 1).min(start + SINGLE_STEPS);
     while at < single_end {

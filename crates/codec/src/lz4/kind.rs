@@ -21,6 +21,9 @@ pub(crate) enum Kind {
     Records,
     /// Words of 8 bytes, most of them pointers and small numbers: many zero bytes.
     Words,
+    /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their length: what runtimes of Python and
+    /// JavaScript have in memory.
+    Pointers,
 }
 
 impl Kind {
@@ -29,9 +32,18 @@ impl Kind {
         const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
         match sampled_zeros(page) {
             ..CODE => Self::without_zeros(page),
+            _ if Self::has_pointers(page) => Self::Pointers,
             CODE..WORDS => Self::with_zeros(page),
             _ => Self::Words,
         }
+    }
+
+    fn has_pointers(page: &Page) -> bool {
+        /// Of the 32 words looked at.
+        const POINTERS: usize = 3;
+        const WHOLE: usize = 28;
+        count(page, |word, _| mark(is_pointer(word))) >= POINTERS
+            && count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0)) >= WHOLE
     }
 
     fn without_zeros(page: &Page) -> Self {
@@ -70,6 +82,16 @@ const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// All but the highest bit of each byte.
 const LOW: u64 = 0x7F * EACH;
+
+/// May `word` be the address of something that a program has on a machine of 64 bits? They have 41 to 48.
+fn is_pointer(word: u64) -> bool {
+    (1..256).contains(&(word >> 40))
+}
+
+/// What [`count`] counts as one byte, if `marked`.
+fn mark(marked: bool) -> u64 {
+    u64::from(marked) << 7
+}
 
 /// The highest bit of each byte of `word` that is above `limit` and ASCII. Other bits are unspecified.
 fn above(word: u64, limit: u8) -> u64 {
@@ -112,5 +134,6 @@ mod tests {
         assert_eq!(Kind::of(&page(b"some_name\0\x04other\0\x11")), Kind::Names);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\xFE\x7F\x88\0")), Kind::Records);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x7F\0\0\0")), Kind::Words);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x5E\x7F\0\0")), Kind::Pointers);
     }
 }

@@ -18,7 +18,7 @@ use format::Plain;
 use kind::Kind;
 use table::{HASH_FEW, Narrow, Positions};
 
-use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, mem::prefetch};
 
 /// LZ4 at its default acceleration.
 #[derive(Clone, Copy, Debug)]
@@ -44,12 +44,14 @@ pub(crate) struct Lz4Stream {
 
 impl Stream for Lz4Stream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
             Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out),
             Kind::Markup | Kind::Records => encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out),
             Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out),
             Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out),
+            Kind::Pointers => encode::<Plain, _>(&mut Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
         }
     }
 

@@ -16,6 +16,9 @@ pub(crate) trait Table {
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
+    /// A match that goes on for fewer bytes than this after its first four gives way to one that begins a byte later and is longer.
+    const TWICE: usize = 0;
+
     /// Makes the table ready for a block of `len` bytes and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
 
@@ -49,7 +52,7 @@ impl Positions {
         Self(Box::new([0; Self::ENTRIES]))
     }
 
-    /// The hash, `TO` bits, of the low `BITS` bits of `bytes`, 32 to 48.
+    /// The hash, `TO` bits, of the low `BITS` bits of `bytes`, 32 to 56.
     #[inline(always)]
     fn hash<const BITS: u32, const TO: u32>(bytes: u64) -> usize {
         if BITS == 32 {
@@ -60,15 +63,22 @@ impl Positions {
     }
 }
 
-/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 40: with 32, every match of four
+/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 56: with 32, every match of four
 /// bytes is a candidate, with 40 none that ends there, which are a byte's gain each. With 33 half of those are.
-pub(crate) struct Narrow<'a, const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32 = HASH>(
-    pub(crate) &'a mut Positions,
-);
+pub(crate) struct Narrow<
+    'a,
+    const BITS: u32,
+    const AFTER_START: bool,
+    const BEFORE_END: bool,
+    const TO: u32 = HASH,
+    const TWICE: usize = 0,
+>(pub(crate) &'a mut Positions);
 
-impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32> Table
-    for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO>
+impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32, const TWICE: usize> Table
+    for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO, TWICE>
 {
+    const TWICE: usize = TWICE;
+
     const INSIDE: Inside = Inside { after_start: AFTER_START, before_end: BEFORE_END };
 
     fn begin(&mut self, _len: usize) -> usize {

@@ -16,10 +16,10 @@
 use crate::{
     Corrupt,
     lz4::copies::{
-        LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match_far,
+        LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match,
         short_match_near,
     },
-    mem::{copy, load16, wild_copy},
+    mem::{copy, copy_literals, load16, wild_copy},
 };
 
 const MIN_MATCH: usize = 4;
@@ -54,6 +54,16 @@ pub(super) fn decode(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     }
 }
 
+/// What takes a sequence out of the loop of short ones.
+enum Why {
+    /// Length bytes for its literals.
+    Literals,
+    /// Length bytes for its match, and none for its literals.
+    Match,
+    /// An offset under 8, or one that is refused.
+    Offset,
+}
+
 struct Decoder {
     /// Next input byte to read.
     ip: *const u8,
@@ -80,79 +90,118 @@ impl Decoder {
     /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the latter or at its end.
     #[inline(always)]
     unsafe fn quick(&mut self) {
-        let Self { mut ip, input_end, op, output_start, output_end, mut long } = *self;
-        // Positions in the output, not pointers: an offset is compared with one as it is.
-        let output_len = output_end.addr() - output_start.addr();
-        let mut at = op.addr() - output_start.addr();
+        let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
-        let Some(last_output) = output_len.checked_sub(QUICK_OUTPUT) else { return };
-        let last_long = output_len.saturating_sub(OVERSHOOT);
-        // Whether `literals` may be copied from `ip` to `at`, 32 at a time, with room for a short match after them.
-        let fits = |ip: *const u8, at: usize, literals: usize| {
-            literals + 32 <= input_end.addr() - ip.addr() && literals + QUICK_OUTPUT + 16 <= output_len - at
-        };
-        while ip.addr() <= last_input && at <= last_output {
+        let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
+        // Where a match with length bytes ends at the latest.
+        let last_long = output_end.addr().saturating_sub(OVERSHOOT);
+        'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes move or make longer is
             // checked anew, input and output, before it is used, and `offset` is checked against the output so far.
             unsafe {
-                let token = usize::from(*ip);
-                let mut literals = token >> 4;
-                let bits = usize::from(load16(ip.add(1)));
-                let offset = offset(bits, long);
-                let mut literals_at = ip.add(long).add(2);
-                let op = output_start.add(at);
-                if token & 15 < 15 {
-                    copy::<16>(literals_at, op);
-                    if literals == 15 {
+                let (token, bits, offset, mut literals_at);
+                // Sequences without length bytes and with an offset of 8 or more.
+                let why = loop {
+                    let first = usize::from(*ip);
+                    let first_bits = usize::from(load16(ip.add(1)));
+                    let start = ip.add(long).add(2);
+                    copy::<16>(start, op);
+                    let literals = first >> 4;
+                    let code = first & 15;
+                    let distance = self::offset(first_bits, long);
+                    let to = op.add(literals);
+                    let from = to.wrapping_sub(distance);
+                    let why = if first >= 0xF0 {
+                        Why::Literals
+                    } else if code == 15 {
+                        Why::Match
+                    } else if distance < 8 || from.addr() < output_start.addr() {
+                        Why::Offset
+                    } else {
+                        copy::<8>(from, to);
+                        copy::<8>(from.add(8), to.add(8));
+                        copy::<2>(from.add(16), to.add(16));
+                        ip = start.add(literals);
+                        op = to.add(code).add(MIN_MATCH);
+                        long = first_bits & 1;
+                        if ip.addr() > last_input || op.addr() > last_output {
+                            break 'sequences;
+                        }
+                        continue;
+                    };
+                    (token, bits, offset, literals_at) = (first, first_bits, distance, start);
+                    break why;
+                };
+                match why {
+                    Why::Match => {
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
-                        literals += more;
-                        if !fits(literals_at, at, literals) {
+                        let len = LONG + more;
+                        if input_end.addr() - literals_at.addr() < 16 {
                             break;
                         }
-                        wild_copy::<32>(literals_at, op, literals);
+                        copy::<16>(literals_at, op);
+                        let literals = token >> 4;
+                        let to = op.add(literals);
+                        if offset == 0 || offset > to.addr() - output_start.addr() || to.addr() + len > last_long {
+                            break;
+                        }
+                        long_match(to, offset, len);
+                        ip = literals_at.add(literals);
+                        op = to.add(len);
+                        long = bits & 1;
                     }
-                    let match_at = at + literals;
-                    if offset > match_at {
-                        break;
+                    Why::Literals => {
+                        let mut len = MIN_MATCH + (token & 15);
+                        if len == LONG {
+                            let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                            len += more;
+                            if literals_at == input_end {
+                                break;
+                            }
+                        }
+                        let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
+                        let literals = 15 + more;
+                        let left = input_end.addr() - literals_at.addr();
+                        let room = output_end.addr() - op.addr();
+                        if literals + 64 > left || literals + 64 > room {
+                            if literals + 32 > left || literals + QUICK_OUTPUT + 16 > room {
+                                break;
+                            }
+                            wild_copy::<32>(literals_at, op, literals);
+                        } else {
+                            copy_literals(literals_at, op, literals);
+                        }
+                        let to = op.add(literals);
+                        if offset == 0 || offset > to.addr() - output_start.addr() {
+                            break;
+                        }
+                        if len < LONG {
+                            short_match(to, offset);
+                        } else {
+                            if to.addr() + len > last_long {
+                                break;
+                            }
+                            long_match(to, offset, len);
+                        }
+                        ip = literals_at.add(literals);
+                        op = to.add(len);
+                        long = bits & 1;
                     }
-                    if offset >= 8 {
-                        short_match_far(output_start.add(match_at), offset);
-                    } else if offset != 0 {
-                        short_match_near(output_start.add(match_at), offset);
-                    } else {
-                        break;
+                    Why::Offset => {
+                        let literals = token >> 4;
+                        let to = op.add(literals);
+                        if offset == 0 || offset > to.addr() - output_start.addr() {
+                            break;
+                        }
+                        short_match_near(to, offset);
+                        ip = literals_at.add(literals);
+                        op = to.add(MIN_MATCH + (token & 15));
+                        long = bits & 1;
                     }
-                    ip = literals_at.add(literals);
-                    at = match_at + MIN_MATCH + (token & 15);
-                    long = bits & 1;
-                    continue;
                 }
-                let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break };
-                let len = LONG + more;
-                if literals == 15 {
-                    let Some(more) = length(&mut literals_at, input_end) else { break };
-                    literals += more;
-                    if !fits(literals_at, at, literals) {
-                        break;
-                    }
-                    wild_copy::<32>(literals_at, op, literals);
-                } else if input_end.addr() - literals_at.addr() >= 16 {
-                    copy::<16>(literals_at, op);
-                } else {
-                    break;
-                }
-                let match_at = at + literals;
-                if offset > match_at || offset == 0 || match_at + len > last_long {
-                    break;
-                }
-                long_match(output_start.add(match_at), offset, len);
-                ip = literals_at.add(literals);
-                at = match_at + len;
-                long = bits & 1;
             }
         }
-        // SAFETY: `at` is in the output, or at its end.
-        (self.ip, self.op, self.long) = (ip, unsafe { output_start.add(at) }, long);
+        (self.ip, self.op, self.long) = (ip, op, long);
     }
 
     /// Decodes what is left with every bound checked to the byte.

@@ -8,8 +8,9 @@ use crate::{
         encode::encode,
         format::Dynamic,
         kind::Kind,
-        table::{Narrow, Positions},
+        table::{HASH, Narrow, Positions},
     },
+    mem::prefetch,
 };
 
 /// LZ4 with offsets of one or two bytes.
@@ -36,13 +37,16 @@ struct Lz4DynStream {
 
 impl Stream for Lz4DynStream {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
-            Kind::Prose | Kind::Markup => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out),
+            Kind::Prose => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out),
+            Kind::Markup => encode::<Dynamic, _>(&mut Narrow::<40, false, true, HASH, 5>(table), page, out),
             Kind::Code | Kind::Names | Kind::Records => {
                 encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out)
             }
             Kind::Words => encode::<Dynamic, _>(&mut Narrow::<36, true, false>(table), page, out),
+            Kind::Pointers => encode::<Dynamic, _>(&mut Narrow::<48, false, true, HASH, 4>(table), page, out),
         }
     }
 
