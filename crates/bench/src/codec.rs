@@ -18,7 +18,7 @@ use anyhow::ensure;
 
 use crate::report::Figure;
 use corpus::Corpus;
-use measure::Measured;
+use measure::{Measured, Race};
 use subject::Subject;
 
 /// How pages are chosen and timed, for `--help` and for whoever reads the figures.
@@ -28,7 +28,7 @@ blocks train tables and dictionaries, those of odd blocks are measured, for ever
 kind has fewer than 512 pages). Pages filled with one 8-byte word are counted as same_pages and not compressed. A page \
 that does not become smaller counts as 4096 bytes, and decoding it as a copy.
 
-Timing: one thread; all subjects take turns round by round; the time of each block of 32 pages is that of its fastest \
+Timing: one thread; in each round all subjects take turns at every kind of data, one kind after the other; the time of each block of 32 pages is that of its fastest \
 round. Every page is compressed into one buffer and decoded into one buffer. Percentiles are of single pages, clock \
 included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their own worst case, where \
 they are fastest; ours get one page, as the store calls them.
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let together = args.train_together.then(|| corpora.iter().flat_map(|kind| kind.sample.iter().copied()).collect());
     let names = if args.codecs.is_empty() { subject::all_names() } else { args.codecs.clone() };
 
-    let mut measured: Vec<Measured> = Vec::new();
+    let mut races = Vec::new();
     for corpus in &corpora {
         if corpus.pages.is_empty() {
             eprintln!("{}: no page to measure", corpus.name);
@@ -83,20 +83,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         for name in &names {
             subjects.extend(Subject::by_name(name, sample)?);
         }
-        let results = measure::interleaved(corpus, &mut subjects, args.rounds)?;
-        for result in &results {
-            report(args.json, corpus, result);
+        races.push(Race::new(corpus, subjects)?);
+    }
+    for round in 0..args.rounds {
+        races.iter_mut().try_for_each(|race| race.round(round))?;
+    }
+    let mut measured: Vec<Measured> = Vec::new();
+    for race in &races {
+        for result in race.results() {
+            report(args.json, race.corpus.same_pages, &result);
+            measured.push(result);
         }
-        measured.extend(results);
     }
     verdict::print(&measured, args.json);
     Ok(())
 }
 
-fn report(json: bool, corpus: &Corpus, of: &Measured) {
+fn report(json: bool, same_pages: usize, of: &Measured) {
     let figures = [
         ("pages", of.pages as f64, "pages"),
-        ("same_pages", corpus.same_pages as f64, "pages"),
+        ("same_pages", same_pages as f64, "pages"),
         ("compressed_bytes", of.compressed_bytes as f64, "bytes"),
         ("ratio", of.ratio(), "of the pages' bytes"),
         ("compress_mb_s", of.compress_mb_s(), "MB/s"),
@@ -108,12 +114,12 @@ fn report(json: bool, corpus: &Corpus, of: &Measured) {
     ];
     if json {
         for (metric, value, unit) in figures {
-            Figure { bench: "codec", case: &corpus.name, subject: &of.subject, metric, value, unit }.print_json();
+            Figure { bench: "codec", case: &of.case, subject: &of.subject, metric, value, unit }.print_json();
         }
     } else {
         println!(
             "{:16} {:14} {:9} bytes {:.4}  {:7.1} / {:7.1} MB/s  p50 {:6} / {:5}  p99 {:6} / {:6} ns",
-            corpus.name,
+            of.case,
             of.subject,
             of.compressed_bytes,
             of.ratio(),

@@ -86,8 +86,8 @@ impl Objects {
 }
 
 /// One subject at work: its objects and its best times so far.
-struct Run<'a> {
-    subject: &'a mut Subject,
+struct Run {
+    subject: Subject,
     objects: Objects,
     compress: Vec<Duration>,
     decompress: Vec<Duration>,
@@ -95,48 +95,60 @@ struct Run<'a> {
     decompress_ns: Percentiles,
 }
 
-/// Measures `subjects` on `corpus`, taking turns round by round.
-pub(super) fn interleaved(corpus: &Corpus, subjects: &mut [Subject], rounds: usize) -> anyhow::Result<Vec<Measured>> {
-    let blocks = corpus.pages.len().div_ceil(BLOCK_PAGES);
-    let mut out = [0; 2 * PAGE_SIZE];
-    let mut runs = Vec::new();
-    for subject in subjects {
-        let objects =
-            Objects::of(subject, corpus, &mut out).with_context(|| format!("{} on {}", subject.name, corpus.name))?;
-        runs.push(Run {
-            subject,
-            objects,
-            compress: vec![Duration::MAX; blocks],
-            decompress: vec![Duration::MAX; blocks],
-            compress_ns: Percentiles::NONE,
-            decompress_ns: Percentiles::NONE,
-        });
-    }
-    for round in 0..rounds {
-        // Whoever goes first finds other caches than the rest: each round begins with another subject.
-        let first = round % runs.len().max(1);
-        for turn in (first..runs.len()).chain(0..first) {
-            let run = &mut runs[turn];
-            run.time_blocks(&corpus.pages, &mut out)?;
-            run.time_pages(&corpus.pages, &mut out)?;
+/// The subjects' runs on one kind of data.
+pub(super) struct Race<'a> {
+    pub(super) corpus: &'a Corpus<'a>,
+    runs: Vec<Run>,
+}
+
+impl<'a> Race<'a> {
+    pub(super) fn new(corpus: &'a Corpus<'a>, subjects: Vec<Subject>) -> anyhow::Result<Self> {
+        let blocks = corpus.pages.len().div_ceil(BLOCK_PAGES);
+        let mut out = [0; 2 * PAGE_SIZE];
+        let mut runs = Vec::new();
+        for mut subject in subjects {
+            let objects = Objects::of(&mut subject, corpus, &mut out)
+                .with_context(|| format!("{} on {}", subject.name, corpus.name))?;
+            runs.push(Run {
+                subject,
+                objects,
+                compress: vec![Duration::MAX; blocks],
+                decompress: vec![Duration::MAX; blocks],
+                compress_ns: Percentiles::NONE,
+                decompress_ns: Percentiles::NONE,
+            });
         }
+        Ok(Self { corpus, runs })
     }
-    Ok(runs
-        .into_iter()
-        .map(|run| Measured {
-            case: corpus.name.clone(),
+
+    /// Has each subject compress and decode everything once more.
+    pub(super) fn round(&mut self, number: usize) -> anyhow::Result<()> {
+        let mut out = [0; 2 * PAGE_SIZE];
+        // Whoever goes first finds other caches than the rest: each round begins with another subject.
+        let first = number % self.runs.len().max(1);
+        for turn in (first..self.runs.len()).chain(0..first) {
+            let run = &mut self.runs[turn];
+            run.time_blocks(&self.corpus.pages, &mut out)?;
+            run.time_pages(&self.corpus.pages, &mut out)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn results(&self) -> impl Iterator<Item = Measured> {
+        self.runs.iter().map(|run| Measured {
+            case: self.corpus.name.clone(),
             subject: run.subject.name.clone(),
-            pages: corpus.pages.len(),
+            pages: self.corpus.pages.len(),
             compressed_bytes: run.objects.bytes.len(),
             compress: run.compress.iter().sum(),
             decompress: run.decompress.iter().sum(),
             compress_ns: run.compress_ns,
             decompress_ns: run.decompress_ns,
         })
-        .collect())
+    }
 }
 
-impl Run<'_> {
+impl Run {
     fn time_blocks(&mut self, pages: &[&Page], out: &mut [u8]) -> anyhow::Result<()> {
         for (block, best) in pages.chunks(BLOCK_PAGES).zip(&mut self.compress) {
             let start = Instant::now();
