@@ -88,15 +88,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut threads: Vec<usize> = args.threads.iter().map(|&count| if count == 0 { cpus } else { count }).collect();
     threads.sort_unstable();
     threads.dedup();
-    for data in gather(&args.data, args.mib << 8)? {
-        let mut table = Table::default();
-        for &threads in &threads {
-            for &kib in &args.request_kib {
-                let request = kib / 4;
-                ensure!(request > 0 && data.pages.len() / threads >= request, "{kib} KiB is no request size here");
-                measure(args, &data, Shape { threads, request }, &mut table)?;
+    let subjects = subjects(args)?;
+    let kinds = gather(&args.data, args.mib << 8)?;
+    let mut shapes = Vec::new();
+    for &threads in &threads {
+        for &kib in &args.request_kib {
+            let request = kib / 4;
+            let fits = kinds.iter().all(|data| request > 0 && data.pages.len() / threads >= request);
+            ensure!(fits, "{kib} KiB is no request size here");
+            shapes.push(Shape { threads, request });
+        }
+    }
+    let mut tables: Vec<Table> = kinds.iter().map(|_| Table::default()).collect();
+    // Rounds of one case lie far apart: other work of the machine that lasts for seconds meets few of them.
+    for round in 0..args.rounds {
+        for (data, table) in kinds.iter().zip(&mut tables) {
+            for &shape in &shapes {
+                measure(data, shape, round, &subjects, table)?;
             }
         }
+    }
+    for (data, table) in kinds.iter().zip(&tables) {
+        table.report(args.json, data, &subjects, &shapes);
         table.ratios(args, &data.name, &threads);
     }
     Ok(())
@@ -117,47 +130,42 @@ fn subjects(args: &Args) -> anyhow::Result<Vec<(&'static str, Subject)>> {
     Ok(subjects)
 }
 
-/// Every subject through every pattern, `rounds` times in turn. There is one zram disk, so that each round of a subject
-/// begins with a fresh device.
-fn measure(args: &Args, data: &Data, shape: Shape, table: &mut Table) -> anyhow::Result<()> {
+fn case_of(data: &Data, pattern: Pattern, shape: Shape) -> String {
+    format!("{}/{}/{}k/{}", data.name, pattern.name, shape.request * 4, shape.threads)
+}
+
+/// Every subject through every pattern, once. There is one zram disk, so that each round of a subject begins with a fresh
+/// device.
+fn measure(
+    data: &Data,
+    shape: Shape,
+    round: usize,
+    subjects: &[(&'static str, Subject)],
+    table: &mut Table,
+) -> anyhow::Result<()> {
     let Shape { threads, request } = shape;
     let part = data.pages.len() / threads / request * request;
-    let case = |pattern: Pattern| format!("{}/{}/{}k/{threads}", data.name, pattern.name, request * 4);
-    let subjects = subjects(args)?;
-    for round in 0..args.rounds {
-        for (name, subject) in &subjects {
-            let made = make(subject, threads, (part * threads) as u64, part as u64)?;
-            for (number, pattern) in PATTERNS.into_iter().enumerate() {
-                let salt = round * PATTERNS.len() + number;
-                let order: Vec<usize> = if pattern.random {
-                    Random::new(salt as u64 + 1)
-                        .permutation((part / request) as u64)
-                        .into_iter()
-                        .map(|at| at as usize)
-                        .collect()
-                } else {
-                    (0..part / request).collect()
-                };
-                let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
-                    requests(&data.pages, Part { shape, thread, order: &order, salt }, pattern.writes, worker)
-                })?;
-                let best = table.passes.entry((case(pattern), *name)).or_default();
-                *best = best.best(done);
-            }
-            if !table.bytes.contains_key(name) {
-                let bytes = made.bytes()?;
-                table.bytes.insert(name, bytes);
-                report(args.json, &data.name, name, "compressed_bytes", bytes.0 as f64, "bytes");
-                report(args.json, &data.name, name, "spent_bytes", bytes.1 as f64, "bytes");
-            }
+    for (name, subject) in subjects {
+        let made = make(subject, threads, (part * threads) as u64, part as u64)?;
+        for (number, pattern) in PATTERNS.into_iter().enumerate() {
+            let salt = round * PATTERNS.len() + number;
+            let order: Vec<usize> = if pattern.random {
+                Random::new(salt as u64 + 1)
+                    .permutation((part / request) as u64)
+                    .into_iter()
+                    .map(|at| at as usize)
+                    .collect()
+            } else {
+                (0..part / request).collect()
+            };
+            let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
+                requests(&data.pages, Part { shape, thread, order: &order, salt }, pattern.writes, worker)
+            })?;
+            let best = table.passes.entry((case_of(data, pattern, shape), *name)).or_default();
+            *best = best.best(done);
         }
-    }
-    for pattern in PATTERNS {
-        for (name, _) in &subjects {
-            let case = case(pattern);
-            let value = table.speed(&case, name).unwrap_or(0.0);
-            let metric = if pattern.writes { "write_mb_s" } else { "read_mb_s" };
-            report(args.json, &case, name, metric, value, "MB/s");
+        if !table.bytes.contains_key(name) {
+            table.bytes.insert(name, made.bytes()?);
         }
     }
     Ok(())
@@ -172,6 +180,23 @@ fn report(json: bool, case: &str, subject: &str, metric: &str, value: f64, unit:
 }
 
 impl Table {
+    fn report(&self, json: bool, data: &Data, subjects: &[(&'static str, Subject)], shapes: &[Shape]) {
+        for (name, (compressed, spent)) in &self.bytes {
+            report(json, &data.name, name, "compressed_bytes", *compressed as f64, "bytes");
+            report(json, &data.name, name, "spent_bytes", *spent as f64, "bytes");
+        }
+        for &shape in shapes {
+            for pattern in PATTERNS {
+                for (name, _) in subjects {
+                    let case = case_of(data, pattern, shape);
+                    let value = self.speed(&case, name).unwrap_or(0.0);
+                    let metric = if pattern.writes { "write_mb_s" } else { "read_mb_s" };
+                    report(json, &case, name, metric, value, "MB/s");
+                }
+            }
+        }
+    }
+
     fn speed(&self, case: &str, subject: &'static str) -> Option<f64> {
         let done = self.passes.get(&(case.to_owned(), subject))?;
         Some(done.read_mb_s() + done.write_mb_s())
