@@ -83,9 +83,10 @@ const EACH: u64 = 0x0101_0101_0101_0101;
 /// All but the highest bit of each byte.
 const LOW: u64 = 0x7F * EACH;
 
-/// May `word` be the address of something that a program has on a machine of 64 bits? They have 41 to 48.
+/// May `word` be the address of something that a program has on a machine of 64 bits? They have 42 to 48. (Milliseconds since 1970
+/// have 41, until 2039.)
 fn is_pointer(word: u64) -> bool {
-    (1..256).contains(&(word >> 40))
+    (2..256).contains(&(word >> 40))
 }
 
 /// What [`count`] counts as one byte, if `marked`.
@@ -135,5 +136,6 @@ mod tests {
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\xFE\x7F\x88\0")), Kind::Records);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x7F\0\0\0")), Kind::Words);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x5E\x7F\0\0")), Kind::Pointers);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x8E\x01\0\0")), Kind::Records, "times");
     }
 }
