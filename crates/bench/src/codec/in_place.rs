@@ -13,7 +13,7 @@ use pagefold_codec::{
 };
 
 use super::gather;
-use crate::report::Figure;
+use crate::report::{Figure, geometric_mean};
 
 /// Bytes of a block's output.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
@@ -83,60 +83,70 @@ impl<'a> Work<'a> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "at least one round");
     let kinds = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
-    // Sums of logarithms: in place over separate, in place over copy.
-    let (mut logs, mut count, mut worst) = ([0.0; 2], 0, [f64::MAX; 2]);
+    let mut cases: Vec<Case> = Vec::new();
     for (name, bytes) in &kinds {
-        for size in SIZES {
-            let Some([separate, in_place, copy]) = measure(bytes, size, args.rounds)? else { continue };
-            let case = format!("{name}/{}k", size >> 10);
-            if args.json {
-                for (subject, value) in WAYS.into_iter().zip([separate, in_place, copy]) {
-                    let metric = "decompress_mb_s";
-                    Figure { bench: "in-place", case: &case, subject, metric, value, unit: "MB/s" }.print_json();
-                }
-            } else {
-                println!(
-                    "{case:20} separate {separate:7.1} MB/s  in place {in_place:7.1}  copy {copy:7.1}  in place / separate {:.3}  / copy {:.3}",
-                    in_place / separate,
-                    in_place / copy
-                );
-            }
-            for (index, quotient) in [in_place / separate, in_place / copy].into_iter().enumerate() {
-                logs[index] += quotient.ln();
-                worst[index] = worst[index].min(quotient);
-            }
-            count += 1;
-        }
+        cases.extend(SIZES.iter().filter_map(|&size| Case::new(name, bytes, size)));
     }
-    ensure!(count > 0, "no data that LZ4 makes smaller");
-    let mean = |index: usize| (logs[index] / f64::from(count)).exp();
-    eprintln!(
-        "in place / separate: geometric mean {:.3}, worst {:.3} (target 0.95)\nin place / copy: geometric mean {:.3}, worst {:.3} (target above 1)",
-        mean(0),
-        worst[0],
-        mean(1),
-        worst[1]
-    );
+    ensure!(!cases.is_empty(), "no data that LZ4 makes smaller");
+    for round in 0..args.rounds {
+        cases.iter_mut().try_for_each(|case| case.round(round))?;
+    }
+    let mut quotients = [Vec::new(), Vec::new()];
+    for case in &cases {
+        let [separate, in_place, copy] = case.speeds();
+        let case = &case.name;
+        if args.json {
+            for (subject, value) in WAYS.into_iter().zip([separate, in_place, copy]) {
+                let metric = "decompress_mb_s";
+                Figure { bench: "in-place", case, subject, metric, value, unit: "MB/s" }.print_json();
+            }
+        } else {
+            println!(
+                "{case:20} separate {separate:7.1} MB/s  in place {in_place:7.1}  copy {copy:7.1}  in place / separate {:.3}  / copy {:.3}",
+                in_place / separate,
+                in_place / copy
+            );
+        }
+        quotients[0].push(in_place / separate);
+        quotients[1].push(in_place / copy);
+    }
+    let worst = |of: &[f64]| of.iter().copied().fold(f64::MAX, f64::min);
+    for (peer, target, of) in [("separate", "0.95", &quotients[0]), ("copy", "above 1", &quotients[1])] {
+        eprintln!(
+            "in place / {peer}: geometric mean {:.3}, worst {:.3} (target {target})",
+            geometric_mean(of),
+            worst(of)
+        );
+    }
     Ok(())
 }
 
-/// MB/s of output by each way; `None` if no block of this size becomes smaller.
-fn measure(bytes: &[u8], size: usize, rounds: usize) -> anyhow::Result<Option<[f64; 3]>> {
-    let mut encoder = Lz4Encoder::new();
-    let chunks: Vec<&[u8]> = bytes.chunks_exact(size).collect();
-    let take = (LIMIT / size).min(chunks.len());
-    let spread = (0..take).map(|index| chunks[index * chunks.len() / take]);
-    let mut work: Vec<Work> = spread.filter_map(|chunk| Work::new(&mut encoder, chunk)).collect();
-    if work.is_empty() {
-        return Ok(None);
+/// One kind of data in blocks of one size, and the best times of each group of them by each way.
+struct Case<'a> {
+    name: String,
+    size: usize,
+    work: Vec<Work<'a>>,
+    best: Vec<[Duration; 3]>,
+}
+
+impl<'a> Case<'a> {
+    /// `None` if no block of this size becomes smaller.
+    fn new(kind: &str, bytes: &'a [u8], size: usize) -> Option<Self> {
+        let mut encoder = Lz4Encoder::new();
+        let chunks: Vec<&[u8]> = bytes.chunks_exact(size).collect();
+        let take = (LIMIT / size).min(chunks.len());
+        let spread = (0..take).map(|index| chunks[index * chunks.len() / take]);
+        let work: Vec<Work<'a>> = spread.filter_map(|chunk| Work::new(&mut encoder, chunk)).collect();
+        let best = vec![[Duration::MAX; 3]; work.len().div_ceil(GROUP_BYTES / size)];
+        (!work.is_empty()).then(|| Self { name: format!("{kind}/{}k", size >> 10), size, work, best })
     }
-    let mut aside = vec![0; size];
-    let per_group = GROUP_BYTES / size;
-    let mut best = vec![[Duration::MAX; 3]; work.len().div_ceil(per_group)];
-    for round in 0..rounds {
+
+    /// Decodes everything in each way.
+    fn round(&mut self, number: usize) -> anyhow::Result<()> {
+        let mut aside = vec![0; self.size];
         for turn in 0..WAYS.len() {
-            let way = (round + turn) % WAYS.len();
-            for (group, best) in work.chunks_mut(per_group).zip(&mut best) {
+            let way = (number + turn) % WAYS.len();
+            for (group, best) in self.work.chunks_mut(GROUP_BYTES / self.size).zip(&mut self.best) {
                 group.iter_mut().for_each(Work::read);
                 let start = Instant::now();
                 for one in &mut *group {
@@ -144,12 +154,17 @@ fn measure(bytes: &[u8], size: usize, rounds: usize) -> anyhow::Result<Option<[f
                 }
                 best[way] = best[way].min(start.elapsed());
                 for one in &*group {
-                    ensure!(one.buffer[..size] == *one.expected, "{} gave other bytes", WAYS[way]);
+                    ensure!(one.buffer[..self.size] == *one.expected, "{} gave other bytes", WAYS[way]);
                 }
             }
         }
+        Ok(())
     }
-    let times: [Duration; 3] = std::array::from_fn(|way| best.iter().map(|best| best[way]).sum());
-    let total = (work.len() * size) as f64;
-    Ok(Some(times.map(|time| total / time.as_secs_f64() / 1e6)))
+
+    /// MB/s of output by each way.
+    fn speeds(&self) -> [f64; 3] {
+        let times: [Duration; 3] = std::array::from_fn(|way| self.best.iter().map(|best| best[way]).sum());
+        let total = (self.work.len() * self.size) as f64;
+        times.map(|time| total / time.as_secs_f64() / 1e6)
+    }
 }
