@@ -80,8 +80,11 @@ impl Place {
         true
     }
 
+    /// A program that another test starts has this one's open files until it is executed: meanwhile the mount is busy.
     fn unmount(&self) {
-        run(Command::new("fusermount3").arg("-u").arg(self.at("mount")));
+        let mut command = Command::new("fusermount3");
+        command.arg("-u").arg(self.at("mount"));
+        until("the mount goes", || command.output().expect("fusermount3 starts").status.success());
     }
 
     /// Processes that serve this place.
