@@ -1,8 +1,8 @@
 //! The smallest device: a vector, served on a Unix socket until the process is killed.
 //!
 //! ```text
-//! cargo run --release --example ram -- /tmp/ram.sock 1073741824
-//! nbdinfo 'nbd+unix:///?socket=/tmp/ram.sock'
+//! cargo run --release --example ram -- ram.sock 1073741824
+//! nbdinfo 'nbd+unix:///?socket=ram.sock'
 //! ```
 //!
 //! With a third argument, `may-block`, it says that it may block: then its requests take the path of slow devices.
