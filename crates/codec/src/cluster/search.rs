@@ -7,11 +7,11 @@
 //!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it fills the cluster but for a few bytes and more
 //!         than a little is left; all of src is tried where little is
 //!     else too_long := n
-//!     n := where the line between the sizes of the two has the capacity, or, where there is no size of one, the line from 0 to the other;
-//!         every third time the middle of the two; all of src where that is beyond it and was not tried
+//!     n := where the line through the last two trials has nearly the capacity; if that is not between fits and too_long, the line
+//!         through those two; if that neither, or there are not two, the line from 0 to the last; then the middle
 //! ```
 //!
-//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/2048.
+//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/1024.
 
 use super::Filled;
 
@@ -19,17 +19,33 @@ use super::Filled;
 const MAX_TRIALS: u32 = 16;
 
 /// A cluster is full if less than this part of it is free.
-const SLACK: usize = 2048;
+const SLACK: usize = 1024;
 
 /// Lengths nearer to each other than this part of them are the same.
 const RESOLUTION: usize = 8192;
 
-/// The part by which a trial is shorter than it might be.
-const LOW: usize = 4096;
+/// A length of input, and what it was compressed to.
+#[derive(Clone, Copy)]
+struct Trial {
+    len: usize,
+    size: usize,
+}
 
-/// `len * part / whole`.
-fn scaled(len: usize, part: usize, whole: usize) -> usize {
-    (len as u128 * part as u128 / whole.max(1) as u128) as usize
+impl Trial {
+    /// Bytes of output for each of input between two trials.
+    fn slope(self, other: Self) -> f64 {
+        (self.size as f64 - other.size as f64) / (self.len as f64 - other.len as f64)
+    }
+
+    /// Bytes of output for each of input.
+    fn mean(self) -> f64 {
+        self.size as f64 / self.len as f64
+    }
+
+    /// The length that comes to `size`, if each byte from here on comes to `slope`.
+    fn length_of(self, size: usize, slope: f64) -> usize {
+        (self.len as f64 + (size as f64 - self.size as f64) / slope) as usize
+    }
 }
 
 /// The search's memory: two outputs, so that the best survives the next trial.
@@ -55,16 +71,19 @@ impl Search {
     ) -> Option<Filled> {
         let capacity = dst.len();
         // Room to see how far a trial overshoots.
-        self.trial.resize(capacity + capacity / 4 + 64, 0);
+        self.trial.resize(capacity * 2 + 64, 0);
         self.best.resize(self.trial.len(), 0);
         let mut fits = Filled { consumed: 0, written: 0 };
         let mut too_long = src.len() + 1;
         // What `too_long` came to.
         let mut excess = None;
+        let mut before = None;
+        let aim = capacity - capacity / (2 * SLACK);
         let mut guess = if self.last_consumed == 0 { capacity * 2 } else { self.last_consumed };
         for trial in 1..=MAX_TRIALS {
             guess = guess.clamp(fits.consumed + 1, too_long - 1);
             let size = compress(&src[..guess], &mut self.trial);
+            let this = size.map(|size| Trial { len: guess, size });
             match size {
                 Some(written) if written <= capacity => {
                     fits = Filled { consumed: guess, written };
@@ -89,22 +108,25 @@ impl Search {
                 break;
             }
             let middle = fits.consumed + (too_long - fits.consumed) / 2;
-            guess = match (fits.written, excess) {
-                _ if trial % 3 == 0 && too_long <= src.len() => middle,
-                (0, None) => middle,
-                (0, Some(size)) => scaled(too_long, capacity, size),
-                (written, None) => scaled(fits.consumed, capacity, written),
-                (written, Some(size)) => {
-                    fits.consumed + scaled(too_long - fits.consumed, capacity - written, size - written)
-                }
-            };
-            // A little low, since a trial that fits counts and one that does not is lost.
-            guess -= guess / LOW;
-            if (narrow || guess >= too_long) && too_long > src.len() {
+            let low = (fits.written > 0).then_some(Trial { len: fits.consumed, size: fits.written });
+            let high = excess.map(|size| Trial { len: too_long, size });
+            let line = low.zip(high).map(|(low, high)| low.length_of(aim, low.slope(high)));
+            let mean = this.map(Trial::mean);
+            let near = this.zip(before).map(|(this, before)| this.slope(before));
+            // Nothing says yet where it is too long: not too far at once.
+            let near =
+                if too_long > src.len() { near.zip(mean).map(|(near, mean)| near.max(mean / 2.0)) } else { near };
+            let along = |slope| this.map(|this| this.length_of(aim, slope));
+            guess = [near.and_then(along), line, mean.and_then(along)]
+                .into_iter()
+                .flatten()
+                .map(|len| len.min(src.len()))
+                .find(|len| (fits.consumed + 1..too_long).contains(len))
+                .unwrap_or(middle);
+            if narrow {
                 guess = src.len();
-            } else if guess <= fits.consumed || guess >= too_long {
-                guess = middle;
             }
+            before = this;
         }
         self.last_consumed = fits.consumed;
         if fits.written == 0 || fits.written >= fits.consumed || self.best[0] == 0 {
@@ -128,6 +150,20 @@ mod tests {
 
     fn fill(len: usize) -> usize {
         Search::default().fill(&vec![0; len], &mut vec![0; 4096], compressor).map_or(0, |filled| filled.consumed)
+    }
+
+    #[test]
+    fn input_that_changes_takes_few_trials() {
+        // Compressed ever better the longer it is, as XML is: a line to a far trial meets the capacity far too late.
+        let size = |len: usize| ((len as f64).powf(0.75) * 3.0) as usize;
+        let mut trials = 0;
+        let filled = Search::default().fill(&vec![0; 4 << 20], &mut vec![0; 200 << 10], |src, dst| {
+            trials += 1;
+            dst.get_mut(..size(src.len()))?.fill(1);
+            Some(size(src.len()))
+        });
+        let written = filled.map_or(0, |filled| filled.written);
+        assert!(written > 204_500 && trials <= 6, "{written} bytes in {trials} trials");
     }
 
     #[test]
