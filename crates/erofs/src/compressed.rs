@@ -194,8 +194,10 @@ impl Data {
     /// the cache lacked clusters `misses` times.
     fn is_wanted(&self, extent: &Extent, pa: u64, to: usize, visits: u64, misses: u64) -> bool {
         let room = extent.len as usize + self.margin(extent);
+        let counted = self.image.visits();
         match self.image.clusters().victim((pa, extent.len), room) {
-            Some((other, _)) => visits > self.image.visits().count(other),
+            // Who comes back at once may come often.
+            Some((other, _)) => visits > counted.count(other) || counted.missed_again(pa),
             // There is room; but the rest costs time, and memory that was never used before about as much.
             None => {
                 let likely = misses * LIKELY > self.inode.size / extent.len;

@@ -266,6 +266,36 @@ fn many_misses_in_a_file_keep_its_clusters() {
     assert!(clusters > 20 && decoded * 2 < clusters * 3, "{clusters} clusters, {counts:?}");
 }
 
+/// Counts of reads long past do not keep a full cache from what is read now.
+#[test]
+fn a_full_cache_takes_what_is_read_now() {
+    let directory = tempfile::tempdir().unwrap();
+    let content = text(16 << 20, 1);
+    for (codec, pcluster_bytes) in
+        [(ClusterCodec::Lz4, 16_384), (ClusterCodec::Zstd { level: 1, window_log: 20 }, 65_536)]
+    {
+        let options = BuildOptions { codec: Some(codec), pcluster_bytes, ..BuildOptions::default() };
+        let path = image(directory.path(), &content, &options);
+        let image = Image::open_with(fs::File::open(&path).unwrap(), 4 << 20).unwrap();
+        let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+        let decoded = || image.counts().decoded_in_place + image.counts().decoded_by_copy;
+        let mut next = numbers(3);
+        let mut page = [0; 4096];
+        let mut read = |at: usize| {
+            assert_eq!(file.read_at(&mut page, at as u64).unwrap(), 4096);
+            assert!(page[..] == content[at..at + 4096]);
+        };
+        const PLACE: usize = 64 << 10;
+        (0..20_000).for_each(|_| read(next((8 << 20) / 4096) * 4096));
+        let (before, places) = (decoded(), (8 << 20..16 << 20).step_by(PLACE));
+        for place in places.clone() {
+            (0..32).for_each(|_| read(place + next(PLACE / 4096) * 4096));
+        }
+        let (decodes, clusters) = (decoded() - before, image.len_bytes() / 2 / 16_384 + places.len() as u64);
+        assert!(decodes * 2 < clusters * 3, "{codec:?}: {decodes} decodes of {clusters} clusters");
+    }
+}
+
 /// A read of a file, with room behind it, through the image if that is how it goes.
 #[derive(Clone, Debug)]
 struct Read {
