@@ -46,6 +46,9 @@ const CHEAP_BYTES: u64 = 32 << 10;
 /// A file of which this part of the clusters were missed is likely to be read all over, and more than once in most of them.
 const LIKELY: u64 = 8;
 
+/// A Zstandard block's content at most (RFC 8878, section 3.1.1.2.4).
+const ZSTD_BLOCK: usize = 128 << 10;
+
 thread_local! {
     static DECODER: RefCell<Scratch> = RefCell::default();
 }
@@ -171,19 +174,21 @@ impl Data {
             return Ok(());
         }
         let _busy = Busy::enter();
-        // Where to stop pays only with LZ4.
         let misses = self.missed.fetch_add(1, Ordering::Relaxed);
-        let keep = forward || format != ClusterFormat::Lz4 || self.is_wanted(extent, pa, to, visits, misses);
-        if keep {
+        if forward || self.is_wanted(extent, (pa, format), to, visits, misses) {
             out.copy_from_slice(&self.cached(extent)?[from..to]);
             return Ok(());
         }
         Scratch::lend(|Scratch { decoder, src, content }| {
             let src = self.fetch(pa, plen as usize, src)?;
-            if content.len() < to {
-                content.resize(to, 0);
+            let (len, wanted) = match front(format, to, extent.len as usize) {
+                len if len as u64 == extent.len => (len, Wanted::Whole),
+                len => (len, Wanted::Prefix),
+            };
+            if content.len() < len {
+                content.resize(len, 0);
             }
-            self.decode_one(extent, src, &mut content[..to], Wanted::Prefix, decoder)?;
+            self.decode_one(extent, src, &mut content[..len], wanted, decoder)?;
             self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() });
             out.copy_from_slice(&content[from..to]);
             Ok(())
@@ -192,11 +197,22 @@ impl Data {
 
     /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place in the cache. In its file
     /// the cache lacked clusters `misses` times.
-    fn is_wanted(&self, extent: &Extent, pa: u64, to: usize, visits: u64, misses: u64) -> bool {
+    fn is_wanted(
+        &self,
+        extent: &Extent,
+        (pa, format): (u64, ClusterFormat),
+        to: usize,
+        visits: u64,
+        misses: u64,
+    ) -> bool {
         let room = extent.len as usize + self.margin(extent);
+        let counted = self.image.visits();
         match self.image.clusters().victim((pa, extent.len), room) {
-            Some((other, _)) => visits > self.image.visits().count(other),
-            // There is room; but the rest costs time, and memory that was never used before about as much.
+            // Who comes back at once may come often.
+            Some((other, _)) => visits > counted.count(other) || counted.missed_again(pa),
+            // There is room, and decoding is dear.
+            None if format != ClusterFormat::Lz4 => true,
+            // But the rest costs time, and memory that was never used before about as much.
             None => {
                 let likely = misses * LIKELY > self.inode.size / extent.len;
                 visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3 || likely
@@ -435,6 +451,15 @@ impl Data {
 impl Run {
     fn content_bytes(&self) -> usize {
         self.extents.iter().map(|extent| extent.len as usize).sum()
+    }
+}
+
+/// What is decoded of an extent of `len` bytes whose first `to` are wanted: Zstandard gives whole blocks, libdeflate all or nothing.
+fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
+    match format {
+        ClusterFormat::Lz4 | ClusterFormat::MicroLzma => to,
+        ClusterFormat::Zstd if to.div_ceil(ZSTD_BLOCK) < len.div_ceil(ZSTD_BLOCK) => to,
+        ClusterFormat::Zstd | ClusterFormat::Deflate => len,
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! The policy is TinyLFU's (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission Policy*, ACM Transactions on
 //! Storage 13(4), 2017): who comes in must have been asked for more often than who goes out, and old visits count for less. In place
-//! of its sketch there is a table in which a cluster has one place, and may lose it to another: it then counts as new.
+//! of its sketch there is a table in which a cluster has one place, and may lose it to another: it then counts as new. In place of the
+//! small cache in front of it, which takes what is asked for again at once, there are the addresses of the last misses.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Clusters that are counted, 8 bytes each. A power of two.
 const PLACES: usize = 4096;
@@ -14,16 +15,27 @@ const COUNT_BITS: u32 = 4;
 const MOST: u64 = (1 << COUNT_BITS) - 1;
 /// Counted visits after which all counts are halved.
 const LIFE: u64 = 16 * PLACES as u64;
+/// Misses that are remembered.
+const LAST: usize = 8;
 
 /// Counts of visits by a cluster's address.
 pub(crate) struct Visits {
     places: Box<[AtomicU64]>,
     visits: AtomicU64,
+    /// Addresses of the last misses; 0 for none.
+    last: [AtomicU64; LAST],
+    /// How many there were.
+    missed: AtomicUsize,
 }
 
 impl Visits {
     pub(crate) fn new() -> Self {
-        Self { places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(), visits: AtomicU64::new(0) }
+        Self {
+            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            visits: AtomicU64::new(0),
+            last: Default::default(),
+            missed: AtomicUsize::new(0),
+        }
     }
 
     fn place(&self, pa: u64) -> &AtomicU64 {
@@ -53,6 +65,16 @@ impl Visits {
         }
         count
     }
+
+    /// Notes a miss of the cluster at `pa`, and returns whether it was among the last already.
+    pub(crate) fn missed_again(&self, pa: u64) -> bool {
+        if self.last.iter().any(|last| last.load(Ordering::Relaxed) == pa) {
+            return true;
+        }
+        let place = self.missed.fetch_add(1, Ordering::Relaxed) % LAST;
+        self.last[place].store(pa, Ordering::Relaxed);
+        false
+    }
 }
 
 #[cfg(test)]
@@ -75,5 +97,15 @@ mod tests {
         for pa in (0..1u64 << 30).step_by(4096) {
             assert!(visits.add(pa) >= 1);
         }
+    }
+
+    #[test]
+    fn the_last_misses_are_known() {
+        let visits = Visits::new();
+        for pa in 1..=LAST as u64 {
+            assert!(!visits.missed_again(pa * 4096));
+        }
+        assert!((1..=LAST as u64).all(|pa| visits.missed_again(pa * 4096)));
+        assert!(!visits.missed_again(512) && !visits.missed_again(4096));
     }
 }

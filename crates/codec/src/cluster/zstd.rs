@@ -1,7 +1,7 @@
 //! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, no checksum, and its content size, without
 //! which erofs-utils does not read it (2 or 4 bytes).
 
-use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
 use super::search::Search;
 use super::{ClusterEncoder, EncoderError, Extent, Filled};
@@ -45,13 +45,19 @@ impl ClusterEncoder for Encoder {
     }
 }
 
+/// Windows are no longer than the longest content of a cluster, 12 MiB, need be.
+const MAX_WINDOW_LOG: u32 = 24;
+
 pub(super) struct Decoder {
     context: DCtx<'static>,
 }
 
 impl Decoder {
     pub(super) fn new() -> Result<Self, Corrupt> {
-        let context = DCtx::try_create().ok_or(Corrupt { what: "out of memory for a zstd context" })?;
+        const NO_CONTEXT: Corrupt = Corrupt { what: "out of memory for a zstd context" };
+        let mut context = DCtx::try_create().ok_or(NO_CONTEXT)?;
+        // A prefix is decoded by way of a buffer of the window's length, which the frame chooses.
+        context.set_parameter(DParameter::WindowLogMax(MAX_WINDOW_LOG)).map_err(|_| NO_CONTEXT)?;
         Ok(Self { context })
     }
 
@@ -77,5 +83,26 @@ impl Decoder {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame of one stored byte whose window is said to have `1 << log` bytes.
+    fn frame(log: u8) -> [u8; 10] {
+        [0x28, 0xb5, 0x2f, 0xfd, 0, (log - 10) << 3, 0b1001, 0, 0, b'a']
+    }
+
+    #[test]
+    fn a_window_longer_than_contents_is_refused() {
+        let mut decoder = Decoder::new().unwrap();
+        let mut byte = [0];
+        assert_eq!(decoder.decode(&frame(24), &mut byte, Extent::Prefix), Ok(()));
+        assert_eq!(byte, *b"a");
+        for log in [25, 27, 31] {
+            assert!(decoder.decode(&frame(log), &mut byte, Extent::Prefix).is_err());
+        }
     }
 }

@@ -33,6 +33,17 @@ fn options() -> Vec<BuildOptions> {
             pcluster_bytes: 16_384,
             codec: Some(ClusterCodec::Zstd { level: 1, window_log: 16 }),
             fragments: Fragments::Tails,
+            ..lz4.clone()
+        },
+        BuildOptions {
+            pcluster_bytes: 65_536,
+            codec: Some(ClusterCodec::Zstd { level: 3, window_log: 20 }),
+            ..lz4.clone()
+        },
+        BuildOptions { pcluster_bytes: 16_384, codec: Some(ClusterCodec::Deflate(1)), ..lz4.clone() },
+        BuildOptions {
+            pcluster_bytes: 8_192,
+            codec: Some(ClusterCodec::MicroLzma { preset: 0, dict_bytes: 1 << 16 }),
             ..lz4
         },
     ]
@@ -134,6 +145,46 @@ fn damage_is_met_where_it_lies() {
     let behind = at + 200_000;
     assert_eq!(file.read_at(&mut buffer, behind).unwrap(), 10_000);
     assert!(buffer == content[behind as usize..behind as usize + 10_000]);
+}
+
+/// Who reads the front of a cluster does not hear that its end is bad. Who reads its end does, and who reads or checks all of it.
+#[test]
+fn damage_at_the_end_of_a_cluster_is_met_there() {
+    const CLUSTER: usize = 65_536;
+    let (directory, content) = (tempfile::tempdir().unwrap(), text(2_000_000, 1));
+    let path =
+        image(directory.path(), &content, &BuildOptions { pcluster_bytes: CLUSTER as u32, ..Default::default() });
+    let sound = fs::read(&path).unwrap();
+    let damaged = |range: std::ops::Range<usize>| {
+        let mut bytes = sound.clone();
+        bytes[range].fill(0xff);
+        let image = Image::open(bytes).unwrap();
+        let inode = image.resolve(b"file").unwrap();
+        (image, inode)
+    };
+    let mut all = vec![0; content.len()];
+    let (image, inode) = damaged(3 * CLUSTER..3 * CLUSTER + 100);
+    let Err(Error::Corrupt { offset, .. }) = image.read_exact_at(&inode, &mut all, 0) else { panic!("no error") };
+    let end = offset as usize + CLUSTER;
+    let (image, inode) = damaged(end - 2_000..end);
+    let mut page = [0; 4096];
+    // Every fourth page, so that few clusters are asked for often enough to be decoded whole.
+    let bad: Vec<_> = (0..content.len() - 4096)
+        .step_by(16_384)
+        .filter(|&at| match image.read_exact_at(&inode, &mut page, at as u64) {
+            Ok(()) => {
+                assert!(page[..] == content[at..at + 4096]);
+                false
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::Corrupt { offset, .. } if offset as usize == end - CLUSTER), "{error}");
+                true
+            }
+        })
+        .collect();
+    assert!(!bad.is_empty() && bad.len() < content.len() / CLUSTER);
+    assert!(image.read_exact_at(&inode, &mut all, 0).is_err());
+    assert_eq!(image.check(2).problems.len(), 1);
 }
 
 #[test]
@@ -266,6 +317,36 @@ fn many_misses_in_a_file_keep_its_clusters() {
     assert!(clusters > 20 && decoded * 2 < clusters * 3, "{clusters} clusters, {counts:?}");
 }
 
+/// Counts of reads long past do not keep a full cache from what is read now.
+#[test]
+fn a_full_cache_takes_what_is_read_now() {
+    let directory = tempfile::tempdir().unwrap();
+    let content = text(16 << 20, 1);
+    for (codec, pcluster_bytes) in
+        [(ClusterCodec::Lz4, 16_384), (ClusterCodec::Zstd { level: 1, window_log: 20 }, 65_536)]
+    {
+        let options = BuildOptions { codec: Some(codec), pcluster_bytes, ..BuildOptions::default() };
+        let path = image(directory.path(), &content, &options);
+        let image = Image::open_with(fs::File::open(&path).unwrap(), 4 << 20).unwrap();
+        let file = image.file(&image.resolve(b"file").unwrap()).unwrap();
+        let decoded = || image.counts().decoded_in_place + image.counts().decoded_by_copy;
+        let mut next = numbers(3);
+        let mut page = [0; 4096];
+        let mut read = |at: usize| {
+            assert_eq!(file.read_at(&mut page, at as u64).unwrap(), 4096);
+            assert!(page[..] == content[at..at + 4096]);
+        };
+        const PLACE: usize = 64 << 10;
+        (0..20_000).for_each(|_| read(next((8 << 20) / 4096) * 4096));
+        let (before, places) = (decoded(), (8 << 20..16 << 20).step_by(PLACE));
+        for place in places.clone() {
+            (0..32).for_each(|_| read(place + next(PLACE / 4096) * 4096));
+        }
+        let (decodes, clusters) = (decoded() - before, image.len_bytes() / 2 / 16_384 + places.len() as u64);
+        assert!(decodes * 2 < clusters * 3, "{codec:?}: {decodes} decodes of {clusters} clusters");
+    }
+}
+
 /// A read of a file, with room behind it, through the image if that is how it goes.
 #[derive(Clone, Debug)]
 struct Read {
@@ -291,7 +372,7 @@ proptest! {
     #[test]
     fn any_reads_give_what_was_packed(
         reads in reads(),
-        number in 0_usize..3,
+        number in 0_usize..6,
         cache_bytes in prop_oneof![Just(0), 1_usize..100_000, Just(1 << 20), Just(128 << 20)],
         in_memory: bool,
     ) {
