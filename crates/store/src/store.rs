@@ -211,6 +211,10 @@ impl<L: EntryLock> Store<L> {
     /// Puts `page` in the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
+        self.when_there_is_room(|| self.write_now(slot, page))
+    }
+
+    fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         // What the codec looks at first, in case the page is not in the cache.
         for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
             prefetch(&page[at]);
@@ -242,9 +246,13 @@ impl<L: EntryLock> Store<L> {
 
     /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there is stored. No other
     /// operation on the slot comes between. `change` is short: the slot is locked while it runs, and it must not use
-    /// the store.
-    pub fn update(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
+    /// the store. It is called again, with the page as it is then, when there was no room for the first.
+    pub fn update(&self, slot: Slot, mut change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.check_slot(slot)?;
+        self.when_there_is_room(|| self.update_now(slot, &mut change))
+    }
+
+    fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
         let mut taken = self.core.streams.take(0, &self.budget)?;
         let (working, _) = taken.parts();
         let Working { stream, object, page, trained, .. } = working;
@@ -283,7 +291,8 @@ impl<L: EntryLock> Store<L> {
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let old = self.core.table.lock_or_make(slot, &self.budget)?.replace(new);
+        let lock = || Ok(self.core.table.lock_or_make(slot, &self.budget)?);
+        let old = self.when_there_is_room(lock)?.replace(new);
         self.replaced(old, new);
         self.free_unread(old);
         Ok(())
@@ -389,6 +398,14 @@ impl<L: EntryLock> Store<L> {
         locked.replace(entry);
     }
 
+    /// Tries once more what failed for want of room while a training took some of it. Neither may hold a stream or an entry.
+    fn when_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        match attempt() {
+            Err(Error::Full) if self.training.as_ref().is_some_and(|training| training.wait_for_end()) => attempt(),
+            done => done,
+        }
+    }
+
     fn check_slot(&self, slot: Slot) -> Result<(), Error> {
         if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
@@ -492,7 +509,7 @@ impl<L: EntryLock> Store<L> {
         let Some(training) = &self.training else { return };
         for slot in training.to_rewrite(self.slots, |slot| self.core.table.peek(slot)) {
             // A page that cannot be rewritten for want of room keeps its tables in use.
-            let _ = self.update(slot, |_| {});
+            let _ = self.update_now(slot, |_| {});
         }
     }
 
