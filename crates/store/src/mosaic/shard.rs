@@ -281,7 +281,7 @@ impl Shard {
         }
         let number = self.open;
         let top = self.segments[number as usize].top;
-        if let Err(full) = self.hold(number, top + need, purpose) {
+        if let Err(full) = self.hold(blocks, number, top + need, purpose) {
             if top == 0 {
                 self.release(blocks, number);
             }
@@ -295,7 +295,7 @@ impl Shard {
     }
 
     /// Accounts for the memory of the segment's first `end` bytes.
-    fn hold(&mut self, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
+    fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
         let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
@@ -304,6 +304,7 @@ impl Shard {
                 return Ok(());
             }
             if self.budget.take_for(purpose, more.into()).is_ok() {
+                blocks.make_present(number * SEGMENT + held, more);
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
                 return Ok(());
@@ -319,7 +320,7 @@ impl Shard {
         self.open = NIL;
         self.segments[number as usize].state = State::Closed;
         // At the limit, as much of it as is already held.
-        let _ = self.hold(number, SEGMENT, purpose);
+        let _ = self.hold(blocks, number, SEGMENT, purpose);
         let segment = &mut self.segments[number as usize];
         let rest = segment.held - top;
         if rest >= BLOCK_MIN {
