@@ -104,7 +104,7 @@ impl RamDisk {
                 whole(slot)?;
             } else if self.store.status(slot)? == Status::Data {
                 let range = (at - page_start) as usize..(stop - page_start) as usize;
-                self.store.update(slot, |page| page[range].fill(0))?;
+                self.store.update(slot, |page| page[range.clone()].fill(0))?;
             }
             at = stop;
         }

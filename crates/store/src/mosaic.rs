@@ -157,6 +157,15 @@ struct Move {
     new: u32,
 }
 
+/// Room that a caller wants.
+#[derive(Clone, Copy)]
+struct Wanted {
+    len_bytes: u32,
+    owner: u64,
+    /// Whether it is about to be written.
+    writes: bool,
+}
+
 fn pressure(shard: &Shard) -> Pressure {
     let Shard { live_bytes, free_bytes, .. } = *shard;
     let segment = u64::from(SEGMENT);
@@ -301,10 +310,11 @@ impl Mosaic {
         self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &**part.get()?)))
     }
 
-    fn alloc_in(&self, number: usize, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+    fn alloc_in(&self, number: usize, wanted: Wanted) -> Result<Location, Full> {
         let part = self.part(number)?;
         let mut shard = self.lock_home(part);
-        let at = shard.alloc(&part.blocks, len_bytes as u32, owner)?;
+        let at = shard.alloc(&part.blocks, wanted.len_bytes, wanted.owner)?;
+        self.prepare(part, &mut shard, at, wanted);
         let held_bytes = shard.held_bytes;
         drop(shard);
         if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.shards.len() {
@@ -315,7 +325,7 @@ impl Mosaic {
     }
 
     /// Takes room among the free blocks of shard `home`, or else of those that have many.
-    fn fit_in_active(&self, home: usize, active: usize, len_bytes: usize, owner: u64) -> Option<Location> {
+    fn fit_in_active(&self, home: usize, active: usize, wanted: Wanted) -> Option<Location> {
         (0..active).map(|step| (home + step) % active).find_map(|number| {
             let part = self.shards[number].get()?;
             let mut shard = if number == home {
@@ -326,7 +336,8 @@ impl Mosaic {
             } else {
                 return None;
             };
-            let at = shard.fit(&part.blocks, len_bytes as u32, owner)?;
+            let at = shard.fit(&part.blocks, wanted.len_bytes, wanted.owner)?;
+            self.prepare(part, &mut shard, at, wanted);
             let roomy = is_roomy(&shard);
             drop(shard);
             if !roomy && part.roomy.load(Relaxed) {
@@ -336,20 +347,39 @@ impl Mosaic {
         })
     }
 
-    fn alloc_anywhere(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+    /// Has the lines of a new object in the cache soon if it is about to be written, and frees another meanwhile.
+    fn prepare(&self, part: &Part, shard: &mut Shard, at: u32, wanted: Wanted) {
+        if wanted.writes {
+            part.blocks.prefetch_object(at, wanted.len_bytes as usize);
+            shard.free_one(&part.blocks);
+            self.note(part, shard);
+        }
+    }
+
+    fn alloc_anywhere(&self, wanted: Wanted) -> Result<Location, Full> {
         let active = self.active.load(Relaxed);
         let home = self.home();
         if active > 1
-            && let Some(at) = self.fit_in_active(home, active, len_bytes, owner)
+            && let Some(at) = self.fit_in_active(home, active, wanted)
         {
             return Ok(at);
         }
-        let own = self.alloc_in(home, len_bytes, owner);
+        let own = self.alloc_in(home, wanted);
         if own.is_ok() {
             return own;
         }
         let others = (0..self.shards.len()).filter(|&number| number != home);
-        others.map(|number| self.alloc_in(number, len_bytes, owner)).find(Result::is_ok).unwrap_or(Err(Full))
+        others.map(|number| self.alloc_in(number, wanted)).find(Result::is_ok).unwrap_or(Err(Full))
+    }
+
+    fn take(&self, wanted: Wanted) -> Result<Location, Full> {
+        if let Ok(at) = self.alloc_anywhere(wanted) {
+            return Ok(at);
+        }
+        for (_, part) in self.parts() {
+            self.lock(part).settle(&part.blocks);
+        }
+        self.alloc_anywhere(wanted)
     }
 
     fn location(&self, number: usize, part: &Part, at: u32) -> Location {
@@ -521,13 +551,11 @@ impl Mosaic {
 
 impl Pool for Mosaic {
     fn alloc(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
-        if let Ok(at) = self.alloc_anywhere(len_bytes, owner) {
-            return Ok(at);
-        }
-        for (_, part) in self.parts() {
-            self.lock(part).settle(&part.blocks);
-        }
-        self.alloc_anywhere(len_bytes, owner)
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: false })
+    }
+
+    fn alloc_to_write(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true })
     }
 
     unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
@@ -546,15 +574,6 @@ impl Pool for Mosaic {
         let (part, body) = self.find(at);
         // SAFETY: the caller's word.
         unsafe { part.blocks.write(body, bytes) };
-    }
-
-    fn prepare_write(&self, at: Location, len_bytes: usize) {
-        let (part, body) = self.find(at);
-        part.blocks.prefetch_all(body, len_bytes as u32);
-        if let Some(mut shard) = part.shard.try_lock() {
-            shard.free_one(&part.blocks);
-            self.note(part, &shard);
-        }
     }
 
     unsafe fn free(&self, at: Location, _len_bytes: usize) {

@@ -72,6 +72,12 @@ pub(crate) trait Pool: Send + Sync {
     /// the object; [`compact`](Self::compact) asks there for it.
     fn alloc(&self, len_bytes: usize, owner: u64) -> Result<Location, Full>;
 
+    /// The same for a caller who is about to write the object: has its lines in the cache soon, and does meanwhile what was
+    /// put off.
+    fn alloc_to_write(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        self.alloc(len_bytes, owner)
+    }
+
     /// The object's bytes where they lie, or `None` if they do not lie in one piece.
     ///
     /// # Safety
@@ -89,9 +95,6 @@ pub(crate) trait Pool: Send + Sync {
     /// # Safety
     /// `at` came from `alloc(bytes.len(), _)` of this pool, is live, and the caller alone uses it.
     unsafe fn write(&self, at: Location, bytes: &[u8]);
-
-    /// Has the lines of an object in the cache soon that the caller is about to write, and does meanwhile what was put off.
-    fn prepare_write(&self, _at: Location, _len_bytes: usize) {}
 
     /// Gives the object's room back.
     ///

@@ -95,6 +95,15 @@ impl Region {
         }
     }
 
+    /// Has the memory of whole pages present before it is used, where the kernel can (Linux 5.14); else each comes with its
+    /// first use.
+    pub(crate) fn make_present(&self, offset: usize, len_bytes: usize) {
+        self.assert_within(offset, len_bytes);
+        let start = self.base.wrapping_add(offset).cast::<c_void>();
+        // SAFETY: the range lies in our mapping, and what is in it stays.
+        let _ = unsafe { madvise(start, len_bytes, Advice::LinuxPopulateWrite) };
+    }
+
     /// Gives the memory of whole pages back; they read as zeros afterwards.
     ///
     /// # Safety

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! write:   stream ← CPU's; object ← compress (no lock held)
-//!          room ← pool; copy; lock entry; swap; unlock; retire the old object
+//!          room ← pool; lock entry; copy; swap; unlock; retire the old object
 //! read:    stream ← CPU's; pin the entry's object; decode it where it lies; unpin
 //! update:  stream ← CPU's; lock entry; decode; change; compress; room ← pool; copy; swap; unlock; retire the old
 //!
-//! read under a strategy that locks:  stream ← CPU's; lock entry; copy the object; unlock; decode
+//! under a strategy whose readers lock
+//! read:    stream ← CPU's; lock entry; copy the object; unlock; decode
+//! write:   as above, but copies before it locks
 //! ```
 //!
 //! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
@@ -209,13 +211,21 @@ impl<L: EntryLock> Store<L> {
     /// Puts `page` in the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
+        self.when_there_is_room(|| self.write_now(slot, page))
+    }
+
+    fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         // What the codec looks at first, in case the page is not in the cache.
         for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
             prefetch(&page[at]);
         }
         let mut taken = self.core.streams.take(0, &self.budget)?;
         let replaced_bytes = object_bytes(self.core.table.peek(slot));
-        let new = self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?;
+        let new = Entry::decode(self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?);
+        // Nobody reads it before it is in the entry; where readers wait for the entry, it is held for the swap alone.
+        if !L::PINS {
+            self.put(new, &taken.parts().0.object, page);
+        }
         let locked = match self.core.table.lock_or_make(slot, &self.budget) {
             Ok(locked) => locked,
             Err(full) => {
@@ -223,6 +233,9 @@ impl<L: EntryLock> Store<L> {
                 return Err(full.into());
             }
         };
+        if L::PINS {
+            self.put(new, &taken.parts().0.object, page);
+        }
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -233,9 +246,13 @@ impl<L: EntryLock> Store<L> {
 
     /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there is stored. No other
     /// operation on the slot comes between. `change` is short: the slot is locked while it runs, and it must not use
-    /// the store.
-    pub fn update(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
+    /// the store. It is called again, with the page as it is then, when there was no room for the first.
+    pub fn update(&self, slot: Slot, mut change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.check_slot(slot)?;
+        self.when_there_is_room(|| self.update_now(slot, &mut change))
+    }
+
+    fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
         let mut taken = self.core.streams.take(0, &self.budget)?;
         let (working, _) = taken.parts();
         let Working { stream, object, page, trained, .. } = working;
@@ -250,7 +267,8 @@ impl<L: EntryLock> Store<L> {
             entry => copy_plain(&self.core, entry, page),
         }
         change(page);
-        let new = self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?;
+        let new = Entry::decode(self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?);
+        self.put(new, &working.object, &working.page);
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -273,7 +291,8 @@ impl<L: EntryLock> Store<L> {
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let old = self.core.table.lock_or_make(slot, &self.budget)?.replace(new);
+        let lock = || Ok(self.core.table.lock_or_make(slot, &self.budget)?);
+        let old = self.when_there_is_room(lock)?.replace(new);
         self.replaced(old, new);
         self.free_unread(old);
         Ok(())
@@ -379,19 +398,21 @@ impl<L: EntryLock> Store<L> {
         locked.replace(entry);
     }
 
+    /// Tries once more what failed for want of room while a training took some of it. Neither may hold a stream or an entry.
+    fn when_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        match attempt() {
+            Err(Error::Full) if self.training.as_ref().is_some_and(|training| training.wait_for_end()) => attempt(),
+            done => done,
+        }
+    }
+
     fn check_slot(&self, slot: Slot) -> Result<(), Error> {
         if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
 
-    /// Makes the slot's new entry, and the object if it needs one, for the page of `source`. `replaced_bytes` is the
-    /// length of the object that it will replace.
-    fn build(
-        &self,
-        slot: Slot,
-        working: &mut Working,
-        source: Source<'_>,
-        replaced_bytes: usize,
-    ) -> Result<Entry, Full> {
+    /// Makes the word of the slot's new entry for the page of `source`, and takes room for its object if it needs one; the
+    /// caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
+    fn build(&self, slot: Slot, working: &mut Working, source: Source<'_>, replaced_bytes: usize) -> Result<u64, Full> {
         let tables = self.training.as_ref().map_or(0, |training| training.current());
         let Working { stream, object, page: assembled, trained, .. } = working;
         let page = match source {
@@ -399,7 +420,7 @@ impl<L: EntryLock> Store<L> {
             Source::Assembled => &**assembled,
         };
         if let Some(fill) = same_filled(page).and_then(Fill::new) {
-            return Ok(Entry::Same(fill));
+            return Ok(Entry::Same(fill).encode());
         }
         let is_ready = prepare(self.training.as_ref(), &mut **stream, trained, tables);
         debug_assert!(is_ready, "the current tables are kept");
@@ -409,7 +430,7 @@ impl<L: EntryLock> Store<L> {
         }
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let fits = || self.fits(len_bytes, replaced_bytes);
-        let alloc = || self.core.pool.alloc(len_bytes, slot);
+        let alloc = || self.core.pool.alloc_to_write(len_bytes, slot);
         let at = match if fits() { alloc() } else { Err(Full) } {
             Ok(at) => at,
             Err(Full) => {
@@ -421,15 +442,18 @@ impl<L: EntryLock> Store<L> {
                 self.core.make_room(alloc)?
             }
         };
-        let page = match source {
-            Source::Given(page) => page,
-            Source::Assembled => &*working.page,
+        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } }.encode())
+    }
+
+    /// Copies the object of `new`, whose word [`build`](Self::build) has just made, to its room.
+    fn put(&self, new: Entry, object: &Page, page: &Page) {
+        let (at, bytes) = match new {
+            Entry::Empty | Entry::Same(_) => return,
+            Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
+            Entry::Raw { at } => (at, &page[..]),
         };
-        let bytes = if compressed.is_some() { &working.object[..len_bytes] } else { &page[..] };
-        self.core.pool.prepare_write(at, len_bytes);
         // SAFETY: just allocated with this length, and in no entry yet.
         unsafe { self.core.pool.write(at, bytes) };
-        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })
     }
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
@@ -485,7 +509,7 @@ impl<L: EntryLock> Store<L> {
         let Some(training) = &self.training else { return };
         for slot in training.to_rewrite(self.slots, |slot| self.core.table.peek(slot)) {
             // A page that cannot be rewritten for want of room keeps its tables in use.
-            let _ = self.update(slot, |_| {});
+            let _ = self.update_now(slot, |_| {});
         }
     }
 

@@ -228,13 +228,24 @@ impl Streams {
     }
 
     /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still there.
-    #[inline]
+    // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more than the rest.
+    #[inline(always)]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
+        if let Queue::PerCpu { cpus, crowd } = &self.queue
+            && let Some(pin) = self.pins.try_take(cpus.current() * STREAMS_PER_CPU, word)
+        {
+            return self.made(pin, Lease::PerCpu(crowd), word, budget);
+        }
+        self.take_in_turn(word, budget)
+    }
+
+    /// Takes a stream by the policy, waiting for one if need be.
+    #[inline(never)]
+    fn take_in_turn(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
         let (pin, lease) = match &self.queue {
             Queue::PerCpu { cpus, crowd } => {
                 let home = cpus.current() * STREAMS_PER_CPU;
-                let pin = self.pins.try_take(home, word);
-                (pin.unwrap_or_else(|| self.take_any(home, word, crowd)), Lease::PerCpu(crowd))
+                (self.take_any(home, word, crowd), Lease::PerCpu(crowd))
             }
             Queue::Single(turn) => {
                 let turn = lock(turn);
@@ -246,6 +257,12 @@ impl Streams {
                 (self.take_number(number, word), Lease::Idle { numbers, returned, number })
             }
         };
+        self.made(pin, lease, word, budget)
+    }
+
+    /// The stream of `pin` with its working state.
+    #[inline(always)]
+    fn made<'a>(&'a self, pin: Pin<'a>, lease: Lease<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
         let desk = self.pins.beside(pin.number());
         let taken = Taken { desk, pin, _lease: lease };
         // SAFETY: this thread holds the pin, and the reference ends here.

@@ -5,6 +5,7 @@
 //!           now and then: the slot → sample; the sample is full: start the trainer
 //!           while a number is to be given up: rewrite some slots that have it
 //! reader:   the entry's number → tables → decode
+//!           no room while a training is under way: wait for its end, and try again
 //! trainer:  free the numbers that no object has; read the pages of the sample
 //!           tables ← train on the sample; not a fiftieth better than the current ones: sample more sparsely
 //!           else: number ← a free one; current ← number; none is free any more: give the oldest up
@@ -33,7 +34,7 @@ use std::{
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
-use crate::{Stats, budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read};
+use crate::{Stats, budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read, sync::wait_for};
 
 /// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
@@ -41,9 +42,9 @@ pub(crate) const NUMBERS: usize = 4;
 /// No number: nothing is to be given up; the stream's tables are not known.
 const NONE: u8 = u8::MAX;
 
-/// Memory of a training with the usual plan, by its largest parts: 4 MiB of pages, 10 MiB to choose a dictionary (which is
-/// then freed), 8 MiB of sequences and literals, and what they are counted in.
-const WORK_BYTES: u64 = 28 << 20;
+/// Memory of a training for each page of its sample. Of 1024 pages its largest parts are 4 MiB of pages, 10 MiB to choose a
+/// dictionary (which is then freed), 8 MiB of sequences and literals, and what they are counted in.
+const WORK_PAGE_BYTES: u64 = 28 << 10;
 
 /// Slots that a writer looks at when a number is to be given up, and how many of them it rewrites.
 const HELP_SLOTS: u64 = 64;
@@ -109,6 +110,15 @@ struct Sampling {
     slots: Vec<u64>,
     /// The trainer has a sample; no other is collected meanwhile.
     busy: bool,
+}
+
+/// The trainer's, from a full sample to the end of its work however that ends.
+struct Turn(Arc<Training>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        lock(&self.0.sampling).busy = false;
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -261,22 +271,28 @@ impl Training {
         }
         trained.until_sample = self.stride.load(Relaxed).saturating_sub(1);
         let Some(sample) = self.collect(slot) else { return };
-        let (training, core, budget) = (Arc::clone(self), Arc::clone(core), Arc::clone(budget));
-        let work = move || {
-            training.train(&sample, &core, &budget);
-            lock(&training.sampling).busy = false;
-        };
+        let (turn, core, budget) = (Turn(Arc::clone(self)), Arc::clone(core), Arc::clone(budget));
+        let work = move || turn.0.train(&sample, &core, &budget);
         // Without a thread there is no training; the next sample tries again.
-        if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
-            lock(&self.sampling).busy = false;
-        }
+        _ = thread::Builder::new().name("training".to_owned()).spawn(work);
+    }
+
+    /// Waits for the end of the training that is under way, whose memory is then free. False: there is none. The caller holds
+    /// no stream and no entry.
+    #[cold]
+    pub(crate) fn wait_for_end(&self) -> bool {
+        let is_busy = || lock(&self.sampling).busy;
+        let was_busy = is_busy();
+        wait_for(|| (!is_busy()).then_some(()));
+        was_busy
     }
 
     /// The trainer's work with one sample.
     fn train<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) {
         self.free_unused(core, budget);
         // What a disk near its limit has left is for its user.
-        if budget.limit() - budget.used() < 2 * WORK_BYTES || !self.take(budget, WORK_BYTES) {
+        let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
+        if budget.limit() - budget.used() < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
         }
         let pages = self.pages_of(slots, core, budget);
@@ -284,7 +300,7 @@ impl Training {
         let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
         let better = current.and_then(|current| current.train_beyond(&pages));
         let gain = first.zip(better.as_ref()).map_or(0, |(first, better)| gain_permille(&first, better, &pages));
-        self.give(budget, WORK_BYTES);
+        self.give(budget, work_bytes);
         match better {
             Some(tables) => {
                 self.stride.store(self.plan.stride, Relaxed);

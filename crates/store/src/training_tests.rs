@@ -166,7 +166,7 @@ fn noise_is_not_worth_tables() {
 #[test]
 fn a_store_near_its_limit_does_not_train() {
     for codec in CODECS {
-        let store = store(codec, 512, 8 << 20, OFTEN);
+        let store = store(codec, 512, 5 << 20, OFTEN);
         (0..512).for_each(|slot| store.write(slot, &page(0, slot)).expect("room"));
         wait(&store, |_| true);
         let stats = store.stats();
@@ -282,6 +282,32 @@ fn keep_through_retrainings(codec: &str) {
     wait(&store, |_| true);
     store.check().expect("consistent");
     assert!(store.stats().trainings > 0, "{codec}: {:?}", store.stats());
+}
+
+#[test]
+fn a_training_takes_no_room_from_writers() {
+    for codec in CODECS {
+        let store = store(codec, 8192, 16 << 20, Plan { sample_pages: 96, ..OFTEN });
+        for slot in 0..96 {
+            store.write(slot, &page(0, slot)).expect("room");
+        }
+        // Too random to be worth a training, and written sooner than one is done.
+        let mut random = [0; PAGE_SIZE];
+        let mut state = 1u64;
+        let is_full = |slot: u64| {
+            for word in random.as_chunks_mut::<8>().0 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *word = (state ^ state >> 33).to_le_bytes();
+            }
+            store.write(slot, &random) == Err(Error::Full)
+        };
+        assert!((96..8192).any(is_full), "{codec}");
+        let at_full = store.stats();
+        wait(&store, |_| true);
+        let back = at_full.spent_bytes - store.stats().spent_bytes;
+        assert!(back < 256 << 10, "{codec}: {back} bytes came back after a write had failed for want of room");
+        store.check().expect("consistent");
+    }
 }
 
 proptest! {

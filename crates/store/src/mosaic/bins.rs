@@ -1,7 +1,8 @@
 //! The free blocks of a shard by length.
 //!
 //! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A bitmap says which are
-//! not empty, and a word above it which words of it are not zero, so a search is a few instructions.
+//! not empty, and a word above it which words of it are not zero, so a search is a few instructions. What is left of
+//! the length of each list's first block is kept too: who looks for room does not wait for the block's own line.
 
 use super::block::{BLOCK_MIN, Blocks, NIL};
 
@@ -11,14 +12,15 @@ const FINE_END: u32 = FINE as u32 * FINE_STEP;
 const COARSE_STEP: u32 = 1024;
 const BINS: usize = FINE + 60;
 const WORDS: usize = BINS / 64;
+/// Bins in a word of `rests`.
+const RESTS: usize = 32;
 const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= super::SEGMENT);
-
-/// How many blocks of the bin that may hold blocks too short are tried.
-const TRIES: usize = 1;
 
 #[derive(Debug)]
 pub(super) struct Bins {
     heads: Box<[u32; BINS]>,
+    /// `len % FINE_STEP` of each fine bin's head, two bits each.
+    rests: [u64; FINE.div_ceil(RESTS)],
     words: [u64; WORDS],
     summary: u32,
 }
@@ -36,7 +38,8 @@ impl Bins {
         let mut heads = Vec::new();
         heads.try_reserve_exact(BINS).ok()?;
         heads.resize(BINS, NIL);
-        Some(Self { heads: heads.into_boxed_slice().try_into().ok()?, words: [0; WORDS], summary: 0 })
+        let heads = heads.into_boxed_slice().try_into().ok()?;
+        Some(Self { heads, rests: [0; FINE.div_ceil(RESTS)], words: [0; WORDS], summary: 0 })
     }
 
     /// Makes `at` a free block of `len` bytes, listed.
@@ -48,6 +51,7 @@ impl Bins {
             blocks.set_prev(next, at);
         }
         self.heads[bin] = at;
+        self.note_head(bin, len);
         self.words[bin / 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64);
     }
@@ -64,36 +68,48 @@ impl Bins {
         }
         let bin = bin_of(len);
         self.heads[bin] = next;
-        if next == NIL {
-            self.words[bin / 64] &= !(1 << (bin % 64));
-            if self.words[bin / 64] == 0 {
-                self.summary &= !(1 << (bin / 64));
-            }
+        if next != NIL {
+            self.note_head(bin, blocks.len(next));
+            return;
+        }
+        self.words[bin / 64] &= !(1 << (bin % 64));
+        if self.words[bin / 64] == 0 {
+            self.summary &= !(1 << (bin / 64));
         }
     }
 
-    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is.
-    pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<u32> {
+    /// Notes how long the first block of a bin is.
+    fn note_head(&mut self, bin: usize, len: u32) {
+        if let Some(rests) = self.rests.get_mut(bin / RESTS) {
+            let shift = bin % RESTS * 2;
+            *rests = *rests & !(3 << shift) | u64::from(len % FINE_STEP) << shift;
+        }
+    }
+
+    /// The first block of a bin, and its length if there is one.
+    fn head(&self, blocks: &Blocks, bin: usize) -> (u32, u32) {
+        let at = self.heads[bin];
+        if bin >= FINE {
+            return (at, blocks.len(at));
+        }
+        let rest = self.rests[bin / RESTS] >> (bin % RESTS * 2) & 3;
+        (at, bin as u32 * FINE_STEP + rest as u32)
+    }
+
+    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is, and its length.
+    pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<(u32, u32)> {
         let own = (len / FINE_STEP) as usize;
-        if !len.is_multiple_of(FINE_STEP) {
-            let mut at = self.heads[own];
-            for _ in 0..TRIES {
-                if at == NIL {
-                    break;
-                }
-                if blocks.len(at) >= len {
-                    return Some(at);
-                }
-                at = blocks.next(at);
-            }
+        let first = self.head(blocks, own);
+        if first.0 != NIL && first.1 >= len {
+            return Some(first);
         }
-        self.first_from(len.div_ceil(FINE_STEP) as usize).map(|bin| self.heads[bin])
+        self.first_from(own + 1).map(|bin| self.head(blocks, bin))
     }
 
-    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the longest there is.
-    pub(super) fn longest_below(&self, len: u32, least: u32) -> Option<u32> {
+    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the longest there is, and its length.
+    pub(super) fn longest_below(&self, blocks: &Blocks, len: u32, least: u32) -> Option<(u32, u32)> {
         let bin = self.last_below((len / FINE_STEP) as usize)?;
-        (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.heads[bin])
+        (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.head(blocks, bin))
     }
 
     fn first_from(&self, bin: usize) -> Option<usize> {
@@ -122,6 +138,9 @@ impl Bins {
     pub(super) fn listed(&self, blocks: &Blocks) -> Result<Vec<(u32, u32)>, String> {
         let mut all = Vec::new();
         for (bin, &head) in self.heads.iter().enumerate() {
+            if head != NIL && self.head(blocks, bin).1 != blocks.len(head) {
+                return Err(format!("bin {bin}: its first block is not as long as noted"));
+            }
             if (head != NIL) != (self.words[bin / 64] >> (bin % 64) & 1 == 1) {
                 return Err(format!("bin {bin}: the bitmap does not say whether it is empty"));
             }

@@ -164,9 +164,9 @@ impl Shard {
     /// Takes room for `len_bytes` among the free blocks and returns its block.
     pub(super) fn fit(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
         let need = blocks.whole_len(len_bytes);
-        if let Some(at) = self.bins.best_fit(blocks, need) {
-            self.bins.remove(blocks, at, blocks.len(at));
-            self.carve(blocks, at, need, Kind::Whole, owner);
+        if let Some((at, len)) = self.bins.best_fit(blocks, need) {
+            self.bins.remove(blocks, at, len);
+            self.carve(blocks, at, len, need, Kind::Whole, owner);
             return Some(at);
         }
         self.alloc_in_two(blocks, len_bytes, owner)
@@ -216,15 +216,16 @@ impl Shard {
             return Ok(at);
         }
         let need = blocks.whole_len(len_bytes);
-        let hole = if in_two { self.bins.longest_below(need, PIECE_MIN) } else { None };
-        let Some(first) = hole else { return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move) };
-        let first_len = blocks.len(first);
+        let hole = if in_two { self.bins.longest_below(blocks, need, PIECE_MIN) } else { None };
+        let Some((first, first_len)) = hole else {
+            return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move);
+        };
         self.bins.remove(blocks, first, first_len);
         let rest_len = blocks.second_len(len_bytes - blocks.first_room(first_len));
         let second = self
             .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
             .inspect_err(|_| self.bins.insert(blocks, first, first_len))?;
-        self.carve(blocks, first, first_len, Kind::First, owner);
+        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
         blocks.put_link(first, second);
         blocks.put_link(second, first);
         Ok(first)
@@ -232,25 +233,23 @@ impl Shard {
 
     fn alloc_in_two(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
         let need = blocks.whole_len(len_bytes);
-        let first = self.bins.longest_below(need, PIECE_MIN.max(need / PIECE_PART))?;
-        let first_len = blocks.len(first);
+        let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN.max(need / PIECE_PART))?;
         self.bins.remove(blocks, first, first_len);
         let rest_len = blocks.second_len(len_bytes - blocks.first_room(first_len));
-        let Some(second) = self.bins.best_fit(blocks, rest_len) else {
+        let Some((second, second_len)) = self.bins.best_fit(blocks, rest_len) else {
             self.bins.insert(blocks, first, first_len);
             return None;
         };
-        self.bins.remove(blocks, second, blocks.len(second));
-        self.carve(blocks, first, first_len, Kind::First, owner);
-        self.carve(blocks, second, rest_len, Kind::Second, owner);
+        self.bins.remove(blocks, second, second_len);
+        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
+        self.carve(blocks, second, second_len, rest_len, Kind::Second, owner);
         blocks.put_link(first, second);
         blocks.put_link(second, first);
         Some(first)
     }
 
-    /// Makes the front of the free block `at`, which is in no list, a live one of `need` bytes, or of a few more.
-    fn carve(&mut self, blocks: &Blocks, at: u32, need: u32, kind: Kind, owner: u64) {
-        let len = blocks.len(at);
+    /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of `need` bytes, or of a few more.
+    fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: Kind, owner: u64) {
         let taken = if len - need < BLOCK_MIN { len } else { need };
         if taken < len {
             self.bins.insert(blocks, at + taken, len - taken);
@@ -282,7 +281,7 @@ impl Shard {
         }
         let number = self.open;
         let top = self.segments[number as usize].top;
-        if let Err(full) = self.hold(number, top + need, purpose) {
+        if let Err(full) = self.hold(blocks, number, top + need, purpose) {
             if top == 0 {
                 self.release(blocks, number);
             }
@@ -296,7 +295,7 @@ impl Shard {
     }
 
     /// Accounts for the memory of the segment's first `end` bytes.
-    fn hold(&mut self, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
+    fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
         let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
@@ -305,6 +304,7 @@ impl Shard {
                 return Ok(());
             }
             if self.budget.take_for(purpose, more.into()).is_ok() {
+                blocks.make_present(number * SEGMENT + held, more);
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
                 return Ok(());
@@ -320,7 +320,7 @@ impl Shard {
         self.open = NIL;
         self.segments[number as usize].state = State::Closed;
         // At the limit, as much of it as is already held.
-        let _ = self.hold(number, SEGMENT, purpose);
+        let _ = self.hold(blocks, number, SEGMENT, purpose);
         let segment = &mut self.segments[number as usize];
         let rest = segment.held - top;
         if rest >= BLOCK_MIN {
