@@ -39,7 +39,7 @@ const MAX_WAITING: usize = 256;
 /// Bytes that are decoded and written together, while a processor's cache still has them.
 const WRITE_BYTES: usize = 512 << 10;
 /// And of one extent.
-const MOST_BYTES: usize = 4 << 20;
+const MOST_BYTES: usize = 8 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
 /// Longer paths are not taken by a system call.
