@@ -549,7 +549,8 @@ impl Target<'_> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
+    // Each byte is the one before it: as fast as memory, where a loop that ends early is not.
+    bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
 fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! until the segment is empty:
-//!     fill a cluster with as much of the segment as fits (at most 8 MiB of it)
+//!     fill a cluster with as much of the segment as fits (at most 4 MiB or 8 MiB of it)
 //!     blocks := those that the compressed bytes need
 //!     if that saves a block: a compressed extent, zeros in front of its bytes
 //!     else: plain extents of a block each, the bytes as they are: an eighth of a cluster, or a quarter of what has
@@ -21,7 +21,7 @@
 //! that lies elsewhere too (`repeats.rs`), a new extent begins if that can be so: the one before it may be made shorter for
 //! that, so that it starts in an earlier block.
 
-use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, Filled};
+use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
 use super::holes::is_zeros;
 use super::{BuildOptions, Compression, Fragments};
@@ -35,8 +35,11 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 /// the bytes, which its clusters have to spare beside liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
-/// The longest content of a cluster that is built. Linux takes up to 12 MiB; `mkfs.erofs` makes them as long.
+/// The longest content of a cluster that is built, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
 pub(super) const MAX_CONTENT: usize = 8 << 20;
+
+/// The same with LZ4 and DEFLATE, which make some blocks of so many zeros: longer ones save none, and a random read decodes half of one.
+const MAX_BULKY_CONTENT: usize = 4 << 20;
 
 /// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them. A multiple of every block.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
@@ -101,12 +104,17 @@ impl Segment {
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
     cluster: Vec<u8>,
+    max_content: usize,
 }
 
 impl Compressor {
     pub(crate) fn new(codec: ClusterCodec) -> Result<Self> {
         let encoder = codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
-        Ok(Self { encoder, cluster: Vec::new() })
+        let max_content = match codec.format() {
+            ClusterFormat::Lz4 | ClusterFormat::Deflate => MAX_BULKY_CONTENT,
+            ClusterFormat::MicroLzma | ClusterFormat::Zstd => MAX_CONTENT,
+        };
+        Ok(Self { encoder, cluster: Vec::new(), max_content })
     }
 
     /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used. Extents begin
@@ -190,7 +198,7 @@ impl Compressor {
         if rest.len() <= block && !(ends_file && options.ztailpacking) {
             return None;
         }
-        let filled = self.fill_blocks(&rest[..rest.len().min(MAX_CONTENT)], rest.len() > MAX_CONTENT, block)?;
+        let filled = self.fill_blocks(rest, false, block)?;
         let cut_block = (at + rest.len()) / block;
         if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
             // The next extent would begin in the block in which one begins at the cut. It begins before that block instead.
@@ -202,9 +210,11 @@ impl Compressor {
         Some(filled)
     }
 
-    /// Fills the cluster from the front of `src`. If `more` follows, and all of it takes less than the cluster, only whole blocks of that are
+    /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of that takes less than the cluster, only whole blocks are
     /// filled where they then hold more each.
     fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
+        let more = more || src.len() > self.max_content;
+        let src = &src[..src.len().min(self.max_content)];
         let filled = self.encoder.fill(src, &mut self.cluster)?;
         let whole = filled.written / block;
         if !more || filled.consumed < src.len() || whole == 0 || filled.written == whole * block {
