@@ -44,7 +44,7 @@ pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Re
     Ok(sets.into_iter().flatten().collect())
 }
 
-/// The image of a disk with ext4 on it, four times as long as the files of `tree` that lie there: the rest are holes.
+/// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the rest are holes.
 fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<Data>> {
     let Some(program) = tools.find("mkfs.ext4") else {
         eprintln!("SKIPPED: disk: mkfs.ext4 is not installed");
@@ -55,7 +55,7 @@ fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<
     let (blocks, inodes) = needs(tree)?;
     let mut command = Command::new(program);
     command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-N"]).arg((inodes + 64).to_string());
-    command.arg("-d").arg(tree).arg(folder.join("disk.img")).arg((blocks * 4).to_string());
+    command.arg("-d").arg(tree).arg(folder.join("disk.img")).arg((blocks * 2).to_string());
     process::run(&mut command, 1)?;
     Ok(Some(Data { name: "disk".to_owned(), folder }))
 }
