@@ -1,14 +1,14 @@
 //! `pagefold-bench image`: EROFS images beside `mkfs.erofs`, squashfs and ext4: built, read, mounted, extracted.
 //!
 //! ```text
-//! for each data set:
-//!     for each codec and cluster:
-//!         build with each program, in turn, round after round, with one thread and with all
-//!         compare what each reader reads with the data; then read in turn, round after round
-//!         extract in turn, round after round
+//! round after round, for each data set, for each codec and cluster:
+//!     build with each program, in turn, with all threads and with one
+//!     in the first round, compare what each reader reads with the data
+//!     read in turn, extract in turn
 //! ```
 //!
-//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower.
+//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower. The rounds of one case lie far apart, since a
+//! neighbour on the host disturbs for ten seconds at a time. One case's images lie on the disk at once.
 
 mod builder;
 mod case;
@@ -21,6 +21,7 @@ mod source_table;
 mod tools;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     thread,
@@ -56,7 +57,7 @@ on a disk a pass takes what the passes before it left.
 
 An image that a program cannot build or read is reported as not available. Kernel mounts need root.")]
 pub(crate) struct Args {
-    /// A directory, or a file, to pack; by default text and a tree of this machine's files
+    /// A directory, or a file, to pack; by default text, a tree of this machine's files, and a disk with that
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// MiB of each data set that is gathered
@@ -110,7 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let all = match &args.data {
         Some(path) => vec![data::named(path, &scratch)?],
-        None => data::gathered(args.mib, &scratch)?,
+        None => data::gathered(args.mib, &tools, &scratch)?,
     };
     let extracted = match &args.extract_to {
         Some(folder) => TempDir::new_in(folder),
@@ -118,11 +119,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None => TempDir::new_in(scratch.path()),
     };
     let extracted = extracted.context("no folder to extract to")?;
-    let mut bench =
-        Bench { args, tools, scratch: scratch.path(), extracted: extracted.path(), results: Results::default() };
-    for data in &all {
-        for case in &args.cases {
-            eprintln!("{}/{}", data.name, case.name());
+    let mut bench = Bench {
+        tools,
+        scratch: scratch.path(),
+        extracted: extracted.path(),
+        results: Results::default(),
+        verified: BTreeMap::new(),
+    };
+    for round in 1..=args.rounds.max(1) {
+        for (data, case) in all.iter().flat_map(|data| args.cases.iter().map(move |case| (data, case))) {
+            eprintln!("{}/{}, round {round}", data.name, case.name());
             bench.build(data, case)?;
             if !args.build_only {
                 bench.read(data, case)?;
@@ -167,11 +173,12 @@ fn thread_counts() -> Vec<(&'static str, usize)> {
 }
 
 struct Bench<'a> {
-    args: &'a Args,
     tools: Tools,
     scratch: &'a Path,
     extracted: &'a Path,
     results: Results,
+    /// Whether what a reader reads of a case was the data, when it was compared.
+    verified: BTreeMap<(String, &'static str), anyhow::Result<()>>,
 }
 
 /// A way to read what was packed.
@@ -263,21 +270,19 @@ impl Bench<'_> {
             let _ = fs::remove_file(self.image(builder));
         }
         warm_tree(&data.folder)?;
-        for _ in 0..self.args.rounds.max(1) {
-            for &(threads_name, threads) in thread_counts().iter().rev() {
-                let name = format!("{}/{}/build/{threads_name}", data.name, case.name());
-                for builder in Builder::ALL {
-                    let image = self.scratch.join("new.image");
-                    match builder.build(&self.tools, case, threads, &data.folder, &image) {
-                        Ok(ran) => {
-                            let bytes = builder::image_bytes(builder, &image)?;
-                            self.results.add(&name, builder.subject(), Metric::ImageBytes, bytes);
-                            self.results.add(&name, builder.subject(), Metric::BuildSeconds, ran.seconds);
-                            self.results.add(&name, builder.subject(), Metric::PeakRss, ran.peak_rss_bytes);
-                            fs::rename(&image, self.image(builder))?;
-                        }
-                        Err(error) => self.results.miss(&name, builder.subject(), &error),
+        for &(threads_name, threads) in thread_counts().iter().rev() {
+            let name = format!("{}/{}/build/{threads_name}", data.name, case.name());
+            for builder in Builder::ALL {
+                let image = self.scratch.join("new.image");
+                match builder.build(&self.tools, case, threads, &data.folder, &image) {
+                    Ok(ran) => {
+                        let bytes = builder::image_bytes(builder, &image)?;
+                        self.results.add(&name, builder.subject(), Metric::ImageBytes, bytes);
+                        self.results.add(&name, builder.subject(), Metric::BuildSeconds, ran.seconds);
+                        self.results.add(&name, builder.subject(), Metric::PeakRss, ran.peak_rss_bytes);
+                        fs::rename(&image, self.image(builder))?;
                     }
+                    Err(error) => self.results.miss(&name, builder.subject(), &error),
                 }
             }
         }
@@ -294,21 +299,21 @@ impl Bench<'_> {
                 continue;
             }
             reads::warm(&image)?;
-            match reader.with(&self.tools, &image, |access| reads.verify(access, &data.folder)) {
+            let verify = || reader.with(&self.tools, &image, |access| reads.verify(access, &data.folder));
+            let verified = self.verified.entry((prefix.clone(), reader.subject())).or_insert_with(verify);
+            match verified {
                 Ok(()) => readers.push(reader),
-                Err(error) => self.results.miss(&prefix, reader.subject(), &error),
+                Err(error) => self.results.miss(&prefix, reader.subject(), error),
             }
         }
-        for _ in 0..self.args.rounds.max(1) {
-            for (threads_name, threads) in thread_counts() {
-                let name = format!("{prefix}/{threads_name}");
-                for reader in &readers {
-                    let image = self.image(reader.builder());
-                    let speed = reader.with(&self.tools, &image, |access| reads.sequential(access, threads))?;
-                    let time = reader.with(&self.tools, &image, |access| reads.random(access, threads))?;
-                    self.results.add(&name, reader.subject(), Metric::Sequential, speed);
-                    self.results.add(&name, reader.subject(), Metric::Random, time);
-                }
+        for (threads_name, threads) in thread_counts() {
+            let name = format!("{prefix}/{threads_name}");
+            for reader in &readers {
+                let image = self.image(reader.builder());
+                let speed = reader.with(&self.tools, &image, |access| reads.sequential(access, threads))?;
+                let time = reader.with(&self.tools, &image, |access| reads.random(access, threads))?;
+                self.results.add(&name, reader.subject(), Metric::Sequential, speed);
+                self.results.add(&name, reader.subject(), Metric::Random, time);
             }
         }
         let image = Image::open_path(&self.image(Builder::Pagefold))?;
@@ -324,37 +329,35 @@ impl Bench<'_> {
 
     fn extract(&mut self, data: &Data, case: &Case) -> anyhow::Result<()> {
         let out = self.extracted.join("out");
-        for _ in 0..self.args.rounds.max(1) {
-            for (threads_name, threads) in thread_counts() {
-                let name = format!("{}/{}/extract/{threads_name}", data.name, case.name());
-                for (subject, program, builder) in [
-                    ("pagefold", Some(self.tools.pagefold.clone()), Builder::Pagefold),
-                    ("fsck.erofs", self.tools.find("fsck.erofs"), Builder::Pagefold),
-                    ("unsquashfs", self.tools.find("unsquashfs"), Builder::MkSquashfs),
-                ] {
-                    let image = self.image(builder);
-                    let Some(program) = program.filter(|_| image.exists()) else { continue };
-                    let mut command = std::process::Command::new(program);
-                    match subject {
-                        "pagefold" => {
-                            command.arg("extract").arg(image).arg("-C").arg(&out);
-                            command.arg("--threads").arg(threads.to_string());
-                        }
-                        "fsck.erofs" => {
-                            command.arg(format!("--extract={}", out.display())).arg(image);
-                        }
-                        _ => {
-                            command.args(["-quiet", "-no-progress", "-processors"]).arg(threads.to_string());
-                            command.arg("-d").arg(&out).arg(image);
-                        }
+        for (threads_name, threads) in thread_counts() {
+            let name = format!("{}/{}/extract/{threads_name}", data.name, case.name());
+            for (subject, program, builder) in [
+                ("pagefold", Some(self.tools.pagefold.clone()), Builder::Pagefold),
+                ("fsck.erofs", self.tools.find("fsck.erofs"), Builder::Pagefold),
+                ("unsquashfs", self.tools.find("unsquashfs"), Builder::MkSquashfs),
+            ] {
+                let image = self.image(builder);
+                let Some(program) = program.filter(|_| image.exists()) else { continue };
+                let mut command = std::process::Command::new(program);
+                match subject {
+                    "pagefold" => {
+                        command.arg("extract").arg(image).arg("-C").arg(&out);
+                        command.arg("--threads").arg(threads.to_string());
                     }
-                    match process::run(&mut command, threads) {
-                        Ok(ran) => self.results.add(&name, subject, Metric::ExtractSeconds, ran.seconds),
-                        Err(error) => self.results.miss(&name, subject, &error),
+                    "fsck.erofs" => {
+                        command.arg(format!("--extract={}", out.display())).arg(image);
                     }
-                    if out.exists() {
-                        fs::remove_dir_all(&out)?;
+                    _ => {
+                        command.args(["-quiet", "-no-progress", "-processors"]).arg(threads.to_string());
+                        command.arg("-d").arg(&out).arg(image);
                     }
+                }
+                match process::run(&mut command, threads) {
+                    Ok(ran) => self.results.add(&name, subject, Metric::ExtractSeconds, ran.seconds),
+                    Err(error) => self.results.miss(&name, subject, &error),
+                }
+                if out.exists() {
+                    fs::remove_dir_all(&out)?;
                 }
             }
         }

@@ -39,7 +39,7 @@ const MAX_WAITING: usize = 256;
 /// Bytes that are decoded and written together, while a processor's cache still has them.
 const WRITE_BYTES: usize = 512 << 10;
 /// And of one extent.
-const MOST_BYTES: usize = 4 << 20;
+const MOST_BYTES: usize = 8 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
 /// Longer paths are not taken by a system call.
@@ -549,7 +549,8 @@ impl Target<'_> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
+    // Each byte is the one before it: as fast as memory, where a loop that ends early is not.
+    bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
 fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {

@@ -3,11 +3,13 @@
 use std::{
     fs, os,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
+use super::{builder::needs, process, tools::Tools};
 use crate::codec::files::{is_text, joined};
 
 /// A directory that images are made of, with its name in cases.
@@ -24,18 +26,38 @@ pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
     }
     let folder = scratch.path().join("data");
     fs::create_dir(&folder)?;
-    fs::copy(path, folder.join(&name))?;
+    // A copy has no holes.
+    let original = fs::canonicalize(path)?;
+    fs::hard_link(&original, folder.join(&name)).or_else(|_| fs::copy(&original, folder.join(&name)).map(drop))?;
     Ok(Data { name, folder })
 }
 
-/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB.
-pub(super) fn gathered(mib: u64, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
+/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB, and a disk with that tree.
+pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
     let tree = scratch.path().join("tree");
     let mut budget = Budget { bytes: mib << 20, files: 20_000 };
     for root in ["/usr/share", "/usr/lib", "/usr/include"] {
         copy(Path::new(root), &tree.join(root.trim_start_matches('/')), &mut budget)?;
     }
-    Ok(vec![text(mib, scratch)?, Data { name: "tree".to_owned(), folder: tree }])
+    let disk = disk(&tree, tools, scratch)?;
+    let sets = [Some(text(mib, scratch)?), Some(Data { name: "tree".to_owned(), folder: tree }), disk];
+    Ok(sets.into_iter().flatten().collect())
+}
+
+/// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the rest are holes.
+fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<Data>> {
+    let Some(program) = tools.find("mkfs.ext4") else {
+        eprintln!("SKIPPED: disk: mkfs.ext4 is not installed");
+        return Ok(None);
+    };
+    let folder = scratch.path().join("disk");
+    fs::create_dir(&folder)?;
+    let (blocks, inodes) = needs(tree)?;
+    let mut command = Command::new(program);
+    command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-N"]).arg((inodes + 64).to_string());
+    command.arg("-d").arg(tree).arg(folder.join("disk.img")).arg((blocks * 2).to_string());
+    process::run(&mut command, 1)?;
+    Ok(Some(Data { name: "disk".to_owned(), folder }))
 }
 
 /// Text of this machine as one file.

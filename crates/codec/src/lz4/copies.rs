@@ -169,6 +169,13 @@ pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room:
             long_match(op, offset, len);
         } else if len < LONG && room >= SHORT_ROOM {
             short_match(op, offset);
+        } else if len >= LONG + OVERSHOOT {
+            // A run of zeros up to the end of a cluster, say.
+            let most = len - OVERSHOOT;
+            long_match(op, offset, most);
+            for at in most..len {
+                *op.add(at) = *from.add(at);
+            }
         } else if offset >= 8 && len >= 8 {
             let mut at = 0;
             while at + 8 <= len {

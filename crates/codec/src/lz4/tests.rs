@@ -358,7 +358,7 @@ fn offsets_of_long_blocks_stay_in_reach() {
 #[test]
 fn offsets_of_every_size_and_match_lengths() {
     for offset in 1..40_u16 {
-        for extra in 0..60_u8 {
+        for extra in 0..250_u8 {
             let mut block = vec![0xF0 | extra.min(15), 40 - 15];
             block.extend(0..40);
             block.extend(offset.to_le_bytes());

@@ -17,6 +17,7 @@ use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
 use super::segment::{Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::tree::{Content, NodeId, NodeKind, Tree};
+use super::zeros::Zeros;
 use super::{BuildOptions, Compression, Fragments, Progress};
 use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
@@ -161,6 +162,7 @@ pub(crate) fn write(
         shared_blocks: 0,
         spool: None,
         spare: Spare::default(),
+        zeros: Zeros::default(),
         digest: Xxh3::new(),
     };
     let mut files = HashMap::new();
@@ -221,6 +223,7 @@ struct Writer<'a> {
     shared_blocks: u64,
     spool: Option<Spool>,
     spare: Spare,
+    zeros: Zeros,
     digest: Xxh3,
 }
 
@@ -264,7 +267,7 @@ impl Writer<'_> {
                         open = Some(OpenFile::new(self));
                     }
                     let Some(file) = open.as_mut() else { return Ok(()) };
-                    self.add(file, work?, &spare)?;
+                    self.add(file, &part, work?, &spare)?;
                     if part.is_last()
                         && let Some(file) = open.take()
                     {
@@ -316,7 +319,7 @@ impl Writer<'_> {
         Ok(found.iter().map(|chunks| repeats.cuts(chunks, options.block_bytes)).collect())
     }
 
-    fn add(&mut self, file: &mut OpenFile, work: Work, spare: &Spare) -> Result<()> {
+    fn add(&mut self, file: &mut OpenFile, part: &Part, work: Work, spare: &Spare) -> Result<()> {
         match work {
             Work::Raw(bytes) => {
                 self.add_raw(file, &bytes)?;
@@ -336,19 +339,15 @@ impl Writer<'_> {
                 Ok(())
             }
             Work::Compressed(segment) => {
-                let block = self.options.block_bytes as usize;
-                let mut at = 0;
-                for piece in &segment.pieces {
-                    let bytes = &segment.blocks[at..at + piece.blocks as usize * block];
-                    at += bytes.len();
-                    let blkaddr = self.add_cluster(bytes, piece.compressed)?;
-                    let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
-                    file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+                if segment.zeros < part.len() {
+                    self.add_zeros(file, &part.source)?;
                 }
+                self.add_pieces(file, &segment, true)?;
+                file.zeros += segment.zeros;
                 spare.give(segment.blocks);
                 match segment.tail {
                     None => {}
-                    Some(Tail::Fragment(bytes)) => self.add(file, Work::Fragment(bytes), spare)?,
+                    Some(Tail::Fragment(bytes)) => self.add(file, part, Work::Fragment(bytes), spare)?,
                     Some(Tail::Inline { bytes, len, compressed }) => {
                         self.digest.update(&bytes);
                         let place = BuiltPlace::Inline(bytes.len() as u32);
@@ -359,6 +358,35 @@ impl Writer<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn add_pieces(&mut self, file: &mut OpenFile, segment: &Segment, share: bool) -> Result<()> {
+        let mut at = 0;
+        for piece in &segment.pieces {
+            let bytes = &segment.blocks[at..at + piece.blocks as usize * self.options.block_bytes as usize];
+            at += bytes.len();
+            let blkaddr = if share { self.add_cluster(bytes, piece.compressed)? } else { self.append(bytes)? };
+            let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
+            file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+        }
+        Ok(())
+    }
+
+    /// Adds the zeros that segments left behind. Their first cluster and the last are not shared: compact indexes have no place for that near to other
+    /// clusters, and full ones take more than two blocks.
+    fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
+        let mut zeros = std::mem::take(&mut self.zeros);
+        let mut first = true;
+        while file.zeros > 0
+            && let Some(compression) = self.ways[source.way]
+        {
+            let cluster = zeros.cluster(source.way, compression, file.zeros, self.options)?;
+            file.zeros -= cluster.content_bytes() as u64;
+            self.add_pieces(file, cluster, !first && file.zeros > 0)?;
+            first = false;
+        }
+        self.zeros = zeros;
+        Ok(())
     }
 
     /// Adds full blocks of a file that is not compressed, without those of zeros, and keeps the rest as its tail.
@@ -547,13 +575,15 @@ struct OpenFile {
     first_block: u32,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
+    /// Zeros behind the extents that are in none yet.
+    zeros: u64,
     tail: Vec<u8>,
 }
 
 impl OpenFile {
     fn new(writer: &mut Writer<'_>) -> Self {
         writer.stored_here.clear();
-        Self { first_block: writer.next_block, extents: Vec::new(), chunks: Vec::new(), tail: Vec::new() }
+        Self { first_block: writer.next_block, extents: Vec::new(), chunks: Vec::new(), zeros: 0, tail: Vec::new() }
     }
 
     /// Whether the file's whole blocks lie one after another as they are.
@@ -571,18 +601,11 @@ struct Worker<'a> {
     /// For each way, made when it is first needed.
     compressors: Vec<Option<Compressor>>,
     input: Vec<u8>,
-    /// For each way, what a segment of zeros becomes that is not its file's last, with the cuts in it.
-    zeros: Vec<Option<(Vec<u32>, Segment)>>,
 }
 
 impl<'a> Worker<'a> {
     fn new(ways: &'a [Option<Compression>]) -> Self {
-        Self {
-            ways,
-            compressors: ways.iter().map(|_| None).collect(),
-            input: Vec::new(),
-            zeros: ways.iter().map(|_| None).collect(),
-        }
+        Self { ways, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
     }
 
     fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
@@ -603,36 +626,20 @@ impl<'a> Worker<'a> {
             read_bytes(source, 0, part.len(), &mut bytes)?;
             return Ok(Work::Fragment(bytes));
         }
-        let zeros = read(source, part.offset, part.len(), &mut self.input)? == Found::Zeros;
-        if zeros {
-            // All segments but a file's last are of one length.
-            if !last
-                && let Some((cuts, segment)) = &self.zeros[source.way]
-                && *cuts == part.cuts
-            {
-                return Ok(Work::Compressed(segment.clone()));
+        if read(source, part.offset, part.len(), &mut self.input)? == Found::Zeros {
+            if !last {
+                return Ok(Work::Compressed(Segment { zeros: part.len(), ..Segment::default() }));
             }
             self.input.clear();
             self.input.resize(part.len() as usize, 0);
         }
         let compressor = match &mut self.compressors[source.way] {
             Some(compressor) => compressor,
-            none => {
-                let encoder = compression.codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
-                none.insert(Compressor::new(encoder))
-            }
+            none => none.insert(Compressor::new(compression.codec)?),
         };
-        let segment_options = SegmentOptions {
-            block_bytes: options.block_bytes as usize,
-            pcluster_bytes: compression.pcluster_bytes as usize,
-            ztailpacking: source.packable && options.ztailpacking,
-            fragments: source.packable && options.fragments != Fragments::Off,
-        };
-        let segment = compressor.compress(&self.input, &part.cuts, last, &segment_options, spare.take(part.len()));
-        if zeros && !last {
-            self.zeros[source.way] = Some((part.cuts.clone(), segment.clone()));
-        }
-        Ok(Work::Compressed(segment))
+        let segment_options = SegmentOptions::new(options, compression, source.packable);
+        let room = spare.take(part.len());
+        Ok(Work::Compressed(compressor.compress(&self.input, &part.cuts, last, &segment_options, room)))
     }
 }
 

@@ -31,6 +31,7 @@ mod segment;
 mod sparse;
 mod tar;
 mod tree;
+mod zeros;
 
 use std::fs::File;
 

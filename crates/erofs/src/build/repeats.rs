@@ -21,6 +21,8 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::holes::is_zeros;
+
 /// The shortest chunk, in bytes: none is looked for in the first part of one.
 const LEAST_BYTES: usize = 2 << 10;
 /// The longest.
@@ -38,6 +40,9 @@ const RUN_BLOCKS: u32 = 8;
 /// cut again this far behind its beginning, in bytes, and each time four times as far, so that what one place has missed it
 /// joins later.
 const FIRST_WITHIN: u32 = 64 << 10;
+
+/// The sum of a chunk of zeros, which is in no run: zeros are equal wherever they are cut.
+const ZEROS: u64 = 0;
 
 /// A number for each byte: the outputs of splitmix64 (Steele, Lea and Flood, *Fast Splittable Pseudorandom Number
 /// Generators*, OOPSLA 2014).
@@ -76,7 +81,8 @@ pub(crate) fn chunks(segment: &[u8]) -> Vec<Chunk> {
         let rest = &segment[start..];
         let rest = &rest[..rest.len().min(MOST_BYTES)];
         let len = chunk_len(rest);
-        chunks.push(Chunk { sum: xxh3_64(&rest[..len]), end: (start + len) as u32 });
+        let sum = if is_zeros(&rest[..len]) { ZEROS } else { xxh3_64(&rest[..len]) };
+        chunks.push(Chunk { sum, end: (start + len) as u32 });
         start += len;
     }
     chunks
@@ -130,7 +136,7 @@ pub(crate) struct Repeats {
 impl Repeats {
     /// Adds the chunks of one segment.
     pub(crate) fn add(&mut self, chunks: &[Chunk]) {
-        for (at, chunk) in chunks.iter().enumerate() {
+        for (at, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.sum != ZEROS) {
             let before = Side::of(at.checked_sub(1).map(|before| &chunks[before]));
             let behind = Side::of(chunks.get(at + 1));
             self.seen

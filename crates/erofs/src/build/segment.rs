@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! until the segment is empty:
-//!     fill a cluster with as much of the segment as fits (at most 4 MiB of it)
+//!     fill a cluster with as much of the segment as fits (at most 4 MiB or 8 MiB of it)
 //!     blocks := those that the compressed bytes need
 //!     if that saves a block: a compressed extent, zeros in front of its bytes
 //!     else: plain extents of a block each, the bytes as they are: an eighth of a cluster, or a quarter of what has
 //!         not compressed up to here, if that is more; at most a cluster
 //! ```
+//!
+//! Zeros at the end of a segment, but for those that end in the last cluster with data, are left to the writer: it adds them to those
+//! of the segments that follow, and stores all of them as clusters of one length (`zeros.rs`). Each segment would else end them in a cluster that is
+//! cut short.
 //!
 //! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less is tried the longer nothing
 //! compresses.
@@ -17,7 +21,11 @@
 //! that lies elsewhere too (`repeats.rs`), a new extent begins if that can be so: the one before it may be made shorter for
 //! that, so that it starts in an earlier block.
 
-use pagefold_codec::cluster::{ClusterEncoder, Filled};
+use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
+
+use super::holes::is_zeros;
+use super::{BuildOptions, Compression, Fragments};
+use crate::error::{Error, Result};
 
 /// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block on average), short
 /// enough that the segments in flight are bounded memory. A multiple of every block.
@@ -27,8 +35,14 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 /// the bytes, which its clusters have to spare beside liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
-/// The longest content of a cluster that is built. Linux takes up to 12 MiB.
-const MAX_CONTENT: usize = 4 << 20;
+/// The longest content of a cluster that is built, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
+pub(super) const MAX_CONTENT: usize = 8 << 20;
+
+/// The same with LZ4 and DEFLATE, which make some blocks of so many zeros: longer ones save none, and a random read decodes half of one.
+const MAX_BULKY_CONTENT: usize = 4 << 20;
+
+/// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them. A multiple of every block.
+pub(super) const ZEROS_STEP: usize = 64 << 10;
 
 /// A run of bytes that is stored together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,10 +69,17 @@ pub(crate) struct Segment {
     pub(crate) pieces: Vec<Piece>,
     /// The pieces' blocks, one after the other.
     pub(crate) blocks: Vec<u8>,
+    /// So many zeros behind the pieces, which are in none.
+    pub(crate) zeros: u64,
     pub(crate) tail: Option<Tail>,
 }
 
 impl Segment {
+    /// Bytes of the file that the pieces hold.
+    pub(crate) fn content_bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.len as usize).sum()
+    }
+
     /// Adds a cluster that holds `len` bytes, and returns that.
     fn add_cluster(&mut self, cluster: &[u8], len: usize, block: usize) -> usize {
         let blocks = cluster.len().div_ceil(block);
@@ -83,11 +104,17 @@ impl Segment {
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
     cluster: Vec<u8>,
+    max_content: usize,
 }
 
 impl Compressor {
-    pub(crate) fn new(encoder: Box<dyn ClusterEncoder>) -> Self {
-        Self { encoder, cluster: Vec::new() }
+    pub(crate) fn new(codec: ClusterCodec) -> Result<Self> {
+        let encoder = codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
+        let max_content = match codec.format() {
+            ClusterFormat::Lz4 | ClusterFormat::Deflate => MAX_BULKY_CONTENT,
+            ClusterFormat::MicroLzma | ClusterFormat::Zstd => MAX_CONTENT,
+        };
+        Ok(Self { encoder, cluster: Vec::new(), max_content })
     }
 
     /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used. Extents begin
@@ -104,6 +131,7 @@ impl Compressor {
         blocks.clear();
         self.cluster.resize(options.pcluster_bytes, 0);
         let mut segment = Segment { blocks, ..Segment::default() };
+        let zeros_from = if last { src.len() } else { zeros_from(src) };
         let mut at = 0;
         let mut cuts = cuts.iter().map(|cut| *cut as usize).peekable();
         // Until the first cut, and from each to the next.
@@ -111,6 +139,10 @@ impl Compressor {
             self.encoder.restart();
             let mut plain_run = 0;
             while at < src.len() {
+                if at >= zeros_from && at.is_multiple_of(ZEROS_STEP) {
+                    segment.zeros = (src.len() - at) as u64;
+                    return segment;
+                }
                 // One extent starts in a logical cluster.
                 while cuts.next_if(|cut| *cut < src.len() && cut / block == at / block && *cut != at).is_some() {}
                 if cuts.next_if(|cut| *cut == at).is_some() {
@@ -119,7 +151,14 @@ impl Compressor {
                 let stop = cuts.peek().map_or(src.len(), |cut| *cut);
                 let rest = &src[at..stop];
                 let ends_file = last && stop == src.len();
-                let filled = self.fill(rest, at, stop < src.len(), ends_file, options);
+                let mut filled = self.fill(rest, at, stop < src.len(), ends_file, options);
+                if let Some(end) = filled.map(|filled| at + filled.consumed)
+                    && end > zeros_from
+                    && end - end % ZEROS_STEP > at
+                    && !end.is_multiple_of(ZEROS_STEP)
+                {
+                    filled = self.encoder.fill(&rest[..end - end % ZEROS_STEP - at], &mut self.cluster);
+                }
                 let takes_all = filled.map_or(rest.len() <= block, |filled| filled.consumed == rest.len());
                 if ends_file
                     && takes_all
@@ -159,7 +198,7 @@ impl Compressor {
         if rest.len() <= block && !(ends_file && options.ztailpacking) {
             return None;
         }
-        let filled = self.encoder.fill(&rest[..rest.len().min(MAX_CONTENT)], &mut self.cluster)?;
+        let filled = self.fill_blocks(rest, false, block)?;
         let cut_block = (at + rest.len()) / block;
         if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
             // The next extent would begin in the block in which one begins at the cut. It begins before that block instead.
@@ -170,6 +209,61 @@ impl Compressor {
         }
         Some(filled)
     }
+
+    /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of that takes less than the cluster, only whole blocks are
+    /// filled where they then hold more each.
+    fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
+        let more = more || src.len() > self.max_content;
+        let src = &src[..src.len().min(self.max_content)];
+        let filled = self.encoder.fill(src, &mut self.cluster)?;
+        let whole = filled.written / block;
+        if !more || filled.consumed < src.len() || whole == 0 || filled.written == whole * block {
+            return Some(filled);
+        }
+        let fewer = self.encoder.fill(src, &mut self.cluster[..whole * block]);
+        if fewer.is_some_and(|fewer| fewer.consumed * (whole + 1) > filled.consumed * whole) {
+            return fewer;
+        }
+        self.encoder.fill(src, &mut self.cluster)
+    }
+
+    /// One cluster, of the front of `zeros`. If `more` follow it is one that is worth being used again and again: in whole blocks, and with a
+    /// content so round that few lengths are left behind any number of it.
+    pub(super) fn compress_zeros(&mut self, zeros: &[u8], more: bool, options: &SegmentOptions) -> Segment {
+        let block = options.block_bytes;
+        self.cluster.resize(options.pcluster_bytes, 0);
+        self.encoder.restart();
+        let mut filled = self.fill_blocks(zeros, more, block);
+        if let Some(Filled { consumed, .. }) = filled
+            && more
+            && consumed < zeros.len()
+            && let Some(step) = (consumed / 64).checked_ilog2()
+        {
+            let round = consumed - consumed % (1 << step).clamp(block, ZEROS_STEP);
+            filled = self.encoder.fill(&zeros[..round], &mut self.cluster);
+        }
+        let mut segment = Segment::default();
+        match filled {
+            Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
+                segment.add_cluster(&self.cluster[..filled.written], filled.consumed, block)
+            }
+            _ => segment.add_plain(&zeros[..zeros.len().min(block)], block),
+        };
+        segment
+    }
+}
+
+/// Where the zeros at the end of `src` begin, or a little later: a multiple of [`ZEROS_STEP`], or the end.
+fn zeros_from(src: &[u8]) -> usize {
+    let mut from = src.len();
+    while from > 0 {
+        let before = (from - 1) / ZEROS_STEP * ZEROS_STEP;
+        if !is_zeros(&src[before..from]) {
+            break;
+        }
+        from = before;
+    }
+    from
 }
 
 /// What of an image's options concerns segments.
@@ -180,6 +274,17 @@ pub(crate) struct SegmentOptions {
     pub(crate) pcluster_bytes: usize,
     pub(crate) ztailpacking: bool,
     pub(crate) fragments: bool,
+}
+
+impl SegmentOptions {
+    pub(crate) fn new(options: &BuildOptions, compression: Compression, packable: bool) -> Self {
+        Self {
+            block_bytes: options.block_bytes as usize,
+            pcluster_bytes: compression.pcluster_bytes as usize,
+            ztailpacking: packable && options.ztailpacking,
+            fragments: packable && options.fragments != Fragments::Off,
+        }
+    }
 }
 
 /// What becomes of the end of a file that fits into one cluster, if it is packed.
@@ -201,7 +306,6 @@ fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option
 
 #[cfg(test)]
 mod tests {
-    use pagefold_codec::cluster::ClusterCodec;
     use proptest::prelude::*;
 
     use super::*;
@@ -225,7 +329,7 @@ mod tests {
             }
             let options =
                 SegmentOptions { block_bytes: 4096, pcluster_bytes: pcluster, ztailpacking, fragments: false };
-            let mut compressor = Compressor::new(ClusterCodec::Lz4.encoder().unwrap());
+            let mut compressor = Compressor::new(ClusterCodec::Lz4).unwrap();
             let cuts: Vec<_> = cuts.into_iter().filter(|cut| *cut as usize <= src.len()).collect();
             let segment = compressor.compress(&src, &cuts, last, &options, vec![1; 77]);
             let mut at = 0u64;

@@ -8,6 +8,8 @@ use std::path::Path;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Fragments, Image, ScanOptions, Tree, build};
 
+use crate::trees;
+
 /// What lies where in a file of 37 MiB and 5 bytes.
 const DATA: [(u64, usize); 5] =
     [(0, 3), (5 << 20, 200_000), ((9 << 20) + 77, 1), (20 << 20, 4 << 20), (33 << 20, 4096)];
@@ -61,4 +63,39 @@ fn holes_are_the_zeros_that_they_read_as() {
     ] {
         assert!(image(folder.path(), "holes", &options) == image(folder.path(), "zeros", &options), "{name}");
     }
+}
+
+#[test]
+fn zeros_take_as_few_blocks_as_their_codec_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("zeros")).unwrap();
+    // Zeros from within one segment to within another one, on both sides of a little data.
+    let file = File::create(at("zeros/disk")).unwrap();
+    file.set_len(256 << 20).unwrap();
+    for (seed, offset) in [(1, 0), (2, 70 << 20), (3, 255 << 20)] {
+        file.write_all_at(&trees::text(50_000, seed), offset + 5000).unwrap();
+    }
+    let base = BuildOptions::default();
+    let zstd = Some(ClusterCodec::Zstd { level: 3, window_log: 16 });
+    let (deflate, lzma) =
+        (Some(ClusterCodec::Deflate(1)), Some(ClusterCodec::MicroLzma { preset: 0, dict_bytes: 1 << 16 }));
+    // LZ4 makes 255 bytes one, DEFLATE 985; the others are bound by what a cluster may hold. Two blocks of metadata, indexes of two bytes a
+    // block, and for each of the three pieces of data a few blocks.
+    let around = 256 * 512 / 4096 + 2 + 18;
+    for (name, codec, pcluster_bytes, blocks) in [
+        ("lz4", base.codec, 4096, 258),
+        ("lz4 64K", base.codec, 65536, 258),
+        ("lz4hc", Some(ClusterCodec::Lz4Hc(9)), 65536, 258),
+        ("zstd", zstd, 65536, 32),
+        ("deflate", deflate, 4096, 69),
+        ("lzma", lzma, 65536, 32),
+    ] {
+        let options = BuildOptions { codec, pcluster_bytes, ..base.clone() };
+        let built = (image(folder.path(), "zeros", &options).len() / 4096) as u64;
+        assert!(built <= blocks + around, "{name}: {built} blocks, not {}", blocks + around);
+    }
+    let options = BuildOptions { dedupe: true, ..base };
+    let built = image(folder.path(), "zeros", &options).len() / 4096;
+    assert!(built <= 60, "shared: {built} blocks");
 }

@@ -1,0 +1,55 @@
+//! Long runs of zeros, over the ends of segments: as many clusters of one length as there are, and one with the rest.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::segment::{Compressor, MAX_CONTENT, Segment, SegmentOptions};
+use super::{BuildOptions, Compression};
+use crate::error::Result;
+
+/// Clusters of zeros, each compressed once.
+#[derive(Default)]
+pub(crate) struct Zeros {
+    /// By the way in which they are compressed.
+    compressors: HashMap<usize, Compressor>,
+    /// By that, and by how many zeros there were; [`MAX_CONTENT`] for any number of them.
+    known: HashMap<(usize, usize), Segment>,
+    zeros: Vec<u8>,
+}
+
+impl Zeros {
+    /// A cluster for the front of `len` zeros, which are stored in this `way`: it is all of the segment.
+    pub(crate) fn cluster(
+        &mut self,
+        way: usize,
+        compression: Compression,
+        len: u64,
+        options: &BuildOptions,
+    ) -> Result<&Segment> {
+        let longest = self.compress(way, compression, MAX_CONTENT, options)?.content_bytes();
+        if len >= longest as u64 {
+            return self.compress(way, compression, MAX_CONTENT, options);
+        }
+        self.compress(way, compression, len as usize, options)
+    }
+
+    fn compress(
+        &mut self,
+        way: usize,
+        compression: Compression,
+        len: usize,
+        options: &BuildOptions,
+    ) -> Result<&Segment> {
+        let known = match self.known.entry((way, len)) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(known) => known,
+        };
+        let compressor = match self.compressors.entry(way) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Compressor::new(compression.codec)?),
+        };
+        self.zeros.resize(MAX_CONTENT, 0);
+        let options = SegmentOptions::new(options, compression, false);
+        Ok(known.insert(compressor.compress_zeros(&self.zeros[..len], len == MAX_CONTENT, &options)))
+    }
+}
