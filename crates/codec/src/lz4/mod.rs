@@ -169,7 +169,7 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 /// The output grows towards the unread input and may never pass it. It does not for a well-formed block that ends
 /// `out_len + in_place_margin(block.len())` bytes or more into the buffer: what is left of the input is longer than what is
 /// left of the output by a byte in 256 and two, at most. With less of a margin it may; that is found out, but a block that comes within 21
-/// bytes of it can be refused too.
+/// bytes of it can be refused too. Behind the output the buffer holds unspecified bytes, up to the block's end.
 ///
 /// # Errors
 /// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if
