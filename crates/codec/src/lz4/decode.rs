@@ -182,6 +182,7 @@ impl Decoder {
                     let first = usize::from(*ip);
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
+                        core::hint::cold_path();
                         let mut literals_at = ip.add(1);
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
                         let literals = 15 + more;
@@ -213,6 +214,7 @@ impl Decoder {
                         break true;
                     }
                     if distance < 8 || from.addr() < oldest.addr() {
+                        core::hint::cold_path();
                         (token, offset, offset_at, match_at) = (first, distance, ip.add(literals).add(1), to);
                         break false;
                     }
