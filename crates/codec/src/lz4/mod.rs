@@ -16,7 +16,7 @@ use decode::Extent;
 use encode::encode;
 use format::Plain;
 use kind::Kind;
-use table::{HASH_FEW, Narrow, Positions};
+use table::{HASH, HASH_FEW, Narrow, Positions};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, mem::prefetch};
 
@@ -49,6 +49,7 @@ impl Stream for Lz4Stream {
         match Kind::of(page) {
             Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out),
             Kind::Markup | Kind::Records => encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out),
+            Kind::Noise => encode::<Plain, _>(&mut Narrow::<48, false, false, HASH, 0, 24>(table), page, out),
             Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out),
             Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out),
             Kind::Pointers => encode::<Plain, _>(&mut Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),

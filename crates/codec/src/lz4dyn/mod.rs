@@ -40,7 +40,7 @@ impl Stream for Lz4DynStream {
         prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
-            Kind::Prose => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out),
+            Kind::Prose | Kind::Noise => encode::<Dynamic, _>(&mut Narrow::<33, true, true>(table), page, out),
             Kind::Markup => encode::<Dynamic, _>(&mut Narrow::<40, false, true, HASH, 5>(table), page, out),
             Kind::Code | Kind::Names | Kind::Records => {
                 encode::<Dynamic, _>(&mut Narrow::<32, true, true>(table), page, out)
