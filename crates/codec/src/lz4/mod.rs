@@ -47,12 +47,12 @@ impl Stream for Lz4Stream {
         prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
-            Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out),
-            Kind::Markup | Kind::Records => encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out),
-            Kind::Noise => encode::<Plain, _>(&mut Narrow::<48, false, false, HASH, 0, 24>(table), page, out),
-            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out),
-            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out),
-            Kind::Pointers => encode::<Plain, _>(&mut Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
+            Kind::Prose | Kind::Names => encode::<Plain, _>(Narrow::<33, false, true>(table), page, out),
+            Kind::Markup | Kind::Records => encode::<Plain, _>(Narrow::<40, false, true>(table), page, out),
+            Kind::Noise => encode::<Plain, _>(Narrow::<48, false, false, HASH, 0, 24>(table), page, out),
+            Kind::Code => encode::<Plain, _>(Narrow::<32, false, false>(table), page, out),
+            Kind::Words => encode::<Plain, _>(Narrow::<40, false, false, HASH_FEW>(table), page, out),
+            Kind::Pointers => encode::<Plain, _>(Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
         }
     }
 
