@@ -106,7 +106,7 @@ pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *
 /// branch asks how far; of more the system's copy is quicker than a loop.
 ///
 /// # Safety
-/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`, and the two do not overlap.
+/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`. Where the two overlap, `dst` lies before `src`.
 #[inline(always)]
 pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's.
@@ -117,7 +117,7 @@ pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
         copy::<16>(src.add(48), dst.add(48));
         if len > 64 {
             if len > 256 {
-                dst.add(64).copy_from_nonoverlapping(src.add(64), len - 64);
+                dst.add(64).copy_from(src.add(64), len - 64);
             } else {
                 wild_copy::<32>(src.add(64), dst.add(64), len - 64);
             }

@@ -204,6 +204,8 @@ impl Encoder {
                 // Here the last match ended before `pos`.
                 let (offset, difference, start);
                 'found: {
+                    // `last_page.add(pos)` is the place at the last distance. (The compiler would subtract at each place.)
+                    let last_page = page.wrapping_sub(last);
                     let mut step = 1;
                     let mut stop = (pos + TRIES).min(SEARCHED);
                     loop {
@@ -212,7 +214,7 @@ impl Encoder {
                             let slot = seen.add(hash(here, unused));
                             let candidate = usize::from(*slot);
                             *slot = pos as u16;
-                            let at_last = here ^ mem::load64(page.add(pos - last));
+                            let at_last = here ^ mem::load64(last_page.add(pos));
                             if at_last as u32 & last_bytes == 0 {
                                 // A longer run needs a class whose matches have LENGTH_MIN_NEW bytes or more.
                                 if pos - anchor > RUN_MAX && at_last << (64 - 8 * LENGTH_MIN_NEW) != 0 {

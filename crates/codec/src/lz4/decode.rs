@@ -14,8 +14,7 @@
 //!
 //! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied whatever their number, so a
 //!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
-//!    ends are near, or a length does not fit, the same sequence is done again from its token by `careful`, which checks and copies to
-//!    the byte, and goes on to the block's end.
+//!    ends are near, `careful` checks and copies to the byte, and goes on to the block's end.
 //! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of 25 instructions of their own, from
 //!    which all others leave by branches seldom taken: 1.03 to 1.07 times the speed.
 //! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
@@ -23,7 +22,9 @@
 //! 4. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
 //!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
 //!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
-//!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends.
+//!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends. What has length bytes is compared with
+//!    the unread input, and with the output's end only where `quick` ends: the input that was read is room to write over. Literals may
+//!    overlap themselves, since they are copied forwards.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
@@ -47,6 +48,12 @@ const QUICK_OUTPUT: usize = 38;
 /// In place, bytes from the output's end to the next input that a sequence without length bytes needs: with `n` literals it writes at
 /// most `n + 24` bytes, and takes `n + 3`.
 const QUICK_GAP: usize = 21;
+
+/// In place, bytes from the output's end to literals with length bytes, at least 15 of them, that `copy_literals` needs.
+const LITERALS_GAP: usize = 64 - 15;
+
+/// The same for a copy by 32 bytes.
+const LITERALS_GAP_BY_32: usize = 32;
 
 /// Where the input and output of a block lie. In place they overlap.
 struct Buffers {
@@ -163,7 +170,7 @@ impl Decoder {
         }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Where a match with length bytes ends at the latest. Both lengths are far below `usize::MAX / 2`, so that no sum overflows.
+        // Where a match with length bytes may end at the latest and be copied by `long_match`, if not in place.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
@@ -175,25 +182,20 @@ impl Decoder {
                     let first = usize::from(*ip);
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
+                        core::hint::cold_path();
                         let mut literals_at = ip.add(1);
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
                         let literals = 15 + more;
                         let left = input_end.addr() - literals_at.addr();
-                        let room = output_end.addr() - op.addr();
-                        if literals + QUICK_INPUT + 16 > left
-                            || literals + QUICK_OUTPUT + 16 > room
-                            || (IN_PLACE && gap(ip, op) < QUICK_GAP)
-                        {
-                            break 'sequences;
-                        }
-                        if IN_PLACE && literals + 64 > gap(ip, op) {
-                            // This may write over the sequence itself, which then cannot be left to `careful`.
-                            let offset = usize::from(load16(literals_at.add(literals)));
-                            if first & 15 == 15 || offset == 0 || offset > op.addr() + literals - oldest.addr() {
+                        let room = if IN_PLACE { usize::MAX } else { output_end.addr() - op.addr() };
+                        let near = |gap_needed| IN_PLACE && gap(literals_at, op) < gap_needed;
+                        if literals + 64 > left || literals + 64 > room || near(LITERALS_GAP) {
+                            if literals + QUICK_INPUT + 16 > left
+                                || literals + QUICK_OUTPUT + 16 > room
+                                || near(LITERALS_GAP_BY_32)
+                            {
                                 break 'sequences;
                             }
-                            op.copy_from(literals_at, literals);
-                        } else if literals + 64 > left || literals + 64 > room {
                             wild_copy::<32>(literals_at, op, literals);
                         } else {
                             copy_literals(literals_at, op, literals);
@@ -212,6 +214,7 @@ impl Decoder {
                         break true;
                     }
                     if distance < 8 || from.addr() < oldest.addr() {
+                        core::hint::cold_path();
                         (token, offset, offset_at, match_at) = (first, distance, ip.add(literals).add(1), to);
                         break false;
                     }
@@ -225,7 +228,7 @@ impl Decoder {
                     }
                 };
                 if offset == 0 || offset > match_at.addr() - oldest.addr() {
-                    break;
+                    return Err(BAD_OFFSET);
                 }
                 if !long {
                     short_match(match_at, offset);
@@ -234,11 +237,19 @@ impl Decoder {
                     continue;
                 }
                 let mut next = offset_at.add(2);
-                let Some(more) = length_mostly_short(&mut next, input_end) else { break };
+                let more = length_mostly_short(&mut next, input_end).ok_or(TRUNCATED)?;
+                // Both lengths are far below `usize::MAX / 2`, so that no sum overflows.
                 let len = LONG + more;
                 let match_end = match_at.addr() + len;
-                if match_end > last_long || (IN_PLACE && match_end + OVERSHOOT > next.addr()) {
-                    break;
+                let is_far = if IN_PLACE { match_end + OVERSHOOT <= next.addr() } else { match_end <= last_long };
+                if !is_far {
+                    if IN_PLACE && gap(offset_at, match_at) < QUICK_GAP {
+                        return Err(OVERRUN);
+                    }
+                    let end = if IN_PLACE { next.addr() } else { output_end.addr() };
+                    let len = long_match_near_end(match_at, offset, len, [output_end.addr(), end], self.extent)?;
+                    (self.ip, self.op) = (next, match_at.add(len));
+                    return Ok(());
                 }
                 long_match(match_at, offset, len);
                 ip = next;
@@ -246,6 +257,9 @@ impl Decoder {
             }
         }
         (self.ip, self.op) = (ip, op);
+        if IN_PLACE && op > output_end {
+            return Err(TOO_LONG);
+        }
         if IN_PLACE && gap(ip, op) < QUICK_GAP { Err(OVERRUN) } else { Ok(()) }
     }
 
@@ -330,6 +344,33 @@ impl Decoder {
         (self.ip, self.op) = (ip, op);
         Ok(step)
     }
+}
+
+/// Copies a match that ends near or beyond one of `ends`, the output's and, in place, the next input, and returns how much of it there
+/// was room for.
+///
+/// # Safety
+/// Output can be written from `op` to the first of `ends`, and `offset` of at least 1 bytes before `op` read.
+#[cold]
+#[inline(never)]
+unsafe fn long_match_near_end(
+    op: *mut u8,
+    offset: usize,
+    len: usize,
+    ends: [usize; 2],
+    extent: Extent,
+) -> Result<usize, Corrupt> {
+    let [room, before_input] = ends.map(|end| end.saturating_sub(op.addr()));
+    if len > room && extent == Extent::Whole {
+        return Err(TOO_LONG);
+    }
+    let (len, free) = (len.min(room), room.min(before_input));
+    if len > free {
+        return Err(OVERRUN);
+    }
+    // SAFETY: the caller's.
+    unsafe { careful_match(op, offset, len, free) };
+    Ok(len)
 }
 
 const TRUNCATED: Corrupt = Corrupt { what: "lz4 block ends inside a sequence" };

@@ -1,6 +1,8 @@
 //! What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be worth its bytes and its
 //! time depends on it. Told from the first 16 bytes of every 256.
 
+use core::ops::Range;
+
 use crate::{
     PAGE_SIZE, Page,
     mem::{ZEROS_SAMPLED, sampled_zeros},
@@ -9,7 +11,9 @@ use crate::{
 /// A kind of page. docs/codecs-log/lz4.md has the bytes and speeds that the limits between them were chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Prose, and what has been compressed before: hardly a zero byte.
+    /// What has been compressed or encrypted before: bytes of all values.
+    Noise,
+    /// Prose: hardly a zero byte.
     Prose,
     /// Source, markup, tables in digits: hardly a zero byte either, nearly all ASCII, many of them signs or most digits.
     Markup,
@@ -31,7 +35,7 @@ impl Kind {
         const CODE: usize = ZEROS_SAMPLED / 16 + 1;
         const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
         match sampled_zeros(page) {
-            ..CODE => Self::without_zeros(page),
+            zeros @ ..CODE => Self::without_zeros(page, zeros),
             _ if Self::has_pointers(page) => Self::Pointers,
             CODE..WORDS => Self::with_zeros(page),
             _ => Self::Words,
@@ -46,18 +50,26 @@ impl Kind {
             && count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0)) >= WHOLE
     }
 
-    fn without_zeros(page: &Page) -> Self {
+    fn without_zeros(page: &Page, zeros: usize) -> Self {
         const SIGNS: usize = ZEROS_SAMPLED / 8;
         const DIGITS: usize = ZEROS_SAMPLED / 4;
         const NOT_ASCII: usize = ZEROS_SAMPLED / 64;
+        // Half of the bytes are not ASCII, and an eighth control characters, of which text in other scripts has none; code has more zeros.
+        const NOISE_NOT_ASCII: Range<usize> = ZEROS_SAMPLED * 5 / 16..ZEROS_SAMPLED * 11 / 16;
+        const NOISE_CONTROL: usize = ZEROS_SAMPLED / 16;
+        const NOISE_ZEROS: usize = 5;
+        let not_ascii = count(page, |word, _| word);
+        if not_ascii > NOT_ASCII {
+            let control = |word: u64| !above(word, b' ' - 1) & !word;
+            let noise = NOISE_NOT_ASCII.contains(&not_ascii)
+                && zeros <= NOISE_ZEROS
+                && count(page, |word, _| control(word)) >= NOISE_CONTROL;
+            return if noise { Self::Noise } else { Self::Prose };
+        }
         let letters = |word| within(word | (0x20 * EACH), b'a', b'z');
         let digits = |word| within(word, b'0', b'9');
         let many_signs = count(page, |word, _| above(word, b' ') & !(letters(word) | digits(word))) >= SIGNS;
-        if (many_signs || count(page, |word, _| digits(word)) >= DIGITS) && count(page, |word, _| word) <= NOT_ASCII {
-            Self::Markup
-        } else {
-            Self::Prose
-        }
+        if many_signs || count(page, |word, _| digits(word)) >= DIGITS { Self::Markup } else { Self::Prose }
     }
 
     fn with_zeros(page: &Page) -> Self {
@@ -130,6 +142,13 @@ mod tests {
     fn kinds_are_told_by_the_bytes_sampled() {
         assert_eq!(Kind::of(&page(b"He sat down and said nothing at all for a long while. ")), Kind::Prose);
         assert_eq!(Kind::of(&page(b"\x9C\xE2\x81\xD0\xF7")), Kind::Prose);
+        assert_eq!(Kind::of(&page("он сел и молчал".as_bytes())), Kind::Prose);
+        let mut random = 1_u32;
+        let noise = std::array::from_fn(|_| {
+            random = random.wrapping_mul(0x0019_660D).wrapping_add(0x3C6E_F35F);
+            (random >> 24) as u8
+        });
+        assert_eq!(Kind::of(&noise), Kind::Noise);
         assert_eq!(Kind::of(&page(b"<row id=\"31\" name=\"x\">&lt;</row>\n")), Kind::Markup);
         assert_eq!(Kind::of(&page(b"\x48\x8B\x05\x11\x20\0\xE8\x84\xC3\x0F\x55")), Kind::Code);
         assert_eq!(Kind::of(&page(b"some_name\0\x04other\0\x11")), Kind::Names);

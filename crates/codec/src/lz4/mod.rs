@@ -16,7 +16,7 @@ use decode::Extent;
 use encode::encode;
 use format::Plain;
 use kind::Kind;
-use table::{HASH_FEW, Narrow, Positions};
+use table::{HASH, HASH_FEW, Narrow, Positions};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, mem::prefetch};
 
@@ -47,11 +47,12 @@ impl Stream for Lz4Stream {
         prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
-            Kind::Prose | Kind::Names => encode::<Plain, _>(&mut Narrow::<33, false, true>(table), page, out),
-            Kind::Markup | Kind::Records => encode::<Plain, _>(&mut Narrow::<40, false, true>(table), page, out),
-            Kind::Code => encode::<Plain, _>(&mut Narrow::<32, false, false>(table), page, out),
-            Kind::Words => encode::<Plain, _>(&mut Narrow::<40, false, false, HASH_FEW>(table), page, out),
-            Kind::Pointers => encode::<Plain, _>(&mut Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
+            Kind::Prose | Kind::Names => encode::<Plain, _>(Narrow::<33, false, true>(table), page, out),
+            Kind::Markup | Kind::Records => encode::<Plain, _>(Narrow::<40, false, true>(table), page, out),
+            Kind::Noise => encode::<Plain, _>(Narrow::<48, false, false, HASH, 0, 24>(table), page, out),
+            Kind::Code => encode::<Plain, _>(Narrow::<32, false, false>(table), page, out),
+            Kind::Words => encode::<Plain, _>(Narrow::<40, false, false, HASH_FEW>(table), page, out),
+            Kind::Pointers => encode::<Plain, _>(Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
         }
     }
 
@@ -169,7 +170,7 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 /// The output grows towards the unread input and may never pass it. It does not for a well-formed block that ends
 /// `out_len + in_place_margin(block.len())` bytes or more into the buffer: what is left of the input is longer than what is
 /// left of the output by a byte in 256 and two, at most. With less of a margin it may; that is found out, but a block that comes within 21
-/// bytes of it can be refused too.
+/// bytes of it can be refused too. Behind the output the buffer holds unspecified bytes, up to the block's end.
 ///
 /// # Errors
 /// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if

@@ -19,6 +19,9 @@ pub(crate) trait Table {
     /// A match that goes on for fewer bytes than this after its first four gives way to one that begins a byte later and is longer.
     const TWICE: usize = 0;
 
+    /// After so many positions tried in vain the step from one to the next grows by a byte; after 7/3 of that the first time.
+    const STEP: usize = 48;
+
     /// Makes the table ready for a block of `len` bytes and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
 
@@ -72,11 +75,20 @@ pub(crate) struct Narrow<
     const BEFORE_END: bool,
     const TO: u32 = HASH,
     const TWICE: usize = 0,
+    const STEP: usize = 48,
 >(pub(crate) &'a mut Positions);
 
-impl<const BITS: u32, const AFTER_START: bool, const BEFORE_END: bool, const TO: u32, const TWICE: usize> Table
-    for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO, TWICE>
+impl<
+    const BITS: u32,
+    const AFTER_START: bool,
+    const BEFORE_END: bool,
+    const TO: u32,
+    const TWICE: usize,
+    const STEP: usize,
+> Table for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO, TWICE, STEP>
 {
+    const STEP: usize = STEP;
+
     const TWICE: usize = TWICE;
 
     const INSIDE: Inside = Inside { after_start: AFTER_START, before_end: BEFORE_END };
