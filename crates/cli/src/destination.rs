@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IsTerminal, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -29,7 +29,6 @@ impl Destination {
         if path == Path::new("-") {
             let stdout = io::stdout();
             ensure!(!stdout.is_terminal(), "an image is nothing for a terminal; name a file, or send it elsewhere");
-            ensure!(!was_closed(&stdout), "standard output is closed; nothing would get the image");
             return Ok(Self::Stream(Box::new(stdout)));
         }
         let shown = || path.display().to_string();
@@ -77,14 +76,6 @@ impl Destination {
             }
         }
     }
-}
-
-/// Whether standard output was closed when the program started: Rust then opens /dev/null in its place, to read and to write. Who means
-/// to throw the image away opens it to write.
-fn was_closed(stdout: &io::Stdout) -> bool {
-    let device = fs::metadata("/dev/null").map(|null| null.rdev());
-    let is_null = device.is_ok_and(|null| rustix::fs::fstat(stdout).is_ok_and(|stat| stat.st_rdev == null));
-    is_null && rustix::fs::fcntl_getfl(stdout).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR)
 }
 
 /// An image that is being made.
