@@ -5,10 +5,11 @@
 //! System*, 1968).
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
+use foldhash::quality::RandomState;
 
 use crate::error::Result;
 
@@ -26,7 +27,8 @@ type Slot<V> = Arc<OnceLock<Option<Arc<V>>>>;
 pub(crate) struct Cache<K, V: ?Sized> {
     shards: Vec<CachePadded<Mutex<Shard<K, V>>>>,
     limit: usize,
-    secret: Secret,
+    /// An image chooses its keys, but not how they are hashed.
+    hasher: RandomState,
 }
 
 struct Shard<K, V: ?Sized> {
@@ -60,49 +62,6 @@ impl<K> Hash for Hashed<K> {
     }
 }
 
-/// Hashes of a few words: a product of 128 bits for each, folded. An image chooses its keys, but does not know these numbers.
-struct Secret {
-    start: u64,
-    factor: u64,
-}
-
-impl Secret {
-    fn new() -> Self {
-        let random = RandomState::new();
-        Self { start: random.hash_one(0), factor: random.hash_one(1) | 1 }
-    }
-}
-
-impl BuildHasher for Secret {
-    type Hasher = Folded;
-
-    fn build_hasher(&self) -> Folded {
-        Folded { state: self.start, factor: self.factor }
-    }
-}
-
-struct Folded {
-    state: u64,
-    factor: u64,
-}
-
-impl Hasher for Folded {
-    fn finish(&self) -> u64 {
-        self.state
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.state ^ word) * u128::from(self.factor);
-        self.state = product as u64 ^ (product >> 64) as u64;
-    }
-}
-
 /// Hands on the hash of a [`Hashed`].
 #[derive(Default)]
 struct Same(u64);
@@ -125,12 +84,12 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
         Self {
             shards: (0..SHARDS).map(|_| CachePadded::new(Mutex::new(shard()))).collect(),
             limit: limit_bytes / SHARDS,
-            secret: Secret::new(),
+            hasher: RandomState::default(),
         }
     }
 
     fn hashed(&self, key: K) -> Hashed<K> {
-        Hashed { key, hash: self.secret.hash_one(key) }
+        Hashed { key, hash: self.hasher.hash_one(key) }
     }
 
     fn shard(&self, key: &Hashed<K>) -> MutexGuard<'_, Shard<K, V>> {
@@ -274,22 +233,6 @@ mod tests {
             assert!(shard.entries.iter().enumerate().all(|(place, entry)| shard.places[&entry.key] == place));
         }
         assert!(cache.find(0).is_none());
-    }
-
-    #[test]
-    fn hashes_of_addresses_are_spread() {
-        let cache: Cache<(u64, u64), [u8]> = Cache::new(0);
-        for (stride, len) in [(512, 1), (4096, 10_000), (65_536, 300_000), (1 << 20, 1 << 20), (1 << 32, 0)] {
-            // The lock, and the place in a map of 4096.
-            let (mut shards, mut places) = ([0; SHARDS], [0; 4096]);
-            for number in 0..16_384 {
-                let hash = cache.hashed((number * stride, len)).hash;
-                shards[(hash >> 48) as usize % SHARDS] += 1;
-                places[hash as usize % 4096] += 1;
-            }
-            assert!(shards.iter().all(|count| (700..1400).contains(count)), "{stride}: {shards:?}");
-            assert!(places.iter().max() < Some(&32), "{stride}: {:?}", places.iter().max());
-        }
     }
 
     #[test]
