@@ -80,7 +80,7 @@ impl Search {
         let mut before = None;
         let aim = capacity - capacity / (2 * SLACK);
         let mut guess = if self.last_consumed == 0 { capacity * 2 } else { self.last_consumed };
-        for trial in 1..=MAX_TRIALS {
+        for _ in 0..MAX_TRIALS {
             guess = guess.clamp(fits.consumed + 1, too_long - 1);
             let size = compress(&src[..guess], &mut self.trial);
             let this = size.map(|size| Trial { len: guess, size });
