@@ -35,11 +35,12 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 /// the bytes, which its clusters have to spare beside liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
-/// The longest content of a cluster that is built, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
-pub(super) const MAX_CONTENT: usize = 8 << 20;
+/// The longest content of a cluster of zeros, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
+pub(super) const MAX_ZEROS: usize = 8 << 20;
 
-/// The same with LZ4 and DEFLATE, which make some blocks of so many zeros: longer ones save none, and a random read decodes half of one.
-const MAX_BULKY_CONTENT: usize = 4 << 20;
+/// The longest content of a cluster with data, of which a random read decodes half: longer ones save a thousandth. LZ4 and DEFLATE make some
+/// blocks of so many zeros, and save none there either.
+const MAX_CONTENT: usize = 4 << 20;
 
 /// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them. A multiple of every block.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
@@ -104,17 +105,13 @@ impl Segment {
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
     cluster: Vec<u8>,
-    max_content: usize,
+    format: ClusterFormat,
 }
 
 impl Compressor {
     pub(crate) fn new(codec: ClusterCodec) -> Result<Self> {
         let encoder = codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
-        let max_content = match codec.format() {
-            ClusterFormat::Lz4 | ClusterFormat::Deflate => MAX_BULKY_CONTENT,
-            ClusterFormat::MicroLzma | ClusterFormat::Zstd => MAX_CONTENT,
-        };
-        Ok(Self { encoder, cluster: Vec::new(), max_content })
+        Ok(Self { encoder, cluster: Vec::new(), format: codec.format() })
     }
 
     /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used. Extents begin
@@ -198,7 +195,8 @@ impl Compressor {
         if rest.len() <= block && !(ends_file && options.ztailpacking) {
             return None;
         }
-        let filled = self.fill_blocks(rest, false, block)?;
+        let most = rest.len().min(MAX_CONTENT);
+        let filled = self.fill_blocks(&rest[..most], most < rest.len(), block)?;
         let cut_block = (at + rest.len()) / block;
         if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
             // The next extent would begin in the block in which one begins at the cut. It begins before that block instead.
@@ -213,8 +211,6 @@ impl Compressor {
     /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of that takes less than the cluster, only whole blocks are
     /// filled where they then hold more each.
     fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
-        let more = more || src.len() > self.max_content;
-        let src = &src[..src.len().min(self.max_content)];
         let filled = self.encoder.fill(src, &mut self.cluster)?;
         let whole = filled.written / block;
         if !more || filled.consumed < src.len() || whole == 0 || filled.written == whole * block {
@@ -233,13 +229,20 @@ impl Compressor {
         let block = options.block_bytes;
         self.cluster.resize(options.pcluster_bytes, 0);
         self.encoder.restart();
-        let mut filled = self.fill_blocks(zeros, more, block);
+        let most = zeros.len().min(match self.format {
+            ClusterFormat::Lz4 | ClusterFormat::Deflate => MAX_CONTENT,
+            ClusterFormat::MicroLzma | ClusterFormat::Zstd => MAX_ZEROS,
+        });
+        let mut filled = self.fill_blocks(&zeros[..most], more || most < zeros.len(), block);
         if let Some(Filled { consumed, .. }) = filled
             && more
             && consumed < zeros.len()
             && let Some(step) = (consumed / 64).checked_ilog2()
         {
             let round = consumed - consumed % (1 << step).clamp(block, ZEROS_STEP);
+            // Linux knows the length of an LZ4 extent from a block in which the next one begins too. Else it decodes part by part, and
+            // copies the end of a long match byte by byte.
+            let round = round - usize::from(self.format == ClusterFormat::Lz4);
             filled = self.encoder.fill(&zeros[..round], &mut self.cluster);
         }
         let mut segment = Segment::default();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::segment::{Compressor, MAX_CONTENT, Segment, SegmentOptions};
+use super::segment::{Compressor, MAX_ZEROS, Segment, SegmentOptions};
 use super::{BuildOptions, Compression};
 use crate::error::Result;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 pub(crate) struct Zeros {
     /// By the way in which they are compressed.
     compressors: HashMap<usize, Compressor>,
-    /// By that, and by how many zeros there were; [`MAX_CONTENT`] for any number of them.
+    /// By that, and by how many zeros there were; [`MAX_ZEROS`] for any number of them.
     known: HashMap<(usize, usize), Segment>,
     zeros: Vec<u8>,
 }
@@ -26,9 +26,9 @@ impl Zeros {
         len: u64,
         options: &BuildOptions,
     ) -> Result<&Segment> {
-        let longest = self.compress(way, compression, MAX_CONTENT, options)?.content_bytes();
+        let longest = self.compress(way, compression, MAX_ZEROS, options)?.content_bytes();
         if len >= longest as u64 {
-            return self.compress(way, compression, MAX_CONTENT, options);
+            return self.compress(way, compression, MAX_ZEROS, options);
         }
         self.compress(way, compression, len as usize, options)
     }
@@ -48,8 +48,27 @@ impl Zeros {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Compressor::new(compression.codec)?),
         };
-        self.zeros.resize(MAX_CONTENT, 0);
+        self.zeros.resize(MAX_ZEROS, 0);
         let options = SegmentOptions::new(options, compression, false);
-        Ok(known.insert(compressor.compress_zeros(&self.zeros[..len], len == MAX_CONTENT, &options)))
+        Ok(known.insert(compressor.compress_zeros(&self.zeros[..len], len == MAX_ZEROS, &options)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagefold_codec::cluster::ClusterCodec;
+
+    use super::*;
+
+    /// So that each LZ4 extent of a run ends in a block in which the next one begins, and Linux knows its length.
+    #[test]
+    fn lz4_extents_of_zeros_end_within_a_block() {
+        for pcluster_bytes in [4096, 65_536, 1 << 20] {
+            let compression = Compression { codec: ClusterCodec::Lz4, pcluster_bytes };
+            let options = BuildOptions { pcluster_bytes, ..BuildOptions::default() };
+            let mut zeros = Zeros::default();
+            let len = zeros.cluster(0, compression, 1 << 30, &options).unwrap().content_bytes();
+            assert!(len > 900_000 && !len.is_multiple_of(4096), "{len}");
+        }
     }
 }
