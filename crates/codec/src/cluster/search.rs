@@ -61,8 +61,7 @@ impl Search {
         self.last_consumed = 0;
     }
 
-    /// Fills `dst` with a prefix of `src`, at most `max_consumed` bytes of it. `compress` returns the length of its
-    /// output, or `None` when that does not fit.
+    /// Fills `dst` with a prefix of `src`. `compress` returns the length of its output, or `None` when that does not fit.
     pub(super) fn fill(
         &mut self,
         src: &[u8],
