@@ -33,6 +33,7 @@ mod tar;
 mod tree;
 mod zeros;
 
+pub(crate) use self::holes::is_zeros;
 use std::fs::File;
 
 use pagefold_codec::cluster::ClusterCodec;
