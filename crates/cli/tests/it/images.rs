@@ -6,10 +6,13 @@ use std::{
     process::Command,
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    process::Signal,
+};
 use tempfile::TempDir;
 
-use crate::server::{pagefold, run_to_fail};
+use crate::server::{pagefold, run_to_fail, send};
 
 /// Runs `command`, which must succeed, and returns what it wrote to standard output.
 #[track_caller]
@@ -209,8 +212,8 @@ fn a_pack_that_is_ended_leaves_nothing() {
     large.set_len(1 << 40).expect("a sparse file");
     let can = OFlags::TMPFILE | OFlags::RDWR;
     let unnamed = rustix::fs::open(folder.path(), can, Mode::RUSR | Mode::WUSR).is_ok();
-    for (signal, number) in [("TERM", 15), ("KILL", 9)] {
-        if number == 9 && !unnamed {
+    for signal in [Signal::TERM, Signal::KILL] {
+        if signal == Signal::KILL && !unnamed {
             println!("SKIPPED: a_pack_that_is_ended_leaves_nothing: no files without names here");
             continue;
         }
@@ -228,9 +231,9 @@ fn a_pack_that_is_ended_leaves_nothing() {
             assert!(pack.try_wait().expect("a child").is_none(), "it ended by itself");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        output(Command::new("kill").args(["-s", signal, &pack.id().to_string()]));
+        send(signal, &pack);
         let status = pack.wait().expect("a child");
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(number), "{status}");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal.as_raw()), "{status}");
         assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 1, "something was left");
     }
 }

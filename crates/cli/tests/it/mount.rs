@@ -16,10 +16,13 @@ use std::{
 };
 
 use pagefold_testing::{programs, skip, skip_for_good};
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, lgetxattr, llistxattr, lsetxattr, makedev, mknodat};
+use rustix::{
+    fs::{CWD, FileType, Mode, XattrFlags, lgetxattr, llistxattr, lsetxattr, makedev, mknodat},
+    process::Signal,
+};
 use tempfile::TempDir;
 
-use crate::server::{pagefold, run, run_to_fail};
+use crate::server::{pagefold, run, run_to_fail, send};
 
 /// Whether FUSE can be tried here; else it says why not.
 fn can_mount(test: &str) -> bool {
@@ -335,7 +338,7 @@ fails grep -q " $1/mount " /proc/self/mounts
 setpriv --reuid=65534 --regid=65534 --clear-groups ./pagefold mount --foreground image mount & server=$!
 trap 'kill $server' EXIT
 until grep -q " $1/mount " /proc/self/mounts; do kill -0 $server; sleep 0.01; done
-user kill -TERM $server
+user sh -c 'kill -TERM $0' $server
 wait $server
 trap - EXIT
 fails grep -q " $1/mount " /proc/self/mounts
@@ -390,12 +393,12 @@ fn signals_unmount() {
         return;
     }
     place.unmount();
-    for (signal, busy) in [("INT", false), ("TERM", true)] {
+    for (signal, busy) in [(Signal::INT, false), (Signal::TERM, true)] {
         let child = place.mount_command().arg("--foreground").stderr(Stdio::null()).spawn().expect("it starts");
         let mut child = Foreground(child);
         until("it mounts", || place.is_mounted());
         let user = busy.then(|| File::open(place.at("mount/file")).expect("a file"));
-        run(Command::new("kill").arg(format!("-{signal}")).arg(child.0.id().to_string()));
+        send(signal, &child.0);
         until("it is unmounted", || !place.is_mounted());
         if let Some(mut user) = user {
             let mut read = String::new();

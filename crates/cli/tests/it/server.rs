@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// The program under test.
@@ -66,15 +67,15 @@ impl Server {
     }
 
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.
-    pub(crate) fn end(mut self, signal: &str) -> (ExitStatus, String) {
-        run(Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()));
+    pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+        send(signal, &self.child);
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 assert!(!self.socket().exists(), "the socket was left behind");
                 return (status, self.messages());
             }
-            assert!(Instant::now() < deadline, "{signal} does not end the server");
+            assert!(Instant::now() < deadline, "{signal:?} does not end the server");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -93,6 +94,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian does not have.
+pub(crate) fn send(signal: Signal, child: &Child) {
+    kill_process(Pid::from_child(child), signal).expect("the child is there");
 }
 
 /// Runs a command that must succeed and returns what it printed.

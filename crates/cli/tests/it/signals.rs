@@ -6,14 +6,15 @@ use std::{
 };
 
 use pagefold_testing::programs;
+use rustix::process::Signal;
 
-use crate::server::{Server, pagefold, run};
+use crate::server::{Server, pagefold, run, send};
 
 #[test]
 fn sigterm_and_sigint_end_it_cleanly() {
-    for signal in ["TERM", "INT"] {
+    for signal in [Signal::TERM, Signal::INT] {
         let (status, messages) = Server::start(&["--size", "1M"]).end(signal);
-        assert!(status.success(), "{signal}: {status}");
+        assert!(status.success(), "{signal:?}: {status}");
         assert!(messages.contains("nbd+unix:///?socket="), "{messages}");
     }
 }
@@ -34,10 +35,10 @@ fn it_ends_while_clients_work() {
     while server.figure("", "orig_data_size") == 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let (status, _) = server.end("TERM");
+    let (status, _) = server.end(Signal::TERM);
     assert!(status.success(), "{status}");
     // fio's nbd engine does not always notice that the server has gone.
-    let _ = run(Command::new("kill").arg("-KILL").arg(client.id().to_string()));
+    client.kill().expect("a child");
     client.wait().expect("a child");
 }
 
@@ -56,8 +57,8 @@ fn a_signal_that_is_to_be_ignored_is() {
         assert!(server.try_wait().expect("a child").is_none(), "the server ended");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    run(Command::new("kill").arg("-HUP").arg(server.id().to_string()));
+    send(Signal::HUP, &server);
     run(pagefold().args(["stat", "--unix"]).arg(&socket));
-    run(Command::new("kill").arg(server.id().to_string()));
+    send(Signal::TERM, &server);
     assert!(server.wait().expect("a child").success());
 }
