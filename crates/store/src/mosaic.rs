@@ -548,6 +548,12 @@ impl Pool for Mosaic {
         self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true })
     }
 
+    fn prefetch(&self, at: Location, len_bytes: usize) {
+        // Where it lies in two pieces, only its header says so, which would be waited for.
+        let (part, body) = self.find(at);
+        part.blocks.prefetch_all(body, len_bytes as u32);
+    }
+
     unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
         let (part, body) = self.find(at);
         // SAFETY: the caller's word.
