@@ -128,7 +128,7 @@ impl<L: EntryLock> Core<L> {
 }
 
 /// The object that an entry names, and its length.
-fn object_of(entry: Entry) -> Option<(Location, usize)> {
+pub(crate) fn object_of(entry: Entry) -> Option<(Location, usize)> {
     match entry {
         Entry::Empty | Entry::Same(_) => None,
         Entry::Object { len_bytes, at, .. } => Some((at, len_bytes)),

@@ -43,7 +43,7 @@ use pagefold_codec::PAGE_SIZE;
 use self::{
     block::{BLOCK_MIN, Blocks, Kind, NIL},
     mutex::{Guard, Mutex},
-    shard::{Emptying, Resident, Shard},
+    shard::{Emptying, Resident, Shard, Wanted},
 };
 use crate::{
     budget::{Budget, Full},
@@ -155,15 +155,6 @@ struct Move {
     len_bytes: usize,
     at: u32,
     new: u32,
-}
-
-/// Room that a caller wants.
-#[derive(Clone, Copy)]
-struct Wanted {
-    len_bytes: u32,
-    owner: u64,
-    /// Whether it is about to be written.
-    writes: bool,
 }
 
 fn pressure(shard: &Shard) -> Pressure {
@@ -313,8 +304,8 @@ impl Mosaic {
     fn alloc_in(&self, number: usize, wanted: Wanted) -> Result<Location, Full> {
         let part = self.part(number)?;
         let mut shard = self.lock_home(part);
-        let at = shard.alloc(&part.blocks, wanted.len_bytes, wanted.owner)?;
-        self.prepare(part, &mut shard, at, wanted);
+        let at = shard.alloc(&part.blocks, wanted)?;
+        self.prepare(part, &mut shard, wanted);
         let held_bytes = shard.held_bytes;
         drop(shard);
         if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.shards.len() {
@@ -336,8 +327,8 @@ impl Mosaic {
             } else {
                 return None;
             };
-            let at = shard.fit(&part.blocks, wanted.len_bytes, wanted.owner)?;
-            self.prepare(part, &mut shard, at, wanted);
+            let at = shard.fit(&part.blocks, wanted)?;
+            self.prepare(part, &mut shard, wanted);
             let roomy = is_roomy(&shard);
             drop(shard);
             if !roomy && part.roomy.load(Relaxed) {
@@ -347,10 +338,9 @@ impl Mosaic {
         })
     }
 
-    /// Has the lines of a new object in the cache soon if it is about to be written, and frees another meanwhile.
-    fn prepare(&self, part: &Part, shard: &mut Shard, at: u32, wanted: Wanted) {
+    /// Frees an object while the lines of a new one come into the cache, if that is about to be written.
+    fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
         if wanted.writes {
-            part.blocks.prefetch_object(at, wanted.len_bytes as usize);
             shard.free_one(&part.blocks);
             self.note(part, shard);
         }
@@ -501,12 +491,12 @@ impl Mosaic {
         let mut shard = self.lock(part);
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
-            let len_bytes = *len_bytes as u32;
+            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true };
             let room = if goal == Goal::Room {
                 let in_two = part.blocks.kind(*at) == Kind::First;
-                shard.alloc_moved(&part.blocks, len_bytes, *owner, in_two)
+                shard.alloc_moved(&part.blocks, wanted, in_two)
             } else {
-                shard.alloc(&part.blocks, len_bytes, *owner)
+                shard.alloc(&part.blocks, wanted)
             };
             match room {
                 Ok(room) => *new = room,
@@ -556,6 +546,12 @@ impl Pool for Mosaic {
 
     fn alloc_to_write(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true })
+    }
+
+    fn prefetch(&self, at: Location, len_bytes: usize) {
+        // Where it lies in two pieces, only its header says so, which would be waited for.
+        let (part, body) = self.find(at);
+        part.blocks.prefetch_all(body, len_bytes as u32);
     }
 
     unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {

@@ -78,6 +78,11 @@ pub(crate) trait Pool: Send + Sync {
         self.alloc(len_bytes, owner)
     }
 
+    /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
+    fn prefetch(&self, at: Location, len_bytes: usize) {
+        let _ = (at, len_bytes);
+    }
+
     /// The object's bytes where they lie, or `None` if they do not lie in one piece.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 //! ```text
 //! write:   stream ← CPU's; object ← compress (no lock held)
 //!          room ← pool; lock entry; copy; swap; unlock; retire the old object
-//! read:    stream ← CPU's; pin the entry's object; decode it where it lies; unpin
+//! read:    stream ← CPU's; ask for the object's lines; pin it; decode it where it lies; unpin
 //! update:  stream ← CPU's; lock entry; decode; change; compress; room ← pool; copy; swap; unlock; retire the old
 //!
 //! under a strategy whose readers lock
@@ -25,7 +25,7 @@ use pagefold_codec::{Codec, Fold, PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full, Purpose},
-    compaction::Core,
+    compaction::{Core, object_of},
     counters::{Share, Sums},
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
@@ -36,6 +36,10 @@ use crate::{
     table::Table,
     training::{Plan, Trained, Training, prepare},
 };
+
+/// A read asks for all lines of its object at once: a decoder that meets them one by one waits for each. Whoever reads slots in
+/// order has asked before, for this much of the next object while the last one was decoded; the CPU itself sees to the rest.
+const AHEAD_BYTES: usize = 1024;
 
 /// A slot's number, from 0.
 pub type Slot = u64;
@@ -562,7 +566,12 @@ pub(crate) fn read<L: EntryLock>(
         Entry::Object { .. } | Entry::Raw { .. } => {}
     }
     let mut taken = core.streams.take(seen.encode(), budget)?;
-    let (Working { stream, object, trained, .. }, pin) = taken.parts();
+    let (Working { stream, object, trained, next_slot, .. }, pin) = taken.parts();
+    let (soon, most) = if slot == *next_slot { (core.table.peek(slot + 1), AHEAD_BYTES) } else { (seen, PAGE_SIZE) };
+    *next_slot = slot + 1;
+    if let Some((at, len_bytes)) = object_of(soon) {
+        core.pool.prefetch(at, len_bytes.min(most));
+    }
     let Some(view) = core.table.view(slot, pin) else {
         page.fill(0);
         return Ok(());

@@ -69,6 +69,8 @@ pub(crate) struct Working {
     pub(crate) object: Box<Page>,
     /// Room to assemble a page that is written in part.
     pub(crate) page: Box<Page>,
+    /// The slot after the one that was read last.
+    pub(crate) next_slot: u64,
     /// What the stream has to do with training.
     pub(crate) trained: Trained,
     /// Words that were swapped out of their entries and whose objects someone may still read.
@@ -387,6 +389,7 @@ impl Streams {
             stream,
             object: Box::new([0; PAGE_SIZE]),
             page: Box::new([0; PAGE_SIZE]),
+            next_slot: 0,
             trained: Trained::default(),
             retired: Vec::with_capacity(self.retired_capacity),
         })

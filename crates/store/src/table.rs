@@ -83,7 +83,7 @@ impl<L: Protocol> Table<L> {
         self.root_bytes() + self.root.iter().filter_map(Lazy::get).map(node_bytes).sum::<u64>()
     }
 
-    /// The slot's entry as it is at some moment during the call.
+    /// The slot's entry as it is at some moment during the call; beyond the table it is empty.
     pub(crate) fn peek(&self, slot: u64) -> Entry {
         self.place(slot).map_or(Entry::Empty, |place| Entry::decode(place.word.load(Acquire)))
     }
@@ -125,7 +125,7 @@ impl<L: Protocol> Table<L> {
     }
 
     fn place(&self, slot: u64) -> Option<Place<'_, L>> {
-        let node = self.root[slot as usize / NODE_SLOTS].get()?;
+        let node = self.root.get(slot as usize / NODE_SLOTS)?.get()?;
         let leaf = node.leaves[slot as usize / LEAF_SLOTS % NODE_LEAVES].get()?;
         Some(self.place_in(leaf, slot))
     }
@@ -291,6 +291,7 @@ mod tests {
         assert_eq!(table.peek(1000), Entry::Empty);
         assert!(table.lock(1000).is_none());
         assert_eq!(table.missing(0, 3 * 512), 3 * 512);
+        assert_eq!(table.peek(NODE_SLOTS as u64), Entry::Empty);
 
         let same = Entry::Same(Fill::ZERO);
         assert_eq!(table.lock_or_make(1000, &budget).expect("first leaf").replace(same), Entry::Empty);

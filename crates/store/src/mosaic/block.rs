@@ -198,11 +198,9 @@ impl Blocks {
         self.region.prefetch(at as usize, 1);
     }
 
-    /// Has the lines of a live object's bytes in the cache soon.
-    pub(super) fn prefetch_object(&self, at: u32, len_bytes: usize) {
-        let (front, rest) = self.pieces(at + self.header_bytes(), len_bytes);
-        self.region.prefetch(front.0, front.1);
-        self.region.prefetch(rest.0, rest.1);
+    /// Has `len` bytes from a block's front on in the cache soon.
+    pub(super) fn prefetch_all(&self, at: u32, len: u32) {
+        self.region.prefetch(at as usize, len as usize);
     }
 
     /// Has the memory of whole pages present, which costs less at once than page by page.

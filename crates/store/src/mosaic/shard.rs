@@ -115,6 +115,15 @@ impl Emptying {
     }
 }
 
+/// Room that somebody wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) len_bytes: u32,
+    pub(super) owner: u64,
+    /// Whether it is about to be written: its lines are asked for as soon as it is known which they are.
+    pub(super) writes: bool,
+}
+
 /// An object with a block in a segment that is being emptied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Resident {
@@ -161,15 +170,18 @@ impl Shard {
         Self::base_bytes() + (self.segments.capacity() * size_of::<Segment>()) as u64
     }
 
-    /// Takes room for `len_bytes` among the free blocks and returns its block.
-    pub(super) fn fit(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
-        let need = blocks.whole_len(len_bytes);
+    /// Takes room among the free blocks and returns its block.
+    pub(super) fn fit(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
+        let need = blocks.whole_len(wanted.len_bytes);
         if let Some((at, len)) = self.bins.best_fit(blocks, need) {
+            if wanted.writes {
+                blocks.prefetch_all(at, need);
+            }
             self.bins.remove(blocks, at, len);
-            self.carve(blocks, at, len, need, Kind::Whole, owner);
+            self.carve(blocks, at, len, need, Kind::Whole, wanted.owner);
             return Some(at);
         }
-        self.alloc_in_two(blocks, len_bytes, owner)
+        self.alloc_in_two(blocks, wanted)
     }
 
     /// Frees one of the objects whose freeing was put off, if many are.
@@ -194,27 +206,29 @@ impl Shard {
         }
     }
 
-    /// Takes room for `len_bytes` and returns its block.
-    pub(super) fn alloc(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Result<u32, Full> {
-        match self.fit(blocks, len_bytes, owner) {
+    /// Takes room and returns its block.
+    pub(super) fn alloc(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
+        match self.fit(blocks, wanted) {
             Some(at) => Ok(at),
             None if self.makes_room => Err(Full),
-            None => self.extend(blocks, Kind::Whole, blocks.whole_len(len_bytes), owner, Purpose::Store),
+            None => {
+                let need = blocks.whole_len(wanted.len_bytes);
+                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, Purpose::Store)?;
+                if wanted.writes {
+                    blocks.prefetch_all(at, need);
+                }
+                Ok(at)
+            }
         }
     }
 
     /// Takes room for an object that is moved to make room in a full store; it has lain in two pieces if `in_two`. Such a
     /// one has left a hole elsewhere: it is cut again where no two holes hold it, so that less is taken than comes back.
-    pub(super) fn alloc_moved(
-        &mut self,
-        blocks: &Blocks,
-        len_bytes: u32,
-        owner: u64,
-        in_two: bool,
-    ) -> Result<u32, Full> {
-        if let Some(at) = self.fit(blocks, len_bytes, owner) {
+    pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
+        if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
         }
+        let Wanted { len_bytes, owner, .. } = wanted;
         let need = blocks.whole_len(len_bytes);
         let hole = if in_two { self.bins.longest_below(blocks, need, PIECE_MIN) } else { None };
         let Some((first, first_len)) = hole else {
@@ -231,7 +245,8 @@ impl Shard {
         Ok(first)
     }
 
-    fn alloc_in_two(&mut self, blocks: &Blocks, len_bytes: u32, owner: u64) -> Option<u32> {
+    fn alloc_in_two(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
+        let Wanted { len_bytes, owner, writes } = wanted;
         let need = blocks.whole_len(len_bytes);
         let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN.max(need / PIECE_PART))?;
         self.bins.remove(blocks, first, first_len);
@@ -240,6 +255,10 @@ impl Shard {
             self.bins.insert(blocks, first, first_len);
             return None;
         };
+        if writes {
+            blocks.prefetch_all(first, first_len);
+            blocks.prefetch_all(second, rest_len);
+        }
         self.bins.remove(blocks, second, second_len);
         self.carve(blocks, first, first_len, first_len, Kind::First, owner);
         self.carve(blocks, second, second_len, rest_len, Kind::Second, owner);
