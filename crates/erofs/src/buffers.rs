@@ -10,11 +10,11 @@ use pagefold_arena::{Arena, Piece};
 
 /// Buffers that wait for their next use.
 const MAX_FREE: usize = 32;
-/// And their bytes.
-const MAX_FREE_BYTES: usize = 8 << 20;
+/// And their bytes: two of the longest contents that are built, 8 MiB of zeros, or one of the longest that are read.
+const MAX_FREE_BYTES: usize = 17 << 20;
 
-/// Buffers of such lengths have pages of their own. Longer ones are seldom, and their length may be a lie: they get pages as they fill.
-const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=MAX_FREE_BYTES / 4;
+/// Buffers of such lengths have pages of their own. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
+const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
 
 /// Buffers that wait for their next use, and the memory of what the cache keeps.
 pub(crate) struct Buffers {
@@ -31,8 +31,19 @@ enum Buffer {
 
 impl Buffer {
     fn new(len: usize) -> Self {
-        let mapped = || MmapOptions::new().len(len).populate().map_anon().ok();
-        let mapped = if MAPPED_BYTES.contains(&len) { mapped() } else { None };
+        let mapped = if MAPPED_BYTES.contains(&len) {
+            MmapOptions::new().len(len).populate().map_anon().ok()
+        } else if len > *MAPPED_BYTES.end() {
+            let mapped = MmapOptions::new().len(len).map_anon().ok();
+            #[cfg(target_os = "linux")]
+            if let Some(mapped) = &mapped {
+                // Where there are none it is without effect.
+                let _ = mapped.advise(memmap2::Advice::HugePage);
+            }
+            mapped
+        } else {
+            None
+        };
         mapped.map_or_else(|| Self::Heap(vec![0; len]), Self::Mapped)
     }
 }
@@ -87,10 +98,10 @@ impl Buffers {
     }
 
     fn give(&self, buffer: Buffer) {
-        let mut free = self.lock();
-        if buffer.len() > MAX_FREE_BYTES / 4 {
+        if buffer.len() > MAX_FREE_BYTES {
             return;
         }
+        let mut free = self.lock();
         // The oldest go first: what is in use now says best what will be.
         let mut bytes: usize = free.iter().map(|buffer| buffer.len()).sum::<usize>() + buffer.len();
         while bytes > MAX_FREE_BYTES || free.len() >= MAX_FREE {

@@ -207,7 +207,7 @@ impl Data {
     ) -> bool {
         let room = extent.len as usize + self.margin(extent);
         let counted = self.image.visits();
-        match self.image.clusters().victim((pa, extent.len), room) {
+        match self.image.clusters().victim(room) {
             // Who comes back at once may come often.
             Some((other, _)) => visits > counted.count(other) || counted.missed_again(pa),
             // There is room, and decoding is dear.
