@@ -258,7 +258,7 @@ impl Args {
             xattrs: Vec::new(),
         };
         let mut tree = Tree::new(node(NodeKind::Fifo, 0o755));
-        let content = Content::Path(self.source.clone());
+        let content = Content::Path(self.source.as_path().into());
         let permissions = (metadata.mode() & 0o777) as u16;
         tree.add(tree.root(), name.as_bytes(), node(NodeKind::Regular { content, size }, permissions))?;
         Ok(tree)

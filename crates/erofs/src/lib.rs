@@ -54,7 +54,7 @@ mod zmap;
 
 pub use build::{
     BuildOptions, BuildReport, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeId, NodeKind,
-    Progress, ScanOptions, Span, Tree, build, build_watched,
+    Progress, ScanOptions, SourcePath, Span, Tree, build, build_watched,
 };
 pub use check::{CheckReport, Problem};
 pub use directory::DirEntry;

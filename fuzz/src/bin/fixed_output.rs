@@ -19,8 +19,8 @@ fuzz_target!(|data: &[u8]| {
     let mut out = vec![0x5a; room].into_boxed_slice();
     let (taken, len) = match i32::from(sizes[3] % 13) {
         0 => ENCODER.with_borrow_mut(|encoder| {
-            let matches = [Lz4Matches::Most, Lz4Matches::Short, Lz4Matches::Long, Lz4Matches::Longest]
-                [usize::from(sizes[2] >> 6)];
+            use Lz4Matches::{Long, LongMost, Longest, Most, Short};
+            let matches = [Most, Short, Long, LongMost, Longest][usize::from(sizes[2] >> 5) % 5];
             let (taken, len) = encoder.compress_fill(&input, &mut out, matches).expect("room for something");
             // No block has one byte less than some lengths take; otherwise the output is full.
             assert!(

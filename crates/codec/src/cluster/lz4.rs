@@ -19,7 +19,8 @@ const SMALL: usize = 1 << 14;
 impl ClusterEncoder for Fast {
     /// Where the last cluster held less than 1.5 times its own length, 2.25 of a small one, matches are few and short, and each is looked for; so
     /// they are in a short input of which nothing is known. Elsewhere longer ones do: beside liblz4, clusters of 64 KiB take 0.65 to 0.93 of the
-    /// time and 0.95 to 1.0 of the bytes, those of 4 KiB 0.7 to 0.97 of the time and 0.95 to 0.997 of the bytes.
+    /// time and 0.95 to 1.0 of the bytes, those of 4 KiB 0.7 to 0.97 of the time and 0.95 to 0.997 of the bytes. Up to three times the length of a
+    /// large cluster a longer table is worth its time.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
         let small = dst.len() <= SMALL;
         let few = if small { dst.len() / 4 * 9 } else { dst.len() / 2 * 3 };
@@ -28,6 +29,7 @@ impl ClusterEncoder for Fast {
             (true, consumed) if consumed < few => Matches::Short,
             (true, _) => Matches::Longest,
             (false, consumed) if (1..few).contains(&consumed) => Matches::Most,
+            (false, consumed) if consumed < 3 * dst.len() => Matches::LongMost,
             (false, _) => Matches::Long,
         };
         let filled = self.encoder.compress_fill(src, dst, matches)?;

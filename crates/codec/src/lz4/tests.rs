@@ -94,7 +94,7 @@ fn in_place_agrees(block: &[u8], input: &[u8]) {
 
 /// What [`Lz4Encoder::compress_fill`] promises, and the end-of-block rules of the format.
 fn check_fill(encoder: &mut Lz4Encoder, input: &[u8], cap: usize) {
-    for matches in [Matches::Most, Matches::Short, Matches::Long, Matches::Longest] {
+    for matches in [Matches::Most, Matches::Short, Matches::Long, Matches::LongMost, Matches::Longest] {
         check_fill_with(encoder, input, cap, matches);
     }
 }

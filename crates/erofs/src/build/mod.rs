@@ -22,6 +22,7 @@ mod ids;
 mod indexes;
 mod metadata;
 mod pipeline;
+mod place;
 mod placer;
 mod plan;
 mod reach;
@@ -39,6 +40,7 @@ use std::fs::File;
 use pagefold_codec::cluster::ClusterCodec;
 
 pub use ids::{IdMap, IdRange};
+pub use place::SourcePath;
 pub use scan::ScanOptions;
 pub use sparse::Span;
 pub use tree::{Content, Node, NodeId, NodeKind, Tree};

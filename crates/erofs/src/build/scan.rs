@@ -5,9 +5,10 @@ use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::ids::IdMap;
+use super::place::SourcePath;
 use super::reach::reach;
 use super::tree::{Content, Node, NodeId, NodeKind, Tree};
 use crate::error::{Error, Result};
@@ -96,37 +97,40 @@ impl Tree {
         if !metadata.is_dir() {
             return Err(Error::Source { path: root.to_owned(), what: "not a directory".to_owned() });
         }
-        let mut top = node_of(root, root, &metadata)?;
+        let place = SourcePath::from(root);
+        let mut top = node_of(&place, root, &metadata)?;
         options.apply(&mut top);
         let mut tree = Self::new(top);
         let mut links: HashMap<(u64, u64), NodeId> = HashMap::new();
-        let mut stack = vec![(root.to_owned(), PathBuf::new(), tree.root())];
-        while let Some((here, below, directory)) = stack.pop() {
+        let mut stack = vec![(place, tree.root())];
+        while let Some((place, directory)) = stack.pop() {
+            let here = place.to_path_buf();
+            let below = here.strip_prefix(root).unwrap_or(&here);
             let failed = |error| Error::io(format!("listing {}", here.display()))(error);
             let reached = reach(&here).map_err(failed)?;
             for entry in fs::read_dir(&reached).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
                 let name = entry.file_name();
-                let path = below.join(&name);
-                if options.excludes(path.as_os_str().as_bytes()) {
+                if options.excludes(below.join(&name).as_os_str().as_bytes()) {
                     continue;
                 }
-                let full = here.join(&name);
-                let metadata = entry.metadata().map_err(|error| Error::io(full.display().to_string())(error))?;
+                let told = |error| Error::io(here.join(&name).display().to_string())(error);
+                let metadata = entry.metadata().map_err(told)?;
                 let shared = metadata.nlink() > 1 && !metadata.is_dir();
                 let inode = (metadata.dev(), metadata.ino());
                 if let Some(node) = links.get(&inode).filter(|_| shared) {
                     tree.link(directory, name.as_bytes(), *node)?;
                     continue;
                 }
-                let mut node = node_of(&full, &reached.as_ref().join(&name), &metadata)?;
+                let path = place.join(name.clone());
+                let mut node = node_of(&path, &reached.as_ref().join(&name), &metadata)?;
                 options.apply(&mut node);
                 let id = tree.add(directory, name.as_bytes(), node)?;
                 if shared {
                     links.insert(inode, id);
                 }
                 if metadata.is_dir() {
-                    stack.push((full, path, id));
+                    stack.push((path, id));
                 }
             }
         }
@@ -135,15 +139,16 @@ impl Tree {
 }
 
 /// The node of the file at `path`, which the system has at `reached`.
-fn node_of(path: &Path, reached: &Path, metadata: &Metadata) -> Result<Node> {
+fn node_of(path: &SourcePath, reached: &Path, metadata: &Metadata) -> Result<Node> {
     let kind = metadata.file_type();
     let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     let kind = if kind.is_dir() {
         NodeKind::Directory(Default::default())
     } else if kind.is_file() {
-        NodeKind::Regular { content: Content::Path(path.to_owned()), size: metadata.size() }
+        NodeKind::Regular { content: Content::Path(path.clone()), size: metadata.size() }
     } else if kind.is_symlink() {
-        let target = fs::read_link(reached).map_err(Error::io(path.display().to_string()))?;
+        let target =
+            fs::read_link(reached).map_err(|error| Error::io(path.to_path_buf().display().to_string())(error))?;
         NodeKind::Symlink(target.into_os_string().into_vec())
     } else if kind.is_char_device() {
         NodeKind::CharDevice(device.0, device.1)
@@ -167,8 +172,9 @@ fn node_of(path: &Path, reached: &Path, metadata: &Metadata) -> Result<Node> {
 
 /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their own file system
 /// understands, are left out.
-fn xattrs_of(path: &Path, reached: &Path) -> Result<Vec<Xattr>> {
-    let failed = |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.display()))(error.into());
+fn xattrs_of(path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
+    let failed =
+        |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
     let names = match sized(|buf| rustix::fs::llistxattr(reached, buf)) {
         Ok(names) => names,
         Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::holes::{self, Found};
+use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ pub struct NodeId(pub(crate) usize);
 #[derive(Clone, Debug)]
 pub enum Content {
     /// In a file of the operating system.
-    Path(PathBuf),
+    Path(SourcePath),
     /// In part of an open file, such as an archive.
     Range(Arc<File>, u64),
     /// Parts of an open file, in order and none twice, with zeros between them and behind.
@@ -37,7 +38,7 @@ impl Content {
     /// Reads `len` bytes from `offset` of the content into `bytes`, whatever was in it.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
-            Self::Path(path) => return holes::read(&File::open(reach(path)?)?, offset, len, bytes),
+            Self::Path(path) => return holes::read(&File::open(reach(&path.to_path_buf())?)?, offset, len, bytes),
             Self::Range(file, start) => {
                 bytes.resize(len, 0);
                 file.read_exact_at(bytes, start + offset)?;
@@ -53,7 +54,7 @@ impl Content {
 
     pub(crate) fn name(&self) -> PathBuf {
         match self {
-            Self::Path(path) => path.clone(),
+            Self::Path(path) => path.to_path_buf(),
             Self::Range(..) | Self::Spans(..) => PathBuf::from("archive member"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
