@@ -40,22 +40,24 @@ impl Kind {
     pub(crate) fn of(page: &Page) -> Self {
         const CODE: usize = ZEROS_SAMPLED / 16 + 1;
         const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
-        /// Of the 32 words looked at.
-        const MEMORY: usize = 16;
-        match sampled_zeros(page) {
-            zeros @ ..CODE => Self::without_zeros(page, zeros),
-            _ if Self::has_pointers(page) => Self::Pointers,
-            CODE..WORDS => Self::with_zeros(page),
-            _ if whole_words(page) >= MEMORY => Self::Memory,
-            _ => Self::Words,
-        }
-    }
-
-    fn has_pointers(page: &Page) -> bool {
-        /// Of the 32 words looked at.
+        // Of the 32 words looked at: those that are pointers or have a half that is zero, and pointers.
+        const POINTERS_WHOLE: usize = 28;
         const POINTERS: usize = 3;
-        const WHOLE: usize = 28;
-        count(page, |word, _| mark(is_pointer(word))) >= POINTERS && whole_words(page) >= WHOLE
+        const MEMORY_WHOLE: usize = 16;
+        let zeros = sampled_zeros(page);
+        if zeros < CODE {
+            return Self::without_zeros(page, zeros);
+        }
+        let whole = count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0));
+        if whole >= POINTERS_WHOLE && count(page, |word, _| mark(is_pointer(word))) >= POINTERS {
+            Self::Pointers
+        } else if zeros < WORDS {
+            Self::with_zeros(page)
+        } else if whole >= MEMORY_WHOLE {
+            Self::Memory
+        } else {
+            Self::Words
+        }
     }
 
     fn without_zeros(page: &Page, zeros: usize) -> Self {
@@ -77,14 +79,14 @@ impl Kind {
                 && count(page, |word, _| control(word)) >= NOISE_CONTROL;
             return if noise { Self::Noise } else { Self::Prose };
         }
-        let is_letter = |word| within(word | (0x20 * EACH), b'a', b'z');
-        let is_digit = |word| within(word, b'0', b'9');
-        let many_signs = count(page, |word, _| above(word, b' ') & !(is_letter(word) | is_digit(word))) >= SIGNS;
-        let spaces = count(page, |word, _| within(word, b' ', b' '));
-        if many_signs || count(page, |word, _| is_digit(word)) >= DIGITS {
-            let in_words = spaces + count(page, |word, _| is_letter(word));
+        let letters = |word| within(word | (0x20 * EACH), b'a', b'z');
+        let digits = |word| within(word, b'0', b'9');
+        let many_signs = count(page, |word, _| above(word, b' ') & !(letters(word) | digits(word))) >= SIGNS;
+        let spaces = |word| within(word, b' ', b' ');
+        if many_signs || count(page, |word, _| digits(word)) >= DIGITS {
+            let in_words = count(page, |word, _| letters(word) | spaces(word));
             if MARKUP.contains(&in_words) { Self::Markup } else { Self::Source }
-        } else if spaces >= INDENTED {
+        } else if count(page, |word, _| spaces(word)) >= INDENTED {
             Self::Indented
         } else {
             Self::Prose
@@ -118,11 +120,6 @@ const LOW: u64 = 0x7F * EACH;
 /// have 41, until 2039.)
 fn is_pointer(word: u64) -> bool {
     (2..256).contains(&(word >> 40))
-}
-
-/// How many of the 32 words looked at are pointers, or have a half that is zero.
-fn whole_words(page: &Page) -> usize {
-    count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0))
 }
 
 /// What [`count`] counts as one byte, if `marked`.
