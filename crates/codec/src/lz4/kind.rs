@@ -29,7 +29,8 @@ pub(crate) enum Kind {
     Records,
     /// Many zero bytes: tables of code, small numbers.
     Words,
-    /// The same in words of 8 bytes, half of which or more are pointers, or numbers of half their length: what most of a program's memory is.
+    /// The same in words of 8 bytes, some of which are pointers, and half or more are those or have a half that is zero: what most of a program's
+    /// memory is. Numbers alone lose by long matches.
     Memory,
     /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their length: what runtimes of Python and
     /// JavaScript have in memory.
@@ -49,11 +50,12 @@ impl Kind {
             return Self::without_zeros(page, zeros);
         }
         let whole = count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0));
-        if whole >= POINTERS_WHOLE && count(page, |word, _| mark(is_pointer(word))) >= POINTERS {
+        let pointers = if whole >= MEMORY_WHOLE { count(page, |word, _| mark(is_pointer(word))) } else { 0 };
+        if whole >= POINTERS_WHOLE && pointers >= POINTERS {
             Self::Pointers
         } else if zeros < WORDS {
             Self::with_zeros(page)
-        } else if whole >= MEMORY_WHOLE {
+        } else if pointers > 0 {
             Self::Memory
         } else {
             Self::Words
@@ -177,7 +179,9 @@ mod tests {
         assert_eq!(Kind::of(&page(b"some_name\0\x04other\0\x11")), Kind::Names);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\xFE\x7F\x88\0")), Kind::Records);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x7F\0\0\0")), Kind::Words);
-        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\0\0\0\0")), Kind::Memory);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\0\0\0\0")), Kind::Words);
+        let object = b"\x10\x92\x33\x71\x5E\x7F\0\0\x20\x13\0\0\0\0\0\0\x10\0\0\0\x33\x01\0\0";
+        assert_eq!(Kind::of(&page(object)), Kind::Memory);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x5E\x7F\0\0")), Kind::Pointers);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x8E\x01\0\0")), Kind::Records, "times");
     }

@@ -204,7 +204,7 @@ fn pages_of_every_kind_go_to_liblz4() {
         b"some_name\0\x04other\0\x11",
         b"\x10\x92\x33\x71\xFE\x7F\x88\0",
         b"\x10\x92\x33\x71\x7F\0\0\0",
-        b"\x10\x92\x33\x71\0\0\0\0",
+        b"\x10\x92\x33\x71\x5E\x7F\0\0\x20\x13\0\0\0\0\0\0\x10\0\0\0\x33\x01\0\0",
         b"\x10\x92\x33\x71\x5E\x7F\0\0",
     ];
     let mut stream = Lz4.stream().unwrap();
