@@ -317,7 +317,10 @@ impl<F: Format> Writer<F> {
             self.at += 1;
             if F::DYNAMIC {
                 self.offset::<true>(offset);
-                self.match_length(code);
+                // The literals' place would wait for what `match_length` adds.
+                if code >= 15 {
+                    self.length(code - 15);
+                }
             }
             if len < 15 {
                 copy::<16>(literals, self.out.add(self.at));
