@@ -185,21 +185,22 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
     }
 }
 
-/// [`common_prefix_wide`] by a first step of 32 bytes: a branch less that depends on where the two differ.
+/// [`common_prefix_wide`] by a first step of `FIRST` bytes, 32 or 64: a branch less that depends on where the two differ.
 ///
 /// # Safety
-/// As [`common_prefix`]'s, and at least 32 bytes lie before `a_end`.
+/// As [`common_prefix`]'s, and at least `FIRST` bytes lie before `a_end`.
 #[inline(always)]
-pub(crate) unsafe fn common_prefix_by_32(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
+pub(crate) unsafe fn common_prefix_by<const FIRST: usize>(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
+    const { assert!(FIRST == 32 || FIRST == 64) };
     // SAFETY: the caller's.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         {
-            let differ = differences::<2>(a, b) as u32;
+            let differ = if FIRST == 32 { u64::from(differences::<2>(a, b) as u32) } else { differences::<4>(a, b) };
             if differ != 0 {
                 return differ.trailing_zeros() as usize;
             }
-            32 + common_prefix_from_32(a.add(32), b.add(32), a_end)
+            FIRST + common_prefix_by_32(a.add(FIRST), b.add(FIRST), a_end)
         }
         #[cfg(not(target_arch = "x86_64"))]
         common_prefix(a, b, a_end)
@@ -212,7 +213,7 @@ pub(crate) unsafe fn common_prefix_by_32(a: *const u8, b: *const u8, a_end: *con
 /// As [`common_prefix`]'s.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
-unsafe fn common_prefix_from_32(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
+unsafe fn common_prefix_by_32(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
     // SAFETY: the caller's; each step was compared with what is left.
     unsafe {
         let len = a_end.offset_from_unsigned(a);

@@ -26,7 +26,7 @@ use std::marker::PhantomData;
 
 use super::encode::{Fit, SLACK, Writer, Written, common_suffix, most_literals};
 use super::format::{Format, Plain};
-use crate::mem::{common_prefix, common_prefix_by_32, copy, load32, load64, store16};
+use crate::mem::{common_prefix, common_prefix_by, copy, load32, load64, store16};
 
 /// Where the base is moved: positions up to here, and [`NEAR_END`] more, have 16 bits.
 const TURN: usize = 65_000;
@@ -172,12 +172,12 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
                     start = at;
                     break 'all at >= most;
                 }
-                let mut forward = common_prefix_by_32(s.add(at + FOUND), s.add(seen + FOUND), match_end);
+                let mut forward = common_prefix_by::<32>(s.add(at + FOUND), s.add(seen + FOUND), match_end);
                 if TWICE
                     && forward <= SHORT
                     && let Some(later) = look(at + 1)
                 {
-                    let longer = common_prefix_by_32(s.add(at + 1 + FOUND), s.add(later + FOUND), match_end);
+                    let longer = common_prefix_by::<32>(s.add(at + 1 + FOUND), s.add(later + FOUND), match_end);
                     if longer > forward {
                         (at, seen, forward) = (at + 1, later, longer);
                     }

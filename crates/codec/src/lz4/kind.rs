@@ -15,7 +15,11 @@ pub(crate) enum Kind {
     Noise,
     /// Prose: hardly a zero byte.
     Prose,
-    /// Source, markup, tables in digits: hardly a zero byte either, nearly all ASCII, many of them signs or most digits.
+    /// Prose by its letters and signs, of which a quarter is spaces: source, mostly.
+    Indented,
+    /// Source, markup with much text: hardly a zero byte either, nearly all ASCII, many of them signs or most digits.
+    Source,
+    /// The same with fewer letters and spaces, as in markup, JSON without line ends and tables.
     Markup,
     /// Machine code and its tables.
     Code,
@@ -23,8 +27,11 @@ pub(crate) enum Kind {
     Names,
     /// Words of 8 bytes that mostly differ in few of them, hardly more of which are zero than in code.
     Records,
-    /// Words of 8 bytes, most of them pointers and small numbers: many zero bytes.
+    /// Many zero bytes: tables of code, small numbers.
     Words,
+    /// The same in words of 8 bytes, some of which are pointers, and half or more are those or have a half that is zero: what most of a program's
+    /// memory is. Numbers alone lose by long matches.
+    Memory,
     /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their length: what runtimes of Python and
     /// JavaScript have in memory.
     Pointers,
@@ -34,26 +41,34 @@ impl Kind {
     pub(crate) fn of(page: &Page) -> Self {
         const CODE: usize = ZEROS_SAMPLED / 16 + 1;
         const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
-        match sampled_zeros(page) {
-            zeros @ ..CODE => Self::without_zeros(page, zeros),
-            _ if Self::has_pointers(page) => Self::Pointers,
-            CODE..WORDS => Self::with_zeros(page),
-            _ => Self::Words,
-        }
-    }
-
-    fn has_pointers(page: &Page) -> bool {
-        /// Of the 32 words looked at.
+        // Of the 32 words looked at: those that are pointers or have a half that is zero, and pointers.
+        const POINTERS_WHOLE: usize = 28;
         const POINTERS: usize = 3;
-        const WHOLE: usize = 28;
-        count(page, |word, _| mark(is_pointer(word))) >= POINTERS
-            && count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0)) >= WHOLE
+        const MEMORY_WHOLE: usize = 16;
+        let zeros = sampled_zeros(page);
+        if zeros < CODE {
+            return Self::without_zeros(page, zeros);
+        }
+        let whole = count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0));
+        let pointers = if whole >= MEMORY_WHOLE { count(page, |word, _| mark(is_pointer(word))) } else { 0 };
+        if whole >= POINTERS_WHOLE && pointers >= POINTERS {
+            Self::Pointers
+        } else if zeros < WORDS {
+            Self::with_zeros(page)
+        } else if pointers > 0 {
+            Self::Memory
+        } else {
+            Self::Words
+        }
     }
 
     fn without_zeros(page: &Page, zeros: usize) -> Self {
         const SIGNS: usize = ZEROS_SAMPLED / 8;
         const DIGITS: usize = ZEROS_SAMPLED / 4;
         const NOT_ASCII: usize = ZEROS_SAMPLED / 64;
+        const INDENTED: usize = ZEROS_SAMPLED / 4;
+        // Pages with fewer are tables of code points and the like.
+        const MARKUP: Range<usize> = ZEROS_SAMPLED * 9 / 32..ZEROS_SAMPLED * 5 / 8 + 1;
         // Half of the bytes are not ASCII, and an eighth control characters, of which text in other scripts has none; code has more zeros.
         const NOISE_NOT_ASCII: Range<usize> = ZEROS_SAMPLED * 5 / 16..ZEROS_SAMPLED * 11 / 16;
         const NOISE_CONTROL: usize = ZEROS_SAMPLED / 16;
@@ -69,7 +84,15 @@ impl Kind {
         let letters = |word| within(word | (0x20 * EACH), b'a', b'z');
         let digits = |word| within(word, b'0', b'9');
         let many_signs = count(page, |word, _| above(word, b' ') & !(letters(word) | digits(word))) >= SIGNS;
-        if many_signs || count(page, |word, _| digits(word)) >= DIGITS { Self::Markup } else { Self::Prose }
+        let spaces = |word| within(word, b' ', b' ');
+        if many_signs || count(page, |word, _| digits(word)) >= DIGITS {
+            let in_words = count(page, |word, _| letters(word) | spaces(word));
+            if MARKUP.contains(&in_words) { Self::Markup } else { Self::Source }
+        } else if count(page, |word, _| spaces(word)) >= INDENTED {
+            Self::Indented
+        } else {
+            Self::Prose
+        }
     }
 
     fn with_zeros(page: &Page) -> Self {
@@ -150,10 +173,15 @@ mod tests {
         });
         assert_eq!(Kind::of(&noise), Kind::Noise);
         assert_eq!(Kind::of(&page(b"<row id=\"31\" name=\"x\">&lt;</row>\n")), Kind::Markup);
+        assert_eq!(Kind::of(&page(b"if not (name or value): return [first, second]\n")), Kind::Source);
+        assert_eq!(Kind::of(&page(b"        return name\n    found\n")), Kind::Indented);
         assert_eq!(Kind::of(&page(b"\x48\x8B\x05\x11\x20\0\xE8\x84\xC3\x0F\x55")), Kind::Code);
         assert_eq!(Kind::of(&page(b"some_name\0\x04other\0\x11")), Kind::Names);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\xFE\x7F\x88\0")), Kind::Records);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x7F\0\0\0")), Kind::Words);
+        assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\0\0\0\0")), Kind::Words);
+        let object = b"\x10\x92\x33\x71\x5E\x7F\0\0\x20\x13\0\0\0\0\0\0\x10\0\0\0\x33\x01\0\0";
+        assert_eq!(Kind::of(&page(object)), Kind::Memory);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x5E\x7F\0\0")), Kind::Pointers);
         assert_eq!(Kind::of(&page(b"\x10\x92\x33\x71\x8E\x01\0\0")), Kind::Records, "times");
     }

@@ -16,7 +16,7 @@ use decode::Extent;
 use encode::encode;
 use format::Plain;
 use kind::Kind;
-use table::{HASH, HASH_FEW, Narrow, Positions};
+use table::{HASH_FEW, Narrow, Positions};
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, mem::prefetch};
 
@@ -48,10 +48,14 @@ impl Stream for Lz4Stream {
         let table = &mut self.positions;
         match Kind::of(page) {
             Kind::Prose | Kind::Names => encode::<Plain, _>(Narrow::<33, false, true>(table), page, out),
-            Kind::Markup | Kind::Records => encode::<Plain, _>(Narrow::<40, false, true>(table), page, out),
-            Kind::Noise => encode::<Plain, _>(Narrow::<48, false, false, HASH, 0, 24>(table), page, out),
+            Kind::Indented | Kind::Source | Kind::Records => {
+                encode::<Plain, _>(Narrow::<40, false, true>(table), page, out)
+            }
+            Kind::Markup => encode::<Plain, _>(Narrow::<44, false, true, HASH_FEW, 0, 48, 32>(table), page, out),
+            Kind::Noise => encode::<Plain, _>(Narrow::<48, false, false, HASH_FEW, 0, 24, 64>(table), page, out),
             Kind::Code => encode::<Plain, _>(Narrow::<32, false, false>(table), page, out),
             Kind::Words => encode::<Plain, _>(Narrow::<40, false, false, HASH_FEW>(table), page, out),
+            Kind::Memory => encode::<Plain, _>(Narrow::<56, false, false, HASH_FEW, 4, 48, 32>(table), page, out),
             Kind::Pointers => encode::<Plain, _>(Narrow::<56, false, false, HASH_FEW, 4>(table), page, out),
         }
     }

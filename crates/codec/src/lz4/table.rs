@@ -22,6 +22,9 @@ pub(crate) trait Table {
     /// After so many positions tried in vain the step from one to the next grows by a byte; after 7/3 of that the first time.
     const STEP: usize = 48;
 
+    /// How many bytes of a match after its first four are compared at once: 8, and then 32, or 32 or 64.
+    const FIRST: usize = 8;
+
     /// Makes the table ready for a block of `len` bytes and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
 
@@ -76,6 +79,7 @@ pub(crate) struct Narrow<
     const TO: u32 = HASH,
     const TWICE: usize = 0,
     const STEP: usize = 48,
+    const FIRST: usize = 8,
 >(pub(crate) &'a mut Positions);
 
 impl<
@@ -85,9 +89,12 @@ impl<
     const TO: u32,
     const TWICE: usize,
     const STEP: usize,
-> Table for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO, TWICE, STEP>
+    const FIRST: usize,
+> Table for Narrow<'_, BITS, AFTER_START, BEFORE_END, TO, TWICE, STEP, FIRST>
 {
     const STEP: usize = STEP;
+
+    const FIRST: usize = FIRST;
 
     const TWICE: usize = TWICE;
 

@@ -194,18 +194,21 @@ proptest! {
 /// Pages of each [`Kind`] take tables of their own, so liblz4 reads one of each, whatever room it was given.
 #[test]
 fn pages_of_every_kind_go_to_liblz4() {
-    let units: [&[u8]; 8] = [
+    let units: [&[u8]; 11] = [
         b"\x9C\x12\x81\x50\x07",
         b"He sat down and said nothing at all for a long while. ",
+        b"        return name\n    found\n",
+        b"if not (name or value): return [first, second]\n",
         b"<row id=\"31\" name=\"x\">&lt;</row>\n",
         b"\x48\x8B\x05\x11\x20\0\xE8\x84\xC3\x0F\x55",
         b"some_name\0\x04other\0\x11",
         b"\x10\x92\x33\x71\xFE\x7F\x88\0",
         b"\x10\x92\x33\x71\x7F\0\0\0",
+        b"\x10\x92\x33\x71\x5E\x7F\0\0\x20\x13\0\0\0\0\0\0\x10\0\0\0\x33\x01\0\0",
         b"\x10\x92\x33\x71\x5E\x7F\0\0",
     ];
     let mut stream = Lz4.stream().unwrap();
-    let mut kinds = [0; 8];
+    let mut kinds = [0; 11];
     for (seed, unit) in (1..60).flat_map(|seed| units.map(|unit| (seed, unit))) {
         let noise = mixed(PAGE_SIZE, seed);
         let mut page: Page = std::array::from_fn(|at| unit[at % unit.len()]);

@@ -40,12 +40,14 @@ impl Stream for Lz4DynStream {
         prefetch(page);
         let table = &mut self.positions;
         match Kind::of(page) {
-            Kind::Prose | Kind::Noise => encode::<Dynamic, _>(Narrow::<33, true, true>(table), page, out),
-            Kind::Markup => encode::<Dynamic, _>(Narrow::<40, false, true, HASH, 5>(table), page, out),
+            Kind::Prose | Kind::Indented | Kind::Noise => {
+                encode::<Dynamic, _>(Narrow::<33, true, true>(table), page, out)
+            }
+            Kind::Source | Kind::Markup => encode::<Dynamic, _>(Narrow::<40, false, true, HASH, 5>(table), page, out),
             Kind::Code | Kind::Names | Kind::Records => {
                 encode::<Dynamic, _>(Narrow::<32, true, true>(table), page, out)
             }
-            Kind::Words => encode::<Dynamic, _>(Narrow::<36, true, false>(table), page, out),
+            Kind::Words | Kind::Memory => encode::<Dynamic, _>(Narrow::<36, true, false>(table), page, out),
             Kind::Pointers => encode::<Dynamic, _>(Narrow::<48, false, true, HASH, 4>(table), page, out),
         }
     }
