@@ -252,13 +252,21 @@ unsafe fn differences<const N: usize>(a: *const u8, b: *const u8) -> u64 {
 /// Hints that all of a page is about to be read.
 #[inline(always)]
 pub(crate) fn prefetch(page: &Page) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in page.as_chunks::<64>().0 {
+        prefetch_line(line.as_ptr());
+    }
+}
+
+/// Hints that the line of `p`, which may be anywhere, is about to be read or written.
+#[inline(always)]
+pub(crate) fn prefetch_line(p: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint, which reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
-    let _ = page;
+    let _ = p;
 }
 
 /// Bytes of a page that [`sampled_zeros`] looks at.

@@ -25,13 +25,15 @@
 //!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends. What has length bytes is compared with
 //!    the unread input, and with the output's end only where `quick` ends: the input that was read is room to write over. Literals may
 //!    overlap themselves, since they are copied forwards.
+//! 5. In place the output's lines are fetched [`AHEAD`]. Where unread input and output lie in one 4 KiB page, as in all of a block of 4 KiB, the
+//!    processor sees one stream that jumps to and fro, and fetches nothing: 1.03 to 1.06 times the speed at 4 KiB.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
 
 use crate::{
     Corrupt,
-    mem::{copy, copy_literals, load16, wild_copy},
+    mem::{copy, copy_literals, load16, prefetch_line, wild_copy},
 };
 
 use super::copies::{LONG, OVERSHOOT, careful_match, copy_exact, length, length_mostly_short, long_match, short_match};
@@ -54,6 +56,9 @@ const LITERALS_GAP: usize = 64 - 15;
 
 /// The same for a copy by 32 bytes.
 const LITERALS_GAP_BY_32: usize = 32;
+
+/// In place, how far ahead of the output its lines are fetched.
+const AHEAD: usize = 512;
 
 /// Where the input and output of a block lie. In place they overlap.
 struct Buffers {
@@ -120,6 +125,9 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
         return Err(Corrupt { what: "lz4 block in place reaches outside its buffer" });
     }
     let output = buffer.as_mut_ptr();
+    for at in (0..AHEAD).step_by(64) {
+        prefetch_line(output.wrapping_add(at));
+    }
     // SAFETY: `block.start` is inside the buffer.
     let input = unsafe { output.add(block.start) };
     let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len, before_len: 0 };
@@ -180,6 +188,9 @@ impl Decoder {
                 // Sequences without length bytes and with an offset of 8 or more.
                 let long = loop {
                     let first = usize::from(*ip);
+                    if IN_PLACE {
+                        prefetch_line(op.wrapping_add(AHEAD));
+                    }
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         core::hint::cold_path();
