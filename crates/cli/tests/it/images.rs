@@ -12,7 +12,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::server::{pagefold, run_to_fail, send};
+use crate::server::{Ended, pagefold, run_to_fail, send};
 
 /// Runs `command`, which must succeed, and returns what it wrote to standard output.
 #[track_caller]
@@ -220,19 +220,19 @@ fn a_pack_that_is_ended_leaves_nothing() {
         let mut pack = pagefold();
         // With no other output this writes for longer than the test lasts.
         pack.arg("pack").arg(at("tree")).arg("-o").arg(at("image")).args(["--codec", "lzma"]);
-        let mut pack = pack.spawn().expect("a start");
-        let fds = format!("/proc/{}/fd", pack.id());
+        let mut pack = Ended(pack.spawn().expect("a start"));
+        let fds = format!("/proc/{}/fd", pack.0.id());
         let is_writing = || {
             let fds = fs::read_dir(&fds).into_iter().flatten().flatten();
             let mut open = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
             open.any(|path| path.starts_with(folder.path()) && !path.starts_with(at("tree")))
         };
         while !is_writing() {
-            assert!(pack.try_wait().expect("a child").is_none(), "it ended by itself");
+            assert!(pack.0.try_wait().expect("a child").is_none(), "it ended by itself");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        send(signal, &pack);
-        let status = pack.wait().expect("a child");
+        send(signal, &pack.0);
+        let status = pack.0.wait().expect("a child");
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal.as_raw()), "{status}");
         assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 1, "something was left");
     }

@@ -10,7 +10,7 @@ use std::{
         fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant, UNIX_EPOCH},
 };
@@ -22,7 +22,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::server::{pagefold, run, run_to_fail, send};
+use crate::server::{Ended, pagefold, run, run_to_fail, send};
 
 /// Whether FUSE can be tried here; else it says why not.
 fn can_mount(test: &str) -> bool {
@@ -308,15 +308,6 @@ fn threads_read_anywhere_at_once() {
 }
 
 /// A mount in the foreground, killed with this value.
-struct Foreground(Child);
-
-impl Drop for Foreground {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Mounts, reads and unmounts as a user whom nothing is allowed to, in a table of mounts of its own. Elsewhere `/dev/fuse` is for all; where
 /// it is root's, the test gets one that is for all.
 const AS_A_USER: &str = r#"
@@ -395,7 +386,7 @@ fn signals_unmount() {
     place.unmount();
     for (signal, busy) in [(Signal::INT, false), (Signal::TERM, true)] {
         let child = place.mount_command().arg("--foreground").stderr(Stdio::null()).spawn().expect("it starts");
-        let mut child = Foreground(child);
+        let mut child = Ended(child);
         until("it mounts", || place.is_mounted());
         let user = busy.then(|| File::open(place.at("mount/file")).expect("a file"));
         send(signal, &child.0);

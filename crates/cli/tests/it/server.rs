@@ -96,6 +96,16 @@ impl Drop for Server {
     }
 }
 
+/// A child that ends with this value: one that outlived a test that failed would hold the output of all tests open.
+pub(crate) struct Ended(pub(crate) Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian does not have.
 pub(crate) fn send(signal: Signal, child: &Child) {
     kill_process(Pid::from_child(child), signal).expect("the child is there");
