@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pagefold_testing::skip_for_good;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -104,6 +105,18 @@ impl Drop for Ended {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Whether a child would ignore the signal, as this process does: a shell has that so for SIGINT in what it starts with `&`.
+pub(crate) fn is_ignored(test: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("a process's status");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("what it ignores");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a mask");
+    let is_ignored = ignored >> (signal.as_raw() - 1) & 1 == 1;
+    if is_ignored {
+        skip_for_good(test, &format!("{signal:?} is ignored here"));
+    }
+    is_ignored
 }
 
 /// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian does not have.
