@@ -1,6 +1,9 @@
 //! What happens at the memory limit.
 
-use std::thread;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Store};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -45,14 +48,17 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
 
 #[test]
 fn all_memory_comes_back() {
-    // Each CPU that writes has a shard, with lists of its own.
-    run_on(0);
     let store = Store::new(Config { slots: 4096, ..Config::default() }).expect("a small store");
     for slot in 0..4096 {
         store.write(slot, &mixed(slot, (slot % 256) as u8)).expect("no limit");
     }
     for slot in 0..4096 {
         store.discard(slot).expect("a slot");
+    }
+    // What is being moved in the background holds a segment a moment longer.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while store.stats().mem_used_total > 32 << 10 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
     }
     let stats = store.stats();
     assert_eq!((stats.orig_data_size, stats.compr_data_size, stats.same_pages, stats.huge_pages), (0, 0, 0, 0));
@@ -124,9 +130,9 @@ fn a_full_store_can_be_written_over() {
             });
         }
     });
-    // Compaction may have made a little room meanwhile.
+    // Where its objects have moved there may be room for a page more, as for one of 894.
     let full_again = (full_at..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("still full");
-    assert!(full_again <= full_at + full_at / 32, "{full_at} pages, then {full_again}");
+    assert!(full_again <= full_at + full_at / 256, "{full_at} pages, then {full_again}");
     store.check().expect("consistent");
 }
 
