@@ -12,7 +12,7 @@
 //! ```
 //!
 //! What differs from that in this loop, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
-//! of the work; the log in `docs/codecs-log/fold.md` has the command):
+//! of the work; the log in `docs/log/fold.md` has the command):
 //!
 //! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both sides for as far as any
 //!    run of tokens can make the cursors go, and so are literals. So no token needs a check of the input; one check at the

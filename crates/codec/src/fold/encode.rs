@@ -10,7 +10,7 @@
 //! code the literals by the palette that has most of them
 //! ```
 //!
-//! What differs from the usual match finder, and what each brought (compression speed; `docs/codecs-log/fold.md` has the order of the
+//! What differs from the usual match finder, and what each brought (compression speed; `docs/log/fold.md` has the order of the
 //! work):
 //!
 //! 1. Two loops: one finds, one makes tokens of eight or sixteen matches at a time. The first has a third of the instructions that one

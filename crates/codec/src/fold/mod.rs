@@ -1,5 +1,5 @@
 //! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; the designs that were tried before it, with
-//! their figures, are in `docs/codecs-log/fold.md`.
+//! their figures, are in `docs/log/fold.md`.
 //!
 //! It is an LZ77 codec for pages of 4 KiB and nothing else. Three facts about the pages of running programs shape it:
 //!

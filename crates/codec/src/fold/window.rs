@@ -8,7 +8,7 @@
 //!     write what came to the window
 //! ```
 //!
-//! Why that is quicker than copies in memory (figures in `docs/codecs-log/fold.md`, "Decoder, third round" and "fourth round"):
+//! Why that is quicker than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round" and "fourth round"):
 //!
 //! 1. A match that reads bytes just written waits until they have left the store buffer, if they came by two stores: that was
 //!    30 % of the copies' time on heaps. Here such a match is a permutation of window and literals. Its order is a load:

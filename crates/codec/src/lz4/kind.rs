@@ -8,7 +8,7 @@ use crate::{
     mem::{ZEROS_SAMPLED, sampled_zeros},
 };
 
-/// A kind of page. docs/codecs-log/lz4.md has the bytes and speeds that the limits between them were chosen by.
+/// A kind of page. docs/log/lz4.md has the bytes and speeds that the limits between them were chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// What has been compressed or encrypted before: bytes of all values.
