@@ -13,7 +13,7 @@ use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
-use crate::work::Work;
+use crate::work::{Work, thread_count};
 
 /// Problems that a report holds; further ones are counted.
 const MAX_PROBLEMS: usize = 1000;
@@ -226,7 +226,8 @@ impl Visitor for Checker<'_> {
 
 impl Image {
     /// Checks the whole tree: every inode, name, link count, xattr and index; that nothing lies in two places at once,
-    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads.
+    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads, at most 1024; 0 for one a
+    /// processor.
     ///
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
     /// that the image pays for every index, and a cluster that many extents share is decoded once.
@@ -251,7 +252,7 @@ impl Image {
             let finder = files.finder();
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, read).is_ok();
-            let _ = (1..threads).all(spawn);
+            let _ = (1..thread_count(threads)).all(spawn);
             let paths = walk(self, &mut checker)?;
             checker.end_listing(&paths);
             if let Some(nid) = self.superblock().packed_nid {

@@ -287,7 +287,11 @@ fn threads_that_cannot_be_had_are_no_panic() {
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
     fs::write(at("tree/text"), "a line of some text\n".repeat(100_000)).expect("a file");
-    output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--threads", "5000"]));
+    for threads in ["5000", "1000000"] {
+        output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--threads", threads]));
+        output(pagefold().args(["check", &at("image"), "--threads", threads]));
+        output(pagefold().args(["extract", &at("image"), "-C", &at(threads), "--threads", threads]));
+    }
     let without_threads = || {
         let mut pagefold = pagefold();
         // No system has room for such a stack.
