@@ -52,6 +52,7 @@ fn a_tree_is_packed_and_comes_back() {
     assert!(info.contains("formats        lz4") && info.contains("in place"), "{info}");
     assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
+    assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
 
     let mut damaged = image;
@@ -60,6 +61,31 @@ fn a_tree_is_packed_and_comes_back() {
     let message = run_to_fail(pagefold().args(["check", &at("damaged")]));
     assert!(message.contains("/etc/text: corrupt image at byte 4096"), "{message}");
 }
+    for (path, named) in [("etc", "etc/text"), ("/etc/", "/etc/text"), ("/etc/text", "/etc/text")] {
+        let message = run_to_fail(pagefold().args(["check", &format!("{}:{path}", at("damaged"))]));
+        assert!(
+            message.starts_with(&format!("{named}: corrupt image at byte 4096"))
+                && message.contains("damaged: 1 problem\n"),
+            "{message}"
+        );
+    }
+    let message = run_to_fail(pagefold().args(["check", &format!("{}:/none", at("damaged"))]));
+    assert!(message.contains("no such file in the image"), "{message}");
+}
+
+#[test]
+fn what_is_at_a_path_is_read_alone() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    for name in ["a", "b"] {
+        fs::create_dir_all(at("tree/") + name).expect("a folder");
+        fs::write(at("tree/") + name + "/text", format!("a line of {name}\n").repeat(1000)).expect("a file");
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    for (place, clusters) in [("", 2), (":/", 2), (":a", 1), (":/b/text", 1)] {
+        let info = output(pagefold().args(["info", "--read", &(at("image") + place)]));
+        assert!(info.ends_with(&format!("{clusters} clusters, {clusters} of them in place\n")), "{place}: {info}");
+    }
 
 #[test]
 fn cat_follows_links_and_takes_no_directories() {
