@@ -50,6 +50,7 @@ fn a_tree_is_packed_and_comes_back() {
     assert_eq!(output(pagefold().args(["cat", &format!("{}:/etc/text", at("image"))])), text);
     let info = output(pagefold().args(["info", "--read", &at("image")]));
     assert!(info.contains("formats        lz4") && info.contains("in place"), "{info}");
+    assert!(info.contains("incompatible 0x1: checksum, modification times, lz4 padded in front\n"), "{info}");
     assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
