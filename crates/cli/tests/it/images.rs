@@ -52,8 +52,8 @@ fn a_tree_is_packed_and_comes_back() {
     assert!(info.contains("formats        lz4") && info.contains("in place"), "{info}");
     assert!(info.contains("incompatible 0x1: checksum, modification times, lz4 padded in front\n"), "{info}");
     assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
-    output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
+    output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
 
     let mut damaged = image;
@@ -61,7 +61,6 @@ fn a_tree_is_packed_and_comes_back() {
     fs::write(at("damaged"), damaged).expect("a file");
     let message = run_to_fail(pagefold().args(["check", &at("damaged")]));
     assert!(message.contains("/etc/text: corrupt image at byte 4096"), "{message}");
-}
     for (path, named) in [("etc", "etc/text"), ("/etc/", "/etc/text"), ("/etc/text", "/etc/text")] {
         let message = run_to_fail(pagefold().args(["check", &format!("{}:{path}", at("damaged"))]));
         assert!(
@@ -87,6 +86,7 @@ fn what_is_at_a_path_is_read_alone() {
         let info = output(pagefold().args(["info", "--read", &(at("image") + place)]));
         assert!(info.ends_with(&format!("{clusters} clusters, {clusters} of them in place\n")), "{place}: {info}");
     }
+}
 
 #[test]
 fn cat_follows_links_and_takes_no_directories() {
@@ -149,6 +149,9 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
         (["--hint", "text=lz4@5000"], "multiple of the block"),
+        (["--hint", "no-such-file=zstd,99"], "levels are -7 to 22"),
+        (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
+        (["--block", "8G"], "pagefold: the block is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
         (["--gid-map", "1:2:0"], "range of ids"),
     ] {

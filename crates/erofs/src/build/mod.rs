@@ -164,6 +164,11 @@ impl BuildOptions {
                 return refuse("the cluster must be at most 1 MiB and 2047 blocks");
             }
         }
+        let codecs = self.hints.iter().filter_map(|hint| hint.compression).map(|compression| compression.codec);
+        for codec in codecs.chain(self.codec) {
+            // Before the work, and also if no file has the hint.
+            codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
+        }
         if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
             return refuse("packing tails, fragments and sharing clusters need a codec");
         }
