@@ -3,9 +3,28 @@
 //! A target runs with one codec, named by `PAGEFOLD_CODEC`; `run` calls it for every name that [`names`] has, so a new
 //! codec is fuzzed as soon as it has a name.
 
+mod images;
+
 use std::sync::{Arc, LazyLock};
 
-use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, trained};
+use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, cluster::ClusterCodec, trained};
+
+pub use images::images;
+
+/// The cluster codecs to fuzz.
+pub const CLUSTER_CODECS: [&str; 5] = ["lz4", "lz4hc", "lzma", "deflate", "zstd"];
+
+/// The cluster codec of a name, at a level that is fast.
+pub fn cluster_codec(name: &str) -> ClusterCodec {
+    match name {
+        "lz4" => ClusterCodec::Lz4,
+        "lz4hc" => ClusterCodec::Lz4Hc(9),
+        "lzma" => ClusterCodec::MicroLzma { preset: 0, dict_bytes: 1 << 16 },
+        "deflate" => ClusterCodec::Deflate(3),
+        "zstd" => ClusterCodec::Zstd { level: 3, window_log: 16 },
+        _ => panic!("no cluster codec is named {name}"),
+    }
+}
 
 /// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the highest.
 pub fn names() -> Vec<String> {

@@ -14,8 +14,6 @@ mod verdict;
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
-
 use crate::report::Figure;
 use corpus::Corpus;
 use measure::{Measured, Race};
@@ -48,10 +46,10 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',')]
     codecs: Vec<String>,
     /// Pages measured of each kind, spread evenly over it
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value = "2048", value_parser = crate::count)]
     pages: usize,
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value = "7", value_parser = crate::count)]
     rounds: usize,
     /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each kind's own
     #[arg(long)]
@@ -65,7 +63,6 @@ pub(crate) struct Args {
 const SAMPLE_PAGES: usize = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.pages > 0, "at least one round and one page");
     let named = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
     let corpora: Vec<Corpus> =
         named.iter().map(|(name, bytes)| Corpus::split(name, bytes, SAMPLE_PAGES, args.pages)).collect();

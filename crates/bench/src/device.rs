@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
     /// MiB taken of each at most
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value = "32", value_parser = crate::count)]
     mib: usize,
     /// Threads; 0 stands for all CPUs
     #[arg(long, value_delimiter = ',', default_value = "1,2,0")]
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_value = "4,128")]
     request_kib: Vec<usize>,
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
     #[arg(long)]
@@ -94,6 +94,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for &threads in &threads {
         for &kib in &args.request_kib {
             let request = kib / 4;
+            ensure!(kib.is_multiple_of(4), "{kib} KiB are not whole pages");
             let fits = kinds.iter().all(|data| request > 0 && data.pages.len() / threads >= request);
             ensure!(fits, "{kib} KiB is no request size here");
             shapes.push(Shape { threads, request });

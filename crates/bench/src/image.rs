@@ -45,15 +45,15 @@ use crate::server::pagefold;
 /// Options of `pagefold-bench image`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Subjects: pagefold builds and extracts, and reads through the library; pagefold-fuse is `pagefold mount`; kernel-erofs and
-erofsfuse read the image that pagefold built, kernel-mkfs.erofs the one that mkfs.erofs built; kernel-squashfs, squashfuse
-and kernel-ext4 read their own. Every codec is asked for with the same level and cluster of each program; squashfs's
-cluster is its block, which is of input.
+Subjects: pagefold builds and extracts, and reads through the library; pagefold-fuse is `pagefold mount`; \
+kernel-erofs and erofsfuse read the image that pagefold built, kernel-mkfs.erofs the one that mkfs.erofs built; \
+kernel-squashfs, squashfuse and kernel-ext4 read their own. Every codec is asked for with the same level and cluster \
+of each program; squashfs's cluster is its block, which is of input.
 
-Page cache: data and images are in it. Readers are opened or mounted anew for each pass, so that nothing that was
-decoded before is left. With one thread a builder or extractor has one CPU. Extraction is timed to its end, into memory where
-/dev/shm has the room: ext4 without a journal looks at each inode that was deleted in the last minutes before it makes another, so that
-on a disk a pass takes what the passes before it left.
+Page cache: data and images are in it. Readers are opened or mounted anew for each pass, so that nothing that was \
+decoded before is left. With one thread a builder or extractor has one CPU. Extraction is timed to its end, into \
+memory where /dev/shm has the room: ext4 without a journal looks at each inode that was deleted in the last minutes \
+before it makes another, so that on a disk a pass takes what the passes before it left.
 
 An image that a program cannot build or read is reported as not available. Kernel mounts need root.")]
 pub(crate) struct Args {
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     ])]
     cases: Vec<Case>,
     /// Rounds, of which the best counts
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// Only build
     #[arg(long)]
@@ -95,7 +95,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let tools = Tools::new(pagefold(args.pagefold.as_deref())?, args.erofs_utils.clone());
+    let tools = Tools::new(pagefold(args.pagefold.as_deref())?, args.erofs_utils.clone())?;
     let scratch = match &args.scratch {
         Some(folder) => TempDir::new_in(folder),
         None => TempDir::new(),
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Some(path) => data::named(path, &scratch)?,
             None => data::text(args.mib, &scratch)?,
         };
-        return source_table::run(&tools, &data, args.rounds.max(1), scratch.path(), args.json);
+        return source_table::run(&tools, &data, args.rounds, scratch.path(), args.json);
     }
     let all = match &args.data {
         Some(path) => vec![data::named(path, &scratch)?],
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         results: Results::default(),
         verified: BTreeMap::new(),
     };
-    for round in 1..=args.rounds.max(1) {
+    for round in 1..=args.rounds {
         for (data, case) in all.iter().flat_map(|data| args.cases.iter().map(move |case| (data, case))) {
             eprintln!("{}/{}, round {round}", data.name, case.name());
             bench.build(data, case)?;

@@ -27,19 +27,19 @@ pub(crate) struct Args {
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Threads
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value = "4", value_parser = crate::count)]
     threads: usize,
     /// MiB of each thread in the first load
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value = "200", value_parser = crate::count)]
     mib: usize,
     /// KiB a request in the first load
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value = "16", value_parser = crate::count)]
     record_kib: usize,
     /// Times that each job of the second load goes over the disk (the source: 3000)
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value = "20", value_parser = crate::count)]
     loops: usize,
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// The codec, by name
     #[arg(long, default_value = "lz4")]
@@ -123,7 +123,7 @@ fn subject<L: EntryLock>() -> Subject {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let record = args.record_kib * 1024 / PAGE_SIZE;
-    ensure!(record > 0 && args.mib > 0 && args.threads > 0, "a request has at least a page, and there is a thread");
+    ensure!(args.record_kib.is_multiple_of(4), "{} KiB are not whole pages", args.record_kib);
     let subjects = [
         subject::<TableRwLock>(),
         subject::<Cas>(),

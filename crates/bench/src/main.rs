@@ -57,6 +57,14 @@ enum Bench {
     Training(training::Args),
 }
 
+/// A number from 1 on, as of rounds.
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("not a number from 1 on".to_owned()),
+        Ok(count) => Ok(count),
+    }
+}
+
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),

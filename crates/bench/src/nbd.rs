@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 2)]
     seconds: u32,
     /// Rounds
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// Disk size in MiB
     #[arg(long, default_value_t = 256)]
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.name().contains(&args.only)).collect();
     ensure!(!cases.is_empty(), "no case has '{}' in its name", args.only);
-    for _ in 0..args.rounds.max(1) {
+    for _ in 0..args.rounds {
         for case in &cases {
             for (subject, server) in &servers {
                 let mut job = fio_job(&fio, server, case, args.mib, Some(args.seconds))?;

@@ -1,5 +1,7 @@
 //! What a bench found, one figure a line.
 
+use serde_json::Value;
+
 /// One measured figure.
 pub(crate) struct Figure<'a> {
     pub(crate) bench: &'a str,
@@ -11,15 +13,25 @@ pub(crate) struct Figure<'a> {
 }
 
 impl Figure<'_> {
-    /// Prints the figure as a line of JSON.
+    /// Prints the figure as a line of JSON. What is no number, since nothing was measured, has no line.
     pub(crate) fn print_json(&self) {
-        println!(
-            "{}",
-            serde_json::json!({
-                "bench": self.bench, "case": self.case, "subject": self.subject,
-                "metric": self.metric, "value": self.value, "unit": self.unit,
-            })
-        );
+        if self.value.is_finite() {
+            println!("{}", self.json());
+        }
+    }
+
+    /// With the keys in the order in which they are promised, which `serde_json`'s maps do not keep.
+    fn json(&self) -> String {
+        let text = |text: &str| Value::from(text).to_string();
+        format!(
+            r#"{{"bench":{},"case":{},"subject":{},"metric":{},"value":{},"unit":{}}}"#,
+            text(self.bench),
+            text(self.case),
+            text(self.subject),
+            text(self.metric),
+            Value::from(self.value),
+            text(self.unit),
+        )
     }
 }
 
@@ -43,6 +55,14 @@ pub(crate) fn geometric_mean(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_figure_is_a_line_of_json_in_the_promised_order() {
+        let figure = Figure { bench: "b", case: "a \"c\"/4k", subject: "s", metric: "m", value: 0.5, unit: "MB/s" };
+        let line = figure.json();
+        assert_eq!(line, r#"{"bench":"b","case":"a \"c\"/4k","subject":"s","metric":"m","value":0.5,"unit":"MB/s"}"#);
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["case"], figure.case);
+    }
 
     #[test]
     fn the_mean_is_geometric() {

@@ -17,7 +17,7 @@ const UNCACHED_PAGES: usize = 64 << 10;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value = "9", value_parser = crate::count)]
     rounds: usize,
     /// One JSON object a line
     #[arg(long)]

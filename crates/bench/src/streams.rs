@@ -19,13 +19,13 @@ use crate::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Jobs at once, one row of tables each
-    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10", value_parser = crate::count)]
     jobs: Vec<usize>,
     /// MiB of the store, all of which each job covers in each pass
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value = "16", value_parser = crate::count)]
     mib: usize,
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// The codec, by name
     #[arg(long, default_value = "lz4")]

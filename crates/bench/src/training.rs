@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_value = "pleat,lz4-dict,zstd-1-dict")]
     codecs: Vec<String>,
     /// Rounds; each speed is that of its fastest round
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// One JSON object a line
     #[arg(long)]

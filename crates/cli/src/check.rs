@@ -1,19 +1,25 @@
-//! `pagefold check`: whether an image is sound.
+//! `pagefold check`: whether an image is sound, or what is at a path of it.
 
-use std::{io::Write, path::PathBuf};
+use std::io::Write;
 
 use anyhow::bail;
 
-use crate::image::{open, show};
+use crate::image::{Place, open, resolve, show};
 use crate::output::output;
 use crate::size;
 
 /// Check an EROFS image: its structure, and that everything in it decodes
 #[derive(clap::Args)]
-#[command(after_help = "Ends with status 0 if nothing is wrong, else 1.")]
+#[command(after_help = "Examples:
+  pagefold check rootfs.erofs
+  pagefold check rootfs.erofs:/usr/lib
+
+With a path, only what is at it and below is checked, not links from elsewhere or what the superblock counts.
+Ends with status 0 if nothing is wrong, else 1.")]
 pub(crate) struct Args {
-    /// The image
-    image: PathBuf,
+    /// The image, and a path in it
+    #[arg(value_name = "IMAGE[:PATH]")]
+    place: Place,
 
     /// Threads; 0 for one a processor
     #[arg(long, default_value_t = 0)]
@@ -21,14 +27,16 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let image = open(&args.image)?;
-    let threads = match args.threads {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        threads => threads,
+    let Place { image: file, path } = &args.place;
+    let image = open(file)?;
+    let report = match path.as_slice() {
+        [] => image.check(args.threads),
+        path => image.check_below(&resolve(&image, path)?, args.threads),
     };
-    let report = image.check(threads);
+    let start = path.strip_suffix(b"/").unwrap_or(path);
     for problem in &report.problems {
-        eprintln!("{}: {}", show(&problem.path), problem.error);
+        let below = if start.is_empty() || problem.path != b"/" { &problem.path[..] } else { b"" };
+        eprintln!("{}: {}", show(&[start, below].concat()), problem.error);
     }
     if report.problems.is_empty() {
         let mut out = output();
@@ -36,5 +44,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         out.flush()?;
         return Ok(());
     }
-    bail!("{}: {} problems", args.image.display(), report.problems.len() as u64 + report.more_problems);
+    let count = report.problems.len() as u64 + report.more_problems;
+    bail!("{}: {count} problem{}", file.display(), if count == 1 { "" } else { "s" });
 }

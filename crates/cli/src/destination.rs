@@ -45,6 +45,14 @@ impl Destination {
         }
     }
 
+    /// Where the image is made, in words.
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Stream(_) => format!("a file in {}, from which the image is sent", std::env::temp_dir().display()),
+        }
+    }
+
     /// A file to make the image in.
     pub(crate) fn make_draft(&self) -> anyhow::Result<Draft> {
         let Self::File(path) = self else {

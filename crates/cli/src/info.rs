@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, io::Write as _};
 
-use pagefold_erofs::{FileKind, Image};
+use pagefold_erofs::{FileKind, Image, Inode};
 
 use crate::image::Place;
 use crate::output::output;
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// Read all files, and say how many clusters were decoded in place
+    /// Read all files, or those at the path and below, and say how many clusters were decoded in place
     #[arg(long)]
     read: bool,
 }
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if args.read {
-        read_all(&image)?;
+        read_all(&image, crate::image::resolve(&image, &args.place.path)?)?;
         let counts = image.counts();
         let all = counts.decoded_in_place + counts.decoded_by_copy;
         writeln!(out, "decoded        {all} clusters, {} of them in place", counts.decoded_in_place)?;
@@ -64,18 +64,16 @@ fn superblock(image: &Image) -> String {
     line("uuid", &uuid);
     line("volume", &crate::image::show(name));
     line("formats", &formats.join(" ").to_lowercase());
-    line(
-        "features",
-        &format!("compatible {:#x}, incompatible {:#x}", superblock.feature_compat, superblock.feature_incompat),
-    );
+    let bits = format!("compatible {:#x}, incompatible {:#x}", superblock.feature_compat, superblock.feature_incompat);
+    line("features", &format!("{bits}: {}", superblock.feature_names().join(", ")));
     text
 }
 
-fn read_all(image: &Image) -> anyhow::Result<()> {
+/// Reads what is at `start` and below it.
+fn read_all(image: &Image, start: Inode) -> anyhow::Result<()> {
     let mut piece = vec![0; 1 << 20];
-    let root = image.root()?;
-    let mut seen = std::collections::HashSet::from([root.nid]);
-    let mut stack = vec![root];
+    let mut seen = std::collections::HashSet::from([start.nid]);
+    let mut stack = vec![start];
     while let Some(inode) = stack.pop() {
         if inode.kind == FileKind::Directory {
             for entry in image.read_dir(&inode)? {

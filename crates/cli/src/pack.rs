@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
-    BuildOptions, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeKind, ScanOptions, Tree,
-    build_watched,
+    BuildOptions, Compression, Content, Error, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeKind, ScanOptions,
+    Tree, build_watched,
 };
 
 use crate::{destination::Destination, progress::ProgressLine, size};
@@ -142,6 +142,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
         line.show(progress.done_bytes, progress.total_bytes);
+    })
+    .map_err(|error| {
+        let full = matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull);
+        let error = anyhow::Error::new(error);
+        if full { error.context(destination.place()) } else { error }
     })?;
     drop(line);
     let is_file = matches!(destination, Destination::File(_));
@@ -160,9 +165,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 impl Args {
     fn build_options(&self) -> anyhow::Result<BuildOptions> {
-        let block_bytes = u32::try_from(self.block).context("the block is too large")?;
+        let block_bytes = u32::try_from(self.block).ok().context("the block is too large")?;
         let cluster = self.cluster.unwrap_or(self.block);
-        let pcluster_bytes = u32::try_from(cluster).context("the cluster is too large")?;
+        let pcluster_bytes = u32::try_from(cluster).ok().context("the cluster is too large")?;
         let mut volume_name = [0; 16];
         match volume_name.get_mut(..self.volume_name.len()) {
             Some(front) => front.copy_from_slice(self.volume_name.as_bytes()),
@@ -280,7 +285,9 @@ fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
 /// The codec that `text` names, its history made for clusters of `pcluster_bytes`.
 fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
     let (name, level) = match text.split_once(',') {
-        Some((name, level)) => (name, Some(level.parse::<i32>().with_context(|| format!("'{level}' is not a level"))?)),
+        Some((name, level)) => {
+            (name, Some(level.parse::<i32>().ok().with_context(|| format!("'{level}' is not a level"))?))
+        }
         None => (text, None),
     };
     // What a cluster decodes to is rarely more than 16 times as long.
@@ -295,7 +302,7 @@ fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>
             window_log: history.next_power_of_two().trailing_zeros().clamp(16, 20),
         },
         ("lzma", level) => ClusterCodec::MicroLzma {
-            preset: u32::try_from(level.unwrap_or(6)).context("lzma levels are 0 to 9")?,
+            preset: u32::try_from(level.unwrap_or(6)).ok().context("lzma levels are 0 to 9")?,
             dict_bytes: history.clamp(1 << 16, 8 << 20) as u32,
         },
         ("none" | "lz4", Some(_)) => bail!("{name} has no levels"),

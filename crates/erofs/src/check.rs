@@ -12,8 +12,8 @@ use crate::file::Data;
 use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::walk::{PathId, Paths, Step, Visitor, walk};
-use crate::work::Work;
+use crate::walk::{PathId, Paths, Step, Visitor, walk, walk_from};
+use crate::work::{Work, thread_count};
 
 /// Problems that a report holds; further ones are counted.
 const MAX_PROBLEMS: usize = 1000;
@@ -201,13 +201,13 @@ impl Visitor for Checker<'_> {
 
     fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry, inode: Option<&Inode>) {
         let expected = match &entry.name[..] {
-            b"." => Some(directory.inode.nid),
+            b"." => Some(Some(directory.inode.nid)),
             b".." => Some(directory.parent_nid),
             _ => None,
         };
         if let Some(nid) = expected {
             self.listing.dots += 1;
-            if entry.nid != nid {
+            if nid.is_some_and(|nid| entry.nid != nid) {
                 self.problem(paths, directory.path, ". or .. names another directory", directory.inode.offset);
             }
             return;
@@ -226,11 +226,23 @@ impl Visitor for Checker<'_> {
 
 impl Image {
     /// Checks the whole tree: every inode, name, link count, xattr and index; that nothing lies in two places at once,
-    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads.
+    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads, at most 1024; 0 for one a
+    /// processor.
     ///
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
     /// that the image pays for every index, and a cluster that many extents share is decoded once.
     pub fn check(&self, threads: usize) -> CheckReport {
+        self.check_from(None, threads)
+    }
+
+    /// As [`check`](Self::check), of one file, or of a directory and what is below it; paths in the report begin there. What only the
+    /// whole tree shows is not looked at: links from elsewhere, and what the superblock counts. Fragments are
+    /// decoded all, wherever they belong.
+    pub fn check_below(&self, start: &Inode, threads: usize) -> CheckReport {
+        self.check_from(Some(start), threads)
+    }
+
+    fn check_from(&self, start: Option<&Inode>, threads: usize) -> CheckReport {
         let (files, claims, failed) = (Work::new(), Claims::default(), Mutex::new(Vec::new()));
         let read = || {
             while let Some((path, inode)) = files.next() {
@@ -251,8 +263,11 @@ impl Image {
             let finder = files.finder();
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, read).is_ok();
-            let _ = (1..threads).all(spawn);
-            let paths = walk(self, &mut checker)?;
+            let _ = (1..thread_count(threads)).all(spawn);
+            let paths = match start {
+                Some(start) => walk_from(self, Step { path: 0, parent_nid: None, inode: start.clone() }, &mut checker),
+                None => walk(self, &mut checker)?,
+            };
             checker.end_listing(&paths);
             if let Some(nid) = self.superblock().packed_nid {
                 match self.inode(nid).and_then(|inode| checker.claim_record(&inode).map(|()| inode)) {
@@ -275,7 +290,7 @@ impl Image {
             checker.report.add(paths.display(path), error);
         }
         for (names, nlink, path) in std::mem::take(&mut checker.names).into_values() {
-            if names != nlink {
+            if start.is_none() && names != nlink {
                 checker.problem(&paths, path, "file has a wrong number of links", 0);
             }
         }
@@ -293,6 +308,10 @@ impl Image {
             if claim.end > reach.end {
                 reach = claim;
             }
+        }
+        if start.is_some() {
+            checker.report.sort();
+            return checker.report;
         }
         let said_end = u64::from(self.superblock().blocks) << self.superblock().blkszbits;
         let blocks = match () {

@@ -31,7 +31,7 @@ use crate::file::File;
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
-use crate::work::Work;
+use crate::work::{Work, thread_count};
 
 /// Files that a thread takes together.
 const BATCH: usize = 64;
@@ -51,7 +51,7 @@ const MAX_PROBLEMS: usize = 1000;
 /// How an image is extracted.
 #[derive(Clone, Debug)]
 pub struct ExtractOptions {
-    /// Threads; 0 for one a processor.
+    /// Threads, at most 1024; 0 for one a processor.
     pub threads: usize,
     /// Set owners, and make device files, which are left out otherwise. Needs root.
     pub owners: bool,
@@ -64,15 +64,6 @@ pub struct ExtractOptions {
 impl Default for ExtractOptions {
     fn default() -> Self {
         Self { threads: 0, owners: rustix::process::geteuid().is_root(), xattrs: true, max_bytes: None }
-    }
-}
-
-impl ExtractOptions {
-    fn threads(&self) -> usize {
-        match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            threads => threads,
-        }
     }
 }
 
@@ -237,7 +228,7 @@ impl Image {
             let finder = target.batches.finder();
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
-            let _ = (1..options.threads()).all(spawn);
+            let _ = (1..thread_count(options.threads)).all(spawn);
             let paths = walk(self, &mut extraction)?;
             extraction.end_batch();
             drop(finder);

@@ -249,6 +249,14 @@ on_disk! {
 pub(crate) mod compat {
     pub(crate) const SB_CHKSUM: u32 = 0x1;
     pub(crate) const MTIME: u32 = 0x2;
+
+    pub(crate) const NAMES: &[(u32, &str)] = &[
+        (SB_CHKSUM, "checksum"),
+        (MTIME, "modification times"),
+        (0x4, "xattr filter"),
+        (0x8, "shared xattrs in the metadata box"),
+        (0x10, "plain xattr prefixes"),
+    ];
 }
 
 pub(crate) mod incompat {
@@ -265,6 +273,17 @@ pub(crate) mod incompat {
 
     pub(crate) const SUPPORTED: u32 =
         ZERO_PADDING | COMPR_CFGS | CHUNKED_FILE | DEVICE_TABLE_OR_HEAD2 | ZTAILPACKING | FRAGMENTS | XATTR_PREFIXES;
+
+    /// Names of those. Some bits stand for two features.
+    pub(crate) const NAMES: &[(u32, &str)] = &[
+        (ZERO_PADDING, "lz4 padded in front"),
+        (COMPR_CFGS, "codec settings or big clusters"),
+        (CHUNKED_FILE, "chunks"),
+        (DEVICE_TABLE_OR_HEAD2, "devices or a second algorithm"),
+        (ZTAILPACKING, "ztailpacking"),
+        (FRAGMENTS, "fragments or dedupe"),
+        (XATTR_PREFIXES, "xattr prefixes"),
+    ];
 
     /// Names of the features that are known and not supported.
     pub(crate) const REFUSED: &[(u32, &str)] =

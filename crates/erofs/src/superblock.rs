@@ -178,6 +178,14 @@ impl Superblock {
         1 << self.blkszbits
     }
 
+    /// The names of the features that the image says it has.
+    pub fn feature_names(&self) -> Vec<&'static str> {
+        let of = |bits: u32, names: &[(u32, &'static str)]| -> Vec<&'static str> {
+            names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
+        };
+        [of(self.feature_compat, compat::NAMES), of(self.feature_incompat, incompat::NAMES)].concat()
+    }
+
     pub(crate) fn has(&self, feature: u32) -> bool {
         self.feature_incompat & feature != 0
     }

@@ -54,7 +54,8 @@ impl Paths {
 pub(crate) struct Step {
     pub(crate) path: PathId,
     pub(crate) inode: Inode,
-    pub(crate) parent_nid: u64,
+    /// The directory that it was reached from, which is its own for the root; `None` where the walk began elsewhere.
+    pub(crate) parent_nid: Option<u64>,
 }
 
 /// What a walk calls.
@@ -74,12 +75,17 @@ pub(crate) trait Visitor {
 /// One thread walks. Others that read inodes ahead of it won nothing (two processors: 72 ms for 51,473 inodes, one 62): what they found had
 /// to be handed over. Visitors have other threads do what takes longer while the walk goes on.
 pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
-    let mut paths = Paths::new();
     let root = image.root()?;
-    let mut directories = HashSet::from([root.nid]);
-    let mut stack = vec![Step { path: 0, parent_nid: root.nid, inode: root }];
+    Ok(walk_from(image, Step { path: 0, parent_nid: Some(root.nid), inode: root }, visitor))
+}
+
+/// As [`walk`], from `start`, which the paths begin at. It need not be a directory.
+pub(crate) fn walk_from(image: &Image, start: Step, visitor: &mut dyn Visitor) -> Paths {
+    let mut paths = Paths::new();
+    let mut directories = HashSet::from([start.inode.nid]);
+    let mut stack = vec![start];
     while let Some(step) = stack.pop() {
-        if !visitor.visit(&paths, &step) {
+        if !visitor.visit(&paths, &step) || step.inode.kind != FileKind::Directory {
             continue;
         }
         let mut below = Vec::new();
@@ -101,7 +107,7 @@ pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
                     visitor.failed(&paths, path, Error::Corrupt { what, offset: inode.offset });
                 }
                 Ok(inode) => {
-                    let below = Step { path, inode, parent_nid: step.inode.nid };
+                    let below = Step { path, inode, parent_nid: Some(step.inode.nid) };
                     if below.inode.kind == FileKind::Directory {
                         stack.push(below);
                     } else {
@@ -115,5 +121,5 @@ pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
             visitor.failed(&paths, step.path, error);
         }
     }
-    Ok(paths)
+    paths
 }

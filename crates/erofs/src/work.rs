@@ -3,6 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+/// Threads that are started at most. More gain nothing, and of far too many the system may end the process rather than refuse one.
+const MAX_THREADS: usize = 1024;
+
+/// Threads for what was asked for: 0 for one a processor.
+pub(crate) fn thread_count(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        asked => asked.min(MAX_THREADS),
+    }
+}
+
 /// Things to do, in the order in which they were found.
 pub(crate) struct Work<T> {
     state: Mutex<State<T>>,

@@ -20,6 +20,8 @@ use crate::poller::Poller;
 const MIN_THREADS: usize = 4;
 /// And at the most, unless the options say otherwise.
 const MAX_THREADS: usize = 16;
+/// And whatever they say: each has the device open once more, and a process may have some thousand files open.
+const MOST_THREADS: usize = 128;
 
 /// How an image is mounted.
 pub struct MountOptions {
@@ -27,7 +29,7 @@ pub struct MountOptions {
     pub name: String,
     /// Let other users in, as the permissions in the image say. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// Threads that answer; 0 for one a processor, but at least 4 and at most 16.
+    /// Threads that answer, at most 128; 0 for one a processor, but at least 4 and at most 16.
     pub threads: usize,
     /// Where errors of the image are told.
     pub log: Log,
@@ -74,7 +76,7 @@ impl Mount {
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = match options.threads {
             0 => processors().clamp(MIN_THREADS, MAX_THREADS),
-            threads => threads,
+            threads => threads.min(MOST_THREADS),
         };
         let mut config = Config::default();
         config.mount_options = vec![

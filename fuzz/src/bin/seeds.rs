@@ -50,5 +50,31 @@ fn main() -> io::Result<()> {
             }
         }
     }
+    // As in `cluster.rs`: what to do, how often the page is repeated, and a length.
+    let [low, high] = (PAGE_SIZE as u16).to_le_bytes();
+    for name in pagefold_fuzz::CLUSTER_CODECS {
+        let folder = folder.join("cluster").join(name);
+        fs::create_dir_all(&folder)?;
+        let mut encoder = pagefold_fuzz::cluster_codec(name).encoder().map_err(io::Error::other)?;
+        for (number, data) in pages().iter().enumerate() {
+            fs::write(folder.join(format!("seed-{number}")), [&[1, 2, 0, 1], &data[..]].concat())?;
+            let mut cluster = [0; PAGE_SIZE];
+            if let Some(filled) = encoder.fill(&pagefold_fuzz::page(data), &mut cluster) {
+                let input = [&[0, 0, low, high], &cluster[..filled.written]].concat();
+                fs::write(folder.join(format!("cluster-{number}")), input)?;
+            }
+        }
+    }
+    // Short enough for the inputs that are tried.
+    let whole = folder.join("erofs_image");
+    fs::create_dir_all(&whole)?;
+    for (number, image) in pagefold_fuzz::images(512, &[0, 50, 1500]).iter().enumerate() {
+        fs::write(whole.join(format!("image-{number}")), image)?;
+    }
+    let edited = folder.join("erofs_edited");
+    fs::create_dir_all(&edited)?;
+    for number in 0..6 {
+        fs::write(edited.join(format!("image-{number}")), [number, 0, 0, 0, 0])?;
+    }
     Ok(())
 }

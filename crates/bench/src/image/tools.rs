@@ -6,6 +6,8 @@ use std::{
     process::Command,
 };
 
+use anyhow::ensure;
+
 /// Where programs are looked for.
 pub(super) struct Tools {
     pub(super) pagefold: PathBuf,
@@ -14,8 +16,13 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    pub(super) fn new(pagefold: PathBuf, erofs_utils: Option<PathBuf>) -> Self {
-        Self { pagefold, erofs_utils }
+    pub(super) fn new(pagefold: PathBuf, erofs_utils: Option<PathBuf>) -> anyhow::Result<Self> {
+        if let Some(folder) = &erofs_utils {
+            // Or the PATH's programs would be measured in place of those that were named.
+            let has_any = ["mkfs.erofs", "fsck.erofs", "erofsfuse"].iter().any(|name| folder.join(name).is_file());
+            ensure!(has_any, "{} has none of mkfs.erofs, fsck.erofs and erofsfuse", folder.display());
+        }
+        Ok(Self { pagefold, erofs_utils })
     }
 
     /// The program `name`, or `None` where there is none.

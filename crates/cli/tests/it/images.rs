@@ -50,7 +50,9 @@ fn a_tree_is_packed_and_comes_back() {
     assert_eq!(output(pagefold().args(["cat", &format!("{}:/etc/text", at("image"))])), text);
     let info = output(pagefold().args(["info", "--read", &at("image")]));
     assert!(info.contains("formats        lz4") && info.contains("in place"), "{info}");
+    assert!(info.contains("incompatible 0x1: checksum, modification times, lz4 padded in front\n"), "{info}");
     assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
+    assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
 
@@ -59,6 +61,31 @@ fn a_tree_is_packed_and_comes_back() {
     fs::write(at("damaged"), damaged).expect("a file");
     let message = run_to_fail(pagefold().args(["check", &at("damaged")]));
     assert!(message.contains("/etc/text: corrupt image at byte 4096"), "{message}");
+    for (path, named) in [("etc", "etc/text"), ("/etc/", "/etc/text"), ("/etc/text", "/etc/text")] {
+        let message = run_to_fail(pagefold().args(["check", &format!("{}:{path}", at("damaged"))]));
+        assert!(
+            message.starts_with(&format!("{named}: corrupt image at byte 4096"))
+                && message.contains("damaged: 1 problem\n"),
+            "{message}"
+        );
+    }
+    let message = run_to_fail(pagefold().args(["check", &format!("{}:/none", at("damaged"))]));
+    assert!(message.contains("no such file in the image"), "{message}");
+}
+
+#[test]
+fn what_is_at_a_path_is_read_alone() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    for name in ["a", "b"] {
+        fs::create_dir_all(at("tree/") + name).expect("a folder");
+        fs::write(at("tree/") + name + "/text", format!("a line of {name}\n").repeat(1000)).expect("a file");
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    for (place, clusters) in [("", 2), (":/", 2), (":a", 1), (":/b/text", 1)] {
+        let info = output(pagefold().args(["info", "--read", &(at("image") + place)]));
+        assert!(info.ends_with(&format!("{clusters} clusters, {clusters} of them in place\n")), "{place}: {info}");
+    }
 }
 
 #[test]
@@ -122,6 +149,9 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
         (["--hint", "text=lz4@5000"], "multiple of the block"),
+        (["--hint", "no-such-file=zstd,99"], "levels are -7 to 22"),
+        (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
+        (["--block", "8G"], "pagefold: the block is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
         (["--gid-map", "1:2:0"], "range of ids"),
     ] {
@@ -287,7 +317,11 @@ fn threads_that_cannot_be_had_are_no_panic() {
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
     fs::write(at("tree/text"), "a line of some text\n".repeat(100_000)).expect("a file");
-    output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--threads", "5000"]));
+    for threads in ["5000", "1000000"] {
+        output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--threads", threads]));
+        output(pagefold().args(["check", &at("image"), "--threads", threads]));
+        output(pagefold().args(["extract", &at("image"), "-C", &at(threads), "--threads", threads]));
+    }
     let without_threads = || {
         let mut pagefold = pagefold();
         // No system has room for such a stack.

@@ -264,6 +264,22 @@ fn a_mounted_image_is_what_was_packed() {
     }
 }
 
+/// More threads than files may be open: the mount works, and does not end after it was said to be there.
+#[test]
+fn threads_beyond_reason_are_not_started() {
+    const TEST: &str = "threads_beyond_reason_are_not_started";
+    if !can_mount(TEST) {
+        return;
+    }
+    let place = Place::new(|root| fs::write(root.join("file"), "text").expect("a file"));
+    place.pack(&[]);
+    if !place.mount(TEST, &["--threads", "100000"]) {
+        return;
+    }
+    assert_eq!(fs::read_to_string(place.at("mount/file")).expect("the file"), "text");
+    place.unmount();
+}
+
 #[test]
 fn threads_read_anywhere_at_once() {
     const TEST: &str = "threads_read_anywhere_at_once";

@@ -1,6 +1,7 @@
 //! Files' data: from segments to blocks, tails and indexes.
 
 use std::collections::HashMap;
+use std::env::temp_dir;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -468,7 +469,7 @@ impl Writer<'_> {
     }
 
     fn add_fragment(&mut self, bytes: &[u8]) -> Result<u64> {
-        let failed = |error: io::Error| Error::io("gathering fragments in a temporary file")(error);
+        let failed = |error: io::Error| Error::io(format!("gathering fragments in {}", temp_dir().display()))(error);
         let spool = match &mut self.spool {
             Some(spool) => spool,
             none => none.insert(Spool { file: tempfile::tempfile().map_err(failed)?, len: 0, known: HashMap::new() }),

@@ -47,6 +47,7 @@ pub use tree::{Content, Node, NodeId, NodeKind, Tree};
 
 use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
+use crate::work::thread_count;
 
 /// The size of a compressed file's indexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,7 @@ pub struct BuildOptions {
     /// Store clusters that are equal once, and make them begin where content begins that lies elsewhere too. Files are then
     /// read twice.
     pub dedupe: bool,
-    /// Threads that compress; 0 for one a processor. No effect on the image.
+    /// Threads that compress, at most 1024; 0 for one a processor. No effect on the image.
     pub threads: usize,
     /// The volume's identity; `None` derives it from the image.
     pub uuid: Option<[u8; 16]>,
@@ -163,6 +164,11 @@ impl BuildOptions {
                 return refuse("the cluster must be at most 1 MiB and 2047 blocks");
             }
         }
+        let codecs = self.hints.iter().filter_map(|hint| hint.compression).map(|compression| compression.codec);
+        for codec in codecs.chain(self.codec) {
+            // Before the work, and also if no file has the hint.
+            codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
+        }
         if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
             return refuse("packing tails, fragments and sharing clusters need a codec");
         }
@@ -177,10 +183,7 @@ impl BuildOptions {
     }
 
     pub(crate) fn thread_count(&self) -> usize {
-        match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            threads => threads,
-        }
+        thread_count(self.threads)
     }
 }
 

@@ -25,6 +25,8 @@ const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
 /// The longest PAX header or long name.
 const MAX_EXTENSION_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 512;
+/// Where file systems, volumes and partitions have what tells them.
+const DISK_FRONT_BYTES: u64 = 1 << 20;
 
 /// PAX records by key.
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -129,6 +131,9 @@ impl Members<'_> {
             Err(error) => return Err(Error::io("reading the archive")(error)),
         }
         if bytes.iter().all(|byte| *byte == 0) {
+            if self.at == 0 {
+                self.refuse_data_behind_zeros()?;
+            }
             return Ok(None);
         }
         let header = Header::from_byte_slice(&bytes).clone();
@@ -143,6 +148,21 @@ impl Members<'_> {
             return Err(source_error(format!("byte {}", self.at).as_bytes(), what));
         }
         Ok(Some((header, self.at + BLOCK)))
+    }
+}
+
+impl Members<'_> {
+    /// An archive of nothing is all zeros. Disks begin with zeros too, and an image of nothing would be made of one.
+    fn refuse_data_behind_zeros(&self) -> Result<()> {
+        let mut front = vec![0; self.len.min(DISK_FRONT_BYTES) as usize];
+        self.archive.read_exact_at(&mut front, 0).map_err(Error::io("reading the archive"))?;
+        match front.iter().position(|byte| *byte != 0) {
+            Some(at) => {
+                let what = "data behind nothing but zeros: not a tar archive. A disk is packed from a file, not a pipe";
+                Err(source_error(format!("byte {at}").as_bytes(), what))
+            }
+            None => Ok(()),
+        }
     }
 }
 

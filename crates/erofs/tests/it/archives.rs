@@ -165,6 +165,24 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
     assert_eq!(error.to_string(), "a/member: it is longer than 2^32 blocks");
 }
 
+/// A disk that came through a pipe begins as an archive of nothing does.
+#[test]
+fn data_behind_zeros_is_no_archive() {
+    let read = |data_at: Option<u64>| {
+        let archive = tempfile::tempfile().unwrap();
+        archive.set_len(10_240).unwrap();
+        if let Some(at) = data_at {
+            archive.write_all_at(b"data", at).unwrap();
+        }
+        Tree::from_tar(archive, &ScanOptions::default())
+    };
+    assert!(read(None).is_ok(), "an empty archive");
+    for at in [1024, 10_236] {
+        let error = read(Some(at)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("byte {at}: ")) && error.contains("not a tar archive"), "{error}");
+    }
+}
+
 /// A name on the path at a time, not all that lead to it again for each.
 #[test]
 fn a_path_of_half_a_million_names_takes_no_time() {

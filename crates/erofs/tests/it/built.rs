@@ -40,12 +40,14 @@ fn variants() -> Vec<(String, BuildOptions)> {
             }
         }
     }
-    for block_bytes in [512, 1024, 2048] {
+    for block_bytes in [512, 1024, 2048, 8192, 16_384, 65_536] {
         let base = BuildOptions { block_bytes, pcluster_bytes: block_bytes, ..base.clone() };
         add(base.clone());
         add(BuildOptions { codec: None, ..base.clone() });
-        add(BuildOptions { pcluster_bytes: 16384, ztailpacking: true, dedupe: true, ..base.clone() });
-        add(BuildOptions { pcluster_bytes: 8192, indexes: Indexes::Full, fragments: Fragments::Tails, ..base.clone() });
+        let pcluster_bytes = block_bytes.max(16_384);
+        add(BuildOptions { pcluster_bytes, ztailpacking: true, dedupe: true, ..base.clone() });
+        let pcluster_bytes = block_bytes.max(8192);
+        add(BuildOptions { pcluster_bytes, indexes: Indexes::Full, fragments: Fragments::Tails, ..base.clone() });
     }
     variants
 }
@@ -69,7 +71,8 @@ fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
     (directory, tree, tree_of_directory(&source))
 }
 
-/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can.
+/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can. Linux mounts no
+/// blocks above its page.
 fn round_trip(
     directory: &Path,
     tree: &Tree,
@@ -80,14 +83,16 @@ fn round_trip(
     let path = directory.join("image.erofs");
     build_at(&path, tree, &BuildOptions { threads: 1, ..options.clone() });
     let again = directory.join("again.erofs");
-    build_at(&again, tree, &BuildOptions { threads: 3, ..options });
+    build_at(&again, tree, &BuildOptions { threads: 3, ..options.clone() });
     assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap(), "threads change the image: {name}");
     let image = Image::open_path(&path).unwrap();
     assert_same(expected, &tree_of_image(&image), &format!("read back: {name}"));
     let report = image.check(2);
     assert!(report.problems.is_empty(), "check: {name}: {:?}", report.problems);
-    let mount = Mount::new(&path)?;
-    assert_same(expected, &tree_of_directory(mount.path()), &format!("mounted: {name}"));
+    if options.block_bytes as usize <= rustix::param::page_size() {
+        let mount = Mount::new(&path)?;
+        assert_same(expected, &tree_of_directory(mount.path()), &format!("mounted: {name}"));
+    }
     Ok(())
 }
 
@@ -96,7 +101,7 @@ fn every_variant_is_read_back_and_mounts() {
     let (directory, tree, expected) = source(trees::awkward);
     let mut unmountable = None;
     for (name, options) in variants() {
-        unmountable = round_trip(directory.path(), &tree, &expected, &name, options).err();
+        unmountable = round_trip(directory.path(), &tree, &expected, &name, options).err().or(unmountable);
     }
     if let Some(why) = unmountable {
         skip("every_variant_is_read_back_and_mounts", &why);

@@ -264,3 +264,25 @@ fn findings_do_not_depend_on_threads() {
         }
     }
 }
+
+/// What is below a path is checked as in the whole; damage elsewhere is not seen, and links from elsewhere are not missed.
+#[test]
+fn a_part_of_the_tree_is_checked_alone() {
+    for options in kinds() {
+        let good = without_checksum(image(&options));
+        let problems = |bytes: &[u8], path: &str| {
+            let image = Image::open(bytes.to_vec()).unwrap();
+            let report = image.check_below(&image.resolve(path.as_bytes()).unwrap(), 2);
+            (report.inodes, report.problems.len())
+        };
+        for (path, inodes) in
+            [("directory", 5), ("directory/again", 1), ("text-5000", 1), ("link", 1), ("directory/deeper", 2)]
+        {
+            assert_eq!(problems(&good, path), (inodes, 0), "{path}");
+        }
+        let mut bad = good.clone();
+        let at = dirent(&bad, DIRECTORY_NAMES, "noise");
+        bad[at + 10] = 2;
+        assert_eq!((problems(&bad, "directory").1, problems(&bad, "directory/deeper").1), (1, 0));
+    }
+}
