@@ -111,9 +111,11 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         let hash = self.hash(key);
         let mut shard = self.shard(hash);
         let slot = Arc::clone(shard.used(key, hash)?);
+        if !matches!(slot.get(), Some(Some(_))) {
+            return None;
+        }
         shard.hits += 1;
-        drop(shard);
-        matches!(slot.get(), Some(Some(_))).then_some(Kept { slot })
+        Some(Kept { slot })
     }
 
     /// How often [`find`](Self::find) found what it was asked for.
