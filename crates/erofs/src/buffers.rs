@@ -16,6 +16,9 @@ const MAX_FREE_BYTES: usize = 17 << 20;
 /// Buffers of such lengths have pages of their own. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
 
+/// So much of a copy's source is fetched before it begins; by then the processor fetches ahead itself.
+const FETCHED_BYTES: usize = 16 << 10;
+
 /// Buffers that wait for their next use, and the memory of what the cache keeps.
 pub(crate) struct Buffers {
     free: Mutex<Vec<Buffer>>,
@@ -86,13 +89,13 @@ impl Buffers {
         let fits = |buffer: &Buffer| (len..=2 * len).contains(&buffer.len());
         let found = free.iter().rposition(fits).map(|at| free.swap_remove(at));
         drop(free);
-        Content { bytes: found.unwrap_or_else(|| Buffer::new(len)), len, home: Arc::clone(self) }
+        Content { bytes: found.unwrap_or_else(|| Buffer::new(len)), len, home: Some(Arc::clone(self)) }
     }
 
     /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece comes from elsewhere.
     pub(crate) fn take_kept(self: &Arc<Self>, len: usize) -> Content {
         match self.kept.take(len) {
-            Some(piece) => Content { bytes: Buffer::Kept(piece), len, home: Arc::clone(self) },
+            Some(piece) => Content { bytes: Buffer::Kept(piece), len, home: None },
             None => self.take(len),
         }
     }
@@ -115,13 +118,21 @@ impl Buffers {
 pub(crate) struct Content {
     bytes: Buffer,
     len: usize,
-    home: Arc<Buffers>,
+    /// `None`: it knows itself.
+    home: Option<Arc<Buffers>>,
 }
 
 impl Content {
     /// The whole buffer.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         &mut self.bytes
+    }
+
+    /// Copies what lies from `from`, which nobody used lately.
+    pub(crate) fn read(&self, from: usize, out: &mut [u8]) {
+        let bytes = &self[from..from + out.len()];
+        pagefold_arena::fetch(&bytes[..bytes.len().min(FETCHED_BYTES)]);
+        out.copy_from_slice(bytes);
     }
 
     /// Says that the content is the buffer's first `len` bytes.
@@ -141,9 +152,8 @@ impl Deref for Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        match std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())) {
-            Buffer::Kept(piece) => drop(piece),
-            buffer => self.home.give(buffer),
+        if let Some(home) = &self.home {
+            home.give(std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())));
         }
     }
 }

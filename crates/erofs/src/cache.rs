@@ -4,9 +4,9 @@
 //! found by a hand that goes round all values and clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics
 //! System*, 1968).
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::hash::{BuildHasher, Hash};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
@@ -16,90 +16,88 @@ use crate::error::Result;
 
 /// Parts with a lock each, so that readers of different keys seldom meet.
 const SHARDS: usize = 16;
+/// Places of a shard's table when it gets its first entry.
+const FIRST_PLACES: usize = 8;
 
 /// A value that may still be being made; `None` if that failed.
-type Slot<V> = Arc<OnceLock<Option<Arc<V>>>>;
+type Slot<V> = Arc<OnceLock<Option<V>>>;
+
+/// A value that is or was in a cache.
+///
+/// Invariant: it was made.
+pub(crate) struct Kept<V> {
+    slot: Slot<V>,
+}
+
+impl<V> Deref for Kept<V> {
+    type Target = V;
+
+    fn deref(&self) -> &V {
+        match self.slot.get() {
+            Some(Some(value)) => value,
+            _ => unreachable!("a value that was made stays"),
+        }
+    }
+}
 
 /// Values by key, within a bound on their bytes. A value is made once, by the first thread that asks for it, while others
 /// that do wait.
 ///
 /// Invariants: `bytes` is the sum of `cost` over all entries, and of what has room and is no entry yet; `bytes <= limit`, unless values that have no
-/// entry yet are larger than that. `places` of a shard has the place in `entries` of each entry's key, and nothing else.
-pub(crate) struct Cache<K, V: ?Sized> {
+/// entry yet are larger than that.
+pub(crate) struct Cache<K, V> {
     shards: Vec<CachePadded<Mutex<Shard<K, V>>>>,
     limit: usize,
     bytes: CachePadded<AtomicUsize>,
+    /// Whether there were ever more bytes than half of `limit`.
+    filling: AtomicBool,
     /// The shard, modulo their number, that the hand of the clock goes through.
     turn: AtomicUsize,
     /// An image chooses its keys, but not how they are hashed.
     hasher: RandomState,
 }
 
-struct Shard<K, V: ?Sized> {
-    entries: Vec<Entry<K, V>>,
-    /// By key.
-    places: HashMap<Hashed<K>, usize, BuildHasherDefault<Same>>,
-    /// The entry that is looked at next when one of the shard must go.
+/// A hit costs one line of the table: entries lie in it, each at the first free place from that of its hash on (linear probing: Knuth,
+/// volume 3, section 6.4).
+///
+/// Invariants: `count` entries are in `table`, whose length is a power of two or 0; at most three quarters of it; between the place of an entry's hash and the
+/// entry no place is free.
+struct Shard<K, V> {
+    table: Vec<Option<Entry<K, V>>>,
+    count: usize,
+    /// The place that is looked at next when an entry of the shard must go.
     hand: usize,
     hits: u64,
 }
 
-struct Entry<K, V: ?Sized> {
-    key: Hashed<K>,
+struct Entry<K, V> {
+    key: K,
     slot: Slot<V>,
     cost: usize,
     /// Whether it was asked for since the hand passed.
     used: bool,
 }
 
-/// A key with its hash, which is made once.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Hashed<K> {
-    key: K,
-    hash: u64,
-}
-
-impl<K> Hash for Hashed<K> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-/// Hands on the hash of a [`Hashed`].
-#[derive(Default)]
-struct Same(u64);
-
-impl Hasher for Same {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
-
-impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
+impl<K: Copy + Eq + Hash, V> Cache<K, V> {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        let shard = || Shard { entries: Vec::new(), places: HashMap::default(), hand: 0, hits: 0 };
+        let shard = || Shard { table: Vec::new(), count: 0, hand: 0, hits: 0 };
         Self {
             shards: (0..SHARDS).map(|_| CachePadded::new(Mutex::new(shard()))).collect(),
             limit: limit_bytes,
             bytes: CachePadded::default(),
+            filling: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             hasher: RandomState::default(),
         }
     }
 
-    fn hashed(&self, key: K) -> Hashed<K> {
-        Hashed { key, hash: self.hasher.hash_one(key) }
+    fn hash(&self, key: K) -> u64 {
+        self.hasher.hash_one(key)
     }
 
-    fn shard(&self, key: &Hashed<K>) -> MutexGuard<'_, Shard<K, V>> {
-        // The low bits are the map's.
-        self.lock((key.hash >> 48) as usize)
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<K, V>> {
+        // The low bits are the table's.
+        self.lock((hash >> 48) as usize)
     }
 
     /// The shard of a number, modulo theirs. Nobody locks two.
@@ -109,12 +107,15 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
     }
 
     /// The value of `key`, if it is here.
-    pub(crate) fn find(&self, key: K) -> Option<Arc<V>> {
-        let key = self.hashed(key);
-        let mut shard = self.shard(&key);
-        let value = shard.used(&key)?.get()?.clone()?;
+    pub(crate) fn find(&self, key: K) -> Option<Kept<V>> {
+        let hash = self.hash(key);
+        let mut shard = self.shard(hash);
+        let slot = Arc::clone(shard.used(key, hash)?);
+        if !matches!(slot.get(), Some(Some(_))) {
+            return None;
+        }
         shard.hits += 1;
-        Some(value)
+        Some(Kept { slot })
     }
 
     /// How often [`find`](Self::find) found what it was asked for.
@@ -122,12 +123,17 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
         (0..SHARDS).map(|number| self.lock(number).hits).sum()
     }
 
+    /// Whether room was ever more than half taken.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.filling.load(Relaxed)
+    }
+
     /// The key whose value would be forgotten first for one of `cost` bytes; `None` if there is room.
     pub(crate) fn victim(&self, cost: usize) -> Option<K> {
         if self.bytes.load(Relaxed).saturating_add(cost) <= self.limit {
             return None;
         }
-        self.with_oldest(|shard, place| shard.entries[place].key.key)
+        self.with_oldest(|shard, place| shard.table[place].as_ref().map(|entry| entry.key))?
     }
 
     /// Does something with the entry that goes first, to which the hand moves. `None`: there is no entry.
@@ -148,7 +154,8 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
     fn reserve(&self, cost: usize) {
         let taken = |bytes: usize| bytes.checked_add(cost).filter(|sum| *sum <= self.limit);
         while self.bytes.fetch_update(Relaxed, Relaxed, taken).is_err() {
-            match self.with_oldest(Shard::remove) {
+            // The value is dropped when the lock is not held any more.
+            match self.with_oldest(|shard, place| shard.remove(place, &self.hasher)).flatten() {
                 Some(gone) => drop(self.bytes.fetch_sub(gone.cost, Relaxed)),
                 None => {
                     self.bytes.fetch_add(cost, Relaxed);
@@ -156,38 +163,40 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
                 }
             }
         }
+        if !self.is_filling() && self.bytes.load(Relaxed) > self.limit / 2 {
+            self.filling.store(true, Relaxed);
+        }
     }
 
     /// The slot of a key that was not here, in place of as many others as it takes.
-    fn add(&self, key: Hashed<K>, cost: usize) -> Slot<V> {
+    fn add(&self, key: K, hash: u64, cost: usize) -> Slot<V> {
         self.reserve(cost);
-        let mut shard = self.shard(&key);
-        if let Some(slot) = shard.used(&key) {
+        let mut shard = self.shard(hash);
+        if let Some(slot) = shard.used(key, hash) {
             self.bytes.fetch_sub(cost, Relaxed);
             return Arc::clone(slot);
         }
-        shard.add(key, cost)
+        let slot = Slot::default();
+        shard.add(Entry { key, slot: Arc::clone(&slot), cost, used: false }, &self.hasher);
+        slot
     }
 
     /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error is not kept: those who
     /// waited for the value try for themselves.
-    pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<Arc<V>>) -> Result<Arc<V>> {
-        let key = self.hashed(key);
-        let found = self.shard(&key).used(&key).map(Arc::clone);
+    pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<V>) -> Result<Kept<V>> {
+        let hash = self.hash(key);
+        let found = self.shard(hash).used(key, hash).map(Arc::clone);
         let slot = match found {
             Some(slot) => slot,
-            None => self.add(key, cost),
+            None => self.add(key, hash, cost),
         };
-        if let Some(Some(value)) = slot.get() {
-            return Ok(Arc::clone(value));
-        }
         let mut error = None;
-        let value = slot.get_or_init(|| make().map_err(|failed| error = Some(failed)).ok());
-        match (value, error) {
-            (Some(value), _) => Ok(Arc::clone(value)),
-            (None, None) => make(),
-            (None, Some(error)) => {
-                let gone = self.shard(&key).forget(&key, &slot);
+        let made = slot.get_or_init(|| make().map_err(|failed| error = Some(failed)).ok()).is_some();
+        match error {
+            None if made => Ok(Kept { slot }),
+            None => Ok(Kept { slot: Arc::new(OnceLock::from(Some(make()?))) }),
+            Some(error) => {
+                let gone = self.shard(hash).forget(key, hash, &slot, &self.hasher);
                 self.bytes.fetch_sub(gone.map_or(0, |gone| gone.cost), Relaxed);
                 Err(error)
             }
@@ -195,29 +204,53 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Cache<K, V> {
     }
 }
 
-impl<K: Copy + Eq, V: ?Sized> Shard<K, V> {
+impl<K: Copy + Eq + Hash, V> Shard<K, V> {
+    /// The place of a key that is here, or the free one where it would go; `None` if there is no table.
+    fn place(&self, key: K, hash: u64) -> Option<usize> {
+        let last = self.table.len().checked_sub(1)?;
+        let mut place = hash as usize & last;
+        while self.table[place].as_ref().is_some_and(|entry| entry.key != key) {
+            place = (place + 1) & last;
+        }
+        Some(place)
+    }
+
     /// The slot of a key, if it is here, as one that was used.
-    fn used(&mut self, key: &Hashed<K>) -> Option<&Slot<V>> {
-        let entry = &mut self.entries[*self.places.get(key)?];
+    fn used(&mut self, key: K, hash: u64) -> Option<&Slot<V>> {
+        let place = self.place(key, hash)?;
+        let entry = self.table[place].as_mut()?;
         if !entry.used {
             entry.used = true;
         }
         Some(&entry.slot)
     }
 
-    /// Adds an empty slot for a key that is not here.
-    fn add(&mut self, key: Hashed<K>, cost: usize) -> Slot<V> {
-        let slot = Slot::default();
-        self.places.insert(key, self.entries.len());
-        self.entries.push(Entry { key, slot: Arc::clone(&slot), cost, used: false });
-        slot
+    /// Adds an entry for a key that is not here.
+    fn add(&mut self, entry: Entry<K, V>, hasher: &RandomState) {
+        if (self.count + 1) * 4 > self.table.len() * 3 {
+            let places = (self.table.len() * 2).max(FIRST_PLACES);
+            let table = std::mem::replace(&mut self.table, std::iter::repeat_with(|| None).take(places).collect());
+            for entry in table.into_iter().flatten() {
+                self.put(entry, hasher);
+            }
+        }
+        self.put(entry, hasher);
+        self.count += 1;
     }
 
-    /// The entry that goes first, to which the hand moves. Used ones on its way are spared once, if any are. `None`: the hand came to the
+    fn put(&mut self, entry: Entry<K, V>, hasher: &RandomState) {
+        if let Some(place) = self.place(entry.key, hasher.hash_one(entry.key)) {
+            self.table[place] = Some(entry);
+        }
+    }
+
+    /// The place of the entry that goes first, to which the hand moves. Used ones on its way are spared once, if any are. `None`: the hand came to the
     /// end.
     fn oldest(&mut self, spare: bool) -> Option<usize> {
-        while let Some(entry) = self.entries.get_mut(self.hand) {
-            if !std::mem::take(&mut entry.used) || !spare {
+        while let Some(place) = self.table.get_mut(self.hand) {
+            if let Some(entry) = place
+                && (!std::mem::take(&mut entry.used) || !spare)
+            {
                 return Some(self.hand);
             }
             self.hand += 1;
@@ -226,19 +259,28 @@ impl<K: Copy + Eq, V: ?Sized> Shard<K, V> {
         None
     }
 
-    fn remove(&mut self, place: usize) -> Entry<K, V> {
-        let gone = self.entries.swap_remove(place);
-        self.places.remove(&gone.key);
-        if let Some(moved) = self.entries.get(place) {
-            self.places.insert(moved.key, place);
+    /// Removes the entry at a place, and moves those behind it that would not be found any more.
+    fn remove(&mut self, place: usize, hasher: &RandomState) -> Option<Entry<K, V>> {
+        let gone = self.table[place].take()?;
+        self.count -= 1;
+        let last = self.table.len() - 1;
+        let (mut free, mut next) = (place, (place + 1) & last);
+        while let Some(entry) = &self.table[next] {
+            let from = hasher.hash_one(entry.key) as usize & last;
+            if next.wrapping_sub(from) & last >= next.wrapping_sub(free) & last {
+                self.table.swap(free, next);
+                free = next;
+            }
+            next = (next + 1) & last;
         }
-        gone
+        Some(gone)
     }
 
     /// Removes a key if it still has this slot.
-    fn forget(&mut self, key: &Hashed<K>, slot: &Slot<V>) -> Option<Entry<K, V>> {
-        let place = *self.places.get(key)?;
-        Arc::ptr_eq(&self.entries[place].slot, slot).then(|| self.remove(place))
+    fn forget(&mut self, key: K, hash: u64, slot: &Slot<V>, hasher: &RandomState) -> Option<Entry<K, V>> {
+        let place = self.place(key, hash)?;
+        let same = self.table[place].as_ref().is_some_and(|entry| Arc::ptr_eq(&entry.slot, slot));
+        if same { self.remove(place, hasher) } else { None }
     }
 }
 
@@ -252,30 +294,36 @@ mod tests {
 
     #[test]
     fn the_bound_holds_and_recent_values_stay() {
-        let cache: Cache<u64, [u8]> = Cache::new(16 * 1000);
-        let make = || Ok(Arc::from(vec![0; 100]));
+        let cache: Cache<u64, Vec<u8>> = Cache::new(16 * 1000);
+        let make = || Ok(vec![0; 100]);
         for round in 0..1000u64 {
             assert!(cache.find(round).is_none());
             let victim = cache.victim(100);
             let value = cache.get(round, 100, make).unwrap();
-            assert!(cache.find(round).is_some_and(|found| Arc::ptr_eq(&found, &value)));
+            assert!(cache.find(round).is_some_and(|found| std::ptr::eq(&*found, &*value)));
             assert!(victim.is_none_or(|victim| cache.find(victim).is_none()));
-            let entries: usize = (0..SHARDS).map(|number| cache.lock(number).entries.len()).sum();
+            let entries: usize = (0..SHARDS).map(|number| cache.lock(number).count).sum();
             assert_eq!(cache.bytes.load(Relaxed), entries * 100);
             assert_eq!(entries as u64, (round + 1).min(160));
         }
         for number in 0..SHARDS {
             let shard = cache.lock(number);
-            assert_eq!(shard.places.len(), shard.entries.len());
-            assert!(shard.entries.iter().enumerate().all(|(place, entry)| shard.places[&entry.key] == place));
+            assert_eq!(shard.table.iter().flatten().count(), shard.count);
+            let found = |entry: &Entry<u64, _>| shard.place(entry.key, cache.hash(entry.key));
+            let places = shard.table.iter().enumerate();
+            assert!(places.filter_map(|(place, entry)| Some((place, entry.as_ref()?))).all(|(place, entry)| found(
+                entry
+            ) == Some(
+                place
+            )));
         }
         assert!(cache.find(0).is_none());
     }
 
     #[test]
     fn what_is_used_stays() {
-        let cache: Cache<u64, [u8]> = Cache::new(16 * 1000);
-        let make = || Ok(Arc::from(vec![0; 100]));
+        let cache: Cache<u64, Vec<u8>> = Cache::new(16 * 1000);
+        let make = || Ok(vec![0; 100]);
         for round in 0..1000u64 {
             for kept in 0..20 {
                 cache.get(kept, 100, make).unwrap();
@@ -289,8 +337,8 @@ mod tests {
 
     #[test]
     fn all_parts_share_one_bound() {
-        let cache: Cache<u64, [u8]> = Cache::new(16 * 1000);
-        let make = || Ok(Arc::from(Vec::new()));
+        let cache: Cache<u64, Vec<u8>> = Cache::new(16 * 1000);
+        let make = || Ok(Vec::new());
         for key in 0..100 {
             cache.get(key, 100, make).unwrap();
         }
@@ -307,27 +355,27 @@ mod tests {
 
     #[test]
     fn the_bound_holds_among_threads() {
-        let cache: Cache<u64, [u8]> = Cache::new(10_000);
+        let cache: Cache<u64, Vec<u8>> = Cache::new(10_000);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let cache = &cache;
                 scope.spawn(move || {
                     for round in 0..2000 {
                         let key = (round * (7 + thread)) % 301;
-                        let value = cache.get(key, 100 + key as usize, || Ok(Arc::from(vec![key as u8]))).unwrap();
+                        let value = cache.get(key, 100 + key as usize, || Ok(vec![key as u8])).unwrap();
                         assert_eq!(value[0], key as u8);
                         assert!(cache.bytes.load(Relaxed) <= 10_000);
                     }
                 });
             }
         });
-        let cost = |number| cache.lock(number).entries.iter().map(|entry| entry.cost).sum::<usize>();
+        let cost = |number| cache.lock(number).table.iter().flatten().map(|entry| entry.cost).sum::<usize>();
         assert_eq!(cache.bytes.load(Relaxed), (0..SHARDS).map(cost).sum());
     }
 
     #[test]
     fn what_many_miss_is_made_once() {
-        let cache: Cache<u64, [u8]> = Cache::new(1 << 20);
+        let cache: Cache<u64, Vec<u8>> = Cache::new(1 << 20);
         let (made, start) = (AtomicUsize::new(0), Barrier::new(8));
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -336,7 +384,7 @@ mod tests {
                     let make = || {
                         made.fetch_add(1, Ordering::Relaxed);
                         std::thread::sleep(std::time::Duration::from_millis(20));
-                        Ok(Arc::from(vec![7; 100]))
+                        Ok(vec![7; 100])
                     };
                     assert_eq!(cache.get(1, 100, make).unwrap()[99], 7);
                 });
@@ -347,10 +395,10 @@ mod tests {
 
     #[test]
     fn errors_are_not_kept() {
-        let cache: Cache<u64, [u8]> = Cache::new(1 << 20);
+        let cache: Cache<u64, Vec<u8>> = Cache::new(1 << 20);
         assert!(cache.get(1, 100, || Error::corrupt("bad", 0)).is_err());
         assert_eq!(cache.bytes.load(Relaxed), 0);
         assert!(cache.find(1).is_none());
-        assert!(cache.get(1, 100, || Ok(Arc::from(vec![0; 100]))).is_ok());
+        assert!(cache.get(1, 100, || Ok(vec![0; 100])).is_ok());
     }
 }

@@ -22,13 +22,13 @@
 //! decoder notices, that cluster is decoded from a copy, and what was overwritten is read anew.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
 use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use crate::buffers::Content;
+use crate::cache::Kept;
 use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
 use crate::file::Data;
@@ -42,6 +42,9 @@ const RUN_BYTES: usize = 64 << 10;
 
 /// Content that is decoded whole and kept when it is first asked for, while there is room.
 const CHEAP_BYTES: u64 = 32 << 10;
+
+/// Decoding this much of a cluster keeps a processor busy.
+const BUSY_BYTES: u64 = 16 << 10;
 
 /// A file of which this part of the clusters were missed is likely to be read all over, and more than once in most of them.
 const LIKELY: u64 = 8;
@@ -168,12 +171,17 @@ impl Data {
             return Err(Error::NotA("compressed extent"));
         };
         let to = from + out.len();
-        let visits = self.image.visits().add(pa);
-        if let Some(content) = self.image.clusters().find((pa, extent.len)) {
-            out.copy_from_slice(&content[from..to]);
+        let clusters = self.image.clusters();
+        if let Some(content) = clusters.find((pa, extent.len)) {
+            // Where nothing will have to go soon nobody asks for it, and the table would be one more thing to fetch.
+            if clusters.is_filling() {
+                self.image.visits().add(pa);
+            }
+            content.read(from, out);
             return Ok(());
         }
-        let _busy = Busy::enter();
+        let visits = self.image.visits().add(pa);
+        let _busy = (extent.len >= BUSY_BYTES).then(Busy::enter);
         let misses = self.missed.fetch_add(1, Ordering::Relaxed);
         if forward || self.is_wanted(extent, (pa, format), to, visits, misses) {
             out.copy_from_slice(&self.cached(extent)?[from..to]);
@@ -189,7 +197,7 @@ impl Data {
                 content.resize(len, 0);
             }
             self.decode_one(extent, src, &mut content[..len], wanted, decoder)?;
-            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() });
+            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() }, pa);
             out.copy_from_slice(&content[from..to]);
             Ok(())
         })
@@ -233,7 +241,7 @@ impl Data {
     }
 
     /// The decoded content of an extent, from the cache if a reader was here before.
-    fn cached(&self, extent: &Extent) -> Result<Arc<Content>> {
+    fn cached(&self, extent: &Extent) -> Result<Kept<Content>> {
         let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
         let len = extent.len as usize;
         let room = len + self.margin(extent);
@@ -241,7 +249,7 @@ impl Data {
         self.image.clusters().get((pa, extent.len), room, || {
             let mut content = self.image.buffers().take_kept(room);
             self.decode_run(std::slice::from_ref(extent), content.room())?;
-            Ok(Arc::new(content.shorten(len)))
+            Ok(content.shorten(len))
         })
     }
 
@@ -257,6 +265,7 @@ impl Data {
     /// may all be overwritten.
     fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
         let mut counts = Counts::default();
+        let at = run.first().and_then(address).unwrap_or(0);
         let padded = self.image.superblock().has(incompat::ZERO_PADDING);
         let in_place = |extent: &Extent| match extent.place {
             Place::Encoded { format, partial, .. } => format == ClusterFormat::Lz4 && padded && !partial,
@@ -279,7 +288,7 @@ impl Data {
             room = &mut room[content as usize..];
             run = &run[done..];
         }
-        self.image.count(&counts);
+        self.image.count(&counts, at);
         Ok(())
     }
 

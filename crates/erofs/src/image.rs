@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::fs::File as OsFile;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_utils::CachePadded;
 
 use crate::buffers::{Buffers, Content};
 use crate::cache::Cache;
@@ -20,10 +22,13 @@ use crate::zmap::Lcluster;
 
 /// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
 const DEFAULT_CACHE_BYTES: usize = 128 << 20;
-/// Memory for decoded indexes, in bytes.
-const INDEX_CACHE_BYTES: usize = 4 << 20;
+/// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that they share.
+const INDEX_CACHE_BYTES: usize = 2 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
+
+/// Parts of what is counted.
+const COUNTERS: usize = 16;
 
 /// Longer reads than this are none of inodes, headers and a few indexes.
 const SHORT_BYTES: usize = 512;
@@ -62,13 +67,37 @@ struct Shared {
     len_bytes: u64,
     superblock: Superblock,
     /// Decoded indexes, by nid and number of the window.
-    windows: Cache<(u64, u64), [Lcluster]>,
+    windows: Cache<(u64, u64), Box<[Lcluster]>>,
+    /// What open files keep of them.
+    kept_indexes: Arc<Budget>,
     /// Decoded clusters, by address and length of the content.
     clusters: Cache<(u64, u64), Content>,
     visits: Visits,
     buffers: Arc<Buffers>,
     segments: Segments,
-    counters: Counters,
+    /// Many, so that threads seldom count in the same one.
+    counters: [CachePadded<Counters>; COUNTERS],
+}
+
+/// Bytes that several may take, within a bound.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    left: AtomicUsize,
+}
+
+impl Budget {
+    fn new(bytes: usize) -> Self {
+        Self { left: AtomicUsize::new(bytes) }
+    }
+
+    /// Takes bytes, if so many are left.
+    pub(crate) fn take(&self, bytes: usize) -> bool {
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+
+    pub(crate) fn give(&self, bytes: usize) {
+        self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -110,11 +139,12 @@ impl Image {
             len_bytes,
             superblock,
             windows: Cache::new(INDEX_CACHE_BYTES),
+            kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
             buffers: Arc::new(Buffers::new(cache_bytes)),
             segments: Segments::default(),
-            counters: Counters::default(),
+            counters: Default::default(),
         };
         let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };
         Ok(Self { long_prefixes: image.read_long_prefixes()?.into(), ..image })
@@ -132,9 +162,12 @@ impl Image {
 
     /// What the image has done so far.
     pub fn counts(&self) -> Counts {
+        let sum = |counter: fn(&Counters) -> &AtomicU64| {
+            self.shared.counters.iter().map(|counters| counter(counters).load(Ordering::Relaxed)).sum()
+        };
         Counts {
-            decoded_in_place: self.shared.counters.in_place.load(Ordering::Relaxed),
-            decoded_by_copy: self.shared.counters.copied.load(Ordering::Relaxed),
+            decoded_in_place: sum(|counters| &counters.in_place),
+            decoded_by_copy: sum(|counters| &counters.copied),
             cache_hits: self.shared.clusters.hits(),
         }
     }
@@ -251,8 +284,12 @@ impl Image {
         &self.long_prefixes
     }
 
-    pub(crate) fn windows(&self) -> &Cache<(u64, u64), [Lcluster]> {
+    pub(crate) fn windows(&self) -> &Cache<(u64, u64), Box<[Lcluster]>> {
         &self.shared.windows
+    }
+
+    pub(crate) fn kept_indexes(&self) -> &Arc<Budget> {
+        &self.shared.kept_indexes
     }
 
     pub(crate) fn clusters(&self) -> &Cache<(u64, u64), Content> {
@@ -277,8 +314,9 @@ impl Image {
         Ok(self.shared.source.bytes_at(len, offset))
     }
 
-    pub(crate) fn count(&self, counts: &Counts) {
-        let counters = &self.shared.counters;
+    /// Counts what was done with a cluster at `pa`.
+    pub(crate) fn count(&self, counts: &Counts, pa: u64) {
+        let counters = &self.shared.counters[(pa >> self.shared.superblock.blkszbits) as usize % COUNTERS];
         for (counter, count) in
             [(&counters.in_place, counts.decoded_in_place), (&counters.copied, counts.decoded_by_copy)]
         {
@@ -296,4 +334,43 @@ fn split(path: &[u8]) -> Vec<Vec<u8>> {
         .map(<[u8]>::to_vec)
         .rev()
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BuildOptions, ScanOptions, Tree, build};
+
+    #[test]
+    fn open_files_keep_indexes_within_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        let content: Vec<u8> = (0..700_000u32).flat_map(|number| format!("{number:09x} and\n").into_bytes()).collect();
+        std::fs::write(tree.join("file"), &content).unwrap();
+        let path = folder.path().join("image");
+        let out = OsFile::create_new(&path).unwrap();
+        build(&Tree::scan(&tree, &ScanOptions::default()).unwrap(), &BuildOptions::default(), &out).unwrap();
+
+        let image = Image::open_path(&path).unwrap();
+        let inode = image.resolve(b"/file").unwrap();
+        let left = || image.kept_indexes().left.load(Ordering::Relaxed);
+        let reads = || {
+            let file = image.file(&inode).unwrap();
+            let mut buf = [0; 5000];
+            for at in (0..content.len() - buf.len()).step_by(77_777) {
+                assert_eq!(file.read_at(&mut buf, at as u64).unwrap(), buf.len());
+                assert!(buf == content[at..at + buf.len()]);
+            }
+            left()
+        };
+        let blocks = content.len().div_ceil(4096);
+        assert!(blocks > 2048);
+        assert_eq!((reads(), left()), (INDEX_CACHE_BYTES - blocks * 8, INDEX_CACHE_BYTES));
+        // For a part of them there is room, or for none.
+        assert!(image.kept_indexes().take(INDEX_CACHE_BYTES - 10_000));
+        assert_eq!((reads(), left()), (10_000 - 1024 * 8, 10_000));
+        assert!(image.kept_indexes().take(10_000) && !image.kept_indexes().take(1));
+        assert_eq!((reads(), left()), (0, 0));
+    }
 }

@@ -34,7 +34,11 @@ impl ReadAt for File {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        FileExt::read_exact_at(self, buf, offset)
+        // Nearly always at once, and without what a C library does for threads that can be cancelled.
+        match rustix::io::pread(self, &mut *buf, offset) {
+            Ok(len) if len == buf.len() => Ok(()),
+            _ => FileExt::read_exact_at(self, buf, offset),
+        }
     }
 }
 

@@ -7,46 +7,60 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crossbeam_utils::CachePadded;
+
 /// Clusters that are counted, 8 bytes each. A power of two.
 const PLACES: usize = 4096;
 /// Bits of a place that count; the others are the address.
 const COUNT_BITS: u32 = 4;
 /// Further visits are not counted, so that reads of what is read most write nothing.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
-/// Counted visits after which all counts are halved.
-const LIFE: u64 = 16 * PLACES as u64;
+/// Places that grow old together, and have a line for their visits, so that threads seldom write the same one.
+const PART: usize = 256;
+/// Counted visits after which a part's counts are halved.
+const LIFE: u64 = 16 * PART as u64;
 /// Misses that are remembered.
 const LAST: usize = 8;
 
 /// Counts of visits by a cluster's address.
 pub(crate) struct Visits {
-    places: Box<[AtomicU64]>,
-    visits: AtomicU64,
+    parts: Box<[Part]>,
     /// Addresses of the last misses; 0 for none.
     last: [AtomicU64; LAST],
     /// How many there were.
     missed: AtomicUsize,
 }
 
+struct Part {
+    places: [AtomicU64; PART],
+    visits: CachePadded<AtomicU64>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self { places: [const { AtomicU64::new(0) }; PART], visits: CachePadded::default() }
+    }
+}
+
 impl Visits {
     pub(crate) fn new() -> Self {
         Self {
-            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
-            visits: AtomicU64::new(0),
+            parts: (0..PLACES / PART).map(|_| Part::new()).collect(),
             last: Default::default(),
             missed: AtomicUsize::new(0),
         }
     }
 
-    fn place(&self, pa: u64) -> &AtomicU64 {
+    fn place(&self, pa: u64) -> (&Part, &AtomicU64) {
         // Spread, since addresses have strides. (Fibonacci hashing: Knuth, volume 3, section 6.4.)
         let hash = pa.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        &self.places[hash as usize % PLACES]
+        let part = &self.parts[hash as usize % PLACES / PART];
+        (part, &part.places[hash as usize % PART])
     }
 
     /// The visits of the cluster at `pa` that are remembered.
     pub(crate) fn count(&self, pa: u64) -> u64 {
-        let word = self.place(pa).load(Ordering::Relaxed);
+        let word = self.place(pa).1.load(Ordering::Relaxed);
         if word >> COUNT_BITS == pa << COUNT_BITS >> COUNT_BITS { word & MOST } else { 0 }
     }
 
@@ -56,9 +70,10 @@ impl Visits {
         if count > MOST {
             return MOST;
         }
-        self.place(pa).store(pa << COUNT_BITS | count, Ordering::Relaxed);
-        if self.visits.fetch_add(1, Ordering::Relaxed) % LIFE == LIFE - 1 {
-            for place in &self.places {
+        let (part, place) = self.place(pa);
+        place.store(pa << COUNT_BITS | count, Ordering::Relaxed);
+        if part.visits.fetch_add(1, Ordering::Relaxed) % LIFE == LIFE - 1 {
+            for place in &part.places {
                 let word = place.load(Ordering::Relaxed);
                 place.store((word & !MOST) | ((word & MOST) / 2), Ordering::Relaxed);
             }
@@ -90,7 +105,7 @@ mod tests {
             visits.add(8192);
         }
         assert_eq!((visits.add(8192), visits.count(4096)), (MOST, 2));
-        for pa in 0..LIFE {
+        for pa in 0..2 * (PLACES / PART) as u64 * LIFE {
             visits.add(pa << 20 | 512);
         }
         assert!(visits.count(4096) <= 1 && visits.count(8192) <= MOST / 2);

@@ -13,16 +13,17 @@
 //! Distances in the image only say how far to step back. Each step goes back, none further than the longest extent,
 //! and the end is found by looking, so that no image makes this loop or map one byte twice.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pagefold_codec::cluster::ClusterFormat;
 
+use crate::cache::Kept;
 use crate::error::{Error, Result};
 use crate::format::{
     CompactLayout, DataLayout, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LI_PARTIAL_REF, LclusterType, MAX_EXTENT_BYTES,
     MAX_PCLUSTER_BYTES, MapHeader, PackFormat, advise, align, incompat,
 };
-use crate::image::Image;
+use crate::image::{Budget, Image};
 use crate::inode::Inode;
 
 /// One logical cluster's index, decoded.
@@ -30,24 +31,27 @@ use crate::inode::Inode;
 pub(crate) struct Lcluster {
     kind: LclusterType,
     partial: bool,
-    /// Where in the cluster the extent starts (heads).
-    clusterofs: u32,
-    /// The block address (heads).
-    blkaddr: u32,
-    /// Clusters back to the head, or to another non-head (non-heads); 0 is corrupt.
-    back: u32,
-    /// Blocks of the physical cluster of the head just before (non-heads); 0 is unsaid.
-    cblks: u32,
+    /// Where in the cluster the extent starts (heads); blocks of the physical cluster of the head just before, 0 if unsaid (non-heads).
+    low: u16,
+    /// The block address (heads); clusters back to the head, or to another non-head, where 0 is corrupt (non-heads).
+    high: u32,
 }
 
+const _: () = assert!(size_of::<Lcluster>() == 8);
+
 impl Lcluster {
-    const EMPTY: Self =
-        Self { kind: LclusterType::NonHead, partial: false, clusterofs: 0, blkaddr: 0, back: 0, cblks: 0 };
+    const EMPTY: Self = Self::non_head(0, 0);
+
+    const fn non_head(back: u32, cblks: u16) -> Self {
+        Self { kind: LclusterType::NonHead, partial: false, low: cblks, high: back }
+    }
 }
 
 /// Logical clusters that are decoded and kept together.
 pub(crate) const WINDOW: u64 = 1024;
-/// What it takes to keep a window, besides its indexes.
+/// The first windows of a file are kept by whoever has it open, as long as there is room.
+const KEPT_WINDOWS: u64 = 64;
+/// What it takes to keep a window in the cache, besides its indexes.
 const KEPT_BYTES: usize = 128;
 
 /// Where an extent's content is.
@@ -94,7 +98,7 @@ impl Extent {
 }
 
 /// How one compressed file is mapped.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct CompressedMap {
     nid: u64,
     size: u64,
@@ -112,12 +116,23 @@ pub(crate) struct CompressedMap {
     whole_fragment: bool,
     /// The logical cluster in which the last extent starts, if that is inline or a fragment.
     tail_head: Option<u64>,
+    /// The first windows, once they were asked for.
+    kept: Box<[OnceLock<Box<[Lcluster]>>]>,
+    /// From which their bytes come.
+    budget: Arc<Budget>,
 }
 
 /// The window of indexes that a mapping used last.
 #[derive(Default)]
 pub(crate) struct Cursor {
-    window: Option<(u64, Arc<[Lcluster]>)>,
+    window: Option<(u64, Kept<Box<[Lcluster]>>)>,
+}
+
+impl Drop for CompressedMap {
+    fn drop(&mut self) {
+        let kept = self.kept.iter().filter_map(OnceLock::get);
+        self.budget.give(kept.map(|window| size_of_val(&**window)).sum());
+    }
 }
 
 impl CompressedMap {
@@ -146,6 +161,8 @@ impl CompressedMap {
             fragment_offset: 0,
             whole_fragment: false,
             tail_head: None,
+            kept: Box::default(),
+            budget: Arc::clone(image.kept_indexes()),
         };
         let fragments =
             superblock.has(incompat::FRAGMENTS) && superblock.packed_nid.is_some_and(|nid| nid != inode.nid);
@@ -191,6 +208,7 @@ impl CompressedMap {
             Some(end) if end <= image.len_bytes() => end,
             _ => return Error::corrupt("file's indexes end after the image", at),
         };
+        map.kept = (0..map.total.div_ceil(WINDOW).min(KEPT_WINDOWS)).map(|_| OnceLock::new()).collect();
         if map.has(advise::INLINE_PCLUSTER) {
             if !superblock.has(incompat::ZTAILPACKING) {
                 return Error::corrupt("file has an inline cluster and the image has not", at);
@@ -210,7 +228,7 @@ impl CompressedMap {
             let (head, index) = map.head(image, &mut Cursor::default(), map.size - 1)?;
             map.tail_head = Some(head);
             if !compact {
-                map.fragment_offset |= u64::from(index.blkaddr) << 32;
+                map.fragment_offset |= u64::from(index.high) << 32;
             }
         }
         Ok(map)
@@ -241,10 +259,10 @@ impl CompressedMap {
             return Ok(Extent { start: 0, len: self.size, place: Place::Fragment { offset: self.fragment_offset } });
         }
         let (head, index) = self.head(image, cursor, offset)?;
-        let start = (head << self.bits) + u64::from(index.clusterofs);
+        let start = (head << self.bits) + u64::from(index.low);
         let next = if head + 1 < self.total { Some(self.load(image, cursor, head + 1)?) } else { None };
         let end = match self.next_head(image, cursor, head)? {
-            Some((lcn, index)) => ((lcn << self.bits) + u64::from(index.clusterofs)).min(self.size),
+            Some((lcn, index)) => ((lcn << self.bits) + u64::from(index.low)).min(self.size),
             None => self.size,
         };
         if offset < start || offset >= end {
@@ -255,7 +273,7 @@ impl CompressedMap {
             self.tail(index, len)?
         } else {
             let blocks = self.blocks(index.kind, next)?;
-            let (pa, plen) = (u64::from(index.blkaddr) << self.bits, u64::from(blocks) << self.bits);
+            let (pa, plen) = (u64::from(index.high) << self.bits, u64::from(blocks) << self.bits);
             if plen > MAX_PCLUSTER_BYTES {
                 return self.corrupt("cluster is longer than 1 MiB");
             }
@@ -305,11 +323,11 @@ impl CompressedMap {
             _ => self.has(advise::BIG_PCLUSTER_2),
         };
         match next {
-            Some(Lcluster { kind: LclusterType::NonHead, cblks, .. }) if big => {
+            Some(Lcluster { kind: LclusterType::NonHead, low: cblks, .. }) if big => {
                 if cblks == 0 {
                     self.corrupt("big cluster has no block count")
                 } else {
-                    Ok(cblks)
+                    Ok(u32::from(cblks))
                 }
             }
             _ => Ok(1),
@@ -322,10 +340,10 @@ impl CompressedMap {
         let mut lcn = from;
         let mut index = self.load(image, cursor, lcn)?;
         let in_cluster = (offset & ((1 << self.bits) - 1)) as u32;
-        if index.kind != LclusterType::NonHead && index.clusterofs <= in_cluster {
+        if index.kind != LclusterType::NonHead && u32::from(index.low) <= in_cluster {
             return Ok((lcn, index));
         }
-        let mut back = if index.kind == LclusterType::NonHead { index.back } else { 1 };
+        let mut back = if index.kind == LclusterType::NonHead { index.high } else { 1 };
         loop {
             lcn = match lcn.checked_sub(u64::from(back)) {
                 Some(before) if before < lcn => before,
@@ -338,7 +356,7 @@ impl CompressedMap {
             if index.kind != LclusterType::NonHead {
                 return Ok((lcn, index));
             }
-            back = index.back;
+            back = index.high;
         }
     }
 
@@ -367,17 +385,36 @@ impl CompressedMap {
     }
 
     /// The window of indexes in which a logical cluster's is.
-    fn window<'a>(&self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
+    fn window<'a>(&'a self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
+        if let Some(slot) = self.kept.get(number as usize) {
+            if let Some(window) = slot.get() {
+                return Ok(window);
+            }
+            let bytes = self.window_bytes(number);
+            if self.budget.take(bytes) {
+                // Of two who come at once one has read it in vain.
+                let read = self.read_window(image, number).map(|window| slot.set(window).is_ok());
+                if !matches!(read, Ok(true)) {
+                    self.budget.give(bytes);
+                }
+                read?;
+                return Ok(slot.get().map_or(&[], |window| window));
+            }
+        }
         if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
-            let cost = self.total.min(WINDOW) as usize * size_of::<Lcluster>() + KEPT_BYTES;
+            let cost = self.window_bytes(number) + KEPT_BYTES;
             let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
             cursor.window = Some((number, window));
         }
         Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window))
     }
 
-    fn read_window(&self, image: &Image, number: u64) -> Result<Arc<[Lcluster]>> {
+    fn window_bytes(&self, number: u64) -> usize {
+        (self.total - number * WINDOW).min(WINDOW) as usize * size_of::<Lcluster>()
+    }
+
+    fn read_window(&self, image: &Image, number: u64) -> Result<Box<[Lcluster]>> {
         let first = number * WINDOW;
         let end = (first + WINDOW).min(self.total);
         let mut indexes = Vec::with_capacity((end - first) as usize);
@@ -428,24 +465,23 @@ impl CompressedMap {
         if kind == LclusterType::NonHead {
             let delta = raw.di_u & 0xffff;
             let (back, cblks) = self.distance(delta)?;
-            return Ok(Lcluster { back, cblks, ..Lcluster::EMPTY });
+            return Ok(Lcluster::non_head(back, cblks));
         }
-        let clusterofs = u32::from(raw.di_clusterofs);
-        if clusterofs >= 1 << self.bits {
+        if u32::from(raw.di_clusterofs) >= 1 << self.bits {
             return self.corrupt("extent starts outside its logical cluster");
         }
         let partial = raw.di_advise & LI_PARTIAL_REF != 0;
-        Ok(Lcluster { kind, partial, clusterofs, blkaddr: raw.di_u, back: 0, cblks: 0 })
+        Ok(Lcluster { kind, partial, low: raw.di_clusterofs, high: raw.di_u })
     }
 
-    fn distance(&self, low: u32) -> Result<(u32, u32)> {
+    fn distance(&self, low: u32) -> Result<(u32, u16)> {
         if low & LI_CBLKCNT == 0 {
             return Ok((low, 0));
         }
         if !self.has(advise::BIG_PCLUSTER_1 | advise::BIG_PCLUSTER_2) {
             return self.corrupt("file without big clusters has a block count");
         }
-        Ok((1, low & (LI_CBLKCNT - 1)))
+        Ok((1, (low & (LI_CBLKCNT - 1)) as u16))
     }
 
     /// Decodes a pack from front to back. The block addresses of its heads follow from its base:
@@ -465,18 +501,18 @@ impl CompressedMap {
             if kind == LclusterType::NonHead {
                 let (mut back, cblks) = self.distance(low)?;
                 if cblks > 0 {
-                    next = next.wrapping_add(cblks);
+                    next = next.wrapping_add(u32::from(cblks));
                 } else if index + 1 == format.count {
                     let before = pack[index - 1];
-                    back = if before.kind == LclusterType::NonHead { before.back + 1 } else { 1 };
+                    back = if before.kind == LclusterType::NonHead { before.high + 1 } else { 1 };
                 }
-                pack[index] = Lcluster { back, cblks, ..Lcluster::EMPTY };
+                pack[index] = Lcluster::non_head(back, cblks);
                 continue;
             }
             if low >= 1 << self.bits {
                 return self.corrupt("extent starts outside its logical cluster");
             }
-            pack[index] = Lcluster { kind, clusterofs: low, blkaddr: next, ..Lcluster::EMPTY };
+            pack[index] = Lcluster { kind, partial: false, low: low as u16, high: next };
             let sized_after = big
                 && index + 1 < format.count
                 && matches!(format.get(bytes, index + 1), (LclusterType::NonHead, low) if low & LI_CBLKCNT != 0);
