@@ -11,7 +11,8 @@
 //! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
 //! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A pool
 //! starts with one shard and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided;
-//! where threads are in each other's way, for each [`SHARD_LEAST`].
+//! where threads are in each other's way, for each [`SHARD_LEAST`], and the first few sooner: objects of two threads that once
+//! lie in one shard keep them in each other's way long after both have their own.
 //!
 //! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
 //! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
@@ -58,9 +59,10 @@ const SEGMENT: u32 = 64 << 10;
 /// Bytes held in a shard from which on there is another.
 const SHARD_FILL: u64 = 4 << 20;
 
-/// The same on average over all shards where threads often wait for each other: a wait counts as `WAIT`, each turn without
-/// takes one off, and at `CROWDED` there is another shard.
+/// The same on average over all shards where threads often wait for each other, and while there are few shards this much for
+/// each of them. A wait counts as `WAIT`, each turn without takes one off, and at `CROWDED` there is another shard.
 const SHARD_LEAST: u64 = 1 << 20;
+const SHARD_STEP: u64 = 64 << 10;
 const WAIT: u32 = 64;
 const CROWDED: u32 = 16 * WAIT;
 
@@ -173,6 +175,11 @@ fn is_roomy(shard: &Shard) -> bool {
     shard.free_bytes > shard.live_bytes / 48 + u64::from(SEGMENT) / 4
 }
 
+/// Bytes held in `active` shards from which on threads that wait for each other get another.
+fn crowded_fill(active: u64) -> u64 {
+    active * SHARD_LEAST.min(active * SHARD_STEP)
+}
+
 fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
         Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
@@ -258,7 +265,7 @@ impl Mosaic {
         drop(shard);
         let active = self.active.load(Relaxed);
         let held_bytes: u64 = self.parts().map(|(_, part)| part.shard.lock().held_bytes).sum();
-        if active < self.shards.len() && held_bytes >= active as u64 * SHARD_LEAST {
+        if active < self.shards.len() && held_bytes >= crowded_fill(active as u64) {
             // Whoever was faster has made one for both.
             _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
         }
@@ -646,7 +653,7 @@ mod tests {
     fn threads_that_wait_for_each_other_come_apart() {
         fake::set_machine([0, 1], 2);
         let pool = Mosaic::new(100_000, 100_000, Arc::new(Budget::new(u64::MAX))).expect("address space");
-        for owner in 0..1 + SHARD_LEAST / 4000 {
+        for owner in 0..1 + SHARD_STEP / 4000 {
             pool.alloc(4000, owner).expect("no limit");
         }
         let alloc = || {
@@ -667,5 +674,6 @@ mod tests {
         }
         assert_eq!(thread::scope(|scope| scope.spawn(alloc).join().expect("no panic")), 1);
         pool.check().expect("consistent");
+        assert!(pool.account().held_bytes < crowded_fill(2) && crowded_fill(16) == 16 * SHARD_LEAST);
     }
 }
