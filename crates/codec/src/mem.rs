@@ -257,6 +257,14 @@ pub(crate) fn prefetch(page: &Page) {
     }
 }
 
+/// Hints that the first 2 KiB of `block`, or all of it, are about to be read; its first 64 bytes are read at once.
+#[inline(always)]
+pub(crate) fn prefetch_front(block: &[u8]) {
+    for at in (64..block.len().min(2048)).step_by(64) {
+        prefetch_line(block.as_ptr().wrapping_add(at));
+    }
+}
+
 /// Hints that the line of `p`, which may be anywhere, is about to be read or written.
 #[inline(always)]
 pub(crate) fn prefetch_line(p: *const u8) {

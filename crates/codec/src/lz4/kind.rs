@@ -3,10 +3,12 @@
 
 use core::ops::Range;
 
-use crate::{
-    PAGE_SIZE, Page,
-    mem::{ZEROS_SAMPLED, sampled_zeros},
-};
+use crate::Page;
+
+/// The first 16 bytes of every 256 of a page, side by side: loops over them become vector code.
+type Sample = [u8; SAMPLED];
+
+const SAMPLED: usize = 256;
 
 /// A kind of page. docs/log/lz4.md has the bytes and speeds that the limits between them were chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,22 +41,23 @@ pub(crate) enum Kind {
 
 impl Kind {
     pub(crate) fn of(page: &Page) -> Self {
-        const CODE: usize = ZEROS_SAMPLED / 16 + 1;
-        const WORDS: usize = ZEROS_SAMPLED * 5 / 16 + 1;
+        const CODE: usize = SAMPLED / 16 + 1;
+        const WORDS: usize = SAMPLED * 5 / 16 + 1;
         // Of the 32 words looked at: those that are pointers or have a half that is zero, and pointers.
         const POINTERS_WHOLE: usize = 28;
         const POINTERS: usize = 3;
         const MEMORY_WHOLE: usize = 16;
-        let zeros = sampled_zeros(page);
+        let sample = &sample::<0>(page);
+        let zeros = count(sample, |byte| byte == 0);
         if zeros < CODE {
-            return Self::without_zeros(page, zeros);
+            return Self::without_zeros(sample, zeros);
         }
-        let whole = count(page, |word, _| mark(is_pointer(word) || word >> 32 == 0 || word as u32 == 0));
-        let pointers = if whole >= MEMORY_WHOLE { count(page, |word, _| mark(is_pointer(word))) } else { 0 };
+        let whole = count_words(sample, |lower, upper| is_pointer(upper) | (lower == 0) | (upper == 0));
+        let pointers = if whole >= MEMORY_WHOLE { count_words(sample, |_, upper| is_pointer(upper)) } else { 0 };
         if whole >= POINTERS_WHOLE && pointers >= POINTERS {
             Self::Pointers
         } else if zeros < WORDS {
-            Self::with_zeros(page)
+            Self::with_zeros(page, sample)
         } else if pointers > 0 {
             Self::Memory
         } else {
@@ -62,49 +65,44 @@ impl Kind {
         }
     }
 
-    fn without_zeros(page: &Page, zeros: usize) -> Self {
-        const SIGNS: usize = ZEROS_SAMPLED / 8;
-        const DIGITS: usize = ZEROS_SAMPLED / 4;
-        const NOT_ASCII: usize = ZEROS_SAMPLED / 64;
-        const INDENTED: usize = ZEROS_SAMPLED / 4;
+    fn without_zeros(sample: &Sample, zeros: usize) -> Self {
+        const SIGNS: usize = SAMPLED / 8;
+        const DIGITS: usize = SAMPLED / 4;
+        const NOT_ASCII: usize = SAMPLED / 64;
+        const INDENTED: usize = SAMPLED / 4;
         // Pages with fewer are tables of code points and the like.
-        const MARKUP: Range<usize> = ZEROS_SAMPLED * 9 / 32..ZEROS_SAMPLED * 5 / 8 + 1;
+        const MARKUP: Range<usize> = SAMPLED * 9 / 32..SAMPLED * 5 / 8 + 1;
         // Half of the bytes are not ASCII, and an eighth control characters, of which text in other scripts has none; code has more zeros.
-        const NOISE_NOT_ASCII: Range<usize> = ZEROS_SAMPLED * 5 / 16..ZEROS_SAMPLED * 11 / 16;
-        const NOISE_CONTROL: usize = ZEROS_SAMPLED / 16;
+        const NOISE_NOT_ASCII: Range<usize> = SAMPLED * 5 / 16..SAMPLED * 11 / 16;
+        const NOISE_CONTROL: usize = SAMPLED / 16;
         const NOISE_ZEROS: usize = 5;
-        let not_ascii = count(page, |word, _| word);
+        let not_ascii = count(sample, |byte| !byte.is_ascii());
         if not_ascii > NOT_ASCII {
-            let control = |word: u64| !above(word, b' ' - 1) & !word;
             let noise = NOISE_NOT_ASCII.contains(&not_ascii)
                 && zeros <= NOISE_ZEROS
-                && count(page, |word, _| control(word)) >= NOISE_CONTROL;
+                && count(sample, |byte| byte < b' ') >= NOISE_CONTROL;
             return if noise { Self::Noise } else { Self::Prose };
         }
-        let letters = |word| within(word | (0x20 * EACH), b'a', b'z');
-        let digits = |word| within(word, b'0', b'9');
-        let many_signs = count(page, |word, _| above(word, b' ') & !(letters(word) | digits(word))) >= SIGNS;
-        let spaces = |word| within(word, b' ', b' ');
-        if many_signs || count(page, |word, _| digits(word)) >= DIGITS {
-            let in_words = count(page, |word, _| letters(word) | spaces(word));
+        let digits = count(sample, |byte| byte.is_ascii_digit());
+        let spaces = count(sample, |byte| byte == b' ');
+        let in_words = spaces + count(sample, |byte| (byte | 0x20).is_ascii_lowercase());
+        let shown = count(sample, |byte| (b' '..0x80).contains(&byte));
+        let signs = shown - in_words - digits;
+        if signs >= SIGNS || digits >= DIGITS {
             if MARKUP.contains(&in_words) { Self::Markup } else { Self::Source }
-        } else if count(page, |word, _| spaces(word)) >= INDENTED {
+        } else if spaces >= INDENTED {
             Self::Indented
         } else {
             Self::Prose
         }
     }
 
-    fn with_zeros(page: &Page) -> Self {
-        const REPEATED: usize = ZEROS_SAMPLED / 4;
-        const LOWERCASE: usize = ZEROS_SAMPLED * 3 / 16;
-        let equal = |word: u64, next: u64| {
-            let differ = word ^ next;
-            !(((differ & LOW) + LOW) | differ)
-        };
-        if count(page, equal) >= REPEATED {
+    fn with_zeros(page: &Page, sample: &Sample) -> Self {
+        const REPEATED: usize = SAMPLED / 4;
+        const LOWERCASE: usize = SAMPLED * 3 / 16;
+        if count_pairs(sample, &self::sample::<8>(page), |byte, later| byte == later) >= REPEATED {
             Self::Records
-        } else if count(page, |word, _| within(word, b'a', b'z')) >= LOWERCASE {
+        } else if count(sample, |byte| byte.is_ascii_lowercase()) >= LOWERCASE {
             Self::Names
         } else {
             Self::Code
@@ -112,45 +110,43 @@ impl Kind {
     }
 }
 
-/// A one in each byte.
-const EACH: u64 = 0x0101_0101_0101_0101;
-
-/// All but the highest bit of each byte.
-const LOW: u64 = 0x7F * EACH;
-
-/// May `word` be the address of something that a program has on a machine of 64 bits? They have 42 to 48. (Milliseconds since 1970
-/// have 41, until 2039.)
-fn is_pointer(word: u64) -> bool {
-    (2..256).contains(&(word >> 40))
-}
-
-/// What [`count`] counts as one byte, if `marked`.
-fn mark(marked: bool) -> u64 {
-    u64::from(marked) << 7
-}
-
-/// The highest bit of each byte of `word` that is above `limit` and ASCII. Other bits are unspecified.
-fn above(word: u64, limit: u8) -> u64 {
-    ((word & LOW) + u64::from(0x7F - limit) * EACH) & !word
-}
-
-/// The same of each that is `low` to `high`, which are ASCII.
-fn within(word: u64, low: u8, high: u8) -> u64 {
-    above(word, low - 1) & !above(word, high)
-}
-
-/// How many bytes of those sampled have their highest bit set by `mark`, which gets 8 and the 8 after them.
+/// 16 bytes from `offset` on of every 256.
 #[inline(always)]
-fn count(page: &Page, mark: impl Fn(u64, u64) -> u64) -> usize {
-    const { assert!(2 * PAGE_SIZE / 256 < 256) };
-    let mut counts = 0;
-    for part in page.as_chunks::<256>().0 {
-        let [first, second, third] =
-            [0, 8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|byte| part[at + byte])));
-        counts += mark(first, second) >> 7 & EACH;
-        counts += mark(second, third) >> 7 & EACH;
+fn sample<const OFFSET: usize>(page: &Page) -> Sample {
+    let mut sample = [0; SAMPLED];
+    for (to, from) in sample.as_chunks_mut::<16>().0.iter_mut().zip(page.as_chunks::<256>().0) {
+        to.copy_from_slice(&from[OFFSET..OFFSET + 16]);
     }
-    counts.to_le_bytes().iter().map(|&count| usize::from(count)).sum()
+    sample
+}
+
+/// How many of the bytes are as asked.
+#[inline(always)]
+fn count(sample: &Sample, is: impl Fn(u8) -> bool) -> usize {
+    count_pairs(sample, sample, |byte, _| is(byte))
+}
+
+/// How many of the bytes are as asked together with those of `other` at the same place.
+#[inline(always)]
+fn count_pairs(sample: &Sample, other: &Sample, is: impl Fn(u8, u8) -> bool) -> usize {
+    let halves = sample.as_chunks::<128>().0.iter().zip(other.as_chunks::<128>().0);
+    let in_half = |(half, other): (&[u8; 128], &[u8; 128])| -> u8 {
+        half.iter().zip(other).map(|(&byte, &other)| u8::from(is(byte, other))).sum()
+    };
+    halves.map(|half| usize::from(in_half(half))).sum()
+}
+
+/// How many of the words of 8 bytes are as asked, by their lower and their upper half.
+#[inline(always)]
+fn count_words(sample: &Sample, is: impl Fn(u32, u32) -> bool) -> usize {
+    let half = |word: &[u8; 8], at| u32::from_le_bytes(std::array::from_fn(|byte| word[at + byte]));
+    sample.as_chunks::<8>().0.iter().map(|word| u32::from(is(half(word, 0), half(word, 4)))).sum::<u32>() as usize
+}
+
+/// May a word with this upper half be the address of something that a program has on a machine of 64 bits? They have 42 to 48. (Milliseconds
+/// since 1970 have 41, until 2039.)
+fn is_pointer(upper: u32) -> bool {
+    (2 << 8..256 << 8).contains(&upper)
 }
 
 #[cfg(test)]
