@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 
 /// Bytes that are decoded and written together, while a processor's cache still has them.
-const PIECE_BYTES: usize = 256 << 10;
+const PIECE_BYTES: usize = 512 << 10;
 /// And of one extent.
 const MOST_BYTES: usize = 8 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
@@ -53,7 +53,7 @@ impl Filling {
 
     /// Whether there is work for several threads.
     pub(crate) fn is_long(&self) -> bool {
-        self.content.inode().size >= 4 * PIECE_BYTES as u64
+        self.content.inode().size > 2 * PIECE_BYTES as u64
     }
 
     /// Whether there are pieces that nobody has begun.
@@ -84,9 +84,8 @@ impl Filling {
         let size = self.content.inode().size;
         match progress.failed {
             Some((at, error)) => {
-                if progress.written > at {
-                    self.out.set_len(at).map_err(writing)?;
-                }
+                // What went wrong first is what counts.
+                let _ = self.out.set_len(at);
                 return Err(error);
             }
             None if progress.written < size => self.out.set_len(size).map_err(writing)?,
