@@ -37,6 +37,8 @@ const BATCH: usize = 64;
 const MAX_WAITING: usize = 256;
 /// Longer paths are not taken by a system call.
 const PATH_BYTES: usize = 4096;
+/// How directories are opened.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Problems that a report holds.
 const MAX_PROBLEMS: usize = 1000;
 
@@ -153,7 +155,7 @@ struct Extraction<'a> {
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
-    /// The directory whose children are being made.
+    /// The directory whose children are being made or finished.
     open: Option<(PathId, OwnedFd)>,
     /// Content on its way.
     buffer: Vec<u8>,
@@ -205,20 +207,23 @@ fn os(name: &[u8]) -> &OsStr {
 /// Opens a directory below `root`: by one call where the system has one that follows no links on the way, else name by
 /// name.
 fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let path = names.join(&b'/');
     if (1..PATH_BYTES).contains(&path.len()) {
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         // What was wrong is found again below.
-        if let Ok(directory) = rustix::fs::openat2(root, os(&path), flags, Mode::empty(), within) {
+        if let Ok(directory) = rustix::fs::openat2(root, os(&path), DIRECTORY, Mode::empty(), within) {
             return Ok(directory);
         }
     }
     let mut here = root.try_clone().map_err(Error::io("opening the target"))?;
     for name in names {
-        here = rustix::fs::openat(&here, os(name), flags, Mode::empty()).map_err(failed("opening a directory"))?;
+        here = open_in(&here, name)?;
     }
     Ok(here)
+}
+
+fn open_in(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
+    rustix::fs::openat(directory, os(name), DIRECTORY, Mode::empty()).map_err(failed("opening a directory"))
 }
 
 impl Image {
@@ -324,16 +329,18 @@ impl ExtractReport {
 }
 
 impl Extraction<'_> {
+    /// An open directory: the one that was asked for last is kept.
+    fn directory(&mut self, paths: &Paths, path: PathId) -> Result<&OwnedFd> {
+        let directory = match self.open.take() {
+            Some((open, directory)) if open == path => directory,
+            _ => open_directory(&self.target.root, &paths.names(path))?,
+        };
+        Ok(&self.open.insert((path, directory)).1)
+    }
+
     fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8]) -> Result<()> {
-        if self.open.as_ref().is_none_or(|(open, _)| *open != parent) {
-            self.open = Some((parent, open_directory(&self.target.root, &paths.names(parent))?));
-        }
-        match &self.open {
-            Some((_, parent)) => {
-                rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
-            }
-            None => Ok(()),
-        }
+        let parent = self.directory(paths, parent)?;
+        rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
     }
 
     /// Puts a file into the batch of its directory.
@@ -397,12 +404,18 @@ impl Extraction<'_> {
 
     fn finish_directories(&mut self, paths: &Paths) {
         for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
-            let finished = open_directory(&self.target.root, &paths.names(path))
-                .and_then(|directory| self.target.finish(&inode, &OsFile::from(directory), false));
-            if let Err(error) = finished {
+            if let Err(error) = self.finish_directory(paths, path, &inode) {
                 self.report.add(paths, path, error);
             }
         }
+    }
+
+    fn finish_directory(&mut self, paths: &Paths, path: PathId, inode: &Inode) -> Result<()> {
+        let directory = match paths.parent(path) {
+            Some((parent, name)) => open_in(self.directory(paths, parent)?, name)?,
+            None => self.target.root.try_clone().map_err(Error::io("opening the target"))?,
+        };
+        self.target.finish(inode, &OsFile::from(directory), false)
     }
 }
 
