@@ -113,4 +113,24 @@ mod tests {
         done.sort_unstable();
         assert!(done.into_iter().eq(0..1000));
     }
+    #[test]
+    fn who_does_a_thing_may_find_more() {
+        let work = Work::new();
+        let done = Mutex::new(0);
+        let finder = work.finder();
+        work.push(10);
+        drop(finder);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while let Some((thing, _finder)) = work.next_of_finder() {
+                        *done.lock().unwrap() += 1;
+                        (0..thing).for_each(|more| work.push_first(more));
+                    }
+                });
+            }
+        });
+        // One for each set of numbers below ten.
+        assert_eq!(done.into_inner().unwrap(), 1 << 10);
+    }
 }
