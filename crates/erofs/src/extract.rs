@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! 1. walk        directories are made, empty and for the owner alone; files are listed, by directory
-//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time, while the walk goes on
+//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time, while the walk goes on;
+//!                a long file is filled by all who have nothing else to do
 //! 3. hard links  further names of files
 //! 4. directories owners, modes, xattrs, times, the deepest first
 //! ```
@@ -13,21 +14,18 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 
-use crate::build::is_zeros;
 use crate::check::Problem;
 use crate::directory::DirEntry;
 use crate::error::{Error, Result};
-use crate::file::File;
+use crate::filling::Filling;
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
@@ -37,14 +35,10 @@ use crate::work::{Work, thread_count};
 const BATCH: usize = 64;
 /// Batches that wait for a thread; the walk does further ones itself.
 const MAX_WAITING: usize = 256;
-/// Bytes that are decoded and written together, while a processor's cache still has them.
-const WRITE_BYTES: usize = 512 << 10;
-/// And of one extent.
-const MOST_BYTES: usize = 8 << 20;
-/// Runs of zeros of this length and alignment are left as holes.
-const HOLE_BYTES: usize = 4096;
 /// Longer paths are not taken by a system call.
 const PATH_BYTES: usize = 4096;
+/// How directories are opened.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Problems that a report holds.
 const MAX_PROBLEMS: usize = 1000;
 
@@ -80,6 +74,7 @@ pub struct ExtractReport {
     pub more_problems: u64,
 }
 
+#[derive(Clone)]
 struct Listed {
     path: PathId,
     name: Vec<u8>,
@@ -94,15 +89,30 @@ struct Batch {
     files: Vec<Listed>,
 }
 
+/// A long file that is filled by all who have nothing else to do. The last of them ends it.
+struct Shared {
+    file: Listed,
+    filling: Filling,
+    has_mode: bool,
+}
+
+/// What a thread may do.
+enum Job {
+    Batch(Batch),
+    /// Unless it has ended.
+    Help(Weak<Shared>),
+}
+
 /// Where and how an image is extracted: what threads share.
 struct Target<'a> {
     image: &'a Image,
     root: OwnedFd,
     options: &'a ExtractOptions,
+    threads: usize,
     made: Made,
     /// Bytes of content that may still come.
     left: AtomicU64,
-    batches: Work<Batch>,
+    jobs: Work<Job>,
     filled: Mutex<Filled>,
 }
 
@@ -112,6 +122,16 @@ struct Filled {
     names: u64,
     file_bytes: u64,
     problems: Vec<(PathId, Error)>,
+}
+
+impl Filled {
+    /// Adds a file, of so many bytes if it could be extracted.
+    fn add(&mut self, path: PathId, made: Result<u64>) {
+        match made {
+            Ok(len) => (self.names, self.file_bytes) = (self.names + 1, self.file_bytes + len),
+            Err(error) => self.problems.push((path, error)),
+        }
+    }
 }
 
 /// The walk through an image that is extracted.
@@ -126,7 +146,7 @@ struct Extraction<'a> {
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
-    /// The directory whose children are being made.
+    /// The directory whose children are being made or finished.
     open: Option<(PathId, OwnedFd)>,
     /// Content on its way.
     buffer: Vec<u8>,
@@ -178,20 +198,23 @@ fn os(name: &[u8]) -> &OsStr {
 /// Opens a directory below `root`: by one call where the system has one that follows no links on the way, else name by
 /// name.
 fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let path = names.join(&b'/');
     if (1..PATH_BYTES).contains(&path.len()) {
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         // What was wrong is found again below.
-        if let Ok(directory) = rustix::fs::openat2(root, os(&path), flags, Mode::empty(), within) {
+        if let Ok(directory) = rustix::fs::openat2(root, os(&path), DIRECTORY, Mode::empty(), within) {
             return Ok(directory);
         }
     }
     let mut here = root.try_clone().map_err(Error::io("opening the target"))?;
     for name in names {
-        here = rustix::fs::openat(&here, os(name), flags, Mode::empty()).map_err(failed("opening a directory"))?;
+        here = open_in(&here, name)?;
     }
     Ok(here)
+}
+
+fn open_in(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
+    rustix::fs::openat(directory, os(name), DIRECTORY, Mode::empty()).map_err(failed("opening a directory"))
 }
 
 impl Image {
@@ -209,8 +232,9 @@ impl Image {
             made: Made::in_directory(&root),
             root,
             options,
+            threads: thread_count(options.threads),
             left: AtomicU64::new(options.max_bytes.unwrap_or(u64::MAX)),
-            batches: Work::new(),
+            jobs: Work::new(),
             filled: Mutex::default(),
         };
         let mut extraction = Extraction {
@@ -225,10 +249,10 @@ impl Image {
             buffer: Vec::new(),
         };
         let paths = std::thread::scope(|scope| {
-            let finder = target.batches.finder();
+            let finder = target.jobs.finder();
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
-            let _ = (1..thread_count(options.threads)).all(spawn);
+            let _ = (1..target.threads).all(spawn);
             let paths = walk(self, &mut extraction)?;
             extraction.end_batch();
             drop(finder);
@@ -296,16 +320,18 @@ impl ExtractReport {
 }
 
 impl Extraction<'_> {
+    /// An open directory: the one that was asked for last is kept.
+    fn directory(&mut self, paths: &Paths, path: PathId) -> Result<&OwnedFd> {
+        let directory = match self.open.take() {
+            Some((open, directory)) if open == path => directory,
+            _ => open_directory(&self.target.root, &paths.names(path))?,
+        };
+        Ok(&self.open.insert((path, directory)).1)
+    }
+
     fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8]) -> Result<()> {
-        if self.open.as_ref().is_none_or(|(open, _)| *open != parent) {
-            self.open = Some((parent, open_directory(&self.target.root, &paths.names(parent))?));
-        }
-        match &self.open {
-            Some((_, parent)) => {
-                rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
-            }
-            None => Ok(()),
-        }
+        let parent = self.directory(paths, parent)?;
+        rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
     }
 
     /// Puts a file into the batch of its directory.
@@ -326,7 +352,7 @@ impl Extraction<'_> {
             // Paths get as long as an image likes, and there may be as many.
             batch.place = Vec::new();
             self.deep.push(batch);
-        } else if let Some(batch) = self.target.batches.offer(batch, MAX_WAITING) {
+        } else if let Some(Job::Batch(batch)) = self.target.jobs.offer(Job::Batch(batch), MAX_WAITING) {
             self.target.fill_batch(&batch, &mut self.buffer);
         }
     }
@@ -369,12 +395,18 @@ impl Extraction<'_> {
 
     fn finish_directories(&mut self, paths: &Paths) {
         for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
-            let finished = open_directory(&self.target.root, &paths.names(path))
-                .and_then(|directory| self.target.finish(&inode, &OsFile::from(directory), false));
-            if let Err(error) = finished {
+            if let Err(error) = self.finish_directory(paths, path, &inode) {
                 self.report.add(paths, path, error);
             }
         }
+    }
+
+    fn finish_directory(&mut self, paths: &Paths, path: PathId, inode: &Inode) -> Result<()> {
+        let directory = match paths.parent(path) {
+            Some((parent, name)) => open_in(self.directory(paths, parent)?, name)?,
+            None => self.target.root.try_clone().map_err(Error::io("opening the target"))?,
+        };
+        self.target.finish(inode, &OsFile::from(directory), false)
     }
 }
 
@@ -383,11 +415,19 @@ impl Target<'_> {
         self.filled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes and fills files until there are no more batches.
+    /// Makes and fills files until there is nothing more to do.
     fn fill(&self) {
         let mut buffer = Vec::new();
-        while let Some(batch) = self.batches.next() {
-            self.fill_batch(&batch, &mut buffer);
+        while let Some((job, _finder)) = self.jobs.next_of_finder() {
+            match job {
+                Job::Batch(batch) => self.fill_batch(&batch, &mut buffer),
+                Job::Help(shared) => {
+                    let Some(shared) = shared.upgrade() else { continue };
+                    let mut filled = Filled::default();
+                    self.fill_shared(shared, &mut buffer, &mut filled);
+                    self.report(filled);
+                }
+            }
         }
     }
 
@@ -401,27 +441,30 @@ impl Target<'_> {
         match directory {
             Ok(directory) => {
                 for file in files {
-                    match self.make_file(&directory, file, buffer) {
-                        Ok(len) => (filled.names, filled.file_bytes) = (filled.names + 1, filled.file_bytes + len),
-                        Err(error) => filled.problems.push((file.path, error)),
+                    match file.inode.kind {
+                        FileKind::Regular => self.make_regular(&directory, file, buffer, &mut filled),
+                        _ => filled.add(file.path, self.make_other(&directory, file).map(|()| 0)),
                     }
                 }
             }
             Err(error) => filled.problems.push((parent, error)),
         }
+        self.report(filled);
+    }
+
+    fn report(&self, mut filled: Filled) {
         let mut all = self.filled();
         all.names += filled.names;
         all.file_bytes += filled.file_bytes;
         all.problems.append(&mut filled.problems);
     }
 
-    /// Makes a file that is not a directory and returns the bytes of its content.
-    fn make_file(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>) -> Result<u64> {
+    /// Makes a link, device or pipe.
+    fn make_other(&self, directory: &OwnedFd, file: &Listed) -> Result<()> {
         let name = os(&file.name);
         let inode = &file.inode;
         let kind = match inode.kind {
-            FileKind::Regular => return self.make_regular(directory, file, buffer),
-            FileKind::Directory => return Err(Error::NotA("file")),
+            FileKind::Regular | FileKind::Directory => return Err(Error::NotA("link, device or pipe")),
             FileKind::Symlink => None,
             FileKind::CharDevice => Some(FileType::CharacterDevice),
             FileKind::BlockDevice => Some(FileType::BlockDevice),
@@ -458,11 +501,26 @@ impl Target<'_> {
             }
         }
         rustix::fs::utimensat(directory, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(failed("setting the time"))?;
-        Ok(0)
+            .map_err(failed("setting the time"))
     }
 
-    fn make_regular(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>) -> Result<u64> {
+    /// Makes and fills a file, together with others if it is long.
+    fn make_regular(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>, filled: &mut Filled) {
+        match self.open_regular(directory, file) {
+            Err(error) => filled.add(file.path, Err(error)),
+            Ok((filling, has_mode)) if self.threads > 1 && filling.is_long() => {
+                let shared = Arc::new(Shared { file: file.clone(), filling, has_mode });
+                self.fill_shared(shared, buffer, filled);
+            }
+            Ok((filling, has_mode)) => {
+                filling.help(buffer);
+                filled.add(file.path, self.end_regular(&file.inode, filling, has_mode));
+            }
+        }
+    }
+
+    /// Makes a file, and says whether it has its mode.
+    fn open_regular(&self, directory: &OwnedFd, file: &Listed) -> Result<(Filling, bool)> {
         let inode = &file.inode;
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
         if taken.is_err() {
@@ -474,49 +532,24 @@ impl Target<'_> {
         let mode = self.made.mode(inode);
         let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
             .map_err(failed("making a file"))?;
-        let out = OsFile::from(out);
-        self.copy(inode, &out, buffer)?;
-        self.finish(inode, &out, mode.is_some())?;
-        Ok(inode.size)
+        Ok((Filling::new(self.image.file(inode)?, out.into()), mode.is_some()))
     }
 
-    /// Writes a file's content, zeros as holes.
-    fn copy(&self, inode: &Inode, out: &OsFile, buffer: &mut Vec<u8>) -> Result<()> {
-        let writing = |error: io::Error| Error::io("writing a file")(error);
-        let file = self.image.file(inode)?;
-        let (mut at, mut written) = (0, 0);
-        while at < inode.size {
-            let run = file.run_at(at)?;
-            if run.hole {
-                at += run.len;
-                continue;
-            }
-            let len = file.whole_extents(run.len.min(WRITE_BYTES as u64) as usize, MOST_BYTES, at)?;
-            let room = File::room_bytes(len).next_power_of_two();
-            if buffer.len() < room {
-                *buffer = vec![0; room];
-            }
-            if len > WRITE_BYTES {
-                file.read_alone(buffer, len, at)?;
-            } else {
-                file.read_into(buffer, len, at)?;
-            }
-            let mut done = 0;
-            while done < len {
-                let zeros = is_zeros(&buffer[done..(done + HOLE_BYTES).min(len)]);
-                let mut end = (done + HOLE_BYTES).min(len);
-                while end < len && is_zeros(&buffer[end..(end + HOLE_BYTES).min(len)]) == zeros {
-                    end = (end + HOLE_BYTES).min(len);
-                }
-                if !zeros {
-                    out.write_all_at(&buffer[done..end], at + done as u64).map_err(writing)?;
-                    written = at + end as u64;
-                }
-                done = end;
-            }
-            at += len as u64;
+    /// Helps to fill a file, for which others are called, and ends it if this is the last to do so.
+    fn fill_shared(&self, shared: Arc<Shared>, buffer: &mut Vec<u8>, filled: &mut Filled) {
+        if shared.filling.has_more() {
+            self.jobs.push_first(Job::Help(Arc::downgrade(&shared)));
         }
-        if written < inode.size { out.set_len(inode.size).map_err(writing) } else { Ok(()) }
+        shared.filling.help(buffer);
+        if let Some(Shared { file, filling, has_mode }) = Arc::into_inner(shared) {
+            filled.add(file.path, self.end_regular(&file.inode, filling, has_mode));
+        }
+    }
+
+    /// Ends a file and returns the bytes of its content.
+    fn end_regular(&self, inode: &Inode, filling: Filling, has_mode: bool) -> Result<u64> {
+        self.finish(inode, &filling.end()?, has_mode)?;
+        Ok(inode.size)
     }
 
     /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode.

@@ -76,7 +76,10 @@ impl File {
 
     /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, which is longer. Nothing is decoded ahead.
     pub(crate) fn read_alone(&self, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
-        self.data.read_compressed(room, len, offset, true)
+        if self.data.map.is_some() {
+            return self.data.read_compressed(room, len, offset, true);
+        }
+        self.data.read_at(&mut room[..len], offset).map(drop)
     }
 
     /// What room a read of `len` bytes takes at most.

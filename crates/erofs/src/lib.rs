@@ -39,6 +39,7 @@ mod directory;
 mod error;
 mod extract;
 mod file;
+mod filling;
 mod format;
 mod image;
 mod inode;

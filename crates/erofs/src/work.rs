@@ -22,15 +22,15 @@ pub(crate) struct Work<T> {
 
 struct State<T> {
     todo: VecDeque<T>,
-    closed: bool,
+    finders: usize,
 }
 
-/// Says, when dropped, that nothing more will be found.
+/// Somebody who may find more, until dropped.
 pub(crate) struct Finder<'a, T>(&'a Work<T>);
 
 impl<T> Work<T> {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State { todo: VecDeque::new(), closed: false }), wake: Condvar::new() }
+        Self { state: Mutex::new(State { todo: VecDeque::new(), finders: 0 }), wake: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -38,13 +38,20 @@ impl<T> Work<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of whom there is one: until it goes, [`next`](Self::next) waits for more.
+    /// Until the last goes, [`next`](Self::next) waits for more.
     pub(crate) fn finder(&self) -> Finder<'_, T> {
+        self.lock().finders += 1;
         Finder(self)
     }
 
     pub(crate) fn push(&self, thing: T) {
         self.lock().todo.push_back(thing);
+        self.wake.notify_one();
+    }
+
+    /// To be done before all else.
+    pub(crate) fn push_first(&self, thing: T) {
+        self.lock().todo.push_front(thing);
         self.wake.notify_one();
     }
 
@@ -62,11 +69,19 @@ impl<T> Work<T> {
 
     /// The next thing to do, for which this waits. `None`: there will be none.
     pub(crate) fn next(&self) -> Option<T> {
+        self.next_of_finder().map(|(thing, _)| thing)
+    }
+
+    /// As [`next`](Self::next), for one who may find more while it is done.
+    pub(crate) fn next_of_finder(&self) -> Option<(T, Finder<'_, T>)> {
         let mut state = self.lock();
         loop {
             match state.todo.pop_front() {
-                Some(thing) => return Some(thing),
-                None if state.closed => return None,
+                Some(thing) => {
+                    state.finders += 1;
+                    return Some((thing, Finder(self)));
+                }
+                None if state.finders == 0 => return None,
                 None => state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
@@ -75,8 +90,12 @@ impl<T> Work<T> {
 
 impl<T> Drop for Finder<'_, T> {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
-        self.0.wake.notify_all();
+        let mut state = self.0.lock();
+        state.finders -= 1;
+        if state.finders == 0 {
+            drop(state);
+            self.0.wake.notify_all();
+        }
     }
 }
 
@@ -104,5 +123,25 @@ mod tests {
         let mut done = done.into_inner().unwrap();
         done.sort_unstable();
         assert!(done.into_iter().eq(0..1000));
+    }
+    #[test]
+    fn who_does_a_thing_may_find_more() {
+        let work = Work::new();
+        let done = Mutex::new(0);
+        let finder = work.finder();
+        work.push(10);
+        drop(finder);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while let Some((thing, _finder)) = work.next_of_finder() {
+                        *done.lock().unwrap() += 1;
+                        (0..thing).for_each(|more| work.push_first(more));
+                    }
+                });
+            }
+        });
+        // One for each set of numbers below ten.
+        assert_eq!(done.into_inner().unwrap(), 1 << 10);
     }
 }

@@ -99,3 +99,70 @@ fn device_files_are_left_out_where_owners_are() {
     let names: Vec<_> = fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["pipe"]);
 }
+
+/// Text, zeros, and noise, over many pieces.
+fn long_content() -> Vec<u8> {
+    let mut content = Vec::new();
+    let mut state = 1u64;
+    while content.len() < 9 << 20 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        match state >> 54 {
+            0 => content.resize(content.len() + (state >> 34 & 0xf_ffff) as usize, 0),
+            1 => content.extend(
+                std::iter::successors(Some(state), |word| {
+                    Some(word.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ 7)
+                })
+                .take(4096)
+                .flat_map(u64::to_le_bytes),
+            ),
+            _ => content.extend(format!("line {} of a text that goes on, ", state >> 44).bytes()),
+        }
+    }
+    content
+}
+
+#[test]
+fn long_files_are_filled_by_several_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
+    fs::create_dir(&source).unwrap();
+    let content = long_content();
+    for (name, len) in [("all", content.len()), ("less", content.len() / 2 - 77), ("short", 5000)] {
+        fs::write(source.join(name), &content[..len]).unwrap();
+    }
+    build_at(&path, &Tree::scan(&source, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    for threads in [1, 2, 5] {
+        let target = directory.path().join(format!("out-{threads}"));
+        let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        assert_eq!((report.names, report.file_bytes), (3, (content.len() + content.len() / 2 - 77 + 5000) as u64));
+        assert_same(&tree_of_directory(&source), &tree_of_directory(&target), "several threads");
+    }
+}
+
+#[test]
+fn a_damaged_file_has_what_lies_before_the_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
+    fs::create_dir(&source).unwrap();
+    let content = long_content();
+    fs::write(source.join("file"), &content).unwrap();
+    build_at(&path, &Tree::scan(&source, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    let mut bytes = fs::read(&path).unwrap();
+    for part in [3, 4, 5] {
+        let block = bytes.len() / 8 * part / 4096 * 4096;
+        bytes[block..block + 4096].fill(0xff);
+    }
+    let image = Image::open(bytes).unwrap();
+    let mut expected = None;
+    for (number, threads) in [1, 2, 2, 5, 5, 5].into_iter().enumerate() {
+        let target = directory.path().join(format!("out-{number}"));
+        let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
+        let [problem] = &report.problems[..] else { panic!("{:?}", report.problems) };
+        let found = fs::read(target.join("file")).unwrap();
+        assert!(found.len() > 1 << 20 && content.starts_with(&found), "{} bytes", found.len());
+        let found = (found.len(), problem.error.to_string());
+        assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "{threads} threads");
+    }
+}
