@@ -7,7 +7,9 @@ mod images;
 
 use std::sync::{Arc, LazyLock};
 
-use pagefold_codec::{Codec, NAMES, PAGE_SIZE, Page, cluster::ClusterCodec, trained};
+use pagefold_codec::{
+    Codec, Dictionary, Lz4Tables, NAMES, PAGE_SIZE, Page, Tables, ZstdTables, by_name, cluster::ClusterCodec,
+};
 
 pub use images::images;
 
@@ -42,24 +44,26 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// The codec that `PAGEFOLD_CODEC` names, its tables trained on pages made here.
-pub static CODEC: LazyLock<Arc<dyn Codec>> = LazyLock::new(|| {
-    let name = std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz");
-    let pages: Vec<Page> = (0..64).map(sample_page).collect();
-    let sample: Vec<&Page> = pages.iter().collect();
-    trained(&name, &sample).expect("a name of a codec")
-});
+/// The codec that `PAGEFOLD_CODEC` names.
+pub static CODEC: LazyLock<Arc<dyn Codec>> =
+    LazyLock::new(|| codec(&std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz")));
 
-/// A page of lines that pages share, with numbers that they do not.
-fn sample_page(page: u64) -> Page {
-    let words = ["store", "page", "entry", "object", "0x7f00", "stream", "ffff8880", "codec"];
-    let mut state = page;
-    let text = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        format!("{}{:04x} ", words[(state >> 61) as usize], state >> 40 & 0xfff)
-    });
-    let bytes: Vec<u8> = text.flat_map(String::into_bytes).take(PAGE_SIZE).collect();
-    *bytes.first_chunk().expect("a page of text")
+/// A dictionary that libzstd trained on pages of words and hexadecimal numbers. To train one here takes longer than hundreds of runs.
+const DICTIONARY: &[u8] = include_bytes!("dictionary");
+
+/// The codec of a name. If it takes a dictionary it has one: that of libzstd with the entropy tables at its front, or without them.
+pub fn codec(name: &str) -> Arc<dyn Codec> {
+    let codec = by_name(name).expect("a name of a codec");
+    let front = if name == "zstd-dict" { 0 } else { 1024 };
+    let dictionary = Dictionary::new(DICTIONARY[front..].to_vec());
+    match codec.tables() {
+        Some(Tables::Lz4(_)) => Tables::Lz4(Arc::new(Lz4Tables::new(dictionary))).codec(),
+        Some(Tables::Zstd(tables)) => {
+            let tables = ZstdTables::new(tables.level(), dictionary).expect("a sound dictionary");
+            Tables::Zstd(Arc::new(tables)).codec()
+        }
+        _ => codec,
+    }
 }
 
 /// A page that starts with `data`. Its first byte says what comes after: zeros, the data again and again, or the data again

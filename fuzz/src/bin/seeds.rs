@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use pagefold_codec::{Lz4Encoder, PAGE_SIZE, trained};
+use pagefold_codec::{Lz4Encoder, PAGE_SIZE};
 
 /// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, and a run of numbers.
 fn pages() -> [Vec<u8>; 4] {
@@ -42,7 +42,7 @@ fn main() -> io::Result<()> {
     for name in pagefold_fuzz::names() {
         let folder = folder.join("decode").join(&name);
         fs::create_dir_all(&folder)?;
-        let mut stream = trained(&name, &[]).map_err(io::Error::other)?.stream().map_err(io::Error::other)?;
+        let mut stream = pagefold_fuzz::codec(&name).stream().map_err(io::Error::other)?;
         for (number, data) in pages().iter().enumerate() {
             let mut object = [0; PAGE_SIZE];
             if let Some(len) = stream.compress(&pagefold_fuzz::page(data), &mut object) {
