@@ -9,6 +9,7 @@ mod holes;
 mod hostile;
 mod interoperation;
 mod long_paths;
+mod matrix;
 mod mkfs;
 mod reading;
 mod tools;

@@ -195,9 +195,21 @@ pub(crate) struct Mount {
     at: tempfile::TempDir,
 }
 
+/// Why the kernel took no image.
+pub(crate) struct Refused {
+    /// It knows of what the image has and was built without.
+    pub(crate) unsupported: bool,
+    pub(crate) message: String,
+}
+
 impl Mount {
     /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and not others.
     pub(crate) fn new(image: &Path) -> Result<Self, String> {
+        Self::attempt(image).map(|mounted| mounted.unwrap_or_else(|refused| panic!("{}", refused.message)))
+    }
+
+    /// As [`new`](Self::new), but says what the kernel refuses.
+    pub(crate) fn attempt(image: &Path) -> Result<Result<Self, Refused>, String> {
         let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
         if !filesystems.lines().any(|line| line.trim() == "erofs") {
             return Err("the kernel has no EROFS".to_owned());
@@ -206,14 +218,24 @@ impl Mount {
             return Err("mounting needs root".to_owned());
         }
         let at = tempfile::tempdir().unwrap();
-        let options = ["-t", "erofs", "-oloop,ro"].map(OsStr::new);
-        let args: Vec<_> = options.into_iter().chain([image.as_os_str(), at.path().as_os_str()]).collect();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "erofs", "-oloop,ro"]).arg(image).arg(at.path()).env("LC_ALL", "C");
+        let mut message = String::new();
         // Another mount may take the loop device between its being found free and used.
-        let busy = |_: &i32| !Command::new("mount").args(&args).output().is_ok_and(|output| output.status.success());
-        if (0..5).take_while(busy).count() == 5 {
-            run("mount", &args).ok_or("mount is not installed")?;
+        for _ in 0..5 {
+            let output = match mount.output() {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err("mount is not installed".to_owned());
+                }
+                output => output.unwrap(),
+            };
+            if output.status.success() {
+                return Ok(Ok(Self { at }));
+            }
+            message = String::from_utf8_lossy(&output.stderr).into_owned();
         }
-        Ok(Self { at })
+        let unsupported = message.contains("not supported");
+        Ok(Err(Refused { unsupported, message }))
     }
 
     pub(crate) fn path(&self) -> &Path {

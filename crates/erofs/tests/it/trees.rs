@@ -130,6 +130,45 @@ pub(crate) fn awkward(root: &Path) {
     set("empty", "system.posix_acl_default", &acl);
 }
 
+/// Fills `root` with some thirty files, less than a MiB in all: edges of blocks and clusters, content that is repeated and moved, holes.
+pub(crate) fn small(root: &Path) {
+    let write = |name: &str, bytes: &[u8]| fs::write(root.join(name), bytes).unwrap();
+    for len in [0, 1, 100, 4095, 4096, 4097, 65_535, 65_536, 65_537] {
+        write(&format!("text-{len}"), &text(len, len as u32));
+    }
+    for len in [1, 4095, 4097, 70_000] {
+        write(&format!("noise-{len}"), &noise(len, len as u64));
+    }
+    write("zeros", &vec![0; 70_000]);
+    write("long", &text(200_000, 7));
+    let mixed = text_and_noise(100_000);
+    write("mixed", &mixed);
+    write("mixed-again", &mixed);
+    write("mixed-moved", &[&text(777, 2)[..], &mixed[5000..], &text(3000, 3)].concat());
+    write("mixed-longer", &[&mixed[..], b"and more"].concat());
+    let sparse = fs::File::create(root.join("sparse")).unwrap();
+    sparse.set_len(300_000).unwrap();
+    sparse.write_all_at(&text(5000, 9), 150_000).unwrap();
+    fs::create_dir_all(root.join("below/deeper")).unwrap();
+    for number in 0..8 {
+        write(&format!("below/tiny-{number}"), &text(number * 50, 4));
+    }
+    fs::hard_link(root.join("mixed"), root.join("below/deeper/mixed-link")).unwrap();
+    symlink("../text-1", root.join("below/link")).unwrap();
+}
+
+/// Two files of more than a cluster of 1 MiB that have content in common.
+pub(crate) fn over_a_mebibyte(root: &Path) {
+    let bytes = text_and_noise(1_300_000);
+    fs::write(root.join("over-a-mebibyte"), &bytes).unwrap();
+    fs::write(root.join("over-a-mebibyte-moved"), [b"moved", &bytes[..]].concat()).unwrap();
+}
+
+/// Bytes that are a little shorter compressed.
+fn text_and_noise(len: usize) -> Vec<u8> {
+    (0..).flat_map(|part| [noise(800, part), text(200, part as u32)]).flatten().take(len).collect()
+}
+
 /// Fills `root` with files that are cut into segments.
 pub(crate) fn large(root: &Path) {
     let segment = 8 << 20;
