@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use pagefold_erofs::{Error, ExtractOptions};
+use pagefold_erofs::{Error, ExtractOptions, Problem};
 
 use crate::image::{open, show};
 use crate::size;
@@ -49,9 +49,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         xattrs: !args.no_xattrs,
         max_bytes: args.max_size,
     };
-    let report = image.extract(&args.directory, &options).with_context(|| args.directory.display().to_string())?;
+    let mut report = image.extract(&args.directory, &options).with_context(|| args.directory.display().to_string())?;
+    let last = if report.stopped { report.problems.pop() } else { None };
     for problem in &report.problems {
         eprintln!("{}: {}", show(&problem.path), problem.error);
+    }
+    if let Some(Problem { path, error }) = last {
+        let got = format!("{} names with {} of files", report.names, size::show(report.file_bytes));
+        bail!("{}: {}: {error}; stopped, with {got} extracted", args.directory.display(), show(&path));
     }
     if !report.problems.is_empty() {
         let limit = report.problems.iter().find_map(|problem| match problem.error {

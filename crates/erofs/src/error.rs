@@ -65,4 +65,27 @@ impl Error {
         let what = what.into();
         move |source| Self::Io { what, source }
     }
+
+    /// Whether what is written to takes nothing more: it is full, over a quota, or read-only.
+    pub(crate) fn takes_no_more(&self) -> bool {
+        use rustix::io::Errno;
+        let Self::Io { source, .. } = self else { return false };
+        let errno = Errno::from_io_error(source);
+        errno.is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT, Errno::ROFS].contains(&errno))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_target_that_takes_no_more_is_told_from_a_bad_file() {
+        let takes_no_more = |errno: Errno| Error::io("writing a file")(errno.into()).takes_no_more();
+        assert!([Errno::NOSPC, Errno::DQUOT, Errno::ROFS].into_iter().all(takes_no_more));
+        assert!(![Errno::EXIST, Errno::ACCESS, Errno::FBIG, Errno::IO].into_iter().any(takes_no_more));
+        assert!(!Error::NotA("directory").takes_no_more());
+    }
 }

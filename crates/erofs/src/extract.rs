@@ -14,10 +14,11 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
@@ -72,6 +73,9 @@ pub struct ExtractReport {
     pub problems: Vec<Problem>,
     /// Problems beyond those.
     pub more_problems: u64,
+    /// The target took no more: it is full, over a quota, or read-only. What was left was not tried, and the last problem says where
+    /// that was.
+    pub stopped: bool,
 }
 
 #[derive(Clone)]
@@ -114,6 +118,9 @@ struct Target<'a> {
     left: AtomicU64,
     jobs: Work<Job>,
     filled: Mutex<Filled>,
+    /// Set with the first error that each further file would meet.
+    stopped: AtomicBool,
+    stopped_by: Mutex<Option<(PathId, Error)>>,
 }
 
 /// What came of the batches.
@@ -122,16 +129,6 @@ struct Filled {
     names: u64,
     file_bytes: u64,
     problems: Vec<(PathId, Error)>,
-}
-
-impl Filled {
-    /// Adds a file, of so many bytes if it could be extracted.
-    fn add(&mut self, path: PathId, made: Result<u64>) {
-        match made {
-            Ok(len) => (self.names, self.file_bytes) = (self.names + 1, self.file_bytes + len),
-            Err(error) => self.problems.push((path, error)),
-        }
-    }
 }
 
 /// The walk through an image that is extracted.
@@ -191,6 +188,15 @@ fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
     move |error| Error::io(what)(error.into())
 }
 
+/// A file's xattrs have a room of their own. That it is full says nothing of other files.
+fn no_xattr(error: rustix::io::Errno) -> Error {
+    let source = match error {
+        rustix::io::Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "no room for it"),
+        error => error.into(),
+    };
+    Error::io("setting an xattr")(source)
+}
+
 fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
@@ -219,7 +225,7 @@ fn open_in(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
 
 impl Image {
     /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot be extracted are
-    /// reported and the rest goes on; an error means that there was nothing to go on with.
+    /// reported and the rest goes on, unless the target takes nothing more; an error means that there was nothing to go on with.
     pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         match rustix::fs::mkdir(target, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -236,6 +242,8 @@ impl Image {
             left: AtomicU64::new(options.max_bytes.unwrap_or(u64::MAX)),
             jobs: Work::new(),
             filled: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            stopped_by: Mutex::default(),
         };
         let mut extraction = Extraction {
             target: &target,
@@ -262,13 +270,21 @@ impl Image {
         extraction.end_files(&paths);
         extraction.link(&paths);
         extraction.finish_directories(&paths);
-        extraction.report.problems.sort_by(|left, right| left.path.cmp(&right.path));
-        Ok(extraction.report)
+        let mut report = extraction.report;
+        report.problems.sort_by(|left, right| left.path.cmp(&right.path));
+        if let Some((path, error)) = target.stopped_by.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            report.problems.push(Problem { path: paths.display(path), error });
+            report.stopped = true;
+        }
+        Ok(report)
     }
 }
 
 impl Visitor for Extraction<'_> {
     fn visit(&mut self, paths: &Paths, step: &Step) -> bool {
+        if self.target.is_stopped() {
+            return false;
+        }
         let Some((parent, name)) = paths.parent(step.path) else {
             self.directories.push((step.path, step.inode.clone()));
             return true;
@@ -305,7 +321,9 @@ impl Visitor for Extraction<'_> {
     fn entry(&mut self, _: &Paths, _: &Step, _: &DirEntry, _: Option<&Inode>) {}
 
     fn failed(&mut self, paths: &Paths, path: PathId, error: Error) {
-        self.report.add(paths, path, error);
+        if let Some(error) = self.target.unless_stopped_by(path, error) {
+            self.report.add(paths, path, error);
+        }
     }
 }
 
@@ -367,15 +385,18 @@ impl Extraction<'_> {
         self.report.names += filled.names;
         self.report.file_bytes += filled.file_bytes;
         for (path, error) in filled.problems {
-            self.report.add(paths, path, error);
+            self.failed(paths, path, error);
         }
     }
 
     /// Gives files their further names.
     fn link(&mut self, paths: &Paths) {
         for (first, further) in std::mem::take(&mut self.links) {
+            if self.target.is_stopped() {
+                return;
+            }
             if let Err(error) = self.link_one(paths, first, further) {
-                self.report.add(paths, further, error);
+                self.failed(paths, further, error);
             } else {
                 self.report.names += 1;
             }
@@ -396,7 +417,7 @@ impl Extraction<'_> {
     fn finish_directories(&mut self, paths: &Paths) {
         for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
             if let Err(error) = self.finish_directory(paths, path, &inode) {
-                self.report.add(paths, path, error);
+                self.failed(paths, path, error);
             }
         }
     }
@@ -411,6 +432,20 @@ impl Extraction<'_> {
 }
 
 impl Target<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// The error, unless it is one that each further file would meet: the first of these is kept, and stops everything.
+    fn unless_stopped_by(&self, path: PathId, error: Error) -> Option<Error> {
+        if !error.takes_no_more() {
+            return Some(error);
+        }
+        self.stopped.store(true, Ordering::Relaxed);
+        self.stopped_by.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((path, error));
+        None
+    }
+
     fn filled(&self) -> MutexGuard<'_, Filled> {
         self.filled.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -441,15 +476,26 @@ impl Target<'_> {
         match directory {
             Ok(directory) => {
                 for file in files {
+                    if self.is_stopped() {
+                        break;
+                    }
                     match file.inode.kind {
                         FileKind::Regular => self.make_regular(&directory, file, buffer, &mut filled),
-                        _ => filled.add(file.path, self.make_other(&directory, file).map(|()| 0)),
+                        _ => self.add(&mut filled, file.path, self.make_other(&directory, file).map(|()| 0)),
                     }
                 }
             }
-            Err(error) => filled.problems.push((parent, error)),
+            Err(error) => self.add(&mut filled, parent, Err(error)),
         }
         self.report(filled);
+    }
+
+    /// Adds a file, of so many bytes if it could be extracted.
+    fn add(&self, filled: &mut Filled, path: PathId, made: Result<u64>) {
+        match made {
+            Ok(len) => (filled.names, filled.file_bytes) = (filled.names + 1, filled.file_bytes + len),
+            Err(error) => filled.problems.extend(self.unless_stopped_by(path, error).map(|error| (path, error))),
+        }
     }
 
     fn report(&self, mut filled: Filled) {
@@ -496,8 +542,7 @@ impl Target<'_> {
             // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
             let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
             for xattr in self.image.xattrs(inode)? {
-                rustix::fs::lsetxattr(&path, os(&xattr.name), &xattr.value, XattrFlags::empty())
-                    .map_err(failed("setting an xattr"))?;
+                rustix::fs::lsetxattr(&path, os(&xattr.name), &xattr.value, XattrFlags::empty()).map_err(no_xattr)?;
             }
         }
         rustix::fs::utimensat(directory, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW)
@@ -507,14 +552,14 @@ impl Target<'_> {
     /// Makes and fills a file, together with others if it is long.
     fn make_regular(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>, filled: &mut Filled) {
         match self.open_regular(directory, file) {
-            Err(error) => filled.add(file.path, Err(error)),
+            Err(error) => self.add(filled, file.path, Err(error)),
             Ok((filling, has_mode)) if self.threads > 1 && filling.is_long() => {
                 let shared = Arc::new(Shared { file: file.clone(), filling, has_mode });
                 self.fill_shared(shared, buffer, filled);
             }
             Ok((filling, has_mode)) => {
                 filling.help(buffer);
-                filled.add(file.path, self.end_regular(&file.inode, filling, has_mode));
+                self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
             }
         }
     }
@@ -542,7 +587,7 @@ impl Target<'_> {
         }
         shared.filling.help(buffer);
         if let Some(Shared { file, filling, has_mode }) = Arc::into_inner(shared) {
-            filled.add(file.path, self.end_regular(&file.inode, filling, has_mode));
+            self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
         }
     }
 
@@ -565,8 +610,7 @@ impl Target<'_> {
         }
         if self.options.xattrs {
             for xattr in self.image.xattrs(inode)? {
-                rustix::fs::fsetxattr(file, os(&xattr.name), &xattr.value, XattrFlags::empty())
-                    .map_err(failed("setting an xattr"))?;
+                rustix::fs::fsetxattr(file, os(&xattr.name), &xattr.value, XattrFlags::empty()).map_err(no_xattr)?;
             }
         }
         rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))

@@ -310,6 +310,37 @@ fn an_extraction_that_comes_to_its_limit_says_so() {
     output(pagefold().args(["extract", &at("image"), "-C", &at("all"), "--max-size", "100005"]));
 }
 
+/// A file system that is ended with the test.
+struct Tmpfs(TempDir);
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn an_extraction_into_a_full_target_says_so_once() {
+    const TEST: &str = "an_extraction_into_a_full_target_says_so_once";
+    if !rustix::process::geteuid().is_root() {
+        return pagefold_testing::skip_for_good(TEST, "mounting needs root");
+    }
+    let Some([mount]) = pagefold_testing::programs(TEST, ["mount"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    for number in 0..200 {
+        fs::write(at(&format!("tree/file-{number}")), "a line of some text\n".repeat(200)).expect("a file");
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let target = Tmpfs(TempDir::new().expect("a folder"));
+    output(Command::new(mount).args(["-t", "tmpfs", "-osize=400k", "tmpfs"]).arg(target.0.path()));
+    let message = run_to_fail(pagefold().args(["extract", &at("image"), "-C"]).arg(target.0.path()));
+    assert_eq!(message.lines().count(), 1, "{message}");
+    let words = ["file-", "No space left on device", "stopped, with ", " names with 39", " KiB of files extracted"];
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
 /// Threads that the system does not allow are done without, or missed in a message.
 #[test]
 fn threads_that_cannot_be_had_are_no_panic() {

@@ -8,7 +8,8 @@ use pagefold_erofs::{BuildOptions, ExtractOptions, Image, Node, NodeKind, ScanOp
 use rustix::fs::{XattrFlags, setxattr};
 
 use crate::built::build_at;
-use crate::tools::{assert_same, tree_of_directory};
+use crate::tools::{Small, assert_same, skip, tree_of_directory};
+use crate::trees;
 
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("a/b")).unwrap();
@@ -164,5 +165,48 @@ fn a_damaged_file_has_what_lies_before_the_damage() {
         assert!(found.len() > 1 << 20 && content.starts_with(&found), "{} bytes", found.len());
         let found = (found.len(), problem.error.to_string());
         assert_eq!(*expected.get_or_insert_with(|| found.clone()), found, "{threads} threads");
+    }
+}
+
+/// A full target is reported once, and what was not reached by then is not tried.
+#[test]
+fn extraction_stops_where_no_file_would_fare_better() {
+    const TEST: &str = "extraction_stops_where_no_file_would_fare_better";
+    const NAMES: u64 = 20 * 41 + 2;
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
+    for number in 0..20 {
+        let below = source.join(format!("directory-{number}"));
+        fs::create_dir_all(&below).unwrap();
+        for number in 0..40 {
+            fs::write(below.join(format!("file-{number}")), trees::noise(4000, number)).unwrap();
+        }
+    }
+    fs::write(source.join("directory-0/long"), trees::noise(3 << 20, 1)).unwrap();
+    fs::hard_link(source.join("directory-0/file-1"), source.join("link")).unwrap();
+    build_at(&path, &Tree::scan(&source, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    let image = Image::open_path(&path).unwrap();
+    for threads in [1, 2, 5] {
+        let options = ExtractOptions { threads, ..ExtractOptions::default() };
+        let small = match Small::new(1024) {
+            Ok(small) => small,
+            Err(why) => return skip(TEST, &why),
+        };
+        let full = image.extract(&small.path().join("out"), &options).unwrap();
+        assert!(full.stopped && (1..NAMES).contains(&full.names), "{full:?}");
+        let [problem] = &full.problems[..] else { panic!("{full:?}") };
+        assert!(problem.error.to_string().contains("No space left"), "{full:?}");
+
+        let read_only = Small::new(64).unwrap();
+        read_only.make_read_only();
+        let report = image.extract(read_only.path(), &options).unwrap();
+        assert!(report.stopped && report.names == 0, "{report:?}");
+        assert!(matches!(&report.problems[..], [problem] if problem.error.to_string().contains("Read-only")));
+
+        // A file that is in the way is in the way of none but itself.
+        let target = directory.path().join(format!("out-{threads}"));
+        fs::create_dir_all(target.join("directory-1")).unwrap();
+        let report = image.extract(&target, &options).unwrap();
+        assert_eq!((report.stopped, report.problems.len(), report.names), (false, 1, NAMES - 41));
     }
 }

@@ -248,3 +248,36 @@ impl Drop for Mount {
         let _ = Command::new("umount").arg(self.at.path()).status();
     }
 }
+
+/// A small file system in memory, until dropped.
+pub(crate) struct Small {
+    at: tempfile::TempDir,
+}
+
+impl Small {
+    /// Of so many KiB; or says why the machine has none.
+    pub(crate) fn new(kib: usize) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("mounting needs root".to_owned());
+        }
+        let at = tempfile::tempdir().unwrap();
+        let size = format!("-osize={kib}k");
+        let args = ["-t", "tmpfs", &size, "tmpfs"].map(OsStr::new);
+        run("mount", args.into_iter().chain([at.path().as_os_str()])).ok_or("mount is not installed")?;
+        Ok(Self { at })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.at.path()
+    }
+
+    pub(crate) fn make_read_only(&self) {
+        run("mount", ["-oremount,ro".as_ref(), self.path().as_os_str()]).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.at.path()).status();
+    }
+}
