@@ -63,9 +63,9 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "fragments")]
     ztailpacking: bool,
 
-    /// Put the ends of files, or all files up to 16 MiB, together and compress that
-    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails")]
-    fragments: Option<FragmentKind>,
+    /// Put the ends of files (tails, unless given), or all files up to 16 MiB (all), together and compress that
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails", value_parser = parse_fragments)]
+    fragments: Option<Fragments>,
 
     /// Store content that lies in several places once, also where it moved; files are read twice
     #[arg(long)]
@@ -126,14 +126,6 @@ enum IndexKind {
     Full,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum FragmentKind {
-    /// The ends of files
-    Tails,
-    /// Whole files
-    All,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options()?;
     let destination = Destination::of(&args.output)?;
@@ -183,11 +175,7 @@ impl Args {
                 IndexKind::Full => Indexes::Full,
             },
             ztailpacking: self.ztailpacking,
-            fragments: match self.fragments {
-                None => Fragments::Off,
-                Some(FragmentKind::Tails) => Fragments::Tails,
-                Some(FragmentKind::All) => Fragments::All,
-            },
+            fragments: self.fragments.unwrap_or(Fragments::Off),
             dedupe: self.dedupe,
             threads: self.threads,
             uuid: self.uuid,
@@ -217,6 +205,10 @@ impl Args {
     }
 
     fn tree(&self) -> anyhow::Result<Tree> {
+        for pattern in &self.exclude {
+            let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');
+            ensure!(names, "--exclude '{}': the pattern is empty and stands for no file", pattern.display());
+        }
         let root = self.all_root.then_some(0);
         let options = ScanOptions {
             mtime_s: self.timestamp,
@@ -334,6 +326,14 @@ fn parse_range(text: &str) -> Result<IdRange, String> {
         [from, to] => Ok(IdRange { from, to, count: 1 }),
         [from, to, count] => Ok(IdRange { from, to, count }),
         _ => Err(wrong()),
+    }
+}
+
+fn parse_fragments(text: &str) -> Result<Fragments, String> {
+    match text {
+        "tails" => Ok(Fragments::Tails),
+        "all" => Ok(Fragments::All),
+        _ => Err(format!("not tails or all; before the source, write --fragments=tails {text}")),
     }
 }
 

@@ -341,6 +341,26 @@ fn an_extraction_into_a_full_target_says_so_once() {
     assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
+#[test]
+fn options_that_cannot_be_meant_say_what_is_wrong() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    let fails = |args: &[&str]| run_to_fail(pagefold().args(["pack", "-o", &at("image")]).args(args));
+    let message = fails(&["--fragments", &at("tree")]);
+    let advice = format!("write --fragments=tails {}", at("tree"));
+    assert!(message.contains("not tails or all") && message.contains(&advice), "{message}");
+    for pattern in ["", "/"] {
+        let message = fails(&[&at("tree"), "--exclude", pattern]);
+        assert!(message.contains(&format!("--exclude '{pattern}': the pattern is empty")), "{message}");
+    }
+    assert!(!fs::exists(at("image")).expect("a folder"));
+    for (number, way) in ["--fragments=tails", "--fragments=all"].into_iter().enumerate() {
+        output(pagefold().args(["pack", way, &at("tree"), "-o", &at(&format!("image-{number}"))]));
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--fragments"]));
+}
+
 /// Threads that the system does not allow are done without, or missed in a message.
 #[test]
 fn threads_that_cannot_be_had_are_no_panic() {

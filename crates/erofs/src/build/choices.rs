@@ -30,18 +30,22 @@ impl Choices {
 
     /// Takes the hints of all files. Of a file with several names the first that has a hint counts, in the order of a walk.
     fn hint(&mut self, tree: &Tree, options: &BuildOptions) {
-        let mut pending = vec![(tree.root(), Vec::new())];
-        while let Some((directory, path)) = pending.pop() {
+        let mut path = Vec::new();
+        // With the length of the path that a name is appended to.
+        let mut pending = vec![(tree.root(), 0, &[][..])];
+        while let Some((directory, parent_len, name)) = pending.pop() {
+            path.truncate(parent_len);
+            append(&mut path, name);
             let NodeKind::Directory(names) = &tree.node(directory).kind else { continue };
-            let mut below = Vec::new();
+            let (len, mut below) = (path.len(), Vec::new());
             for (name, &id) in names {
-                let full = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
                 match tree.node(id).kind {
-                    NodeKind::Directory(_) => below.push((id, full)),
+                    NodeKind::Directory(_) => below.push((id, len, &name[..])),
                     NodeKind::Regular { .. } => {
-                        let Some(hint) = options.hints.iter().find(|hint| applies(&hint.pattern, &full)) else {
-                            continue;
-                        };
+                        append(&mut path, name);
+                        let hint = options.hints.iter().find(|hint| applies(&hint.pattern, &path));
+                        path.truncate(len);
+                        let Some(hint) = hint else { continue };
                         let known = self.ways.iter().position(|way| *way == hint.compression);
                         let way = known.unwrap_or_else(|| {
                             self.ways.push(hint.compression);
@@ -131,6 +135,14 @@ impl Choices {
         }
         bytes
     }
+}
+
+/// Adds a name to a path.
+fn append(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
 }
 
 /// The number of the format that a codec writes.
