@@ -245,7 +245,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.at.path()).status();
+        // A child that another test is just starting still has the files that this one had open.
+        let _ = Command::new("umount").arg("-l").arg(self.at.path()).status();
     }
 }
 
@@ -278,6 +279,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.at.path()).status();
+        // A child that another test is just starting still has the files that this one had open.
+        let _ = Command::new("umount").arg("-l").arg(self.at.path()).status();
     }
 }
