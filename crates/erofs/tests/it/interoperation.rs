@@ -10,6 +10,7 @@ use erofs_rs::EroFS;
 use erofs_rs::backend::SliceImage;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Fragments, Indexes, ScanOptions, Tree};
+use rustix::fs::Access;
 
 use crate::built::build_at;
 use crate::tools::{Mount, assert_same, run, skip, summary_of_directory, tree_of_directory};
@@ -32,10 +33,29 @@ fn count_files(path: &Path, enough: usize) -> usize {
     files
 }
 
+/// What this user may not read below `root`, as excludes. Root reads all.
+fn unreadable(root: &Path) -> Vec<Vec<u8>> {
+    let (mut found, mut pending) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = pending.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type().unwrap())).unwrap();
+            let access = Access::READ_OK | if kind.is_dir() { Access::EXEC_OK } else { Access::empty() };
+            if (kind.is_dir() || kind.is_file()) && rustix::fs::access(&path, access).is_err() {
+                let below = path.strip_prefix(root).unwrap().as_os_str().as_bytes();
+                found.push([b"/", below].concat());
+            } else if kind.is_dir() {
+                pending.push(path);
+            }
+        }
+    }
+    found
+}
+
 /// Builds `source` with each number of threads, lets `fsck.erofs` go over the image, mounts it and compares.
 fn large_tree(test: &str, source: &Path, options: &BuildOptions, threads: &[usize]) {
     let directory = tempfile::tempdir().unwrap();
-    let tree = Tree::scan(source, &ScanOptions::default()).unwrap();
+    let excludes = unreadable(source);
+    let tree = Tree::scan(source, &ScanOptions { excludes, ..ScanOptions::default() }).unwrap();
     let build = |&threads: &usize| {
         let path = directory.path().join(format!("{threads}.erofs"));
         build_at(&path, &tree, &BuildOptions { threads, ..options.clone() });
