@@ -6,6 +6,7 @@ mod check;
 mod compact;
 mod destination;
 mod extract;
+mod figure;
 mod generate;
 mod image;
 mod info;
