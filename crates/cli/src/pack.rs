@@ -15,7 +15,7 @@ use pagefold_erofs::{
     Tree, build_watched,
 };
 
-use crate::{destination::Destination, progress::ProgressLine, size};
+use crate::{destination::Destination, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -127,9 +127,10 @@ enum IndexKind {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let options = args.build_options()?;
+    let options = args.build_options().map_err(misuse)?;
+    let scan = args.scan_options().map_err(misuse)?;
     let destination = Destination::of(&args.output)?;
-    let tree = args.tree()?;
+    let tree = args.tree(scan)?;
     let draft = destination.make_draft()?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
@@ -137,8 +138,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
     .map_err(|error| {
         let full = matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull);
-        let error = anyhow::Error::new(error);
-        if full { error.context(destination.place()) } else { error }
+        match error {
+            Error::Options(_) => misuse(error),
+            _ if full => anyhow::Error::new(error).context(destination.place()),
+            _ => error.into(),
+        }
     })?;
     drop(line);
     let is_file = matches!(destination, Destination::File(_));
@@ -204,13 +208,13 @@ impl Args {
         options
     }
 
-    fn tree(&self) -> anyhow::Result<Tree> {
+    fn scan_options(&self) -> anyhow::Result<ScanOptions> {
         for pattern in &self.exclude {
             let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');
             ensure!(names, "--exclude '{}': the pattern is empty and stands for no file", pattern.display());
         }
         let root = self.all_root.then_some(0);
-        let options = ScanOptions {
+        Ok(ScanOptions {
             mtime_s: self.timestamp,
             uid: self.uid.or(root),
             gid: self.gid.or(root),
@@ -218,7 +222,10 @@ impl Args {
             gid_map: id_map(&self.gid_map)?,
             no_xattrs: self.no_xattrs,
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
-        };
+        })
+    }
+
+    fn tree(&self, options: ScanOptions) -> anyhow::Result<Tree> {
         if self.source == Path::new("-") {
             return self.archive(io::stdin().lock(), "standard input", &options);
         }
