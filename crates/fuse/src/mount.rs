@@ -156,6 +156,8 @@ fn explain(error: io::Error) -> io::Error {
             let what = "this user may not open /dev/fuse, which is open to all on most systems (mode 0666)";
             io::Error::new(error.kind(), what)
         }
+        // What `fusermount3` says is a line.
+        kind if error.get_ref().is_some() => io::Error::new(kind, error.to_string().trim_end()),
         _ => error,
     }
 }
