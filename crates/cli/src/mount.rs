@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     cache: u64,
 
-    /// Threads; 0 for one a processor, but at least 4
+    /// Threads; 0 for one a processor, but at least 4 and at most 16
     #[arg(long, default_value_t = 0)]
     threads: usize,
 

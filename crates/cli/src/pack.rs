@@ -28,7 +28,8 @@ use crate::{destination::Destination, misuse, progress::ProgressLine, size};
   pagefold pack rootfs/ -o rootfs.erofs \\
     --uid-map 0:100000:65536 --gid-map 0:100000:65536
 
-Codecs: lz4, lz4hc[,1-12], zstd[,LEVEL], deflate[,1-12], lzma[,0-9], none.
+Codecs: lz4, lz4hc[,1-12] (9), zstd[,-7-22] (3), deflate[,1-12] (6), lzma[,0-9] (6), none; in brackets the level if none is named.
+Linux mounts lz4 from 5.4 on, larger clusters 5.13, lzma 5.16, ztailpacking 5.17, fragments and dedupe 6.1, deflate 6.6, zstd 6.10.
 The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
 --timestamp.")]
 pub(crate) struct Args {
@@ -43,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
     codec: String,
 
-    /// The longest compressed cluster, up to 1M
+    /// The longest compressed cluster, a multiple of the block, up to 1M [default: the block]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
