@@ -136,9 +136,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Warm pages that fit the caches, so that the entries count and not the memory.
     let data = gather(&args.data, 1024)?;
     let patterns: Vec<Pattern> = IOZONE.into_iter().chain(CONTENDED).collect();
-    let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
     let own = (args.mib << 20) / PAGE_SIZE / record * record;
     for data in &data {
+        let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
         for round in 0..args.rounds {
             let disks = |pages: usize| {
                 let config =
