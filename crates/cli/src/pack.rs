@@ -282,6 +282,9 @@ fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What `--codec` takes.
+const CODECS: &str = "lz4, lz4hc[,1-12], zstd[,-7-22], deflate[,1-12], lzma[,0-9], none";
+
 /// The codec that `text` names, its history made for clusters of `pcluster_bytes`.
 fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
     let (name, level) = match text.split_once(',') {
@@ -306,7 +309,7 @@ fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>
             dict_bytes: history.clamp(1 << 16, 8 << 20) as u32,
         },
         ("none" | "lz4", Some(_)) => bail!("{name} has no levels"),
-        _ => bail!("unknown codec '{name}'; known are lz4, lz4hc, zstd, deflate, lzma, none"),
+        _ => bail!("unknown codec '{name}'; known are {CODECS}"),
     }))
 }
 

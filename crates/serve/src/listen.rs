@@ -30,9 +30,6 @@ const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// Between two tries to lock it.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Bytes of a Unix socket's path, without the NUL behind it (`unix(7)`).
-const MAX_PATH_BYTES: usize = 107;
-
 /// A listening socket; a Unix socket's file that it made goes with it.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -64,10 +61,6 @@ impl Listener {
     /// Listens on a Unix socket. A file left by a server that is gone is replaced: of several servers that find it, one.
     pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Unix { path: path.into(), source };
-        if path.as_os_str().len() > MAX_PATH_BYTES {
-            let what = format!("the path of a Unix socket has {MAX_PATH_BYTES} bytes at most");
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
-        }
         // From the probe to `listen`: before it listens, a new socket looks stale to another server.
         let _lock = lock_directory(path).map_err(failed)?;
         let listener = match UnixListener::bind(path) {

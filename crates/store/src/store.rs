@@ -82,7 +82,7 @@ impl Default for Config {
 #[non_exhaustive]
 pub enum NewError {
     /// The address space has no room for that many slots.
-    #[error("{slots} pages of 4 KiB ({} GiB) need more address space than there is; about 12 TiB can be had", slots >> 18)]
+    #[error("{slots} pages of 4 KiB ({} GiB) need more address space than there is", slots >> 18)]
     TooLarge {
         /// The slots asked for.
         slots: u64,

@@ -25,7 +25,7 @@ fn impossible_disks_are_refused() {
     let disk = |args: &[&str]| serve_fails(&[args, &["--unix", socket]].concat());
     assert_names(&disk(&["--size", "0"]), &["0 bytes", "multiple of 512"]);
     assert_names(&disk(&["--size", "1000"]), &["1000 bytes", "multiple of 512"]);
-    assert_names(&disk(&["--size", "8E"]), &["address space", "12 TiB"]);
+    assert_names(&disk(&["--size", "8E"]), &["address space"]);
     assert_names(&disk(&["--size", "99999999999G"]), &["64-bit"]);
     assert_names(&disk(&["--size", "big"]), &["'big'", "512M"]);
     assert_names(&disk(&["--size", "1G", "--codec", "lz5"]), &["'lz5'", "lz4", "zstd"]);
@@ -42,7 +42,6 @@ fn impossible_disks_are_refused() {
 fn a_place_to_listen_is_needed() {
     assert_names(&serve_fails(&["--size", "1G"]), &["--unix", "--tcp"]);
     assert_names(&serve_fails(&["--size", "1G", "--tcp", "nowhere"]), &["nowhere"]);
-    assert_names(&serve_fails(&["--size", "1G", "--unix", &format!("/tmp/{}", "a".repeat(103))]), &["107 bytes"]);
     assert_names(&serve_fails(&["--size", "1G", "--unix", "/nonexistent/folder/socket"]), &["/nonexistent/folder"]);
 }
 
