@@ -1,7 +1,7 @@
 //! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`, and against the codec
 //! alone: the same pages, the same requests, the same threads, pass by pass in turn.
 
-use std::{collections::BTreeMap, num::NonZero, path::PathBuf, sync::Arc, thread};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
 use pagefold_codec::{Codec, by_name};
@@ -9,6 +9,7 @@ use pagefold_store::{Config, Store};
 
 use crate::{
     load::{Device, Done, Random, Worker, pass},
+    machine::cpus,
     pages::{Data, Pages, gather},
     report::Figure,
     subjects::{Bare, Zram},
@@ -84,7 +85,7 @@ struct Table {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let cpus = cpus();
     let mut threads: Vec<usize> = args.threads.iter().map(|&count| if count == 0 { cpus } else { count }).collect();
     threads.sort_unstable();
     threads.dedup();

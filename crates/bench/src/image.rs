@@ -24,7 +24,6 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    thread,
 };
 
 use anyhow::{Context, bail};
@@ -40,7 +39,7 @@ use self::{
     results::{Metric, Results},
     tools::Tools,
 };
-use crate::server::pagefold;
+use crate::{machine::cpus, server::pagefold};
 
 /// Options of `pagefold-bench image`.
 #[derive(clap::Args)]
@@ -161,10 +160,6 @@ fn describe(tools: &Tools) {
         }
     }
     eprintln!("CPUs: {}", cpus());
-}
-
-fn cpus() -> usize {
-    thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Numbers of threads, with their names in cases.

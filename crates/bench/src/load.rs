@@ -6,9 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{anyhow, ensure};
+use anyhow::anyhow;
 use pagefold_codec::Page;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::machine::allowed_cpus;
 
 /// Something that pages are written to and read from.
 pub(crate) trait Device: Sync {
@@ -111,13 +113,6 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
         written_pages: done.iter().map(|(.., done)| done.written_pages).sum(),
         time,
     })
-}
-
-fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
-    let set = sched_getaffinity(None)?;
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
-    ensure!(!cpus.is_empty(), "no CPU to run on");
-    Ok(cpus)
 }
 
 /// A small generator of random numbers (Marsaglia's xorshift64*), the same in every run.

@@ -5,7 +5,7 @@
 //! patterns. The second sets entries under contention: four jobs over all of a 10 MiB disk in requests of 32 KiB, many
 //! loops. All locks hold an entry while an object's bytes are copied; zram's held it while they were decoded.
 
-use std::{num::NonZero, path::PathBuf, thread};
+use std::path::PathBuf;
 
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
@@ -16,6 +16,7 @@ use pagefold_store::{
 
 use crate::{
     load::{Device, Done, Random, Worker, pass},
+    machine::cpus,
     pages::{Pages, gather},
     report::{Figure, geometric_mean},
 };
@@ -135,9 +136,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Warm pages that fit the caches, so that the entries count and not the memory.
     let data = gather(&args.data, 1024)?;
     let patterns: Vec<Pattern> = IOZONE.into_iter().chain(CONTENDED).collect();
-    let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
     let own = (args.mib << 20) / PAGE_SIZE / record * record;
     for data in &data {
+        let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
         for round in 0..args.rounds {
             let disks = |pages: usize| {
                 let config =
@@ -228,7 +229,7 @@ fn requests(
 }
 
 fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let cpus = cpus();
     let threads = args.threads;
     if !args.json {
         println!("{data}, {threads} threads on {cpus} CPUs, KB/s");

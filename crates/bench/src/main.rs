@@ -5,6 +5,7 @@ mod device;
 mod image;
 mod load;
 mod locks;
+mod machine;
 mod nbd;
 mod pages;
 mod perf;

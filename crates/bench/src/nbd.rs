@@ -2,16 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
 
 use crate::{
     report::{Figure, geometric_mean, median},
-    server::{Server, pagefold, program},
+    server::{Server, fio_job, fio_number, pagefold, program},
 };
 
 /// Options of `pagefold-bench nbd`.
@@ -100,7 +98,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             _ => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=zstd"])?,
         };
         let fill = Case { pattern: "fill", fio_rw: "write", block: "32k", connections: 1 };
-        fio_job(&fio, &server, &fill, args.mib, None)?;
+        run_fio(&fio, &server, &fill, args.mib, None)?;
         servers.push((subject, server));
     }
     let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
@@ -109,7 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for _ in 0..args.rounds {
         for case in &cases {
             for (subject, server) in &servers {
-                let mut job = fio_job(&fio, server, case, args.mib, Some(args.seconds))?;
+                let mut job = run_fio(&fio, server, case, args.mib, Some(args.seconds))?;
                 job.push(("rss_bytes", server.rss_bytes()?));
                 for (metric, value) in job {
                     figures.entry((case.name(), subject, metric)).or_default().push(value);
@@ -167,7 +165,7 @@ fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &st
 }
 
 /// Runs the case and returns its metrics.
-fn fio_job(
+fn run_fio(
     fio: &Path,
     server: &Server,
     case: &Case,
@@ -192,16 +190,12 @@ fn fio_job(
     }
     let result = command.output().context("cannot start fio")?;
     ensure!(result.status.success(), "fio failed: {}", String::from_utf8_lossy(&result.stderr));
-    let text = fs::read_to_string(&output).context("fio left no report")?;
-    // fio may print notes before the report.
-    let report: Value =
-        serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
-    let number = |value: &Value| value.as_f64().context("fio's report lacks a figure");
+    let job = fio_job(&output)?;
     let mut metrics = Vec::new();
     for &[side, speed, p99] in case.sides() {
-        let side = &report["jobs"][0][side];
-        metrics.push((speed, number(&side["bw_bytes"])? / 1e6));
-        metrics.push((p99, number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3));
+        let side = &job[side];
+        metrics.push((speed, fio_number(&side["bw_bytes"])? / 1e6));
+        metrics.push((p99, fio_number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3));
     }
     Ok(metrics)
 }

@@ -6,12 +6,12 @@ mod memory;
 mod small;
 mod speed;
 
-use std::{num::NonZero, path::PathBuf, thread};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use pagefold_codec::by_name;
 
-use crate::{pages::gather, report::Figure};
+use crate::{machine::cpus, pages::gather, report::Figure};
 
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let pages_max = args.mib << 8;
     let data = gather(&args.data, pages_max)?;
     let other = if args.other.is_some() { gather(args.other.as_slice(), pages_max)? } else { Vec::new() };
-    let mut threads = vec![1, thread::available_parallelism().map_or(1, NonZero::get)];
+    let mut threads = vec![1, cpus()];
     threads.dedup();
     for codec in &args.codecs {
         for (number, first) in data.iter().enumerate() {

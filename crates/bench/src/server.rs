@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::machine::memory_bytes;
 
 /// A server in a folder of its own, ended with this value.
 pub(crate) struct Server {
@@ -34,6 +37,19 @@ pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     };
     ensure!(path.is_file(), "{} is not there; `make build` builds it", path.display());
     Ok(path)
+}
+
+/// The first job of the report that fio wrote to `path`. fio may print notes before the report.
+pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
+    let text = fs::read_to_string(path).context("fio left no report")?;
+    let mut report: Value =
+        serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
+    Ok(report["jobs"][0].take())
+}
+
+/// A figure of fio's report.
+pub(crate) fn fio_number(value: &Value) -> anyhow::Result<f64> {
+    value.as_f64().context("fio's report lacks a figure")
 }
 
 impl Server {
@@ -89,10 +105,7 @@ impl Server {
 
     /// Resident memory of the server's process.
     pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("the server is gone")?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is no number")?;
-        Ok(kib * 1024.0)
+        Ok(memory_bytes(self.child.id(), "VmRSS").context("the server's memory")? as f64)
     }
 }
 

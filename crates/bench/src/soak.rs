@@ -1,7 +1,6 @@
 //! `pagefold-bench soak`: verified writing at the memory limit, for as long as one likes.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -13,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     report::Figure,
-    server::{Server, pagefold, program},
+    server::{Server, fio_job, fio_number, pagefold, program},
 };
 
 /// Options of `pagefold-bench soak`.
@@ -153,15 +152,12 @@ fn run_job(
         look()?;
     };
     ensure!(status.success(), "fio failed: {status}; see its messages above");
-    let text = fs::read_to_string(&report).context("fio left no report")?;
-    let fio: Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report")?;
-    let job = &fio["jobs"][0];
-    let count = |value: &Value| value.as_f64().context("fio's report lacks a figure");
-    let refused = count(&job["total_err"])?;
+    let job = fio_job(&report)?;
+    let refused = fio_number(&job["total_err"])?;
     Ok(Totals {
-        accepted: count(&job["write"]["total_ios"])? - refused,
+        accepted: fio_number(&job["write"]["total_ios"])? - refused,
         refused,
-        read: count(&job["read"]["total_ios"])?,
+        read: fio_number(&job["read"]["total_ios"])?,
     })
 }
 

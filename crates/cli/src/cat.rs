@@ -2,10 +2,11 @@
 
 use std::io::Write;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
 use crate::image::{Place, open, resolve, show};
+use crate::misuse;
 use crate::output::output;
 
 /// Bytes that are read and written together.
@@ -48,7 +49,7 @@ fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = open(&args.place.image)?;
     if args.place.path.is_empty() {
-        bail!("which file? Name it behind the image: {}:PATH", args.place.image.display());
+        return Err(misuse(anyhow!("which file? Name it behind the image: {}:PATH", args.place.image.display())));
     }
     let file = image.file(&follow(&image, &args.place.path)?)?;
     let mut out = output();

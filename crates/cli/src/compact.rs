@@ -2,10 +2,8 @@
 
 use std::io::{self, Write};
 
+use crate::{figure::Figure, output::output, peer::Peer, size};
 use anyhow::Context;
-use serde_json::json;
-
-use crate::{output::output, peer::Peer, size};
 
 /// Have a running server give back what memory its disks' holes take
 #[derive(clap::Args)]
@@ -53,10 +51,7 @@ fn print_json(out: &mut dyn Write, name: &str, done: Option<(u64, u64)>) -> io::
     let figures =
         [("before_bytes", before), ("after_bytes", after), ("given_back_bytes", before.saturating_sub(after))];
     for (metric, value) in figures {
-        let figure = json!({
-            "bench": "compact", "case": name, "subject": "store", "metric": metric, "value": value, "unit": "bytes",
-        });
-        writeln!(out, "{figure}")?;
+        Figure { bench: "compact", case: name, subject: "store", metric, value, unit: "bytes" }.write(out)?;
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use pagefold_erofs::{Error, ExtractOptions, Problem};
 
-use crate::image::{open, show};
-use crate::size;
+use crate::image::{Place, open, show};
+use crate::{misuse, size};
 
 /// Extract all files of an EROFS image
 #[derive(clap::Args)]
@@ -17,7 +17,8 @@ Modes, times, links, holes and xattrs are restored; owners and devices if root d
 outside the directory, and nothing that exists is replaced.")]
 pub(crate) struct Args {
     /// The image
-    image: PathBuf,
+    #[arg(value_name = "IMAGE")]
+    place: Place,
 
     /// The directory, which is made if it does not exist
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
@@ -41,7 +42,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let image = open(&args.image)?;
+    let Place { image: file, path } = &args.place;
+    let image = open(file)?;
+    if !path.is_empty() {
+        let advice = format!("for a file of it there is: pagefold cat {}:PATH", file.display());
+        return Err(misuse(anyhow!("extract takes a whole image; {advice}")));
+    }
     let default = ExtractOptions::default();
     let options = ExtractOptions {
         threads: args.threads,
@@ -66,7 +72,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let advice = limit.map_or_else(String::new, |limit| {
             format!("; --max-size {} was reached: give a greater one, or leave it out", size::show(limit))
         });
-        bail!("{} files were not extracted as they are{advice}", report.problems.len() as u64 + report.more_problems);
+        let count = report.problems.len() as u64 + report.more_problems;
+        let files = if count == 1 { "file was" } else { "files were" };
+        bail!("{count} {files} not extracted, or not whole{advice}");
     }
     Ok(())
 }

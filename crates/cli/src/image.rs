@@ -1,6 +1,7 @@
 //! What the subcommands that read images share.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::{
     ffi::{OsStr, OsString},
@@ -8,7 +9,7 @@ use std::{
     fs::File,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pagefold_erofs::{Error, FileKind, Image, Inode};
 
 /// An image file and a path in it, as `IMAGE[:PATH]` says.
@@ -36,8 +37,41 @@ impl From<OsString> for Place {
 
 /// Opens an image.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Image> {
+    Image::open(open_file(path)?).with_context(|| path.display().to_string())
+}
+
+/// Opens the file of an image. What is none is refused, and called by its name if it is something well known.
+pub(crate) fn open_file(path: &Path) -> anyhow::Result<File> {
+    const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
+    const OTHERS: [(u64, &[u8], &str); 10] = [
+        (0, b"hsqs", "a squashfs image"),
+        (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+        (0, b"XFSB", "an XFS file system"),
+        (0x8001, b"CD001", "an ISO 9660 image"),
+        (257, b"ustar", "a tar archive: 'pagefold pack' makes an image of it"),
+        (0, b"PK\x03\x04", "a zip archive"),
+        (0, b"\x1f\x8b", "compressed by gzip"),
+        (0, b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+        (0, b"\xfd7zXZ\0", "compressed by xz"),
+        (0, b"BZh", "compressed by bzip2"),
+    ];
     let shown = || path.display().to_string();
-    Image::open(File::open(path).with_context(shown)?).with_context(shown)
+    let file = File::open(path).with_context(shown)?;
+    if file.metadata().with_context(shown)?.is_dir() {
+        bail!("{} is a directory, not an image", shown());
+    }
+    let mut front = [0; 6];
+    let mut has = |at: u64, magic: &[u8]| {
+        let front = &mut front[..magic.len()];
+        file.read_exact_at(front, at).is_ok() && front == magic
+    };
+    if !has(SUPERBLOCK.0, SUPERBLOCK.1) {
+        match OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
+            Some((_, _, what)) => bail!("{} is no EROFS image; it is {what}", shown()),
+            None => bail!("{} is no EROFS image: no EROFS magic number at byte {}", shown(), SUPERBLOCK.0),
+        }
+    }
+    Ok(file)
 }
 
 /// What is at a path of an image.

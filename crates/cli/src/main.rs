@@ -6,6 +6,7 @@ mod check;
 mod compact;
 mod destination;
 mod extract;
+mod figure;
 mod generate;
 mod image;
 mod info;
@@ -21,6 +22,7 @@ mod size;
 mod stat;
 
 use std::{
+    fmt,
     io::{self, Write},
     process::ExitCode,
 };
@@ -29,7 +31,13 @@ use clap::{Parser, Subcommand};
 
 /// Compressed storage in user space
 #[derive(Parser)]
-#[command(name = "pagefold", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "pagefold",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    after_help = "Exit status, of every command: 0 done; 1 failed, or 'check' found something wrong; 2 the command line is wrong."
+)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -72,9 +80,26 @@ fn main() -> ExitCode {
         Err(error) => {
             // Names may have control characters.
             tell(&image::show(message(&error).as_bytes()));
-            ExitCode::FAILURE
+            if error.is::<Misuse>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// A command line that asks for something impossible. The program ends as clap ends it for what is not understood.
+#[derive(Debug)]
+struct Misuse(String);
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Misuse {}
+
+/// Says of an error that the command line is its cause.
+fn misuse(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    Misuse(message(&error.into())).into()
 }
 
 /// An error and its causes, each unless what led to it has said it.

@@ -4,7 +4,7 @@
 //! mounted, and what went wrong on its standard error; this process waits for the one or the other. The second then
 //! leaves the terminal.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use pagefold_erofs::Image;
 use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
-use crate::{signals, size, tell};
+use crate::{image::open_file, signals, size, tell};
 
 /// What the second process says when the image is mounted.
 const MOUNTED: &[u8] = b"mounted\n";
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     cache: u64,
 
-    /// Threads; 0 for one a processor, but at least 4
+    /// Threads; 0 for one a processor, but at least 4 and at most 16
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
@@ -95,7 +95,7 @@ fn start() -> anyhow::Result<()> {
 /// Mounts and serves until unmounted.
 fn serve(args: &Args) -> anyhow::Result<()> {
     let shown = args.image.display();
-    let file = File::open(&args.image).with_context(|| shown.to_string())?;
+    let file = open_file(&args.image)?;
     let cache = usize::try_from(args.cache).context("--cache is larger than any memory")?;
     let image = Image::open_with(file, cache).with_context(|| shown.to_string())?;
     let options =

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::bail;
-use pagefold_serve::client::{Client, Target};
+use pagefold_serve::client::{Client, ClientError, Target};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,7 +42,10 @@ impl Peer {
             (None, Some(address)) => Target::Tcp(address.clone()),
             (None, None) => bail!("give --unix PATH or --tcp [HOST:]PORT"),
         };
-        Ok(Client::connect(&target, TIMEOUT)?)
+        Client::connect(&target, TIMEOUT).map_err(|error| match error {
+            ClientError::Connect { .. } => anyhow::Error::new(error).context("no server answers"),
+            other => other.into(),
+        })
     }
 
     /// The export that was named, or else all that the server has.

@@ -7,12 +7,12 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow};
 use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
 use pagefold_serve::{Export, Limits, Server, unix_uri};
 
-use crate::{signals, size, tell};
+use crate::{misuse, signals, size, tell};
 
 /// Serve disks whose contents live compressed in RAM, over NBD
 #[derive(clap::Args)]
@@ -56,6 +56,7 @@ pub(crate) struct Args {
     #[arg(
         long,
         default_value = "fold",
+        value_parser = parse_codec,
         help = format!("What compresses the pages: {}; pleat and those with -dict learn from the pages written", NAMES.join(", "))
     )]
     codec: String,
@@ -69,7 +70,7 @@ pub(crate) struct Args {
     read_only: bool,
 
     /// The most clients at a time; one more is refused, and a line says so, until another leaves
-    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
 }
 
@@ -111,10 +112,19 @@ fn parse_disk(text: &str) -> Result<Disk, String> {
     Ok(Disk {
         name: name.ok_or("it needs name=NAME")?.to_owned(),
         size: size::parse(size_bytes.ok_or("it needs size=SIZE")?)?,
-        codec: codec.map(str::to_owned),
+        codec: codec.map(parse_codec).transpose()?,
         memory_limit: memory_limit.map(size::parse).transpose()?,
         read_only: read_only.is_some(),
     })
+}
+
+/// The name of a codec that there is.
+fn parse_codec(name: &str) -> Result<String, String> {
+    by_name(name).map(|_| name.to_owned()).map_err(|error| error.to_string())
+}
+
+fn parse_connections(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "not a number from 1 on".to_owned())
 }
 
 impl Args {
@@ -139,15 +149,14 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let activated = Server::is_activated();
     if args.unix.is_empty() && args.tcp.is_empty() && !activated {
-        bail!("nowhere to listen: give --unix PATH or --tcp ADDRESS:PORT");
+        return Err(misuse(anyhow!("nowhere to listen: give --unix PATH or --tcp [ADDRESS:]PORT")));
     }
-    ensure!(args.max_connections > 0, "--max-connections 0 would serve nobody; give 1 or more");
     let mut server = Server::builder().limits(Limits { connections: args.max_connections, ..Limits::default() });
     server = server.when_full(|limit| {
         tell(&format!("a client was refused: all {limit} connections that --max-connections allows are in use"));
     });
     for disk in args.disks() {
-        server = server.export(args.export(disk)?);
+        server = server.export(args.export(disk).map_err(misuse)?);
     }
     for path in &args.unix {
         server = server.unix(path);

@@ -4,9 +4,8 @@ use std::io::{self, Write};
 
 use anyhow::Context;
 use pagefold_serve::client::ExportInfo;
-use serde_json::json;
 
-use crate::{output::output, peer::Peer, size};
+use crate::{figure::Figure, output::output, peer::Peer, size};
 
 /// Show what a server's disks hold and the memory they take
 #[derive(clap::Args)]
@@ -88,10 +87,7 @@ fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figu
             _ => false,
         };
         if !none {
-            let figure = json!({
-                "bench": "stat", "case": name, "subject": figures.codec, "metric": metric, "value": value, "unit": unit,
-            });
-            writeln!(out, "{figure}")?;
+            Figure { bench: "stat", case: name, subject: figures.codec, metric, value: *value, unit }.write(out)?;
         }
     }
     Ok(())

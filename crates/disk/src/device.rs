@@ -70,6 +70,9 @@ pub struct Compacted {
 /// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
 /// and that a device that says it is read-only is not asked to change. Offsets and lengths are in bytes and need no
 /// alignment. Of two requests that touch one page at the same time, each is applied whole to that page.
+///
+/// A request that fails says why by an [`Error`]. After a failed read `buf` holds unspecified bytes. A failed change leaves each page of
+/// its range either as it was or as it was to be, and the device can be used on.
 pub trait BlockDevice: Send + Sync {
     /// The device's size, constant while it lives.
     fn size_bytes(&self) -> u64;
@@ -93,10 +96,10 @@ pub trait BlockDevice: Send + Sync {
     /// Stores `buf` at `offset`.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
 
-    /// Makes finished writes as lasting as the device can.
+    /// Makes finished writes as lasting as the device can. One that keeps nothing beyond its process does nothing.
     fn flush(&self) -> Result<(), Error>;
 
-    /// Gives the range's memory back; it reads as zeros afterwards.
+    /// Gives the range's memory back, page by page; all of it reads as zeros afterwards, parts of pages too.
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
 
     /// Makes the range read as zeros.

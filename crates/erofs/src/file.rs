@@ -57,14 +57,15 @@ impl File {
         &self.data.inode
     }
 
-    /// Reads from `offset` into `buf` and returns the bytes read: all that fit, up to the end of the file. What is behind them in
-    /// `buf` may be overwritten: content is decoded in place if there is some room behind it.
+    /// Reads from `offset` into `buf` and returns how many bytes were read: all that fit, up to the end of the file; 0 from there on. What
+    /// is behind them in `buf` may be overwritten: content is decoded in place if there is some room behind it. After an
+    /// error `buf` holds unspecified bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_into(buf, buf.len(), offset)
     }
 
-    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded
-    /// in place where `room` has [`room_bytes`](Self::room_bytes).
+    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded in place where `room` has
+    /// [`room_bytes`](Self::room_bytes).
     pub fn read_into(&self, room: &mut [u8], len: usize, offset: u64) -> Result<usize> {
         let len = self.data.clip(len.min(room.len()), offset);
         if self.data.map.is_none() {

@@ -62,6 +62,10 @@ struct Place {
 impl Mount {
     /// Mounts `image` at the directory `at`. When this returns the image is mounted, and those who use it wait for
     /// [`serve`](Self::serve). Set-id bits and device files in it are without effect.
+    ///
+    /// # Errors
+    /// `at` is no directory or may not be mounted on, there is no `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is
+    /// mounted then.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
         let at = at.canonicalize()?;
         match at.metadata() {
@@ -104,7 +108,11 @@ impl Mount {
         Unmounter { place: self.place.clone() }
     }
 
-    /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`.
+    /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`. Bad parts of the image are errors to who
+    /// reads them and lines of the log, not of this method.
+    ///
+    /// # Errors
+    /// The kernel's device failed, or a thread that answers panicked; the image is then unmounted.
     pub fn serve(self) -> io::Result<()> {
         let mut background = self.session.spawn()?;
         let done = std::mem::replace(&mut background.guard, std::thread::spawn(|| Ok(())));
@@ -156,6 +164,8 @@ fn explain(error: io::Error) -> io::Error {
             let what = "this user may not open /dev/fuse, which is open to all on most systems (mode 0666)";
             io::Error::new(error.kind(), what)
         }
+        // What `fusermount3` says is a line.
+        kind if error.get_ref().is_some() => io::Error::new(kind, error.to_string().trim_end()),
         _ => error,
     }
 }

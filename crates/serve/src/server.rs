@@ -97,6 +97,10 @@ impl Builder {
     }
 
     /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
+    ///
+    /// # Errors
+    /// No export or no address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
+    /// Sockets that were opened before are closed again, and their files removed.
     pub fn bind(self) -> Result<Server, Error> {
         let exports = Exports::new(self.exports)?;
         let mut listeners = Vec::new();

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Rounds; each figure is that of its fastest round
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value = "9", value_parser = crate::count)]
     rounds: usize,
     /// One JSON object a line
     #[arg(long)]
@@ -81,7 +81,6 @@ impl<'a> Work<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "at least one round");
     let kinds = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
     let mut cases: Vec<Case> = Vec::new();
     for (name, bytes) in &kinds {

@@ -1,7 +1,7 @@
 //! Programs whose time and memory are measured.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{Read, Seek, SeekFrom},
     process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
@@ -11,6 +11,8 @@ use std::{
 
 use anyhow::{Context, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::machine::{allowed_cpus, memory_bytes};
 
 /// How often a program's memory is looked at.
 const INTERVAL: Duration = Duration::from_millis(2);
@@ -36,7 +38,7 @@ pub(super) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> 
     let child = if threads == 1 {
         let before = sched_getaffinity(None)?;
         let mut one = CpuSet::new();
-        one.set((0..CpuSet::MAX_CPU).find(|&cpu| before.is_set(cpu)).unwrap_or(0));
+        one.set(allowed_cpus()?[0]);
         sched_setaffinity(None, &one)?;
         let child = command.spawn();
         sched_setaffinity(None, &before)?;
@@ -45,12 +47,12 @@ pub(super) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> 
         command.spawn()
     };
     let mut child = child.with_context(|| format!("cannot start {name}"))?;
-    let status = format!("/proc/{}/status", child.id());
+    let id = child.id();
     let (ended, watch) = mpsc::channel::<()>();
     let watcher = thread::spawn(move || {
         let mut peak = 0.0;
         loop {
-            peak = resident(&status).unwrap_or(peak);
+            peak = memory_bytes(id, "VmHWM").map_or(peak, |bytes| bytes as f64);
             if watch.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
                 return peak;
             }
@@ -69,14 +71,6 @@ pub(super) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> 
         bail!("{name} failed: {}", last.into_iter().rev().collect::<Vec<_>>().join("; "));
     }
     Ok(Ran { seconds, peak_rss_bytes })
-}
-
-/// The most memory that a process has had resident; `None` once it has ended.
-fn resident(status: &str) -> Option<f64> {
-    let text = fs::read_to_string(status).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some(kib * 1024.0)
 }
 
 #[cfg(test)]

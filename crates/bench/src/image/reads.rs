@@ -17,10 +17,10 @@ use anyhow::{Context, anyhow, ensure};
 use pagefold_erofs::Image;
 use rustix::{
     fs::{Advice, fadvise},
-    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+    thread::{CpuSet, sched_setaffinity},
 };
 
-use crate::load::Random;
+use crate::{load::Random, machine::allowed_cpus};
 
 /// Bytes of one sequential request.
 const REQUEST: usize = 128 << 10;
@@ -192,8 +192,7 @@ fn collect(root: &Path, below: &Path, files: &mut Vec<(PathBuf, u64)>) -> anyhow
 /// passes the common start to when the last is done. Each must pass the start once, or fail.
 fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
     let barrier = Barrier::new(threads);
-    let all = sched_getaffinity(None)?;
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
+    let cpus = allowed_cpus()?;
     let run = |number: usize| {
         let start = Start { barrier: &barrier, passed: Cell::new(None) };
         if threads > 1 && threads == cpus.len() {

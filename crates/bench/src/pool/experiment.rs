@@ -81,12 +81,12 @@ fn texts(stream: &mut dyn Stream) -> anyhow::Result<Pages> {
             }
             if len > *TEXT_BYTES.end() { many = new_words } else { few = new_words }
         }
-        ensure!(new_ratio(text, stream) < 0.8, "a text that does not compress");
+        ensure!(ratio(text, stream) < 0.8, "a text that does not compress");
     }
     Ok(texts)
 }
 
-fn new_ratio(text: &Page, stream: &mut dyn Stream) -> f64 {
+fn ratio(text: &Page, stream: &mut dyn Stream) -> f64 {
     let mut object = [0; PAGE_SIZE];
     stream.compress(text, &mut object).unwrap_or(PAGE_SIZE) as f64 / PAGE_SIZE as f64
 }

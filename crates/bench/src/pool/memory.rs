@@ -8,12 +8,13 @@ use std::{
 };
 
 use anyhow::Context;
-use pagefold_codec::{PAGE_SIZE, by_name};
+use pagefold_codec::by_name;
 use pagefold_store::{Config, PoolKind, Store};
 
 use super::Output;
 use crate::{
     load::{Device, Random},
+    machine::memory_bytes,
     pages::Data,
     subjects::Zram,
 };
@@ -232,7 +233,5 @@ fn preemptions() -> anyhow::Result<u64> {
 
 /// Bytes of this process's memory that are resident.
 pub(super) fn resident_bytes() -> anyhow::Result<u64> {
-    let statm = fs::read_to_string("/proc/self/statm")?;
-    let pages: u64 = statm.split_whitespace().nth(1).context("statm has no second field")?.parse()?;
-    Ok(pages * PAGE_SIZE as u64)
+    memory_bytes("self", "VmRSS")
 }

@@ -115,3 +115,65 @@ fn standard_output_that_fails_is_named() {
     let output = pagefold().args(["pack", &at("tree"), "-o", "-"]).stdout(closed).output().expect("a start");
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
 }
+
+/// 2 where the command line is wrong, 1 where the work failed.
+#[test]
+fn the_exit_status_says_whose_fault_it_is() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let pack = |args: &[&str]| [&["pack", &at("tree"), "-o", &at("other")], args].concat().join("\n");
+    let inside = format!("{}:/file", at("image"));
+    let wrong = [
+        "frobnicate".to_owned(),
+        "serve\n--size\n1G".to_owned(),
+        format!("serve\n--size\n1000\n--unix\n{}", at("s")),
+        format!("serve\n--size\n1G\n--codec\nlz5\n--unix\n{}", at("s")),
+        format!("serve\n--size\n1G\n--max-connections\n0\n--unix\n{}", at("s")),
+        pack(&["--codec", "lz5"]),
+        pack(&["--codec", "zstd,99"]),
+        pack(&["--cluster", "5000"]),
+        pack(&["--hint", "foo"]),
+        pack(&["--exclude", ""]),
+        format!("cat\n{}", at("image")),
+        format!("extract\n{inside}\n-C\n{}", at("out")),
+    ];
+    let failed = [
+        format!("pack\n{}\n-o\n{}", at("none"), at("other")),
+        format!("ls\n{}", at("tree")),
+        format!("cat\n{inside}"),
+        format!("stat\n--unix\n{}", at("none")),
+    ];
+    for (status, lines) in [(2, &wrong[..]), (1, &failed)] {
+        for line in lines {
+            let output = pagefold().args(line.split('\n')).output().expect("pagefold runs");
+            assert_eq!(output.status.code(), Some(status), "{line}: {output:?}");
+        }
+    }
+    assert!(!fs::exists(at("other")).expect("a folder") && !fs::exists(at("out")).expect("a folder"));
+}
+
+#[test]
+fn what_is_no_image_is_called_by_its_name() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("file");
+    for (at, magic, name) in [
+        (0, &b"hsqs"[..], "squashfs"),
+        (1080, b"\x53\xef", "ext4"),
+        (257, b"ustar", "pagefold pack"),
+        (0, b"\x1f\x8b", "gzip"),
+        (0, b"PK\x03\x04", "zip"),
+        (0, b"some text", "no EROFS magic number"),
+    ] {
+        let mut bytes = vec![0; 4096];
+        bytes[at..at + magic.len()].copy_from_slice(magic);
+        fs::write(&path, &bytes).expect("a file");
+        for command in ["ls", "check", "info"] {
+            assert_names(&run_to_fail(pagefold().arg(command).arg(&path)), &["no EROFS image", name]);
+        }
+    }
+    assert_names(&run_to_fail(pagefold().arg("ls").arg(folder.path())), &["is a directory"]);
+    fs::write(&path, "").expect("a file");
+    assert_names(&run_to_fail(pagefold().arg("ls").arg(&path)), &["no EROFS image"]);
+}

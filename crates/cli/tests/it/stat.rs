@@ -43,7 +43,9 @@ fn completions_and_manual_are_made() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["serve", "stat", "compact", "completions", "man"] {
+    let disks = ["serve", "stat", "compact"];
+    let images = ["pack", "ls", "cat", "info", "check", "extract", "mount"];
+    for command in disks.into_iter().chain(images).chain(["completions", "man"]) {
         assert!(run(pagefold().args([command, "--help"])).contains("Example"), "{command}");
     }
 }

@@ -197,10 +197,14 @@ pub struct Progress {
 }
 
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
-/// After an error it holds no superblock.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 16 MiB of input a thread, and what at most `2 * threads + 2`
-/// pieces of 16 MiB are compressed to.
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 16 MiB of input a thread, and
+/// what at most `2 * threads + 2` pieces of 16 MiB are compressed to.
+///
+/// # Errors
+/// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot be put into an image;
+/// [`Error::Io`] where a file cannot be read or `out` not be written. After an error `out` holds no superblock, so that
+/// nothing takes it for an image.
 pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
     build_watched(tree, options, out, &mut |_| {})
 }

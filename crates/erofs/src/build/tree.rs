@@ -138,6 +138,9 @@ impl Tree {
     }
 
     /// A node.
+    ///
+    /// # Panics
+    /// May panic if `id` is another tree's, as all methods that take one.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0]
     }
@@ -148,6 +151,9 @@ impl Tree {
     }
 
     /// Adds a node under `name` in a directory and returns it. Replaces what had the name.
+    ///
+    /// # Errors
+    /// As of [`link`](Self::link).
     pub fn add(&mut self, directory: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
         let id = NodeId(self.nodes.len());
         self.nodes.push(node);
@@ -156,6 +162,10 @@ impl Tree {
     }
 
     /// Gives a node one more name.
+    ///
+    /// # Errors
+    /// [`Error::Source`], and no name has changed: the name is empty, `.`, `..`, longer than 255 bytes, or has a slash or a NUL in it, or
+    /// `directory` is none.
     pub fn link(&mut self, directory: NodeId, name: &[u8], node: NodeId) -> Result<()> {
         let refuse = |what: &str| {
             let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());

@@ -1,0 +1,29 @@
+//! What the system says of this machine's CPUs and of processes' memory.
+
+use std::{fmt::Display, fs, num::NonZero, thread};
+
+use anyhow::{Context, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// How many CPUs this process may use.
+pub(crate) fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// The numbers of the CPUs that this thread may run on, at least one.
+pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    ensure!(!cpus.is_empty(), "no CPU to run on");
+    Ok(cpus)
+}
+
+/// A figure that `/proc/PROCESS/status` has in kB, such as `VmRSS`, in bytes. Fails once the process has ended.
+pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).context("the process is gone")?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = lines.find(|(name, _)| *name == figure).with_context(|| format!("no {figure}"))?;
+    let kib: u64 =
+        value.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{figure} is no number"))?;
+    Ok(kib * 1024)
+}
