@@ -39,6 +39,8 @@ mod tables;
 mod x842;
 mod zstd;
 
+#[cfg(fuzzing)]
+pub use codec::streams_of_every_build;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;

@@ -11,19 +11,6 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page, Stream};
 
-/// The builds that this machine can run.
-fn isas() -> Vec<Isa> {
-    let mut isas = vec![Isa::Portable];
-    #[cfg(target_arch = "x86_64")]
-    if Isa::of_this_cpu() == Isa::Avx512 {
-        isas.push(Isa::Avx2);
-    }
-    if Isa::of_this_cpu() != Isa::Portable {
-        isas.push(Isa::of_this_cpu());
-    }
-    isas
-}
-
 /// The literals and what follows them.
 fn plain_literals(header: usize, body: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let count = header & 0xFFF;
@@ -108,7 +95,7 @@ fn plain_decode(object: &[u8]) -> Option<Vec<u8>> {
 /// Decodes with every build, and with the plain decoder; all must say the same.
 fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
     let plain = plain_decode(object);
-    for isa in isas() {
+    for isa in Isa::all_of_this_cpu() {
         let mut page = [0xA5; PAGE_SIZE];
         let found = Decoder::new(isa).decode(object, &mut page).ok().map(|()| page.to_vec());
         assert!(found == plain, "{isa:?} and the plain decoder differ on {object:02x?}");
@@ -118,7 +105,7 @@ fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
 
 /// Compresses with every build, which must agree, and decodes again.
 fn round_trip(page: &Page) -> Option<Vec<u8>> {
-    let mut objects = isas().into_iter().map(|isa| {
+    let mut objects = Isa::all_of_this_cpu().into_iter().map(|isa| {
         let mut out = [0; PAGE_SIZE];
         let len = Encoder::new(isa).encode(page, &mut out)?;
         Some(out[..len].to_vec())
