@@ -309,9 +309,7 @@ impl Decoder {
                     }
                     literals = room;
                 }
-                if IN_PLACE && op.addr() > ip.addr() {
-                    return Err(OVERRUN);
-                }
+                debug_assert!(!IN_PLACE || op.addr() <= ip.addr());
                 if literals <= 16 && left >= 16 && room >= 16 && (!IN_PLACE || op.addr() + 16 <= ip.addr()) {
                     copy::<16>(ip, op);
                 } else if IN_PLACE {
