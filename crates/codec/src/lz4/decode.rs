@@ -197,6 +197,10 @@ impl Decoder {
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         core::hint::cold_path();
+                        // The sequence before may have been written over this token and its length bytes.
+                        if IN_PLACE && gap(ip, op) < QUICK_GAP {
+                            break 'sequences;
+                        }
                         let mut literals_at = ip.add(1);
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
                         let literals = 15 + more;

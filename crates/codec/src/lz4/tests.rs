@@ -484,6 +484,30 @@ fn in_place_every_margin_and_every_end() {
     }
 }
 
+/// A match is written over the next token, which then says other lengths; what follows it has so many length bytes that literals have room.
+#[test]
+fn in_place_a_token_that_was_written_over_is_found_out() {
+    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, of which 24 are written; then 0xF5 for 0xF0.
+    let mut block = vec![0x80, 1, 2, 3, 0xF0, 5, 6, 7, 8, 8, 0, 0x00, 1, 0, 0xF5];
+    block.extend([255; 11]);
+    block.push(0);
+    block.extend([9; 15 + 11 * 255]);
+    block.extend([1, 0, 0xF0, 45]);
+    block.extend([7; 60]);
+    let whole = 12 + 4 + 15 + 11 * 255 + 9 + 60;
+    assert!(reference(&block, whole).is_some());
+    for out_len in whole - 9..whole + 9 {
+        for before in 0..60 {
+            let mut buffer = vec![0; before];
+            buffer.extend(&block);
+            let range = before..buffer.len();
+            if out_len <= buffer.len() && decompress_in_place(&mut buffer, range, out_len).is_ok() {
+                assert!(reference(&block, out_len).as_deref() == Some(&buffer[..out_len]), "{before} bytes before");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_front_needs_no_more_of_the_block_than_it_has_itself() {
     // A literal and a match of 4, and nothing after; then the same and a literal cut off.
