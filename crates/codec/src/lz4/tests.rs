@@ -237,12 +237,10 @@ fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
         let token = usize::from(bytes.next()?);
         let length = |bytes: &mut dyn Iterator<Item = u8>, nibble: usize| {
             let mut length = nibble;
-            while nibble == 15 {
-                let byte = bytes.next()?;
+            let mut byte = if nibble == 15 { 255 } else { 0 };
+            while byte == 255 {
+                byte = bytes.next()?;
                 length += usize::from(byte);
-                if byte != 255 {
-                    break;
-                }
             }
             Some(length)
         };
@@ -427,6 +425,31 @@ fn offsets_of_every_size_and_match_lengths() {
                 let mut out = vec![0; want.len() + more];
                 assert_eq!(decode::separate(&block, &mut out, Extent::Whole), Ok(want.len()));
                 assert_eq!(out[..want.len()], want, "offset {offset} length {}", 4 + extra);
+            }
+        }
+    }
+}
+
+/// A sequence at every distance from the output's end, with matches from its start and from a byte before it.
+#[test]
+fn a_sequence_at_every_distance_from_the_end() {
+    for literals in [1, 7, 8, 9, 13, 14, 15, 16, 40] {
+        for offset in 1..=literals + 1 {
+            for code in [0, 1, 14, 15, 16, 60] {
+                for last in 0..70_u8 {
+                    let length = |block: &mut Vec<u8>, length: u8| block.extend(length.checked_sub(15));
+                    let mut block = vec![literals.min(15) << 4 | code.min(15)];
+                    length(&mut block, literals);
+                    block.extend(1..=literals);
+                    block.extend([offset, 0]);
+                    length(&mut block, code);
+                    block.push(last.min(15) << 4);
+                    length(&mut block, last);
+                    block.extend(vec![7; usize::from(last)]);
+                    let out_len = usize::from(literals + 4 + code + last);
+                    assert_eq!(reference(&block, out_len).is_some(), offset <= literals);
+                    decoders_agree(&block, out_len, 40);
+                }
             }
         }
     }
