@@ -72,6 +72,16 @@ pub trait Codec: Send + Sync + fmt::Debug {
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }
 
+/// For fuzzing: a stream of `codec` for each build of its hot loops that this CPU can run. All give the same results.
+#[cfg(fuzzing)]
+pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>, StreamError> {
+    Ok(match (codec.id(), codec.tables()) {
+        (CodecId::Fold, _) => crate::fold::streams_of_every_build(),
+        (_, Some(Tables::Pleat(tables))) => crate::pleat::streams_of_every_build(&tables),
+        _ => vec![codec.stream()?],
+    })
+}
+
 /// One thread's working state of a [`Codec`].
 pub trait Stream: Send {
     /// Compresses `page` into the front of `out` and returns the length of the object, at most `out.len()`.

@@ -1,6 +1,6 @@
 //! Bytes that pages of one store have in common, given to an encoder and a decoder beforehand.
 
-use crate::{PAGE_SIZE, Page, Tables};
+use crate::{PAGE_SIZE, Page, Tables, tables::worth_it};
 
 /// Most bytes of a dictionary that training makes.
 pub(crate) const LARGEST: usize = 110 << 10;
@@ -8,9 +8,6 @@ pub(crate) const LARGEST: usize = 110 << 10;
 /// Sizes of dictionary that training tries. Matches in a dictionary cost a page more than matches in the page, and a large
 /// one drives the page out of the first-level cache, so more is not always better.
 const SIZES: [usize; 3] = [16 << 10, 60 << 10, LARGEST];
-
-/// A dictionary is worth its memory and time if pages become smaller at least by this share: one in 50.
-const WORTH: usize = 50;
 
 /// One sample page of this many is held out: dictionaries are made from the others and judged on these.
 const HELD_OUT: usize = 8;
@@ -68,8 +65,7 @@ impl Dictionary {
                 Some((bytes_of(&tables)?, tables))
             })
             .min_by_key(|(bytes, _)| *bytes)?;
-        let before = bytes_of(current)?;
-        (bytes <= before - before / WORTH).then_some(tables)
+        worth_it(bytes, bytes_of(current)?).then_some(tables)
     }
 }
 
@@ -170,6 +166,9 @@ mod tests {
             assert!(train(name, &noise(256)).is_none(), "{name}");
             assert!(train(name, &[[1; PAGE_SIZE]; 3]).is_none(), "{name}: three pages are no sample");
         }
+        let pages = alike();
+        assert!(train("lz4-dict", &pages[..SAMPLE_LEAST - 1]).is_none());
+        assert!(train("lz4-dict", &pages[..SAMPLE_LEAST]).is_some());
     }
 
     /// One stream goes from tables to tables, as a store's does, and makes and reads what a new one of each does.

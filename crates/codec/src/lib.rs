@@ -19,6 +19,8 @@
 //! state, made once outside the hot path and used again for every page. No codec does I/O, starts a thread, or
 //! allocates in [`Stream::compress`] or [`Stream::decompress`].
 
+#[cfg(all(test, not(miri)))] // Thousands of pages by C libraries too.
+mod bounds_tests;
 pub mod cluster;
 mod codec;
 mod deflate;
@@ -39,6 +41,8 @@ mod tables;
 mod x842;
 mod zstd;
 
+#[cfg(fuzzing)]
+pub use codec::streams_of_every_build;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;

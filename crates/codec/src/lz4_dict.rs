@@ -234,6 +234,16 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_is_a_byte_short_of_a_page_is_refused() {
+        let mut stream = codec(vec![7; 1000]).stream().unwrap();
+        for (len, is_page) in [(PAGE_SIZE - 1, false), (PAGE_SIZE, true), (PAGE_SIZE + 1, false)] {
+            let mut object = vec![0; 1 << 14];
+            let length = crate::Lz4Encoder::new().compress(&vec![9; len], &mut object).unwrap();
+            assert_eq!(stream.decompress(&object[..length], &mut [0; PAGE_SIZE]).is_ok(), is_page);
+        }
+    }
+
+    #[test]
     fn a_page_of_the_dictionary_is_a_few_bytes() {
         let mut state = 9u64;
         let dictionary: Vec<u8> = (0..REACH + 5000)

@@ -70,3 +70,19 @@ impl Tables {
         }
     }
 }
+
+/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer dictionary: a fiftieth less is.
+pub(crate) fn worth_it(bytes: usize, before: usize) -> bool {
+    bytes * 50 <= before * 49
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fiftieth_is_worth_it() {
+        assert!(worth_it(49_000, 50_000) && worth_it(0, 50_000));
+        assert!(!worth_it(49_001, 50_000) && !worth_it(50_000, 50_000) && !worth_it(60_000, 50_000));
+    }
+}

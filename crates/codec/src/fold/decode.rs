@@ -150,7 +150,7 @@ impl Decoder {
         let page = page.as_mut_ptr();
         // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in `coded` or were put in
         // `self.literals`.
-        let (mut cursor, bits, end) = unsafe {
+        let (mut cursor, bits) = unsafe {
             let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
             let end = bits.add(rest.len());
             let literals_start = if direct { coded.as_ptr() } else { (&raw const (*this).literals).cast() };
@@ -164,7 +164,7 @@ impl Decoder {
                 last: 1,
                 before: 1,
             };
-            (cursor, bits, end)
+            (cursor, bits)
         };
         let wide = header >> WIDE_SHIFT & 1 == 1;
         loop {
@@ -187,7 +187,7 @@ impl Decoder {
         let rest = PAGE_SIZE.wrapping_sub(cursor.at);
         let literals_left = cursor.literals_end.addr().wrapping_sub(cursor.literals.addr());
         let bits_end = bits.addr() + cursor.bit.div_ceil(8);
-        if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 || bits_end > end.addr() {
+        if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 {
             return Err(LENGTHS);
         }
         // SAFETY: `rest` bytes are left of the page, and as many literals.

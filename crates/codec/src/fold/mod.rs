@@ -78,11 +78,32 @@ impl Isa {
         }
         Self::Portable
     }
+
+    /// The builds that this CPU can run.
+    #[cfg(any(test, fuzzing))]
+    fn all_of_this_cpu() -> Vec<Self> {
+        let best = Self::of_this_cpu();
+        let mut isas = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        if best == Self::Avx512 {
+            isas.push(Self::Avx2);
+        }
+        if best != Self::Portable {
+            isas.push(best);
+        }
+        isas
+    }
 }
 
 struct FoldStream {
     encoder: Box<Encoder>,
     decoder: Box<Decoder>,
+}
+
+/// A stream of each build that this CPU can run.
+#[cfg(fuzzing)]
+pub(crate) fn streams_of_every_build() -> Vec<Box<dyn Stream>> {
+    Isa::all_of_this_cpu().into_iter().map(|isa| Box::new(FoldStream::new(isa)) as Box<dyn Stream>).collect()
 }
 
 impl FoldStream {

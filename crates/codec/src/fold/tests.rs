@@ -7,22 +7,9 @@ use super::{
     decode::Decoder,
     encode::Encoder,
     literals::PALETTES,
-    tables::{END, Source, TOKENS},
+    tables::{CODES, END, FAR, RUN_CODES, RUN_MAX, Source, TOKENS},
 };
 use crate::{PAGE_SIZE, Page, Stream};
-
-/// The builds that this machine can run.
-fn isas() -> Vec<Isa> {
-    let mut isas = vec![Isa::Portable];
-    #[cfg(target_arch = "x86_64")]
-    if Isa::of_this_cpu() == Isa::Avx512 {
-        isas.push(Isa::Avx2);
-    }
-    if Isa::of_this_cpu() != Isa::Portable {
-        isas.push(Isa::of_this_cpu());
-    }
-    isas
-}
 
 /// The literals and what follows them.
 fn plain_literals(header: usize, body: &[u8]) -> Option<(Vec<u8>, &[u8])> {
@@ -108,9 +95,16 @@ fn plain_decode(object: &[u8]) -> Option<Vec<u8>> {
 /// Decodes with every build, and with the plain decoder; all must say the same.
 fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
     let plain = plain_decode(object);
-    for isa in isas() {
-        let mut page = [0xA5; PAGE_SIZE];
-        let found = Decoder::new(isa).decode(object, &mut page).ok().map(|()| page.to_vec());
+    for isa in Isa::all_of_this_cpu() {
+        // With guards around the page, which must stay.
+        let mut buffer = [0xA5; 64 + PAGE_SIZE + 64];
+        let page = buffer[64..].first_chunk_mut().expect("a page");
+        let found = Decoder::new(isa).decode(object, page).ok().map(|()| page.to_vec());
+        let (front, rest) = buffer.split_at(64);
+        assert!(
+            [front, &rest[PAGE_SIZE..]].concat().iter().all(|&byte| byte == 0xA5),
+            "{isa:?} wrote outside the page"
+        );
         assert!(found == plain, "{isa:?} and the plain decoder differ on {object:02x?}");
     }
     plain
@@ -118,7 +112,7 @@ fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
 
 /// Compresses with every build, which must agree, and decodes again.
 fn round_trip(page: &Page) -> Option<Vec<u8>> {
-    let mut objects = isas().into_iter().map(|isa| {
+    let mut objects = Isa::all_of_this_cpu().into_iter().map(|isa| {
         let mut out = [0; PAGE_SIZE];
         let len = Encoder::new(isa).encode(page, &mut out)?;
         Some(out[..len].to_vec())
@@ -215,6 +209,41 @@ fn pages() -> impl Strategy<Value = Page> {
     })
 }
 
+/// An object of sequences whose offsets are new ones, *last* or *before*, as `choices` say.
+fn object_of_offsets(choices: &[(u8, u8)]) -> Vec<u8> {
+    // 40 literals and 5 bytes at a new offset, then one of: 7 bytes at *before*; a literal and 3 at *last*; 5 at a new offset.
+    let (mut tokens, mut bits, mut literals, mut at) = (vec![110], "11011".to_owned(), 40, 45);
+    let offset_bits = |offset: u8| format!("{offset:07b}").chars().rev().collect::<String>();
+    bits += &offset_bits(choices[0].1);
+    for &(choice, offset) in choices {
+        let (token, run, length) = match choice {
+            0 | 1 => (57, 0, 7),
+            2 | 3 => (0, 1, 3),
+            _ => (83, 0, 5),
+        };
+        if at + run + length > PAGE_SIZE {
+            break;
+        }
+        tokens.push(token);
+        if token == 83 {
+            bits += &offset_bits(offset);
+        }
+        literals += run;
+        at += run + length;
+    }
+    if at < PAGE_SIZE {
+        tokens.push(END);
+    }
+    literals += PAGE_SIZE - at;
+    let mut object = (literals as u16).to_le_bytes().to_vec();
+    object.extend((0..literals).map(|literal| literal as u8));
+    for byte in bits.as_bytes().chunks(8) {
+        object.push(byte.iter().enumerate().map(|(at, bit)| (bit - b'0') << at).sum());
+    }
+    object.extend(tokens.iter().rev());
+    object
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -231,37 +260,7 @@ proptest! {
 
     #[test]
     fn offsets_are_found_again_in_any_order(choices in vec((0..5_u8, 1..=40_u8), 20..900)) {
-        // 40 literals and 5 bytes at a new offset, then one of: 7 bytes at *before*; a literal and 3 at *last*; 5 at a new offset.
-        let (mut tokens, mut bits, mut literals, mut at) = (vec![110], "11011".to_owned(), 40, 45);
-        let offset_bits = |offset: u8| format!("{offset:07b}").chars().rev().collect::<String>();
-        bits += &offset_bits(choices[0].1);
-        for &(choice, offset) in &choices {
-            let (token, run, length) = match choice {
-                0 | 1 => (57, 0, 7),
-                2 | 3 => (0, 1, 3),
-                _ => (83, 0, 5),
-            };
-            if at + run + length > PAGE_SIZE {
-                break;
-            }
-            tokens.push(token);
-            if token == 83 {
-                bits += &offset_bits(offset);
-            }
-            literals += run;
-            at += run + length;
-        }
-        if at < PAGE_SIZE {
-            tokens.push(END);
-        }
-        literals += PAGE_SIZE - at;
-        let mut object = (literals as u16).to_le_bytes().to_vec();
-        object.extend((0..literals).map(|literal| literal as u8));
-        for byte in bits.as_bytes().chunks(8) {
-            object.push(byte.iter().enumerate().map(|(at, bit)| (bit - b'0') << at).sum());
-        }
-        object.extend(tokens.iter().rev());
-        prop_assert!(decode_everywhere(&object).is_some());
+        assert!(decode_everywhere(&object_of_offsets(&choices)).is_some());
     }
 
     #[test]
@@ -329,6 +328,88 @@ fn runs_and_matches_of_every_length_come_back() {
             round_trip(&page_of(bytes.iter().copied()));
             let zeros = std::iter::repeat_n(0, PAGE_SIZE - filled);
             round_trip(&page_of(zeros.chain(bytes.into_iter().take(filled)).collect::<Vec<_>>()));
+        }
+    }
+}
+
+/// Sixteen tokens are resolved at once: the last of them asks for *last*, and all others for *before*, as far as the group goes.
+#[test]
+fn the_longest_chain_of_repeated_offsets_is_followed() {
+    for shift in 0..32 {
+        for befores in 12..20 {
+            let mut choices = vec![(4, 7); shift];
+            choices.extend([(4, 3), (4, 31)]);
+            for _ in 0..6 {
+                choices.extend(vec![(0, 1); befores]);
+                choices.push((2, 1));
+            }
+            assert!(decode_everywhere(&object_of_offsets(&choices)).is_some());
+        }
+    }
+}
+
+/// An object of one sequence that END or the page's end follows: a run of `run` numbers, and a match of five bytes at a new offset.
+fn object_of_one_match(run: usize, offset: usize) -> Vec<u8> {
+    let [run_token, run_bits, run_base, _] = CODES.runs[FAR][run.min(RUN_CODES - 1)].to_le_bytes();
+    let [length_token, length_bits, ..] = CODES.lengths[FAR][5].to_le_bytes();
+    assert_eq!(length_bits, 0);
+    let bits = (run - usize::from(run_base)) | offset << run_bits;
+    let literals = PAGE_SIZE - 5;
+    let mut object = (literals as u16).to_le_bytes().to_vec();
+    object.extend((0..literals).map(|at| (at * 7 % 251) as u8));
+    object.extend(&bits.to_le_bytes()[..(usize::from(run_bits) + 12).div_ceil(8)]);
+    if run < literals {
+        object.push(END);
+    }
+    object.push(run_token + length_token);
+    object
+}
+
+/// Of literals that are coded half of all bytes: an object stays under a page.
+fn packed(object: &[u8]) -> Vec<u8> {
+    let count = PAGE_SIZE - 5;
+    let bits = vec![0; count.div_ceil(8)];
+    let halves = vec![0x21; count.div_ceil(2)];
+    [&(count as u16 | 1 << 13).to_le_bytes(), &bits[..], &halves, &object[2 + count..]].concat()
+}
+
+#[test]
+fn a_match_begins_in_the_page_wherever_it_is() {
+    for run in (1..200).chain(3900..=PAGE_SIZE - 5) {
+        for (offset, is_sound) in [(run, true), (run + 1, false), (0, false)] {
+            let object = packed(&object_of_one_match(run, offset));
+            assert_eq!(decode_everywhere(&object).is_some(), is_sound, "offset {offset} after {run}");
+        }
+    }
+}
+
+#[test]
+fn an_object_longer_than_a_page_is_refused() {
+    let object = object_of_one_match(PAGE_SIZE - 5, 9);
+    assert_eq!(object.len(), PAGE_SIZE + 1);
+    assert_eq!(decode_everywhere(&object), None);
+    assert!(decode_everywhere(&packed(&object)).is_some());
+}
+
+/// Matches at the last distance after the longest run that its class has, and after longer ones, which take a new distance's.
+#[test]
+fn the_last_distance_comes_back_after_runs_around_the_limit() {
+    for run in RUN_MAX - 3..RUN_MAX + 4 {
+        for length in 3..12 {
+            let mut random = Lcg(run as u64);
+            let mut bytes: Vec<u8> = (0..300).map(|_| random.below(256) as u8).collect();
+            let copy = |bytes: &mut Vec<u8>, distance: usize, length: usize| {
+                (0..length).for_each(|_| bytes.push(bytes[bytes.len() - distance]));
+            };
+            for _ in 0..4 {
+                copy(&mut bytes, 90, 9);
+                bytes.push(random.below(256) as u8);
+                copy(&mut bytes, 200, 9);
+                bytes.extend((0..run).map(|_| random.below(256) as u8));
+                copy(&mut bytes, 200, length);
+                copy(&mut bytes, 90, 9);
+            }
+            assert!(round_trip(&page_of(bytes)).is_some());
         }
     }
 }

@@ -197,6 +197,10 @@ impl Decoder {
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         core::hint::cold_path();
+                        // The sequence before may have been written over this token and its length bytes.
+                        if IN_PLACE && gap(ip, op) < QUICK_GAP {
+                            break 'sequences;
+                        }
                         let mut literals_at = ip.add(1);
                         let Some(more) = length_mostly_short(&mut literals_at, input_end) else { break 'sequences };
                         let literals = 15 + more;
@@ -309,9 +313,7 @@ impl Decoder {
                     }
                     literals = room;
                 }
-                if IN_PLACE && op.addr() > ip.addr() {
-                    return Err(OVERRUN);
-                }
+                debug_assert!(!IN_PLACE || op.addr() <= ip.addr());
                 if literals <= 16 && left >= 16 && room >= 16 && (!IN_PLACE || op.addr() + 16 <= ip.addr()) {
                     copy::<16>(ip, op);
                 } else if IN_PLACE {

@@ -228,11 +228,56 @@ fn pages_of_every_kind_go_to_liblz4() {
     assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
 }
 
-/// Hostile `block`: liblz4 and we give the same bytes, or both an error; and so in place, if it does not overrun.
+/// The block format, byte by byte; the rules for a block's end, which only encoders need, left out. `None`: malformed, or not `out_len`
+/// bytes.
+fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
+    let mut bytes = block.iter().copied();
+    let mut out = Vec::new();
+    loop {
+        let token = usize::from(bytes.next()?);
+        let length = |bytes: &mut dyn Iterator<Item = u8>, nibble: usize| {
+            let mut length = nibble;
+            let mut byte = if nibble == 15 { 255 } else { 0 };
+            while byte == 255 {
+                byte = bytes.next()?;
+                length += usize::from(byte);
+            }
+            Some(length)
+        };
+        for _ in 0..length(&mut bytes, token >> 4)? {
+            out.push(bytes.next()?);
+        }
+        let Some(low) = bytes.next() else { break };
+        let offset = usize::from(u16::from_le_bytes([low, bytes.next()?]));
+        let matched = 4 + length(&mut bytes, token & 15)?;
+        if offset == 0 || out.len() + matched > out_len {
+            return None;
+        }
+        for _ in 0..matched {
+            out.push(out[out.len().checked_sub(offset)?]);
+        }
+    }
+    (out.len() == out_len).then_some(out)
+}
+
+/// What every byte around an output is, before and after.
+const GUARD: u8 = 0xC3;
+
+/// Runs `decode` on an output with guards around it, which must stay.
+fn guarded<R>(out_len: usize, decode: impl FnOnce(&mut [u8]) -> R) -> (R, Vec<u8>) {
+    let mut buffer = vec![GUARD; 64 + out_len + 64];
+    let result = decode(&mut buffer[64..64 + out_len]);
+    let (front, rest) = buffer.split_at(64);
+    let (out, back) = rest.split_at(out_len);
+    assert!([front, back].concat().iter().all(|&byte| byte == GUARD), "written outside the output");
+    (result, out.to_vec())
+}
+
+/// Hostile `block`: the format's reference, liblz4 and we give the same bytes, or all an error; and so in place, if it does not overrun.
 fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
-    let mut ours = vec![0; out_len];
     let mut theirs = vec![0; out_len];
-    let result = decompress(block, &mut ours);
+    let (result, ours) = guarded(out_len, |out| decompress(block, out));
+    assert!(result.ok().map(|()| &ours) == reference(block, out_len).as_ref(), "{result:?} of {block:x?}");
     let oracle = lz4::decompress(block, &mut theirs);
     // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need, and takes offset 0,
     // which the format forbids.
@@ -248,9 +293,9 @@ fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
         assert!(result.is_ok());
         assert_eq!(buffer[..out_len], ours);
     }
-    let mut front = vec![0; out_len / 2];
+    let (part, front) = guarded(out_len / 2, |out| decompress_partial(block, out));
     if result.is_ok() {
-        assert_eq!(decompress_partial(block, &mut front), Ok(out_len / 2));
+        assert_eq!(part, Ok(out_len / 2));
         assert_eq!(front, ours[..out_len / 2]);
     }
 }
@@ -385,6 +430,31 @@ fn offsets_of_every_size_and_match_lengths() {
     }
 }
 
+/// A sequence at every distance from the output's end, with matches from its start and from a byte before it.
+#[test]
+fn a_sequence_at_every_distance_from_the_end() {
+    for literals in [1, 7, 8, 9, 13, 14, 15, 16, 40] {
+        for offset in 1..=literals + 1 {
+            for code in [0, 1, 14, 15, 16, 60] {
+                for last in 0..70_u8 {
+                    let length = |block: &mut Vec<u8>, length: u8| block.extend(length.checked_sub(15));
+                    let mut block = vec![literals.min(15) << 4 | code.min(15)];
+                    length(&mut block, literals);
+                    block.extend(1..=literals);
+                    block.extend([offset, 0]);
+                    length(&mut block, code);
+                    block.push(last.min(15) << 4);
+                    length(&mut block, last);
+                    block.extend(vec![7; usize::from(last)]);
+                    let out_len = usize::from(literals + 4 + code + last);
+                    assert_eq!(reference(&block, out_len).is_some(), offset <= literals);
+                    decoders_agree(&block, out_len, 40);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn in_place_refuses_to_overrun_its_input() {
     // 100 zeros, then 60 literals: the zeros would go over the literals.
@@ -407,6 +477,70 @@ fn in_place_refuses_to_overrun_its_input() {
         }
     }
     assert!((90..=110).contains(&overruns), "{overruns}");
+}
+
+/// With less than the margin that is enough a block is refused or comes out right; so it is with less output than it has, however far
+/// from its input that ends.
+#[test]
+fn in_place_every_margin_and_every_end() {
+    let mut encoder = Lz4Encoder::new();
+    for seed in 1..40 {
+        let input = mixed(200 + 40 * seed as usize, seed);
+        let ours = compressed(&mut encoder, &input);
+        let mut theirs = vec![0; compress_bound(input.len())];
+        let len = lz4_hc::compress(&input, &mut theirs, 9).unwrap();
+        for block in [&ours, &theirs[..len]] {
+            for margin in 0..90 {
+                let (mut buffer, range) = tail(block, input.len(), margin);
+                let end = buffer.len();
+                buffer.resize(end + 64, GUARD);
+                if decompress_in_place(&mut buffer, range, input.len()).is_ok() {
+                    assert!(buffer[..input.len()] == input, "margin {margin}");
+                }
+                assert!(buffer[end..].iter().all(|&byte| byte == GUARD), "written behind the block");
+            }
+            for out_len in (0..input.len()).step_by(7) {
+                let (mut buffer, range) = tail(block, input.len(), 900);
+                assert!(decompress_in_place(&mut buffer, range, out_len).is_err(), "{out_len} of {}", input.len());
+            }
+        }
+    }
+}
+
+/// A match is written over the next token, which then says other lengths; what follows it has so many length bytes that literals have room.
+#[test]
+fn in_place_a_token_that_was_written_over_is_found_out() {
+    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, of which 24 are written; then 0xF5 for 0xF0.
+    let mut block = vec![0x80, 1, 2, 3, 0xF0, 5, 6, 7, 8, 8, 0, 0x00, 1, 0, 0xF5];
+    block.extend([255; 11]);
+    block.push(0);
+    block.extend([9; 15 + 11 * 255]);
+    block.extend([1, 0, 0xF0, 45]);
+    block.extend([7; 60]);
+    let whole = 12 + 4 + 15 + 11 * 255 + 9 + 60;
+    assert!(reference(&block, whole).is_some());
+    for out_len in whole - 9..whole + 9 {
+        for before in 0..60 {
+            let mut buffer = vec![0; before];
+            buffer.extend(&block);
+            let range = before..buffer.len();
+            if out_len <= buffer.len() && decompress_in_place(&mut buffer, range, out_len).is_ok() {
+                assert!(reference(&block, out_len).as_deref() == Some(&buffer[..out_len]), "{before} bytes before");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_front_needs_no_more_of_the_block_than_it_has_itself() {
+    // A literal and a match of 4, and nothing after; then the same and a literal cut off.
+    let block = [0x10, b'a', 1, 0, 0x20, b'b'];
+    for len in 4..=block.len() {
+        let mut front = [0; 5];
+        assert_eq!(decompress_partial(&block[..len], &mut front), Ok(5));
+        assert_eq!(front, *b"aaaaa");
+    }
+    assert!(decompress_partial(&block, &mut [0; 8]).is_err());
 }
 
 #[test]

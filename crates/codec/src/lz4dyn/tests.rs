@@ -47,9 +47,13 @@ fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
 }
 
 fn agrees(block: &[u8], out_len: usize) {
-    let mut out = vec![0; out_len];
-    let decoded = decode::decode(block, &mut out).is_ok().then_some(out);
-    assert!(decoded == reference(block, out_len), "{block:x?}");
+    // With guards around the output, which must stay.
+    let mut buffer = vec![0xC3; 64 + out_len + 64];
+    let is_sound = decode::decode(block, &mut buffer[64..64 + out_len]).is_ok();
+    let (front, rest) = buffer.split_at(64);
+    let (out, back) = rest.split_at(out_len);
+    assert!([front, back].concat().iter().all(|&byte| byte == 0xC3), "written outside the output");
+    assert!(is_sound.then_some(out) == reference(block, out_len).as_deref(), "{block:x?}");
 }
 
 fn compressed(page: &Page) -> Vec<u8> {

@@ -11,7 +11,7 @@
 //! Deviations for speed, all in safe code: where both buffers have room, literals and matches are copied in whole words
 //! that may run past their end, over bytes that are written again later; only near an end is the length exact.
 
-use super::format::{FIRST_LITERALS, RUNS_HEADER, RUNS_SHORTEST, Version, ZEROS_LEAST};
+use super::format::{FIRST_LITERALS, RUNS_HEADER, Version, ZEROS_LEAST};
 use crate::{Corrupt, PAGE_SIZE, Page};
 
 const CUT: Corrupt = Corrupt { what: "lzo stream ends too early" };
@@ -26,7 +26,7 @@ const WORD: usize = 16;
 pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result<(), Corrupt> {
     let mut reader = Reader { object, at: 0 };
     let mut runs = false;
-    if version == Version::Runs && object.len() >= RUNS_SHORTEST && object.starts_with(&RUNS_HEADER[..1]) {
+    if version == Version::Runs && object.starts_with(&RUNS_HEADER[..1]) {
         if !object.starts_with(&RUNS_HEADER) {
             return Err(Corrupt { what: "unknown version of an lzo stream" });
         }

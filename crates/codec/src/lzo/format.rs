@@ -33,8 +33,6 @@ pub(super) enum Version {
 
 /// The first bytes of a stream of version 1.
 pub(super) const RUNS_HEADER: [u8; 2] = [17, 1];
-/// The shortest stream that can be of version 1; a shorter one that begins with 17 is of version 0.
-pub(super) const RUNS_SHORTEST: usize = 5;
 /// The end of a stream: a `0001` match at distance 16384.
 pub(super) const END: [u8; 3] = [0x11, 0, 0];
 /// What the first byte of a stream adds to the number of literals that it begins with.

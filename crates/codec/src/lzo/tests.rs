@@ -151,6 +151,35 @@ fn short_matches_depend_on_the_literals_before_them() {
     let stream = [&[0x40 | 3 << 2 | 1, 0, 7][..], &[0b0000_1001, 0, 5], &rest_of_page(4 + 3 + 1 + 2 + 1, 1)].concat();
     let page = decompressed(Lzo::PLAIN, &by_hand(&[], &stream)).unwrap();
     assert_eq!(page[..11], [1, 2, 3, 4, 1, 2, 3, 7, 2, 3, 5]);
+    // The same after two literals and after three.
+    for literals in 2..=3 {
+        let match_and_literals = [&[0x40 | 3 << 2 | literals, 0][..], &[7, 8, 6][..usize::from(literals)]].concat();
+        let done = 4 + 3 + usize::from(literals) + 2 + 1;
+        let stream = [&match_and_literals[..], &[0b0000_1001, 0, 5], &rest_of_page(done, 1)].concat();
+        let page = decompressed(Lzo::PLAIN, &by_hand(&[], &stream)).unwrap();
+        let before = 7 + usize::from(literals);
+        assert_eq!(page[before..before + 2], page[before - 3..before - 1]);
+        assert_eq!(page[before + 2], 5);
+    }
+}
+
+/// Matches around the distance at which the shorter form ends.
+#[test]
+fn distances_around_the_limit_of_the_short_form_come_back() {
+    let mut state = 3u64;
+    let noise: Page = std::array::from_fn(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    });
+    for distance in 2040..2056 {
+        let mut page = noise;
+        for (at, length) in (2100..PAGE_SIZE - 30).step_by(23).zip((4..14).cycle()) {
+            page.copy_within(at - distance..at - distance + length, at);
+        }
+        for codec in [Lzo::PLAIN, Lzo::RUNS] {
+            assert_eq!(decompressed(codec, &compressed(codec, &page)), Ok(page), "distance {distance}");
+        }
+    }
 }
 
 #[test]
@@ -167,6 +196,11 @@ fn every_page_that_lacks_or_exceeds_something_is_refused() {
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(5, 1))).is_err(), "a byte short of a page");
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(3, 1))).is_err(), "longer than a page");
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(4, 5))).is_err(), "from before the page");
+    // The end, but for the bit that would say 32768 in place of 16384.
+    let mut end = by_hand(&[], &rest_of_page(4, 1));
+    let at = end.len() - 3;
+    end[at] |= 8;
+    assert!(decompressed(Lzo::PLAIN, &end).is_err(), "from far before the page");
     assert!(decompressed(Lzo::RUNS, &[17, 2, 18, 1, 0x11, 0, 0]).is_err(), "a version that does not exist");
 }
 

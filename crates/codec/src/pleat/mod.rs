@@ -81,6 +81,14 @@ struct PleatStream {
     shims: isa::Shims,
 }
 
+/// A stream of each build that this CPU can run.
+#[cfg(fuzzing)]
+pub(crate) fn streams_of_every_build(tables: &Arc<PleatTables>) -> Vec<Box<dyn Stream>> {
+    [isa::Shims::GENERIC, isa::Shims::best()]
+        .map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>)
+        .into()
+}
+
 impl PleatStream {
     fn new(tables: Arc<PleatTables>, shims: isa::Shims) -> Self {
         Self {

@@ -2,7 +2,12 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 
-use super::{encode::RAW, isa::Shims, tables::id_of, *};
+use super::{
+    encode::{FOUR_LANES, PLAIN, RAW},
+    isa::Shims,
+    tables::id_of,
+    *,
+};
 use crate::PAGE_SIZE;
 
 /// A small generator, the same on every machine (xorshift64*, Vigna 2016).
@@ -183,6 +188,60 @@ fn damaged_objects_do_no_harm() {
     }
 }
 
+/// Each object is written in one way only: what no encoder writes is refused, though it could be read.
+#[test]
+fn numbers_too_long_and_bits_without_meaning_are_refused() {
+    let tables = PleatTables::builtin();
+    let mut stream = PleatStream::new(Arc::clone(&tables), Shims::best());
+    let mut back = [0; PAGE_SIZE];
+    let plain = round_trip(&tables, &page(6, 42));
+    assert!(plain[0] & PLAIN == 0 && plain[1] < 128);
+    let longer = [&plain[..1], &[plain[1] | 128, 0], &plain[2..]].concat();
+    assert!(stream.decompress(&longer, &mut back).is_err());
+    // Noise, and a match to make it smaller.
+    let mut half = page(5, 8);
+    half.copy_within(..PAGE_SIZE / 2, PAGE_SIZE / 2);
+    let mut object = round_trip(&tables, &half);
+    assert!(object[0] & PLAIN != 0 && object[0] != RAW);
+    for bit in [1, 2, 4, FOUR_LANES] {
+        object[0] ^= bit;
+        assert!(stream.decompress(&object, &mut back).is_err(), "bit {bit}");
+        object[0] ^= bit;
+    }
+    stream.decompress(&object, &mut back).unwrap();
+    // A byte between the two streams of tokens, or anywhere else in their section.
+    let object = GOLDEN_WORDS;
+    assert!(object[0] & (PLAIN | FOUR_LANES) == 0);
+    let tokens_at = 4 + usize::from(object[2]);
+    for at in tokens_at..=tokens_at + usize::from(object[3]) {
+        let mut longer = object.to_vec();
+        longer[3] += 1;
+        longer.insert(at, 0);
+        assert!(stream.decompress(&longer, &mut back).is_err(), "a byte at {at}");
+    }
+}
+
+/// One stream goes from a long dictionary to none and back.
+#[test]
+fn a_stream_forgets_the_dictionary_before() {
+    let samples = pages(0..5, 8);
+    let none = PleatTables::train_unjudged(&samples.iter().collect::<Vec<_>>(), 0).expect("valid tables");
+    let (none, long) = (Arc::new(none), trained());
+    assert!(long.dictionary_bytes() > none.dictionary_bytes());
+    let mut stream = PleatStream::new(Arc::clone(&none), Shims::best());
+    for tables in [&long, &none, &long, &none] {
+        stream.set_tables(&Tables::Pleat(Arc::clone(tables)));
+        let before = |window: &Window| (0..window::PAGE_AT / 8).map(|at| window.word(8 * at)).collect::<Vec<_>>();
+        assert!(before(&stream.window) == before(&tables.window));
+        for kind in 0..5 {
+            let page = page(kind, 12);
+            let mut out = [0; PAGE_SIZE + 1];
+            let len = stream.compress(&page, &mut out).unwrap();
+            assert!(out[..len] == round_trip(tables, &page));
+        }
+    }
+}
+
 #[test]
 fn both_shims_judge_damage_alike() {
     for tables in all_tables() {
@@ -231,6 +290,39 @@ fn cut_or_flipped_tables_are_refused() {
         damaged[bit / 8] ^= 1 << (bit % 8);
         assert!(PleatTables::from_bytes(&damaged).is_err(), "bit {bit}");
         damaged[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+/// Every page has an object, since what is rare has a way to be written. Tables without it are refused.
+#[test]
+fn tables_that_cannot_say_everything_are_refused() {
+    let bytes = trained().to_bytes();
+    let symbols = usize::from(u16::from_le_bytes([bytes[10], bytes[11]]));
+    // Exchanges the code lengths of two symbols, half a byte each: it stays a complete code.
+    let exchanged = |section: usize, a: usize, b: usize| {
+        let mut bytes = bytes.clone();
+        let nibble = |bytes: &[u8], at: usize| bytes[section + at / 2] >> (4 * (at % 2)) & 15;
+        let (x, y) = (nibble(&bytes, a), nibble(&bytes, b));
+        for (at, is, becomes) in [(a, x, y), (b, y, x)] {
+            bytes[section + at / 2] ^= (is ^ becomes) << (4 * (at % 2));
+        }
+        let id = id_of(&bytes);
+        bytes[4..8].copy_from_slice(&id.to_le_bytes());
+        ((x, y), PleatTables::from_bytes(&bytes))
+    };
+    let tokens = 14 + 2 * symbols;
+    let literals = tokens + usize::from(bytes[12]) * (format::COARSE + symbols).div_ceil(2) + 128;
+    for (section, needed, others) in
+        [(tokens, 0, format::COARSE..format::COARSE + symbols), (literals, tables::ESCAPE, 0..tables::ESCAPE)]
+    {
+        let mut tried = [0; 2];
+        for other in others {
+            let ((had, gets), found) = exchanged(section, needed, other);
+            assert!(had > 0);
+            assert_eq!(found.is_ok(), gets > 0);
+            tried[usize::from(gets > 0)] += 1;
+        }
+        assert!(tried.into_iter().all(|count| count > 0), "{tried:?}");
     }
 }
 

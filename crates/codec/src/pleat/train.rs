@@ -8,7 +8,7 @@ use super::{
     tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
-use crate::Page;
+use crate::{Page, tables::worth_it};
 
 /// Most sample pages that training looks at: it takes these, spread evenly, of more.
 pub(super) const MAX_SAMPLES: usize = 4096;
@@ -245,11 +245,6 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
 
 /// Lengths of dictionary that training tries, in this order: a longer one must be worth its memory.
 const DICTIONARIES: [usize; 3] = [0, 16 << 10, 28_000];
-
-/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer dictionary.
-fn worth_it(bytes: usize, before: usize) -> bool {
-    bytes * 100 <= before * 98
-}
 
 impl PleatTables {
     /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly; same-filled pages should be

@@ -139,7 +139,15 @@ fn what_is_not_a_page_is_refused() {
     for template in [26, 31] {
         assert!(decompressed(&by_hand(&[(template, 5)], &zeros)).is_err(), "template {template}");
     }
-    let mut trailing = by_hand(&whole, &zeros);
+    // 9 repeats and zeros of 11 and 5 bits, the end and the sum: what is left of 192 bits is zero.
+    let object = by_hand(&whole, &zeros);
+    assert_eq!(object.len(), 24);
+    for bit in 5 + 8 * 11 + 5 + 32..192 {
+        let mut object = object.clone();
+        object[bit / 8] ^= 0x80 >> (bit % 8);
+        assert!(decompressed(&object).is_err(), "bit {bit} behind the end");
+    }
+    let mut trailing = object;
     trailing.extend([0; 8]);
     assert!(decompressed(&trailing).is_err(), "8 bytes too many");
 }
