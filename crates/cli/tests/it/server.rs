@@ -67,6 +67,13 @@ impl Server {
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
     }
 
+    /// The memory that the process has, without what belongs to files.
+    pub(crate) fn anonymous_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a running server");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux 4.5 or later");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         send(signal, &self.child);
