@@ -28,6 +28,9 @@ use crate::{
 /// When accepting fails for want of descriptors or memory, the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a client waits to be accepted while those that were turned out before it have not ended.
+const TURN_OUT_TIME: Duration = Duration::from_secs(1);
+
 /// How often it is told that clients are refused.
 const TELL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -372,9 +375,12 @@ impl Control {
 
     /// Takes a connection in. Of those that have not chosen an export, the oldest gives way.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads of those that were turned out may be at work for a moment.
-        if connections.count(Phase::TurnedOut) >= limit {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        // Threads of those that were turned out take a moment to end, a longer one on a busy machine.
+        let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
+        let waited = self.connection_ended.wait_timeout_while(connections, TURN_OUT_TIME, many);
+        let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
             return None;
         }
         if connections.count(Phase::Negotiating) >= limit

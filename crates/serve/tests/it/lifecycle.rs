@@ -51,6 +51,29 @@ fn stop_answers_what_has_been_sent_and_ends_peers_in_the_handshake() {
 }
 
 #[test]
+fn stop_answers_what_came_while_the_leader_was_at_work() {
+    let device = Ram::shared(1 << 20);
+    device.gate.close();
+    let mut server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 512);
+    while device.gate.waiting() == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    raw.request(command::READ, 0, 2, 512, 512);
+    server.handle.stop();
+    // The server shuts the socket down a moment later; what has come by then stays.
+    std::thread::sleep(Duration::from_millis(50));
+    device.gate.open();
+    for cookie in [1, 2] {
+        assert_eq!(raw.simple_reply(), (0, cookie));
+        raw.bytes(512);
+    }
+    raw.expect_end();
+    server.stop();
+}
+
+#[test]
 fn stop_does_not_wait_for_a_peer_that_does_not_read() {
     let limits = Limits { stop_grace: Duration::from_millis(300), ..Limits::default() };
     let mut server = Running::limited(Ram::shared(33 << 20), limits);
