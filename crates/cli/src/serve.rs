@@ -10,9 +10,14 @@ use std::{
 use anyhow::{Context, anyhow};
 use pagefold_codec::{NAMES, by_name};
 use pagefold_disk::{BlockDevice, RamConfig, RamDisk};
-use pagefold_serve::{Export, Limits, Server, unix_uri};
+use pagefold_serve::{Export, Limits, Refused, Server, unix_uri};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{misuse, signals, size, tell};
+
+/// Files that a server has open besides those of the clients that it serves: clients that have chosen no export, sockets,
+/// standard streams.
+const OTHER_DESCRIPTORS: u64 = 128;
 
 /// Serve disks whose contents live compressed in RAM, over NBD
 #[derive(clap::Args)]
@@ -146,14 +151,41 @@ impl Args {
     }
 }
 
+/// Lets the process open as many files as so many connections take, which is more than most systems allow a program that does
+/// not ask; says so where it may not.
+fn allow_descriptors(connections: usize) {
+    let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
+    // Where this fails, the old limit stands.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
+    if allowed < needed {
+        tell(&format!(
+            "{connections} connections may take {needed} open files, and the system allows {allowed}: raise that (ulimit -Hn, \
+             LimitNOFILE=) or lower --max-connections"
+        ));
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let activated = Server::is_activated();
     if args.unix.is_empty() && args.tcp.is_empty() && !activated {
         return Err(misuse(anyhow!("nowhere to listen: give --unix PATH or --tcp [ADDRESS:]PORT")));
     }
     let mut server = Server::builder().limits(Limits { connections: args.max_connections, ..Limits::default() });
-    server = server.when_full(|limit| {
-        tell(&format!("a client was refused: all {limit} connections that --max-connections allows are in use"));
+    allow_descriptors(args.max_connections);
+    server = server.when_refused(|why| {
+        tell(&match why {
+            Refused::Full(limit) => {
+                format!("a client was refused: all {limit} connections that --max-connections allows are in use")
+            }
+            Refused::Accept(error) => format!("clients wait until others leave, since none can be accepted: {error}"),
+            Refused::Thread(error) => format!("a client was turned away, since no thread can be started: {error}"),
+            why => format!("a client was refused: {why:?}"),
+        });
     });
     for disk in args.disks() {
         server = server.export(args.export(disk).map_err(misuse)?);

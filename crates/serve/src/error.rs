@@ -2,6 +2,9 @@
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
+/// `sun_path` of Linux, without the byte that ends it.
+pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
+
 /// Why a server cannot start or run. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -27,6 +30,9 @@ pub enum Error {
     /// The path is something else than a socket.
     #[error("{} exists and is not a socket: choose another path, or remove it", .0.display())]
     NotASocket(PathBuf),
+    /// The system takes no such path for a Unix socket.
+    #[error("{} has {} bytes, the path of a Unix socket at most {MAX_UNIX_PATH_BYTES}: choose a shorter one", .0.display(), .0.as_os_str().len())]
+    PathTooLong(PathBuf),
     /// The Unix socket cannot be made.
     #[error("cannot listen on {}", path.display())]
     Unix {

@@ -31,6 +31,6 @@ mod uri;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
-pub use server::{Builder, Server, ServerHandle, serve_stream};
+pub use server::{Builder, Refused, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
 pub use uri::unix_uri;

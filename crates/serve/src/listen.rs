@@ -21,7 +21,7 @@ use rustix::{
     net::{SocketFlags, accept_with},
 };
 
-use crate::{Error, transport::Socket};
+use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket};
 
 /// How long a socket that may be stale is asked whether it is.
 const PROBE: Duration = Duration::from_millis(500);
@@ -60,6 +60,9 @@ impl Drop for SocketFile {
 impl Listener {
     /// Listens on a Unix socket. A file left by a server that is gone is replaced: of several servers that find it, one.
     pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
+        if path.as_os_str().len() > MAX_UNIX_PATH_BYTES {
+            return Err(Error::PathTooLong(path.into()));
+        }
         let failed = |source| Error::Unix { path: path.into(), source };
         // From the probe to `listen`: before it listens, a new socket looks stale to another server.
         let _lock = lock_directory(path).map_err(failed)?;

@@ -197,11 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn large_buffers_are_not_kept() {
+    fn large_buffers_are_not_kept_nor_many() {
         let pool = alone(usize::MAX);
         drop(pool.lend(KEPT_BUFFER_BYTES + 1).expect("memory"));
         drop(pool.lend(KEPT_BUFFER_BYTES).expect("memory"));
         let kept: Vec<usize> = pool.state.lock().unwrap().kept.iter().map(|buffer| buffer.len()).collect();
         assert_eq!(kept, [KEPT_BUFFER_BYTES]);
+        let held: Vec<_> = (0..2 * KEPT_BUFFERS).map(|_| pool.lend(1).expect("memory")).collect();
+        drop(held);
+        assert_eq!(pool.state.lock().unwrap().kept.len(), KEPT_BUFFERS);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -28,6 +28,9 @@ use crate::{
 /// When accepting fails for want of descriptors or memory, the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a client waits to be accepted while those that were turned out before it have not ended.
+const TURN_OUT_TIME: Duration = Duration::from_secs(1);
+
 /// How often it is told that clients are refused.
 const TELL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -39,16 +42,28 @@ pub struct Builder {
     tcp: Vec<SocketAddr>,
     activation: bool,
     limits: Limits,
-    when_full: WhenFull,
+    when_refused: WhenRefused,
+}
+
+/// Why a client was not served. None of it ends the server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Refused {
+    /// As many are served as [`Limits::connections`] allows: so many.
+    Full(usize),
+    /// Its connection waits to be accepted: there are no descriptors, or there is no memory.
+    Accept(io::Error),
+    /// There is no thread for it; its connection was closed.
+    Thread(io::Error),
 }
 
 /// Whom to tell that a client was refused.
 #[derive(Clone, Default)]
-struct WhenFull(Option<Arc<dyn Fn(usize) + Send + Sync>>);
+struct WhenRefused(Option<Arc<dyn Fn(Refused) + Send + Sync>>);
 
-impl fmt::Debug for WhenFull {
+impl fmt::Debug for WhenRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WhenFull").field(&self.0.is_some()).finish()
+        f.debug_tuple("WhenRefused").field(&self.0.is_some()).finish()
     }
 }
 
@@ -88,11 +103,11 @@ impl Builder {
         self
     }
 
-    /// Has `tell` called, with [`Limits::connections`], when a client is refused since so many are served; at most once a
-    /// minute, by the thread of that client.
+    /// Has `tell` called when a client is not served, for each reason at most once a minute, by a thread that clients wait
+    /// for.
     #[must_use]
-    pub fn when_full(mut self, tell: impl Fn(usize) + Send + Sync + 'static) -> Self {
-        self.when_full = WhenFull(Some(Arc::new(tell)));
+    pub fn when_refused(mut self, tell: impl Fn(Refused) + Send + Sync + 'static) -> Self {
+        self.when_refused = WhenRefused(Some(Arc::new(tell)));
         self
     }
 
@@ -124,7 +139,7 @@ impl Builder {
             wake,
             connections: Mutex::default(),
             connection_ended: Condvar::new(),
-            when_full: self.when_full,
+            when_refused: self.when_refused,
         };
         Ok(Server { exports, listeners, limits: self.limits, control: Arc::new(control) })
     }
@@ -147,7 +162,7 @@ struct Control {
     wake: OwnedFd,
     connections: Mutex<Connections>,
     connection_ended: Condvar,
-    when_full: WhenFull,
+    when_refused: WhenRefused,
 }
 
 /// Connections by number, the oldest first. `negotiating + serving + turned out = all.len()`.
@@ -155,8 +170,8 @@ struct Control {
 struct Connections {
     next: u64,
     all: BTreeMap<u64, (Arc<Socket>, Phase)>,
-    /// When it was last told that a client was refused.
-    told: Option<Instant>,
+    /// When it was last told that a client was refused, for each reason.
+    told: [Option<Instant>; 3],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -211,16 +226,8 @@ impl Admission {
     fn begin(&self, limit: usize) -> Result<(), usize> {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.count(Phase::Serving) >= limit {
-            let due = connections.told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
-            if due {
-                connections.told = Some(Instant::now());
-            }
             drop(connections);
-            if let WhenFull(Some(tell)) = &self.control.when_full
-                && due
-            {
-                tell(limit);
-            }
+            self.control.tell(Refused::Full(limit));
             return Err(limit);
         }
         match connections.all.get_mut(&self.number) {
@@ -305,6 +312,7 @@ impl Server {
                 let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
                 use rustix::io::Errno;
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
+                    self.control.tell(Refused::Accept(error));
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
                 return;
@@ -317,7 +325,7 @@ impl Server {
         let stopping = Arc::clone(&self.control.stopping);
         let budget = Arc::clone(&self.control.budget);
         // Without a thread the connection is closed: both are dropped with the closure.
-        let _ = spawn("nbd-connection", move || {
+        let spawned = spawn("nbd-connection", move || {
             let deadline = Deadline::after(limits.handshake_timeout);
             let session = negotiate(&*socket, &exports, deadline, &|| admission.begin(limits.connections));
             // Once the admission is gone, the server may be too: nothing here may keep its devices then.
@@ -327,6 +335,9 @@ impl Server {
                 let _ = Connection::serve(socket, session, limits, stopping, budget, admission);
             }
         });
+        if let Err(error) = spawned {
+            self.control.tell(Refused::Thread(error));
+        }
     }
 }
 
@@ -346,11 +357,34 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
 }
 
 impl Control {
+    /// Tells why a client is not served, unless that was told a moment ago.
+    fn tell(&self, why: Refused) {
+        let WhenRefused(Some(tell)) = &self.when_refused else { return };
+        let reason = match why {
+            Refused::Full(_) => 0,
+            Refused::Accept(_) => 1,
+            Refused::Thread(_) => 2,
+        };
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = &mut connections.told[reason];
+        let due = told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
+        if due {
+            *told = Some(Instant::now());
+        }
+        drop(connections);
+        if due {
+            tell(why);
+        }
+    }
+
     /// Takes a connection in. Of those that have not chosen an export, the oldest gives way.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads of those that were turned out may be at work for a moment.
-        if connections.count(Phase::TurnedOut) >= limit {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        // Threads of those that were turned out take a moment to end, a longer one on a busy machine.
+        let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
+        let waited = self.connection_ended.wait_timeout_while(connections, TURN_OUT_TIME, many);
+        let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
             return None;
         }
         if connections.count(Phase::Negotiating) >= limit

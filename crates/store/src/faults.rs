@@ -108,3 +108,21 @@ fn all_allocations_may_fail_for_a_while_and_nothing_is_lost() {
         scenario(after, 150);
     }
 }
+
+#[test]
+fn a_write_that_finds_no_room_for_its_leaf_keeps_no_object() {
+    let store = Store::new(Config { slots: 1 << 30, ..Config::default() }).expect("a small store");
+    store.write(0, page(15)).expect("no limit");
+    let before = store.stats().mem_used_total;
+    let mut refused = 0;
+    for round in 0..400 {
+        store.budget().fail(round % 4, 1);
+        // Each needs a leaf, and a node too.
+        refused += u64::from(store.write((1 + round) << 16, page(15)).is_err());
+        store.budget().fail(0, 0);
+        store.discard((1 + round) << 16).expect("a slot");
+    }
+    store.compact();
+    let after = store.stats().mem_used_total;
+    assert!(refused > 100 && after < before + (256 << 10), "{refused} refused, {before} bytes before, {after} after");
+}

@@ -58,6 +58,7 @@ mod cpus;
 mod entry;
 #[cfg(all(test, not(loom)))]
 mod faults;
+mod heap;
 mod lock;
 #[cfg(all(test, loom))]
 mod models;

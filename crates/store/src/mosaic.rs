@@ -207,6 +207,8 @@ impl Mosaic {
         if count > (1 << Location::BITS) / span {
             return Err(too_large());
         }
+        // Where the first shard cannot be, every write would fail.
+        drop(Region::reserve(span as usize)?);
         Ok(Self {
             shards: (0..count).map(|_| OnceLock::new()).collect(),
             cpus,

@@ -47,6 +47,9 @@ pub type Slot = u64;
 /// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
+/// What a pool takes for its first page at most: two pages, and what it knows them by.
+const FIRST_PAGE_BYTES: u64 = 3 * PAGE_SIZE as u64;
+
 /// How a store is made. To be written as `Config { slots, ..Config::default() }`, since later versions may have more fields.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -81,16 +84,17 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewError {
-    /// The address space has no room for that many slots.
-    #[error("{slots} pages of 4 KiB ({} GiB) need more address space than there is", slots >> 18)]
+    /// The address space has no room for that many slots, or the process may not have it (`ulimit -v`,
+    /// `vm.overcommit_memory`).
+    #[error("{slots} pages of 4 KiB ({} GiB) need more address space than this process can have: take fewer", slots >> 18)]
     TooLarge {
         /// The slots asked for.
         slots: u64,
         /// What the system said.
         source: io::Error,
     },
-    /// The limit is below what an empty store costs.
-    #[error("a memory limit of {limit} bytes is below the {needed} bytes that the empty store costs")]
+    /// Under that limit no page could ever be written.
+    #[error("a memory limit of {limit} bytes is below the {needed} bytes that it takes to hold a page")]
     LimitTooSmall {
         /// The limit asked for.
         limit: u64,
@@ -184,8 +188,13 @@ impl<L: EntryLock> Store<L> {
         let pool = pool.make(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
         let base_bytes = table.root_bytes() + streams.base_bytes() + size_of::<CachePadded<Share>>() as u64;
-        let needed = base_bytes + pool.account().held_bytes;
-        budget.take_for(Purpose::Move, needed).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        let empty_bytes = base_bytes + pool.account().held_bytes;
+        // Of the limit 1/16 each is kept for moving and swapping, 1/64 for overwriting.
+        let needed = (empty_bytes + streams.one_bytes() + Table::<L>::FIRST_BYTES + FIRST_PAGE_BYTES) * 64 / 55 + 1;
+        let too_small = NewError::LimitTooSmall { limit: memory_limit, needed };
+        if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
+            return Err(too_small);
+        }
         let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
         let core = Core::new(table, streams, pool);
         Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, swap_bytes })

@@ -380,9 +380,18 @@ impl Streams {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
+    /// Bytes of a stream that is made; 0 if there is no memory for one.
+    pub(crate) fn one_bytes(&self) -> u64 {
+        self.codec.stream().map_or(0, |stream| self.bytes_with(&*stream))
+    }
+
+    fn bytes_with(&self, stream: &dyn Stream) -> u64 {
+        (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64
+    }
+
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let stream = self.codec.stream().map_err(|_| Full)?;
-        let bytes = (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64;
+        let bytes = self.bytes_with(&*stream);
         budget.take(bytes)?;
         self.used_bytes.fetch_add(bytes, Relaxed);
         Ok(Working {

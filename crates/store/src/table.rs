@@ -59,6 +59,8 @@ impl<L: Protocol> Table<L> {
     /// Bytes that a leaf and a node cost, with their allocator's header.
     const LEAF_BYTES: u64 = size_of::<Leaf<L>>() as u64 + 16;
     const NODE_BYTES: u64 = size_of::<Node<L>>() as u64 + 16;
+    /// What the first slot that is written costs.
+    pub(crate) const FIRST_BYTES: u64 = Self::NODE_BYTES + Self::LEAF_BYTES;
 
     /// A table of `slots` empty slots. `None`: there is no memory for its root.
     pub(crate) fn new(slots: u64) -> Option<Self> {

@@ -34,7 +34,9 @@ use std::{
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
-use crate::{Stats, budget::Budget, compaction::Core, entry::Entry, lock::EntryLock, store::read, sync::wait_for};
+use crate::{
+    Stats, budget::Budget, compaction::Core, entry::Entry, heap, lock::EntryLock, store::read, sync::wait_for,
+};
 
 /// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
@@ -129,6 +131,7 @@ impl Training {
     /// The training of a store of `codec`; `None` if that has nothing to train.
     pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Arc<Self>> {
         let first = codec.tables()?;
+        heap::keep_no_large_blocks();
         let mut of = [const { None }; NUMBERS];
         of[0] = Some(first);
         Some(Arc::new(Self {
@@ -295,14 +298,11 @@ impl Training {
         if budget.limit() - budget.used() < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
         }
-        let pages = self.pages_of(slots, core, budget);
-        let pages: Vec<&Page> = pages.iter().collect();
-        let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
-        let better = current.and_then(|current| current.train_beyond(&pages));
-        let gain = first.zip(better.as_ref()).map_or(0, |(first, better)| gain_permille(&first, better, &pages));
+        let better = self.better(&self.pages_of(slots, core, budget));
+        heap::give_back();
         self.give(budget, work_bytes);
         match better {
-            Some(tables) => {
+            Some((tables, gain)) => {
                 self.stride.store(self.plan.stride, Relaxed);
                 self.install(tables, gain, budget);
             }
@@ -312,6 +312,15 @@ impl Training {
                 self.stride.store(stride.saturating_mul(2).min(self.plan.max_stride), Relaxed);
             }
         }
+    }
+
+    /// Tables that are better for `pages` than the current ones, if any are, and their gain over number 0.
+    fn better(&self, pages: &[Page]) -> Option<(Tables, u64)> {
+        let pages: Vec<&Page> = pages.iter().collect();
+        let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
+        let better = current?.train_beyond(&pages)?;
+        let gain = first.map_or(0, |first| gain_permille(&first, &better, &pages));
+        Some((better, gain))
     }
 
     /// The pages of `slots`, as far as these still hold any that needs an object.

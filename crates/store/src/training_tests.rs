@@ -284,6 +284,95 @@ fn keep_through_retrainings(codec: &str) {
     assert!(store.stats().trainings > 0, "{codec}: {:?}", store.stats());
 }
 
+/// A page that says of itself which slot's it is and what it has to look like: words of a kind, noise, or one word over and
+/// over. The zeros of an empty slot are slot 0's 0th.
+fn telling(slot: u64, number: u64) -> Page {
+    let told = slot << 32 | number;
+    let mut page = match number % 7 {
+        0 => [0; PAGE_SIZE],
+        1 => page(u64::MAX, told),
+        _ => page(number >> 6, told),
+    };
+    let mut state = told;
+    match number % 7 {
+        0 => page.as_chunks_mut().0.fill(told.to_le_bytes()),
+        1 => page[8..].fill_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        }),
+        _ => {}
+    }
+    page
+}
+
+fn assert_telling(slot: u64, page: &Page, codec: &str) {
+    let told = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
+    if told != 0 {
+        assert_eq!(told >> 32, slot, "{codec}: another slot's page");
+    }
+    assert!(*page == telling(told >> 32, told & u64::from(u32::MAX)), "{codec}: slot {slot} has a torn page");
+}
+
+/// Eight threads write, change, clear, read and compact the same slots.
+fn share_slots(codec: &str, slots: u64, memory_limit: u64, rounds: u64) {
+    let store = store(codec, slots, memory_limit, OFTEN);
+    thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut state = thread + 1;
+                for round in 0..rounds {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let (slot, action) = (1 + (state >> 33) % (slots - 1), (state >> 59) % 16);
+                    let new = telling(slot, round << 3 | thread);
+                    let done = match action {
+                        0..6 => store.write(slot, &new),
+                        6..8 => store.update(slot, |old| {
+                            assert_telling(slot, old, codec);
+                            *old = new;
+                        }),
+                        8 | 9 => store.discard(slot),
+                        10 => store.write_zeroes(slot),
+                        11 if round % 32 == 0 => {
+                            store.compact_for(Duration::from_millis(1));
+                            let stats = store.stats();
+                            assert!(stats.spent_bytes <= memory_limit && stats.mem_used_max <= memory_limit);
+                            Ok(())
+                        }
+                        _ => {
+                            assert_telling(slot, &read(store, slot), codec);
+                            Ok(())
+                        }
+                    };
+                    assert!(done.is_ok() || done == Err(Error::Full) && memory_limit < u64::MAX, "{codec}: {done:?}");
+                }
+            });
+        }
+    });
+    wait(&store, |_| true);
+    for slot in 0..slots {
+        assert_telling(slot, &read(&store, slot), codec);
+    }
+    store.check().expect("consistent");
+    for slot in 0..slots {
+        store.discard(slot).expect("a slot");
+    }
+    store.compact();
+    let stats = store.stats();
+    let left = [stats.orig_data_size, stats.compr_data_size, stats.same_pages, stats.huge_pages];
+    assert!(left == [0; 4] && stats.mem_used_total < 1 << 20, "{codec}: {stats:?}");
+    store.check().expect("consistent");
+}
+
+#[test]
+fn threads_that_share_slots_find_whole_pages_with_every_codec() {
+    let names = ["fold", "lz4", "lz4dyn", "lz4hc", "lzo", "lzo-rle", "deflate", "842", "zstd-1", "zstd-5"];
+    for codec in names.into_iter().chain(CODECS) {
+        share_slots(codec, 64, u64::MAX, 400);
+        share_slots(codec, 600, 1 << 20, 300);
+    }
+}
+
 #[test]
 fn a_training_takes_no_room_from_writers() {
     for codec in CODECS {

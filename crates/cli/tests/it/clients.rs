@@ -53,6 +53,29 @@ fn nbdcopy_takes_an_image_in_and_out() {
 }
 
 #[test]
+fn what_a_training_took_goes_back_to_the_system() {
+    let Some([nbdcopy]) = programs("what_a_training_took_goes_back_to_the_system", ["nbdcopy"]) else { return };
+    let server = Server::start(&["--size", "64M", "--codec", "pleat"]);
+    let image = server.folder().join("image");
+    make_image(&image, 64);
+    run(Command::new(&nbdcopy).arg(&image).arg(server.uri("")));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.figure("", "trainings") + server.figure("", "trainings_useless") == 0 {
+        assert!(Instant::now() < deadline, "it does not train");
+        thread::sleep(Duration::from_millis(50));
+    }
+    // Another training may have begun.
+    loop {
+        let (taken, spent) = (server.anonymous_bytes(), server.figure("", "spent_bytes"));
+        if taken < spent + (8 << 20) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{taken} bytes taken, {spent} of them said to be spent");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 fn qemu_img_converts_compares_and_maps() {
     let Some([qemu_img]) = programs("qemu_img_converts_compares_and_maps", ["qemu-img"]) else { return };
     let server = Server::start(&["--size", "32M"]);

@@ -1,10 +1,16 @@
 //! What is wrong is named, with what to do, and the exit status is not 0.
 
-use std::{fs, os::unix::net::UnixListener};
+use std::{
+    fs,
+    os::unix::net::{UnixListener, UnixStream},
+    thread,
+    time::Duration,
+};
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::server::{Server, pagefold, run, run_to_fail};
+use crate::server::{Server, pagefold, run, run_to_fail, under};
 
 fn serve_fails(args: &[&str]) -> String {
     run_to_fail(pagefold().arg("serve").args(args))
@@ -36,6 +42,34 @@ fn impossible_disks_are_refused() {
     assert_names(&disk(&["--export", "name=a,size=1G", "--export", "name=a,size=1G"]), &["a"]);
     assert_names(&disk(&[]), &["--size"]);
     assert!(!fs::exists(socket).expect("a folder"), "a failed start leaves no socket");
+}
+
+#[test]
+fn a_disk_that_could_hold_no_page_is_refused() {
+    let args = ["serve", "--size", "16G", "--unix", "/nonexistent/socket"];
+    // The first of its shards has 4 GiB of addresses.
+    let message = run_to_fail(under("-v 2000000").args(args));
+    assert_names(&message, &["16 GiB", "address space", "take fewer"]);
+    let message = run_to_fail(pagefold().args(args).args(["--memory-limit", "100K"]));
+    assert_names(&message, &["102400 bytes", "hold a page"]);
+}
+
+#[test]
+fn files_that_connections_need_may_be_opened() {
+    let server = Server::start_under("-Sn 64", &["--size", "1M", "--max-connections", "400"]);
+    let limits = server.proc("limits");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let soft: u64 = files.split_whitespace().nth(3).expect("a column").parse().expect("a number");
+    assert!(soft >= 400, "{files}");
+    drop(server);
+    let server = Server::start_under("-n 24", &["--size", "1M"]);
+    let clients: Vec<_> =
+        (0..40).map(|_| UnixStream::connect(server.socket()).expect("a place in the queue")).collect();
+    thread::sleep(Duration::from_millis(300));
+    drop(clients);
+    let (status, messages) = server.end(Signal::TERM);
+    assert!(status.success(), "{status}: {messages}");
+    assert_names(&messages, &["256 open files", "ulimit -Hn", "clients wait", "Too many open files"]);
 }
 
 #[test]

@@ -19,6 +19,13 @@ pub(crate) fn pagefold() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pagefold"))
 }
 
+/// The program under test under a shell's `ulimit LIMIT`.
+pub(crate) fn under(limit: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(env!("CARGO_BIN_EXE_pagefold"));
+    command
+}
+
 /// A running server, killed with this value unless it was ended before.
 pub(crate) struct Server {
     child: Child,
@@ -28,8 +35,16 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `pagefold serve ARGS --unix SOCKET` and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_with(pagefold(), args)
+    }
+
+    /// The same under a shell's `ulimit LIMIT`.
+    pub(crate) fn start_under(limit: &str, args: &[&str]) -> Self {
+        Self::start_with(under(limit), args)
+    }
+
+    fn start_with(mut command: Command, args: &[&str]) -> Self {
         let folder = TempDir::new().expect("a folder");
-        let mut command = pagefold();
         command.arg("serve").args(args).arg("--unix").arg(folder.path().join("socket"));
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
@@ -49,6 +64,11 @@ impl Server {
         self.folder.path().join("socket")
     }
 
+    /// A file of the running server in `/proc`.
+    pub(crate) fn proc(&self, name: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).expect("a running server")
+    }
+
     /// A folder that goes with the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
@@ -65,6 +85,13 @@ impl Server {
         let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
         let mut found = lines.filter(|line| line["case"] == export && line["metric"] == metric);
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
+    }
+
+    /// The memory that the process has, without what belongs to files.
+    pub(crate) fn anonymous_bytes(&self) -> u64 {
+        let status = self.proc("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux 4.5 or later");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.

@@ -34,6 +34,7 @@ fn bad_requests_get_the_errno_the_protocol_wants_and_the_connection_goes_on() {
         ("status past the end", command::BLOCK_STATUS, 0, SIZE, 1, EINVAL),
         ("status of nothing", command::BLOCK_STATUS, 0, 0, 0, EINVAL),
         ("flush of a range", command::FLUSH, 0, 0, 512, EINVAL),
+        ("flush of an offset", command::FLUSH, 0, 512, 0, EINVAL),
         ("unknown command", 8, 0, 0, 0, EINVAL),
         ("unknown command", u16::MAX, 0, 0, 100, EINVAL),
         ("unknown flag", command::READ, 1 << 15, 0, 512, EINVAL),
@@ -112,6 +113,9 @@ fn what_cannot_be_decoded_is_eio() {
     // A large read fails in a later chunk, after good ones.
     raw.request(command::READ, 0, 2, 0, 1 << 20);
     assert_eq!(raw.structured_read(2, 0), Err(EIO));
+    // The error was the last of it.
+    raw.request(command::READ, 0, 5, 0, 8);
+    assert_eq!(raw.structured_read(5, 0), Ok(vec![0; 8]));
     let mut raw = server.simple();
     raw.request(command::READ, 0, 3, 0, 1 << 20);
     assert_eq!(raw.simple_reply(), (EIO, 3), "a simple reply with an error has no data");

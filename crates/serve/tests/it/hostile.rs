@@ -4,7 +4,7 @@ use std::{
 };
 
 use pagefold_serve::{
-    Export, Limits, Server,
+    Export, Limits, Refused, Server,
     protocol::{Request, command, option, reply},
 };
 
@@ -138,7 +138,7 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
     let told = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&told);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(limits);
-    let server = Running::start(builder.when_full(move |limit| notes.lock().unwrap().push(limit)));
+    let server = Running::start(builder.when_refused(move |why| notes.lock().unwrap().push(why)));
     let mut served: Vec<_> = (0..3).map(|_| server.simple()).collect();
     let mut refused = server.greet();
     refused.option(option::GO, &info(b"disk", &[]));
@@ -159,7 +159,7 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
         std::thread::sleep(Duration::from_millis(5));
     }
     // Two were refused; it was told once.
-    assert_eq!(*told.lock().unwrap(), [3]);
+    assert!(matches!(told.lock().unwrap()[..], [Refused::Full(3)]));
     // The one that was refused has stayed, and may choose now.
     refused.go(b"disk");
 }

@@ -51,6 +51,29 @@ fn stop_answers_what_has_been_sent_and_ends_peers_in_the_handshake() {
 }
 
 #[test]
+fn stop_answers_what_came_while_the_leader_was_at_work() {
+    let device = Ram::shared(1 << 20);
+    device.gate.close();
+    let mut server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 512);
+    while device.gate.waiting() == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    raw.request(command::READ, 0, 2, 512, 512);
+    server.handle.stop();
+    // The server shuts the socket down a moment later; what has come by then stays.
+    std::thread::sleep(Duration::from_millis(50));
+    device.gate.open();
+    for cookie in [1, 2] {
+        assert_eq!(raw.simple_reply(), (0, cookie));
+        raw.bytes(512);
+    }
+    raw.expect_end();
+    server.stop();
+}
+
+#[test]
 fn stop_does_not_wait_for_a_peer_that_does_not_read() {
     let limits = Limits { stop_grace: Duration::from_millis(300), ..Limits::default() };
     let mut server = Running::limited(Ram::shared(33 << 20), limits);
@@ -146,7 +169,11 @@ fn a_path_that_cannot_be_is_a_clear_error() {
     // The cause is told once: it is the source, and not part of the text.
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("No such file"), "{cause}");
-    assert!(bind(std::path::Path::new(&format!("/tmp/{}", "x".repeat(200)))).is_err());
+    let folder = tempfile::TempDir::new().unwrap();
+    let of = |len: usize| folder.path().join("x".repeat(len - 1 - folder.path().as_os_str().len()));
+    assert!(bind(&of(107)).is_ok());
+    let error = bind(&of(108)).unwrap_err().to_string();
+    assert!(error.ends_with("has 108 bytes, the path of a Unix socket at most 107: choose a shorter one"), "{error}");
 }
 
 #[test]

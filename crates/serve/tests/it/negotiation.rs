@@ -233,6 +233,22 @@ fn contexts_hold_for_the_export_they_were_set_for() {
 }
 
 #[test]
+fn contexts_that_are_set_again_take_the_place_of_the_first() {
+    let server = two();
+    let mut raw = server.greet();
+    raw.option(option::STRUCTURED_REPLY, b"");
+    raw.expect_ack(option::STRUCTURED_REPLY);
+    raw.option(option::SET_META_CONTEXT, &contexts(b"disk", &[b"base:allocation"]));
+    raw.option_reply(option::SET_META_CONTEXT);
+    raw.expect_ack(option::SET_META_CONTEXT);
+    raw.option(option::SET_META_CONTEXT, &contexts(b"disk", &[b"other:context"]));
+    raw.expect_ack(option::SET_META_CONTEXT);
+    raw.go(b"disk");
+    raw.request(7, 0, 9, 0, 4096);
+    assert_eq!(raw.chunk().error().0, 22);
+}
+
+#[test]
 fn a_silent_peer_is_dropped_in_the_handshake() {
     let server = Running::limited(Ram::shared(8192), quick());
     server.greet().expect_end_after(HANDSHAKE);

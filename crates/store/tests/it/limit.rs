@@ -1,10 +1,12 @@
 //! What happens at the memory limit.
 
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use pagefold_codec::{NAMES, by_name};
 use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Store};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -71,6 +73,23 @@ fn all_memory_comes_back() {
 fn a_limit_below_the_empty_store_is_refused() {
     let error = Store::new(Config { slots: 1 << 20, memory_limit: 1000, ..Config::default() }).expect_err("too small");
     assert!(matches!(error, NewError::LimitTooSmall { limit: 1000, .. }), "{error}");
+}
+
+#[test]
+fn a_limit_under_which_no_page_can_be_written_is_refused() {
+    for codec in NAMES.iter().map(|name| name.replace("LEVEL", "12")) {
+        for slots in [1, 1 << 16, 3 << 30] {
+            let codec = by_name(&codec).expect("a known codec");
+            let with = |memory_limit| {
+                Store::new(Config { slots, codec: Arc::clone(&codec), memory_limit, ..Config::default() })
+            };
+            let Err(NewError::LimitTooSmall { needed, .. }) = with(10 << 10) else { panic!("10 KiB suffice") };
+            let store = with(needed).expect("as much as is needed");
+            store.write(slots - 1, &mixed(1, 0xff)).unwrap_or_else(|error| panic!("{codec:?} {needed}: {error}"));
+            assert!(store.stats().spent_bytes > needed / 2, "{codec:?} needs {needed}? {:?}", store.stats());
+            assert!(matches!(with(needed - 1), Err(NewError::LimitTooSmall { .. })));
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use pagefold_codec::by_name;
 use pagefold_store::{Config, Error, PAGE_SIZE, Page, Status, Store};
 use proptest::prelude::*;
 
-use crate::pages::any_page;
+use crate::pages::{any_page, mixed};
 
 const SLOTS: u64 = 1500;
 
@@ -104,6 +104,26 @@ fn slots_beyond_the_end_are_refused() {
     assert_eq!(store.status(10), Err(error));
     assert_eq!(store.empty_run(10, 5), 0);
     assert_eq!(store.empty_run(u64::MAX, u64::MAX), 0);
+}
+
+#[test]
+fn each_kind_of_page_is_counted() {
+    let store = Store::new(Config { slots: 8, ..Config::default() }).expect("a small store");
+    store.write(0, &mixed(1, 0xff)).expect("no limit");
+    store.write(1, &mixed(2, 0xff)).expect("no limit");
+    store.write(2, &[7; PAGE_SIZE]).expect("no limit");
+    store.write_zeroes(3).expect("no limit");
+    store.write(4, &mixed(3, 0x01)).expect("no limit");
+    let counted = |store: &Store| {
+        let stats = store.stats();
+        (stats.orig_data_size / PAGE_SIZE as u64, stats.huge_pages, stats.same_pages)
+    };
+    assert_eq!(counted(&store), (5, 2, 2));
+    store.update(1, |page| page.fill(0)).expect("no limit");
+    store.discard(2).expect("a slot");
+    assert_eq!(counted(&store), (4, 1, 2));
+    let compressed = store.stats().compr_data_size;
+    assert!((4096..2 * 4096).contains(&compressed), "{compressed} bytes of objects");
 }
 
 #[test]

@@ -1,0 +1,25 @@
+//! What the C library's allocator keeps of memory that was freed.
+#![allow(unsafe_code)] // calls libc
+
+/// Blocks from here on are to come from the system and go back to it when they are freed.
+const LARGE_BYTES: i32 = 128 << 10;
+
+/// Has large blocks given back when they are freed, for the whole process from now on. Once one was freed, glibc takes such
+/// blocks (up to 32 MiB) from a heap of the thread's own instead, of which it keeps up to twice as much for later.
+pub(crate) fn keep_no_large_blocks() {
+    // SAFETY: it sets two numbers of the allocator's, under its lock.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, LARGE_BYTES);
+    }
+}
+
+/// Gives back what is free now: it looks over all heaps of the process, for milliseconds.
+pub(crate) fn give_back() {
+    // SAFETY: it changes nothing that is in use.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
