@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_owners: bool,
 
-    /// Leave extended attributes out
+    /// Leave extended attributes out; some may be set by root alone
     #[arg(long)]
     no_xattrs: bool,
 

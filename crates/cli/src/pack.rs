@@ -193,7 +193,7 @@ impl Args {
         let folder = std::env::temp_dir();
         let failed = || format!("keeping the archive in {}", folder.display());
         let mut archive = tempfile::tempfile_in(&folder).with_context(failed)?;
-        ensure!(io::copy(&mut source, &mut archive).with_context(failed)? > 0, "{shown}: an archive is never empty");
+        io::copy(&mut source, &mut archive).with_context(failed)?;
         refuse_compressed(&archive, shown)?;
         Tree::from_tar(archive, options).with_context(|| shown.to_owned())
     }
@@ -272,8 +272,14 @@ impl Args {
 
 /// Refuses an archive that has to be decompressed first, and says how.
 fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
-    const MAGIC: [(&[u8], &str); 4] =
-        [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2")];
+    const MAGIC: [(&[u8], &str); 6] = [
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"BZh", "bzip2"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"LZIP", "lzip"),
+    ];
     let mut front = [0; 6];
     let len = archive.read_at(&mut front, 0)?;
     if let Some((_, program)) = MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)) {

@@ -189,12 +189,12 @@ fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
 }
 
 /// A file's xattrs have a room of their own. That it is full says nothing of other files.
-fn no_xattr(error: rustix::io::Errno) -> Error {
+fn no_xattr(name: &[u8], error: rustix::io::Errno) -> Error {
     let source = match error {
         rustix::io::Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "no room for it"),
         error => error.into(),
     };
-    Error::io("setting an xattr")(source)
+    Error::io(format!("setting the xattr {}", String::from_utf8_lossy(name)))(source)
 }
 
 fn os(name: &[u8]) -> &OsStr {
@@ -538,15 +538,21 @@ impl Target<'_> {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed("setting the mode"))?;
         }
-        if self.options.xattrs {
-            // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
-            let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
-            for xattr in self.image.xattrs(inode)? {
-                rustix::fs::lsetxattr(&path, os(&xattr.name), &xattr.value, XattrFlags::empty()).map_err(no_xattr)?;
-            }
-        }
+        // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
+        let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
+        let xattrs =
+            self.set_xattrs(inode, |name, value| rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty()));
         rustix::fs::utimensat(directory, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(failed("setting the time"))
+            .map_err(failed("setting the time"))?;
+        xattrs
+    }
+
+    /// Sets all xattrs that can be set, and says why the first of the others could not.
+    fn set_xattrs(&self, inode: &Inode, set: impl Fn(&OsStr, &[u8]) -> rustix::io::Result<()>) -> Result<()> {
+        let xattrs = if self.options.xattrs { self.image.xattrs(inode)? } else { Vec::new() };
+        let done =
+            xattrs.iter().map(|xattr| set(os(&xattr.name), &xattr.value).map_err(|error| no_xattr(&xattr.name, error)));
+        done.fold(Ok(()), Result::and)
     }
 
     /// Makes and fills a file, together with others if it is long.
@@ -608,12 +614,10 @@ impl Target<'_> {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
         }
-        if self.options.xattrs {
-            for xattr in self.image.xattrs(inode)? {
-                rustix::fs::fsetxattr(file, os(&xattr.name), &xattr.value, XattrFlags::empty()).map_err(no_xattr)?;
-            }
-        }
-        rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))
+        let xattrs =
+            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
+        rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))?;
+        xattrs
     }
 }
 

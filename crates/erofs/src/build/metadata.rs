@@ -1,5 +1,6 @@
 //! Inodes, directories and the superblock, written behind the data.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,6 +22,10 @@ use crate::format::{
     XattrHeader, align, compat, file_type, incompat, mode,
 };
 use crate::superblock::{checksum, checksummed_len};
+
+/// Inodes that are placed the longest first, so that the shorter ones fill what these leave of blocks. Few enough to stay near to each
+/// other, as those of a directory are read together.
+const PLACED_TOGETHER: usize = 256;
 
 /// An inode and what follows it, but for its nid-dependent bytes.
 struct Record {
@@ -74,10 +79,16 @@ pub(crate) fn write(
     let mut offsets = HashMap::with_capacity(plan.visits.len());
     offsets.insert(tree.root(), front);
     let mut placer = Placer::new(block, front + root_len..plan.front_bytes, align(meta_start + shared_len, SLOT));
-    for visit in plan.visits.iter().skip(1) {
+    let wants = plan.visits[1..].iter().map(|visit| {
         let record = &records[&visit.id];
-        let len = record.bytes(plan.inodes[&visit.id].header_bytes());
-        offsets.insert(visit.id, placer.place(len, record.tail.len() as u64));
+        (visit.id, record.bytes(plan.inodes[&visit.id].header_bytes()), record.tail.len() as u64)
+    });
+    let mut wants: Vec<(NodeId, u64, u64)> = wants.collect();
+    for near in wants.chunks_mut(PLACED_TOGETHER) {
+        near.sort_by_key(|(_, len, _)| Reverse(*len));
+        for (id, len, tail) in near {
+            offsets.insert(*id, placer.place(*len, *tail));
+        }
     }
     let packed = data.packed.take().map(|(size, stored)| {
         let record = file_record(size, Some(stored));

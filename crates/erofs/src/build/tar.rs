@@ -34,6 +34,7 @@ type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 /// A member of an archive, with what precedes it applied.
 struct Member {
     header: Header,
+    kind: EntryType,
     records: Records,
     path: Vec<u8>,
     link: Vec<u8>,
@@ -56,8 +57,12 @@ struct Members<'a> {
 impl Members<'_> {
     fn next(&mut self) -> Result<Option<Member>> {
         let (mut records, mut path, mut link) = (self.global.clone(), None, None);
+        let mut extended = false;
         loop {
-            let Some((header, mut offset)) = self.header()? else { return Ok(None) };
+            let Some((header, mut offset)) = self.header()? else {
+                let what = "the archive ends before the member that a header is about";
+                return if extended { Err(self.here(what)) } else { Ok(None) };
+            };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
             let number = |key: &[u8], own: io::Result<u64>| -> Result<u64> {
                 let recorded =
@@ -72,6 +77,8 @@ impl Members<'_> {
             );
             let size = if extension {
                 header.entry_size().map_err(Error::io("reading the archive"))?
+            } else if has_no_content(kind) {
+                0
             } else {
                 number(b"size", header.entry_size())?
             };
@@ -85,12 +92,12 @@ impl Members<'_> {
                 Some(next) => next,
                 None => return Err(source_error(&name, "it is longer than any file")),
             };
-            let has_content = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
-            if has_content && offset + size > self.len {
+            if offset + size > self.len {
                 return Err(source_error(&name, "the archive ends inside it"));
             }
             if !extension {
-                if has_content && sparse.is_none() {
+                let is_file = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
+                if is_file && sparse.is_none() {
                     sparse = sparse::pax(self.archive, &records, offset, size).map_err(named)?;
                 }
                 let recorded = records.remove(&b"path"[..]);
@@ -101,13 +108,16 @@ impl Members<'_> {
                     .unwrap_or_else(|| header.path_bytes().into_owned());
                 let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
                 let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
-                return Ok(Some(Member { records, path, link, offset, size, sparse, header }));
+                // Before ustar a directory was told by its name alone.
+                let kind = if is_file && path.ends_with(b"/") { EntryType::Directory } else { kind };
+                return Ok(Some(Member { header, kind, records, path, link, offset, size, sparse }));
             }
             if size > MAX_EXTENSION_BYTES {
                 return Err(source_error(&name, "its extended header is longer than 8 MiB"));
             }
             let mut bytes = vec![0; size as usize];
             self.archive.read_exact_at(&mut bytes, offset).map_err(Error::io("reading the archive"))?;
+            extended |= kind != EntryType::XGlobalHeader;
             match kind {
                 EntryType::XHeader => parse_records(&bytes, &mut records)?,
                 EntryType::XGlobalHeader => {
@@ -123,47 +133,63 @@ impl Members<'_> {
     }
 
     /// The header at the current position and where its content starts; `None` at the archive's end.
-    fn header(&mut self) -> Result<Option<(Header, u64)>> {
-        let mut bytes = [0; BLOCK as usize];
-        match self.archive.read_exact_at(&mut bytes, self.at) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(Error::io("reading the archive")(error)),
+    fn header(&self) -> Result<Option<(Header, u64)>> {
+        if self.len == 0 {
+            return Err(Error::Options("an archive is never empty".to_owned()));
         }
-        if bytes.iter().all(|byte| *byte == 0) {
-            if self.at == 0 {
-                self.refuse_data_behind_zeros()?;
-            }
+        if self.at >= self.len {
             return Ok(None);
         }
-        let header = Header::from_byte_slice(&bytes).clone();
-        // The sum counts its own eight bytes as spaces.
-        let sum: u32 = bytes
-            .iter()
-            .enumerate()
-            .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) })
-            .sum();
-        if header.cksum().ok() != Some(sum) {
-            let what = "the header's checksum does not match; is this a tar archive?";
-            return Err(source_error(format!("byte {}", self.at).as_bytes(), what));
+        let mut bytes = [0; BLOCK as usize];
+        self.archive.read_exact_at(&mut bytes, self.at).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.here("the archive ends inside a header"),
+            _ => Error::io("reading the archive")(error),
+        })?;
+        if bytes == [0; BLOCK as usize] {
+            self.refuse_data_behind_zeros()?;
+            return Ok(None);
         }
-        Ok(Some((header, self.at + BLOCK)))
+        match header_of(&bytes) {
+            Some(header) => Ok(Some((header, self.at + BLOCK))),
+            None => Err(self.here("the header's checksum does not match; is this a tar archive?")),
+        }
+    }
+
+    fn here(&self, what: &str) -> Error {
+        source_error(format!("byte {}", self.at).as_bytes(), what)
+    }
+
+    /// An archive ends with zeros. Disks begin with them, and an image of nothing would be made of one; archives that were put one behind
+    /// the other have them between, and all but the first would be left out.
+    fn refuse_data_behind_zeros(&self) -> Result<()> {
+        let mut behind = vec![0; (self.len - self.at).min(DISK_FRONT_BYTES) as usize];
+        self.archive.read_exact_at(&mut behind, self.at).map_err(Error::io("reading the archive"))?;
+        let Some(first) = behind.iter().position(|byte| *byte != 0) else { return Ok(()) };
+        let (blocks, _) = behind.as_chunks();
+        let is_header = blocks.get(first / BLOCK as usize).is_some_and(|block| header_of(block).is_some());
+        let what = match self.at {
+            0 => "data behind nothing but zeros: not a tar archive. A disk is packed from a file, not a pipe",
+            _ if is_header => "another archive begins behind the end of the first; join them with tar --concatenate",
+            _ => return Ok(()),
+        };
+        Err(source_error(format!("byte {}", self.at + first as u64).as_bytes(), what))
     }
 }
 
-impl Members<'_> {
-    /// An archive of nothing is all zeros. Disks begin with zeros too, and an image of nothing would be made of one.
-    fn refuse_data_behind_zeros(&self) -> Result<()> {
-        let mut front = vec![0; self.len.min(DISK_FRONT_BYTES) as usize];
-        self.archive.read_exact_at(&mut front, 0).map_err(Error::io("reading the archive"))?;
-        match front.iter().position(|byte| *byte != 0) {
-            Some(at) => {
-                let what = "data behind nothing but zeros: not a tar archive. A disk is packed from a file, not a pipe";
-                Err(source_error(format!("byte {at}").as_bytes(), what))
-            }
-            None => Ok(()),
-        }
-    }
+/// The header that a block is, if its checksum is right.
+fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
+    // The sum counts its own eight bytes as spaces.
+    let counted = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
+    let sum: u32 = block.iter().enumerate().map(counted).sum();
+    let header = Header::from_byte_slice(block);
+    (header.cksum().ok() == Some(sum)).then(|| header.clone())
+}
+
+/// Whether nothing follows such a member's header. A size in it is not of content: some archivers write that of a directory, of a link's target, or of
+/// the file that a hard link is to.
+fn has_no_content(kind: EntryType) -> bool {
+    use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
+    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
 }
 
 /// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
@@ -207,7 +233,7 @@ impl Tree {
         let mut tree = Self::new(directory(options));
         while let Some(member) = members.next()? {
             let names = names(&member.path)?;
-            if names.is_empty() && member.header.entry_type().is_dir() {
+            if names.is_empty() && member.kind.is_dir() {
                 let root = tree.root();
                 describe(&member, tree.node_mut(root))?;
                 options.apply(tree.node_mut(root));
@@ -237,7 +263,7 @@ fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], o
         (Ok(Some(major)), Ok(Some(minor))) => Ok((major, minor)),
         _ => Err(source_error(&member.path, "its device number cannot be read")),
     };
-    let kind = match member.header.entry_type() {
+    let kind = match member.kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => match &member.sparse {
             Some(Sparse { size, spans }) => {
                 let content = Content::Spans(Arc::clone(archive), spans.as_slice().into());

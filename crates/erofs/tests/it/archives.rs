@@ -195,3 +195,69 @@ fn a_path_of_half_a_million_names_takes_no_time() {
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 }
+
+/// A header as archivers wrote it before there were others, and what is behind it.
+fn old_member(kind: u8, name: &str, link: &str, size: u64, content: &[u8]) -> Vec<u8> {
+    let mut header = tar::Header::new_old();
+    header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+    header.as_mut_bytes()[157..157 + link.len()].copy_from_slice(link.as_bytes());
+    header.as_mut_bytes()[156] = kind;
+    header.set_mode(0o750);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(size);
+    header.set_cksum();
+    let mut bytes = [header.as_bytes(), content].concat();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+fn names_of(members: &[Vec<u8>]) -> Result<Vec<String>, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let archive = directory.path().join("archive");
+    fs::write(&archive, members.concat()).unwrap();
+    let tree = Tree::from_tar(File::open(&archive).unwrap(), &ScanOptions::default());
+    tree.map_err(|error| error.to_string())?;
+    Ok(image(directory.path(), &archive).keys().map(|path| path.display().to_string()).collect())
+}
+
+#[test]
+fn sizes_of_what_has_no_content_are_not_of_content() {
+    let members = [
+        old_member(b'5', "d", "", 4096, b""),
+        old_member(b'0', "d/first", "", 600, &[b'x'; 600]),
+        old_member(b'1', "d/link", "d/first", 600, b""),
+        old_member(b'2', "d/symlink", "first", 5, b""),
+        old_member(b'6', "d/fifo", "", 1, b""),
+        old_member(b'0', "d/last", "", 1, b"x"),
+        vec![0; 1024],
+    ];
+    let expected = ["", "d", "d/fifo", "d/first", "d/last", "d/link", "d/symlink"];
+    assert_eq!(names_of(&members).unwrap(), expected);
+}
+
+#[test]
+fn a_slash_behind_a_name_tells_a_directory() {
+    let members = [old_member(0, "d/", "", 0, b""), old_member(0, "d/file", "", 1, b"x"), vec![0; 1024]];
+    assert_eq!(names_of(&members).unwrap(), ["", "d", "d/file"]);
+}
+
+#[test]
+fn archives_of_which_a_part_would_be_left_out_are_refused() {
+    let one = || old_member(b'0', "one", "", 1, b"x");
+    let two = || old_member(b'0', "two", "", 1, b"x");
+    for zeros in [512, 1024, 10_240] {
+        let error = names_of(&[one(), vec![0; zeros], two(), vec![0; 1024]]).unwrap_err();
+        assert!(error.starts_with(&format!("byte {}: another archive begins", 1024 + zeros)), "{error}");
+    }
+    assert_eq!(names_of(&[one(), vec![0; 1024], b"not a header".to_vec()]).unwrap(), ["", "one"]);
+    let error = names_of(&[one(), two()[..100].to_vec()]).unwrap_err();
+    assert_eq!(error, "byte 1024: the archive ends inside a header");
+    let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 600, b"abc")]).unwrap_err();
+    assert_eq!(error, "././@LongLink: the archive ends inside it");
+    let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 3, b"abc")]).unwrap_err();
+    assert_eq!(error, "byte 2048: the archive ends before the member that a header is about");
+    assert_eq!(names_of(&[]).unwrap_err(), "an archive is never empty");
+    assert_eq!(names_of(&[one()]).unwrap(), ["", "one"]);
+}

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use pagefold_erofs::{BuildOptions, ExtractOptions, Image, Node, NodeKind, ScanOptions, Tree};
-use rustix::fs::{XattrFlags, setxattr};
+use pagefold_erofs::{BuildOptions, Content, ExtractOptions, Image, Node, NodeKind, ScanOptions, Tree, Xattr};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use crate::built::build_at;
 use crate::tools::{Small, assert_same, skip, tree_of_directory};
@@ -212,5 +212,37 @@ fn extraction_stops_where_no_file_would_fare_better() {
         fs::create_dir_all(target.join("directory-1")).unwrap();
         let report = image.extract(&target, &options).unwrap();
         assert_eq!((report.stopped, report.problems.len(), report.names), (false, 1, NAMES - 41));
+    }
+}
+
+/// No file system takes xattrs of Lustre's but its own.
+#[test]
+fn an_xattr_that_cannot_be_set_is_named_and_takes_nothing_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, target) = (directory.path().join("image"), directory.path().join("target"));
+    let xattr = |name: &str| Xattr { name: name.into(), value: b"value".to_vec() };
+    let node = |kind| Node {
+        kind,
+        permissions: 0o755,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        mtime_s: 1_000_000_000,
+        mtime_nsec: 0,
+        xattrs: vec![xattr("lustre.lov"), xattr("user.name")],
+    };
+    let mut tree = Tree::new(node(NodeKind::Fifo));
+    let content = Content::Bytes(b"content".as_slice().into());
+    tree.add(tree.root(), b"file", node(NodeKind::Regular { content, size: 7 })).unwrap();
+    build_at(&path, &tree, &BuildOptions::default());
+    let report = Image::open_path(&path).unwrap().extract(&target, &ExtractOptions::default()).unwrap();
+    let problems: Vec<_> = report.problems.iter().map(|problem| problem.error.to_string()).collect();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let file = target.join("file");
+    let mut value = [0; 8];
+    let takes_xattrs = setxattr(&file, "user.test", b"value", XattrFlags::empty()).is_ok();
+    for (path, problem) in [&target, &file].into_iter().zip(&problems) {
+        assert!(problem.starts_with("setting the xattr lustre.lov: "), "{problem}");
+        assert_eq!(fs::metadata(path).unwrap().mtime(), 1_000_000_000);
+        assert!(!takes_xattrs || getxattr(path, "user.name", &mut value) == Ok(5));
     }
 }
