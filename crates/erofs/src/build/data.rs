@@ -1,9 +1,11 @@
 //! Files' data: from segments to blocks, tails and indexes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::env::temp_dir;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -160,8 +162,10 @@ pub(crate) fn write(
         pending: Vec::new(),
         stored: HashMap::new(),
         stored_here: Vec::new(),
+        flat: HashMap::new(),
         shared_blocks: 0,
         spool: None,
+        worker: Worker::new(plan.choices.ways()),
         spare: Spare::default(),
         zeros: Zeros::default(),
         digest: Xxh3::new(),
@@ -206,7 +210,12 @@ struct Spool {
     len: u64,
     /// Offsets of fragments by the sum and the length of their bytes.
     known: HashMap<(u128, usize), u64>,
+    /// Where fragments lie, by the sum of the last [`SHARED_END_BLOCKS`] of those that are longer.
+    ends: HashMap<u128, Range<u64>>,
 }
+
+/// Files that end alike share so much or more. What is before it then takes whole blocks of its own, half a block more than in a fragment.
+const SHARED_END_BLOCKS: usize = 4;
 
 struct Writer<'a> {
     options: &'a BuildOptions,
@@ -221,8 +230,12 @@ struct Writer<'a> {
     stored: HashMap<(u128, usize, bool), u32>,
     /// Those that the file being stored has added.
     stored_here: Vec<(u128, usize, bool)>,
+    /// Addresses of plain files' whole blocks, by the sum and the number of these.
+    flat: HashMap<(u128, u32), u32>,
     shared_blocks: u64,
     spool: Option<Spool>,
+    /// For what is compressed when it is stored.
+    worker: Worker<'a>,
     spare: Spare,
     zeros: Zeros,
     digest: Xxh3,
@@ -334,8 +347,12 @@ impl Writer<'_> {
                 self.add_raw(file, &vec![0; tail as usize])
             }
             Work::Fragment(bytes) => {
-                let offset = self.add_fragment(&bytes)?;
-                let len = bytes.len() as u32;
+                let may_split = file.extents.is_empty() && file.zeros == 0;
+                let (head, offset) = self.add_fragment(&bytes, may_split)?;
+                if head > 0 {
+                    self.add_head(file, &part.source, &bytes[..head])?;
+                }
+                let len = (bytes.len() - head) as u32;
                 file.extents.push(BuiltExtent { len, compressed: true, place: BuiltPlace::Fragment(offset) });
                 Ok(())
             }
@@ -403,8 +420,62 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Whether clusters are shared. A Linux that reads fragments reads that too.
+    fn shares(&self) -> bool {
+        self.options.dedupe || self.options.fragments != Fragments::Off
+    }
+
+    /// Forgets the blocks from `first` on, which are all of a plain file, if another's are the same. Returns where they are.
+    fn share_flat(&mut self, first: u32) -> Result<u32> {
+        let blocks = self.next_block - first;
+        if !self.shares() || blocks == 0 {
+            return Ok(first);
+        }
+        self.flush()?;
+        let mut sum = Xxh3::new();
+        self.read_back(first, blocks, |_, bytes| {
+            sum.update(bytes);
+            Ok(true)
+        })?;
+        let known = match self.flat.entry((sum.digest128(), blocks)) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => return Ok(*unknown.insert(first)),
+        };
+        let mut there = Vec::new();
+        let same = self.read_back(first, blocks, |at, bytes| {
+            there.resize(bytes.len(), 0);
+            let at = (u64::from(known) << self.options.block_bits()) + at;
+            self.out.read_exact_at(&mut there, at).map_err(Error::io("reading the image back"))?;
+            Ok(there == bytes)
+        })?;
+        if !same {
+            return Ok(first);
+        }
+        self.rewind(first)?;
+        self.shared_blocks += u64::from(blocks);
+        Ok(known)
+    }
+
+    /// Reads blocks that were written, and shows them with their distance from the first until `show` has seen enough.
+    /// Returns whether it never had.
+    fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
+        let start = u64::from(first) << self.options.block_bits();
+        let len = u64::from(blocks) << self.options.block_bits();
+        let mut bytes = vec![0; len.min(PENDING_BYTES as u64) as usize];
+        let mut at = 0;
+        while at < len {
+            bytes.truncate((len - at).min(PENDING_BYTES as u64) as usize);
+            self.out.read_exact_at(&mut bytes, start + at).map_err(Error::io("reading the image back"))?;
+            if !show(at, &bytes)? {
+                return Ok(false);
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(true)
+    }
+
     fn add_cluster(&mut self, bytes: &[u8], compressed: bool) -> Result<u32> {
-        if !self.options.dedupe {
+        if !self.shares() {
             return self.append(bytes);
         }
         let key = (xxh3_128(bytes), bytes.len(), compressed);
@@ -468,25 +539,57 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn add_fragment(&mut self, bytes: &[u8]) -> Result<u64> {
+    /// Adds a fragment, unless there is one that is the same or ends so. Returns its offset and how many bytes, in whole blocks, are before it:
+    /// none, unless the fragment begins its file and so `may_split`.
+    fn add_fragment(&mut self, bytes: &[u8], may_split: bool) -> Result<(usize, u64)> {
         let failed = |error: io::Error| Error::io(format!("gathering fragments in {}", temp_dir().display()))(error);
+        let block = self.options.block_bytes as usize;
         let spool = match &mut self.spool {
             Some(spool) => spool,
-            none => none.insert(Spool { file: tempfile::tempfile().map_err(failed)?, len: 0, known: HashMap::new() }),
+            none => none.insert(Spool {
+                file: tempfile::tempfile().map_err(failed)?,
+                len: 0,
+                known: HashMap::new(),
+                ends: HashMap::new(),
+            }),
         };
         let key = (xxh3_128(bytes), bytes.len());
         if let Some(&offset) = spool.known.get(&key) {
             let mut there = vec![0; bytes.len()];
             spool.file.read_exact_at(&mut there, offset).map_err(failed)?;
             if there == bytes {
-                return Ok(offset);
+                return Ok((0, offset));
+            }
+        }
+        let end = bytes.len().checked_sub(SHARED_END_BLOCKS * block).map(|from| xxh3_128(&bytes[from..]));
+        if let Some(known) = end.and_then(|end| spool.ends.get(&end)) {
+            let from = known.start.max(known.end.saturating_sub(bytes.len() as u64));
+            let mut there = vec![0; (known.end - from) as usize];
+            spool.file.read_exact_at(&mut there, from).map_err(failed)?;
+            let pairs = bytes.iter().rev().zip(there.iter().rev());
+            let shared = pairs.take_while(|(here, there)| here == there).count();
+            let head = (bytes.len() - shared).next_multiple_of(block);
+            if head + SHARED_END_BLOCKS * block <= bytes.len() && (may_split || head == 0) {
+                return Ok((head, known.end - (bytes.len() - head) as u64));
             }
         }
         spool.file.write_all_at(bytes, spool.len).map_err(failed)?;
         let offset = spool.len;
         spool.len += bytes.len() as u64;
         spool.known.insert(key, offset);
-        Ok(offset)
+        if let Some(end) = end {
+            spool.ends.entry(end).or_insert(offset..spool.len);
+        }
+        Ok((0, offset))
+    }
+
+    /// Adds the front of a file whose end lies in a fragment that another file has made.
+    fn add_head(&mut self, file: &mut OpenFile, source: &Source, bytes: &[u8]) -> Result<()> {
+        let Some(compression) = self.ways.get(source.way).copied().flatten() else { return Ok(()) };
+        let options = SegmentOptions::new(self.options, compression, false);
+        let compressor = self.worker.compressor(source.way, compression)?;
+        let segment = compressor.compress(bytes, &[], true, &options, Vec::new());
+        self.add_pieces(file, &segment, true)
     }
 
     /// Chooses the layout of a file whose segments are all here.
@@ -561,7 +664,9 @@ impl Writer<'_> {
         self.end_flat(first_block, tail, tail_fits)
     }
 
+    /// Ends a file whose whole blocks lie from `first_block` on, and its `tail` is what follows them.
     fn end_flat(&mut self, first_block: u32, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
+        let first_block = self.share_flat(first_block)?;
         if !tail_fits && !tail.is_empty() {
             tail.resize(self.options.block_bytes as usize, 0);
             self.append(&tail)?;
@@ -634,13 +739,20 @@ impl<'a> Worker<'a> {
             self.input.clear();
             self.input.resize(part.len() as usize, 0);
         }
-        let compressor = match &mut self.compressors[source.way] {
-            Some(compressor) => compressor,
-            none => none.insert(Compressor::new(compression.codec)?),
-        };
+        let input = std::mem::take(&mut self.input);
         let segment_options = SegmentOptions::new(options, compression, source.packable);
         let room = spare.take(part.len());
-        Ok(Work::Compressed(compressor.compress(&self.input, &part.cuts, last, &segment_options, room)))
+        let compressor = self.compressor(source.way, compression)?;
+        let segment = compressor.compress(&input, &part.cuts, last, &segment_options, room);
+        self.input = input;
+        Ok(Work::Compressed(segment))
+    }
+
+    fn compressor(&mut self, way: usize, compression: Compression) -> Result<&mut Compressor> {
+        Ok(match &mut self.compressors[way] {
+            Some(compressor) => compressor,
+            none => none.insert(Compressor::new(compression.codec)?),
+        })
     }
 }
 

@@ -12,5 +12,6 @@ mod long_paths;
 mod matrix;
 mod mkfs;
 mod reading;
+mod sizes;
 mod tools;
 mod trees;
