@@ -177,6 +177,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut server = Server::builder().limits(Limits { connections: args.max_connections, ..Limits::default() });
     allow_descriptors(args.max_connections);
+    pagefold_disk::keep_no_large_blocks();
     server = server.when_refused(|why| {
         tell(&match why {
             Refused::Full(limit) => {

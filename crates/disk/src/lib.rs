@@ -23,4 +23,5 @@ mod shared;
 
 pub use checked::Checked;
 pub use device::{BlockDevice, Compacted, Error, Extent, Zeroes};
+pub use pagefold_store::keep_no_large_blocks;
 pub use ram::{NewError, RamConfig, RamDisk};

@@ -4,9 +4,12 @@
 /// Blocks from here on are to come from the system and go back to it when they are freed.
 const LARGE_BYTES: i32 = 128 << 10;
 
-/// Has large blocks given back when they are freed, for the whole process from now on. Once one was freed, glibc takes such
-/// blocks (up to 32 MiB) from a heap of the thread's own instead, of which it keeps up to twice as much for later.
-pub(crate) fn keep_no_large_blocks() {
+/// Has the C library give large blocks back to the system when they are freed. For the start of a program whose stores train tables: it sets
+/// the allocator of the whole process (glibc's; others are left as they are), so stores do not do it themselves.
+///
+/// Once a large block was freed, glibc takes such blocks (up to 32 MiB) from a heap of the thread's own instead, of which it keeps up to twice
+/// as much for later: 10 MiB and more after a training, beyond what [`Stats::spent_bytes`](crate::Stats::spent_bytes) says.
+pub fn keep_no_large_blocks() {
     // SAFETY: it sets two numbers of the allocator's, under its lock.
     #[cfg(target_env = "gnu")]
     unsafe {

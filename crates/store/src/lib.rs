@@ -82,6 +82,7 @@ mod training_tests;
 mod xcfmalloc;
 mod xvmalloc;
 
+pub use heap::keep_no_large_blocks;
 pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};
 pub use pool::PoolKind;

@@ -131,7 +131,6 @@ impl Training {
     /// The training of a store of `codec`; `None` if that has nothing to train.
     pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Arc<Self>> {
         let first = codec.tables()?;
-        heap::keep_no_large_blocks();
         let mut of = [const { None }; NUMBERS];
         of[0] = Some(first);
         Some(Arc::new(Self {
