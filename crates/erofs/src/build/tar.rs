@@ -22,6 +22,8 @@ use crate::xattr::Xattr;
 
 /// Where PAX headers keep xattrs.
 const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
+/// Where `tar --selinux` keeps a member's label, without the zero byte at its end.
+const LABEL_KEY: &[u8] = b"RHT.security.selinux";
 /// The longest PAX header or long name.
 const MAX_EXTENSION_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 512;
@@ -346,6 +348,11 @@ fn describe(member: &Member, node: &mut Node) -> Result<()> {
         {
             node.xattrs.push(Xattr { name: name.to_vec(), value: value.clone() });
         }
+    }
+    if let Some(label) = member.records.get(LABEL_KEY)
+        && node.xattrs.iter().all(|xattr| xattr.name != b"security.selinux")
+    {
+        node.xattrs.push(Xattr { name: b"security.selinux".to_vec(), value: [label, &b"\0"[..]].concat() });
     }
     Ok(())
 }

@@ -116,6 +116,21 @@ fn member(records: &[(&str, &str)], name: &str, content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn a_label_becomes_the_xattr_that_it_stands_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let archive = directory.path().join("labels.tar");
+    let label = ("RHT.security.selinux", "system_u:object_r:etc_t:s0");
+    let own = ("SCHILY.xattr.security.selinux", "other");
+    fs::write(&archive, [member(&[label], "a", b""), member(&[label, own], "b", b"")].concat()).unwrap();
+    let tree = Tree::from_tar(File::open(archive).unwrap(), &ScanOptions::default()).unwrap();
+    for (name, value) in [(&b"a"[..], &b"system_u:object_r:etc_t:s0\0"[..]), (b"b", b"other")] {
+        let xattrs = &tree.node(tree.child(tree.root(), name).unwrap()).xattrs;
+        assert_eq!(xattrs.len(), 1);
+        assert_eq!((&xattrs[0].name[..], &xattrs[0].value[..]), (&b"security.selinux"[..], value));
+    }
+}
+
+#[test]
 fn maps_of_holes_that_cannot_be_are_refused_by_name() {
     let version = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "1000")];
     let at_once = |map| vec![("GNU.sparse.size", "1000"), ("GNU.sparse.map", map)];
