@@ -347,10 +347,14 @@ impl Writer<'_> {
                 self.add_raw(file, &vec![0; tail as usize])
             }
             Work::Fragment(bytes) => {
-                let may_split = file.extents.is_empty() && file.zeros == 0;
-                let (head, offset) = self.add_fragment(&bytes, may_split)?;
-                if head > 0 {
-                    self.add_head(file, &part.source, &bytes[..head])?;
+                let begins_its_file = file.extents.is_empty() && file.zeros == 0;
+                let way = part.source.way;
+                let splits = self.ways.get(way).copied().flatten().filter(|_| begins_its_file);
+                let (head, offset) = self.add_fragment(&bytes, splits.is_some())?;
+                if let Some(compression) = splits
+                    && head > 0
+                {
+                    self.add_head(file, way, compression, &bytes[..head])?;
                 }
                 let len = (bytes.len() - head) as u32;
                 file.extents.push(BuiltExtent { len, compressed: true, place: BuiltPlace::Fragment(offset) });
@@ -540,7 +544,7 @@ impl Writer<'_> {
     }
 
     /// Adds a fragment, unless there is one that is the same or ends so. Returns its offset and how many bytes, in whole blocks, are before it:
-    /// none, unless the fragment begins its file and so `may_split`.
+    /// none, unless the fragment begins its file, whose front can be compressed by itself, and so `may_split`.
     fn add_fragment(&mut self, bytes: &[u8], may_split: bool) -> Result<(usize, u64)> {
         let failed = |error: io::Error| Error::io(format!("gathering fragments in {}", temp_dir().display()))(error);
         let block = self.options.block_bytes as usize;
@@ -584,10 +588,9 @@ impl Writer<'_> {
     }
 
     /// Adds the front of a file whose end lies in a fragment that another file has made.
-    fn add_head(&mut self, file: &mut OpenFile, source: &Source, bytes: &[u8]) -> Result<()> {
-        let Some(compression) = self.ways.get(source.way).copied().flatten() else { return Ok(()) };
+    fn add_head(&mut self, file: &mut OpenFile, way: usize, compression: Compression, bytes: &[u8]) -> Result<()> {
         let options = SegmentOptions::new(self.options, compression, false);
-        let compressor = self.worker.compressor(source.way, compression)?;
+        let compressor = self.worker.compressor(way, compression)?;
         let segment = compressor.compress(bytes, &[], true, &options, Vec::new());
         self.add_pieces(file, &segment, true)
     }
