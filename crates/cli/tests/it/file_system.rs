@@ -39,7 +39,7 @@ fn ext4_lives_on_the_disk() {
     let child = Command::new(nbdfuse).arg(&mount).arg(server.uri("")).spawn().expect("nbdfuse starts");
     let mut fuse = Fuse { child, mount: &mount };
     let disk = mount.join("nbd");
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !disk.exists() {
         if let Some(status) = fuse.child.try_wait().expect("a child") {
             return skip_for_good(TEST, &format!("nbdfuse cannot mount here: {status}"));

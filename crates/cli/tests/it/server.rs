@@ -48,7 +48,7 @@ impl Server {
         command.arg("serve").args(args).arg("--unix").arg(folder.path().join("socket"));
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         // The file is there a moment before somebody listens.
         while UnixStream::connect(server.socket()).is_err() {
             if let Some(status) = server.child.try_wait().expect("a child") {
@@ -97,7 +97,7 @@ impl Server {
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         send(signal, &self.child);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 assert!(!self.socket().exists(), "the socket was left behind");

@@ -74,7 +74,7 @@ fn a_peer_that_dribbles_a_request_is_dropped() {
             if std::io::Write::write_all(&mut raw.stream, byte).is_err() {
                 break;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "still served");
+            assert!(start.elapsed() < Duration::from_secs(25), "still served");
             std::thread::sleep(IO / 10);
         }
         assert!(start.elapsed() >= IO);
@@ -120,12 +120,12 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
     let server = Running::limited(Ram::shared(64 << 20), quick());
     for len_bytes in [4096, 32 << 20] {
         let mut raw = server.simple();
-        raw.stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        raw.stream.set_write_timeout(Some(Duration::from_secs(25))).unwrap();
         let request = Request { flags: 0, kind: command::READ, cookie: 1, offset: 0, len_bytes }.encode();
         let start = Instant::now();
         // Never reading, until the server gives up.
         while std::io::Write::write_all(&mut raw.stream, &request).is_ok() {
-            assert!(start.elapsed() < Duration::from_secs(10), "still served");
+            assert!(start.elapsed() < Duration::from_secs(25), "still served");
         }
         assert!(start.elapsed() >= IO / 2);
     }
@@ -155,7 +155,7 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
     served[0].expect_end();
     let start = Instant::now();
     while server.handle.connections() > 3 {
-        assert!(start.elapsed() < Duration::from_secs(10));
+        assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
     // Two were refused; it was told once.

@@ -13,7 +13,7 @@ use crate::{device::Ram, raw::Running};
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} does not come");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not come");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

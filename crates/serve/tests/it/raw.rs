@@ -62,8 +62,8 @@ impl Running {
     /// Connected, greeted, nothing negotiated.
     pub(crate) fn greet(&self) -> Raw {
         let stream = UnixStream::connect(&self.path).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut raw = Raw { stream };
         assert_eq!(raw.bytes(18), *b"NBDMAGICIHAVEOPT\0\x03");
         raw.send(&3_u32.to_be_bytes());
