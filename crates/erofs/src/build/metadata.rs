@@ -71,31 +71,9 @@ pub(crate) fn write(
         records.insert(visit.id, record(tree, options, &plan, visit.id, stored, &mut next_block));
     }
 
-    let front = align(plan.super_end(), SLOT);
     let meta_start = u64::from(next_block) * block;
-    let shared_len = plan.shared_xattrs.len() as u64;
-    // The root comes first, before the data, since the superblock has 16 bits for its number.
-    let root_len = records[&tree.root()].bytes(plan.inodes[&tree.root()].header_bytes());
-    let mut offsets = HashMap::with_capacity(plan.visits.len());
-    offsets.insert(tree.root(), front);
-    let mut placer = Placer::new(block, front + root_len..plan.front_bytes, align(meta_start + shared_len, SLOT));
-    let wants = plan.visits[1..].iter().map(|visit| {
-        let record = &records[&visit.id];
-        (visit.id, record.bytes(plan.inodes[&visit.id].header_bytes()), record.tail.len() as u64)
-    });
-    let mut wants: Vec<(NodeId, u64, u64)> = wants.collect();
-    for near in wants.chunks_mut(PLACED_TOGETHER) {
-        near.sort_by_key(|(_, len, _)| Reverse(*len));
-        for (id, len, tail) in near {
-            offsets.insert(*id, placer.place(*len, *tail));
-        }
-    }
-    let packed = data.packed.take().map(|(size, stored)| {
-        let record = file_record(size, Some(stored));
-        let offset = placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64);
-        (record, offset)
-    });
-    let image_bytes = placer.end().next_multiple_of(block);
+    let packed = data.packed.take().map(|(size, stored)| file_record(size, Some(stored)));
+    let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
     let blocks = u32::try_from(image_bytes / block)
         .map_err(|_| Error::Options("the image needs more than 2^32 blocks".to_owned()))?;
 
@@ -121,26 +99,10 @@ pub(crate) fn write(
         let bytes = encode_inode(tree, &plan, visit, &record, number as u32 + 1);
         metadata.put_record(offset, &bytes, &inode.xattrs, &record);
     }
-    let mut packed_nid = 0;
-    if let Some((record, offset)) = packed {
-        packed_nid = offset / SLOT;
-        let inode = InodeExtended {
-            i_format: I_EXTENDED | record.layout.encode(),
-            i_xattr_icount: 0,
-            i_mode: (mode::REGULAR | 0o400) as u16,
-            i_reserved: 0,
-            i_size: record.size,
-            i_u: record.i_u,
-            i_ino: plan.visits.len() as u32 + 1,
-            i_uid: 0,
-            i_gid: 0,
-            i_mtime: plan.time.0.cast_unsigned(),
-            i_mtime_nsec: plan.time.1,
-            i_nlink: 1,
-            i_reserved2: [0; 16],
-        };
-        metadata.put_record(offset, &inode.encode(), &[], &record);
+    if let Some(record) = &packed {
+        metadata.put_record(packed_at, &packed_inode(&plan, record).encode(), &[], record);
     }
+    let packed_nid = packed_at / SLOT;
     let inodes = plan.visits.len() as u64 + u64::from(packed_nid > 0);
     let uuid = options.uuid.unwrap_or_else(|| metadata.derive_uuid(data.digest));
     let superblock = SuperBlock {
@@ -149,13 +111,13 @@ pub(crate) fn write(
         feature_compat: compat::SB_CHKSUM | compat::MTIME,
         blkszbits: options.block_bits() as u8,
         sb_extslots: 0,
-        root_nid: (front / SLOT) as u16,
+        root_nid: (offsets[&tree.root()] / SLOT) as u16,
         inos: inodes,
         build_time: plan.time.0.cast_unsigned(),
         build_time_nsec: plan.time.1,
         blocks,
         meta_blkaddr: 0,
-        xattr_blkaddr: if shared_len > 0 { next_block } else { 0 },
+        xattr_blkaddr: if plan.shared_xattrs.is_empty() { 0 } else { next_block },
         uuid,
         volume_name: options.volume_name,
         feature_incompat: features(options, &plan.choices, chunked, packed_nid > 0),
@@ -184,6 +146,67 @@ pub(crate) fn write(
         data_bytes: data.data_bytes,
         shared_blocks: data.shared_blocks,
     })
+}
+
+/// Where inodes lie in the image, in bytes, and how long that makes it.
+struct Places {
+    offsets: HashMap<NodeId, u64>,
+    /// The inode of what all fragments lie in; 0 if there is none.
+    packed_at: u64,
+    image_bytes: u64,
+}
+
+/// Finds a place for each inode with what follows it: before the data where there is room, else from `meta_start` on, where the shared
+/// xattrs lie first.
+fn places(
+    plan: &Plan,
+    block: u64,
+    meta_start: u64,
+    records: &HashMap<NodeId, Record>,
+    packed: Option<&Record>,
+) -> Places {
+    let mut wants = plan.visits.iter().map(|visit| {
+        let record = &records[&visit.id];
+        (visit.id, record.bytes(plan.inodes[&visit.id].header_bytes()), record.tail.len() as u64)
+    });
+    let mut offsets = HashMap::with_capacity(plan.visits.len());
+    // The root comes first, before the data, since the superblock has 16 bits for its number.
+    let mut front = align(plan.super_end(), SLOT);
+    if let Some((root, len, _)) = wants.next() {
+        offsets.insert(root, front);
+        front += len;
+    }
+    let back = align(meta_start + plan.shared_xattrs.len() as u64, SLOT);
+    let mut placer = Placer::new(block, front..plan.front_bytes, back);
+    let mut wants: Vec<(NodeId, u64, u64)> = wants.collect();
+    for near in wants.chunks_mut(PLACED_TOGETHER) {
+        near.sort_by_key(|(_, len, _)| Reverse(*len));
+        for (id, len, tail) in near {
+            offsets.insert(*id, placer.place(*len, *tail));
+        }
+    }
+    let packed_at =
+        packed.map_or(0, |record| placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64));
+    Places { offsets, packed_at, image_bytes: placer.end().next_multiple_of(block) }
+}
+
+/// The inode of what all fragments lie in, which no directory names.
+fn packed_inode(plan: &Plan, record: &Record) -> InodeExtended {
+    InodeExtended {
+        i_format: I_EXTENDED | record.layout.encode(),
+        i_xattr_icount: 0,
+        i_mode: (mode::REGULAR | 0o400) as u16,
+        i_reserved: 0,
+        i_size: record.size,
+        i_u: record.i_u,
+        i_ino: plan.visits.len() as u32 + 1,
+        i_uid: 0,
+        i_gid: 0,
+        i_mtime: plan.time.0.cast_unsigned(),
+        i_mtime_nsec: plan.time.1,
+        i_nlink: 1,
+        i_reserved2: [0; 16],
+    }
 }
 
 /// The blocks before the data and those behind it.
