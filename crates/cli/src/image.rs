@@ -7,6 +7,7 @@ use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
     fs::File,
+    io,
 };
 
 use anyhow::{Context, bail};
@@ -43,17 +44,13 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Image> {
 /// Opens the file of an image. What is none is refused, and called by its name if it is something well known.
 pub(crate) fn open_file(path: &Path) -> anyhow::Result<File> {
     const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
-    const OTHERS: [(u64, &[u8], &str); 10] = [
+    const OTHERS: [(u64, &[u8], &str); 6] = [
         (0, b"hsqs", "a squashfs image"),
         (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
         (0, b"XFSB", "an XFS file system"),
         (0x8001, b"CD001", "an ISO 9660 image"),
         (257, b"ustar", "a tar archive: 'pagefold pack' makes an image of it"),
         (0, b"PK\x03\x04", "a zip archive"),
-        (0, b"\x1f\x8b", "compressed by gzip"),
-        (0, b"\x28\xb5\x2f\xfd", "compressed by zstd"),
-        (0, b"\xfd7zXZ\0", "compressed by xz"),
-        (0, b"BZh", "compressed by bzip2"),
     ];
     let shown = || path.display().to_string();
     let file = File::open(path).with_context(shown)?;
@@ -66,12 +63,30 @@ pub(crate) fn open_file(path: &Path) -> anyhow::Result<File> {
         file.read_exact_at(front, at).is_ok() && front == magic
     };
     if !has(SUPERBLOCK.0, SUPERBLOCK.1) {
-        match OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
-            Some((_, _, what)) => bail!("{} is no EROFS image; it is {what}", shown()),
-            None => bail!("{} is no EROFS image: no EROFS magic number at byte {}", shown(), SUPERBLOCK.0),
+        if let Some((_, _, what)) = OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
+            bail!("{} is no EROFS image; it is {what}", shown());
         }
+        if let Some(program) = compressor(&file).with_context(shown)? {
+            bail!("{} is no EROFS image; it is compressed by {program}", shown());
+        }
+        bail!("{} is no EROFS image: no EROFS magic number at byte {}", shown(), SUPERBLOCK.0);
     }
     Ok(file)
+}
+
+/// The program that has compressed a file, and decompresses it with `-dc`.
+pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
+    const MAGIC: [(&[u8], &str); 6] = [
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"BZh", "bzip2"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"LZIP", "lzip"),
+    ];
+    let mut front = [0; 6];
+    let len = file.read_at(&mut front, 0)?;
+    Ok(MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)).map(|(_, program)| *program))
 }
 
 /// What is at a path of an image.

@@ -15,7 +15,7 @@ use pagefold_erofs::{
     Tree, build_watched,
 };
 
-use crate::{destination::Destination, misuse, progress::ProgressLine, size};
+use crate::{destination::Destination, image::compressor, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -272,17 +272,7 @@ impl Args {
 
 /// Refuses an archive that has to be decompressed first, and says how.
 fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
-    const MAGIC: [(&[u8], &str); 6] = [
-        (b"\x1f\x8b", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-        (b"\xfd7zXZ\0", "xz"),
-        (b"BZh", "bzip2"),
-        (b"\x04\x22\x4d\x18", "lz4"),
-        (b"LZIP", "lzip"),
-    ];
-    let mut front = [0; 6];
-    let len = archive.read_at(&mut front, 0)?;
-    if let Some((_, program)) = MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)) {
+    if let Some(program) = compressor(archive)? {
         bail!("{shown} is compressed; have it decompressed: {program} -dc ARCHIVE | pagefold pack - -o IMAGE");
     }
     Ok(())
