@@ -4,7 +4,7 @@
 use super::{
     PleatTables,
     bits::{Room, Writer},
-    format::{COARSE, Classes, Sequence},
+    format::{Classes, Sequence},
     isa::Isa,
     literals::{Literals, encode_lane},
     parse::{MAX_SEQUENCES, Seen, parse},
@@ -79,9 +79,7 @@ pub(super) fn encode<I: Isa>(
         copy_literals(&mut scratch.literals, literal_count, window, at, run);
         literal_count += run;
         at += run + sequence.length();
-        let (any, word) = CLASSES.triples(sequence);
-        let (as_any, as_word) = (tables.symbol_of[usize::from(any)], tables.symbol_of[usize::from(word)]);
-        *symbol = if usize::from(as_word) >= COARSE { as_word } else { as_any };
+        *symbol = tables.symbol_of[usize::from(CLASSES.triple(sequence))];
         add(&mut costs, &tables.token_costs[usize::from(*symbol) & (SYMBOLS - 1)]);
     }
     let tail = &window.page()[at - PAGE_AT..];
@@ -92,42 +90,46 @@ pub(super) fn encode<I: Isa>(
     // The cheapest sets.
     let token_set = cheapest(&costs, tables.tokens.len());
     let mut costs = [0u16; SETS];
-    let sampled = literals.iter().step_by(literal_count / SAMPLED + 1);
-    let sampled_count = sampled.len();
-    for &literal in sampled {
+    let step = literal_count / SAMPLED + 1;
+    let mut sampled = 0;
+    while let Some(&literal) = literals.get(sampled * step) {
         add(&mut costs, &tables.literal_costs[usize::from(literal)]);
+        sampled += 1;
     }
     let literal_set = cheapest(&costs, tables.literals.len());
-    let plain = usize::from(costs[literal_set]) >= sampled_count * (64 - 64 / PLAIN_SHARE);
+    let plain = usize::from(costs[literal_set]) >= sampled * (64 - 64 / PLAIN_SHARE);
 
     let codes = &tables.tokens[token_set];
-    let [first, second] = &mut scratch.tokens;
-    let mut tokens = [Writer::new(first), Writer::new(second)];
     let mut extras = Writer::new(&mut scratch.extras);
     let mut put = |tokens: &mut Writer, sequence: Sequence, symbol: u16| {
         let (symbol, code) = codes.code(usize::from(symbol));
         tokens.put(u64::from(code & 0x7ff_ffff), code >> 27);
-        tokens.flush();
         let meaning = &tables.meanings[symbol];
         let extra = (sequence.0 & Sequence::NUMBERS).wrapping_sub(meaning.base & Sequence::NUMBERS);
         extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
         extras.flush();
     };
-    let [first, second] = &mut tokens;
-    let (pairs, odd) = sequences.as_chunks::<2>();
-    let (symbol_pairs, odd_symbol) = scratch.symbols[..count].as_chunks::<2>();
-    for (&[a, b], &[a_symbol, b_symbol]) in pairs.iter().zip(symbol_pairs) {
-        put(first, a, a_symbol);
-        put(second, b, b_symbol);
+    // Four tokens of a stream fit a word beside the rest of a byte.
+    let [first, second] = &mut scratch.tokens;
+    let [mut first, mut second] = [Writer::new(first), Writer::new(second)];
+    let (eights, rest) = sequences.as_chunks::<8>();
+    let (eight_symbols, rest_symbols) = scratch.symbols[..count].as_chunks::<8>();
+    for (eight, symbols) in eights.iter().zip(eight_symbols) {
+        for (pair, symbols) in eight.as_chunks::<2>().0.iter().zip(symbols.as_chunks::<2>().0) {
+            put(&mut first, pair[0], symbols[0]);
+            put(&mut second, pair[1], symbols[1]);
+        }
+        first.flush();
+        second.flush();
     }
-    if let ([sequence], [symbol]) = (odd, odd_symbol) {
-        put(first, *sequence, *symbol);
+    for (number, (&sequence, &symbol)) in rest.iter().zip(rest_symbols).enumerate() {
+        put(if number % 2 == 0 { &mut first } else { &mut second }, sequence, symbol);
     }
-    let token_lens = tokens.map(Writer::finish);
+    let token_lens = [first.finish(), second.finish()];
     let extras_len = extras.finish();
 
-    let mut object = Object { out, at: 0 };
     let head = (token_set << 3) as u8;
+    let mut object = Object { out, at: 0 };
     if plain {
         object.byte(head | PLAIN);
         object.number(literal_count);
@@ -173,8 +175,8 @@ pub(super) fn encode<I: Isa>(
 fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usize, run: usize) {
     debug_assert!(to + run <= PAGE_SIZE && from + run <= END);
     // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its size and `from + run`
-    // at most END. Up to 16 bytes more are copied than `run`, rounded up; both buffers have 64 more.
-    unsafe { wild_copy::<16>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
+    // at most END. Up to 32 bytes more are copied than `run`; both buffers have 64 more.
+    unsafe { wild_copy::<32>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 
 #[inline(always)]

@@ -206,16 +206,22 @@ impl Classes {
         u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
     }
 
-    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`], and another if that is a multiple of 8 (else the same).
+    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`]: as one of words if that is a multiple of 8.
     #[inline(always)]
-    pub(super) fn triples(&self, sequence: Sequence) -> (u16, u16) {
+    pub(super) fn triple(&self, sequence: Sequence) -> u16 {
         let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());
         let (offset, rep) = (sequence.offset(), sequence.rep() as u16);
         let log = 15 - (offset as u16 | 1).leading_zeros() as u16;
-        let any = if rep < 3 { rep } else { ANY as u16 + log };
-        let word = if rep == 3 && offset & 7 == 0 { WORDS as u16 + log.wrapping_sub(3) } else { any };
-        (any << 9 | rest, word << 9 | rest)
+        let new = if offset & 7 == 0 { (WORDS as u16 + log).wrapping_sub(3) } else { ANY as u16 + log };
+        let class = if rep < 3 { rep } else { new };
+        class << 9 | rest
     }
+}
+
+/// The triple that holds the sequences of `triple` and others, of offsets of any alignment.
+pub(super) fn of_any_alignment(triple: u16) -> u16 {
+    let class = usize::from(triple >> 9);
+    if class < WORDS { triple } else { triple - ((WORDS - ANY - 3) << 9) as u16 }
 }
 
 const fn last_at_most<const N: usize>(classes: &[(u16, u8); N], value: usize) -> u8 {
@@ -234,8 +240,8 @@ mod tests {
     fn every_number_comes_back_from_its_class() {
         let classes = Classes::NEW;
         let check = |sequence: Sequence| {
-            let (any, word) = classes.triples(sequence);
-            for triple in [any, word] {
+            let triple = classes.triple(sequence);
+            for triple in [of_any_alignment(triple), triple] {
                 let Meaning { base, mask } = meaning(triple).expect("a triple of a sequence has a meaning");
                 let extra = (sequence.0 & Sequence::NUMBERS) - (base & Sequence::NUMBERS);
                 assert_eq!(extra & !mask, 0, "{sequence:?} as {triple}");

@@ -12,8 +12,10 @@
 //! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
 #![allow(unsafe_code)] // Stores of two bytes, checked once a few literals.
 
+use std::hint::cold_path;
+
 use super::{
-    bits::{Reader, Room, Writer},
+    bits::{Reader, Room},
     tables::{LITERAL_MAX, LOOKUPS, LiteralSet, Lookup},
 };
 use crate::{
@@ -31,27 +33,67 @@ const STEP: usize = 2 * ROUNDS;
 
 type Decode = [Lookup; LOOKUPS];
 
+/// A lane being written.
+///
+/// The last bits of it are the highest of a word: a code moves them down by its length and takes their place. What lies below them
+/// in the word is left from before.
+struct Codes<'a> {
+    room: &'a mut Room,
+    at: usize,
+    word: u64,
+    /// In its low 6 bits, how many bits of `word` are of the byte at `at` and later ones.
+    count: u64,
+}
+
+impl Codes<'_> {
+    /// Most bits that may be in `word`: entries have their length below.
+    const MOST: u64 = 58;
+
+    /// How many bits there are after `entries`.
+    #[inline(always)]
+    fn count_after(&self, entries: &[u64]) -> u64 {
+        entries.iter().fold(self.count, |count, entry| count.wrapping_add(*entry))
+    }
+
+    /// Appends the codes of `entries`, of [`LiteralSet::encode`], one or more.
+    #[inline(always)]
+    fn push(&mut self, entries: &[u64]) {
+        let count = self.count_after(entries) & 63;
+        debug_assert!((1..=Self::MOST).contains(&count));
+        self.word = entries.iter().fold(self.word, |word, entry| word >> (entry & 63) | entry);
+        let at = self.at & (size_of::<Room>() - 9);
+        self.room[at..at + 8].copy_from_slice(&(self.word >> ((64 - count) & 63)).to_le_bytes());
+        self.at += (count >> 3) as usize;
+        self.count = count & 7;
+    }
+}
+
 /// Encodes a lane to `room` and gives its length in bytes.
 #[inline(always)]
 pub(super) fn encode_lane(set: &LiteralSet, literals: &[u8], room: &mut Room) -> usize {
-    let mut writer = Writer::new(room);
-    let mut context = usize::from(set.context_after[0]);
-    let mut put = |writer: &mut Writer, literal: u8| {
-        let code = set.encode[(context << 8 | usize::from(literal)) & (set.encode.len() - 1)];
-        writer.put(u64::from(code & 0x7ff_ffff), code >> 27);
-        context = usize::from(set.context_after[usize::from(literal)]);
+    let mut codes = Codes { room, at: 0, word: 0, count: 0 };
+    let mut row = set.row_after[0];
+    let mut entry = |literal: u8| {
+        // SAFETY: a row is a multiple of 256 and one of the table's, since contexts are below CONTEXTS.
+        let entry = unsafe { *set.encode.get_unchecked(usize::from(row) + usize::from(literal)) };
+        row = set.row_after[usize::from(literal)];
+        entry
     };
-    let (threes, rest) = literals.as_chunks::<3>();
-    for &three in threes {
-        for literal in three {
-            put(&mut writer, literal);
+    let (fives, rest) = literals.as_chunks::<5>();
+    for five in fives {
+        let entries = five.map(&mut entry);
+        if codes.count_after(&entries) & 127 <= Codes::MOST {
+            codes.push(&entries);
+        } else {
+            // Escapes.
+            cold_path();
+            entries.chunks(1).for_each(|entry| codes.push(entry));
         }
-        writer.flush();
     }
     for &literal in rest {
-        put(&mut writer, literal);
+        codes.push(&[entry(literal)]);
     }
-    writer.finish()
+    codes.at + usize::from(codes.count > 0)
 }
 
 /// A lane being decoded.
@@ -68,7 +110,7 @@ struct Lane<const DOWN: bool> {
 
 impl<const DOWN: bool> Lane<DOWN> {
     fn new(set: &LiteralSet, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
-        let last = Lookup(u32::from(set.context_after[0]) << LITERAL_MAX);
+        let last = Lookup(u32::from(set.row_after[0] >> 8) << LITERAL_MAX);
         Self { reader: Reader::new(bits_at), last, at: start, end }
     }
 
@@ -225,7 +267,7 @@ mod tests {
     /// Literals of `set`: `step` of 256 of them are any byte, the others among the 16 cheapest.
     fn some(set: &LiteralSet, count: usize, step: usize) -> Vec<u8> {
         let mut common: Vec<u8> = (0..=255).collect();
-        common.sort_by_key(|&literal| set.encode[usize::from(literal)] >> 27);
+        common.sort_by_key(|&literal| set.encode[usize::from(literal)] & 63);
         let bytes = (0..count).map(|at| (at as u32 + 1).wrapping_mul(0x9e37_79b1).to_le_bytes());
         bytes
             .map(|[_, which, any, rare]| if usize::from(rare) < step { any } else { common[usize::from(which % 16)] })

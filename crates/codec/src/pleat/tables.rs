@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::{
     bits::COUNT,
-    format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning},
+    format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning, of_any_alignment},
     huffman,
     parse::{Seen, seen_in_dictionary},
     window::{self, MAX_DICTIONARY, Window},
@@ -108,9 +108,11 @@ pub(super) const LOOKUPS: usize = 16 << LITERAL_MAX;
 
 /// One literal set, ready.
 pub(super) struct LiteralSet {
-    pub(super) context_after: [u8; 256],
-    /// `code | length << 27` by `context << 8 | literal`; a literal without code holds the escape's and its own 8 bits.
-    pub(super) encode: Box<[u32; CONTEXTS << 8]>,
+    /// Where in `encode` the codes after each literal begin: its context times 256.
+    pub(super) row_after: [u16; 256],
+    /// By `context << 8 | literal`: the code's length in the low bits, the code in the highest. A literal without code holds the
+    /// escape's and its own 8 bits.
+    pub(super) encode: Box<[u64; CONTEXTS << 8]>,
     /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole, or an escape. See
     /// [`Lookup`].
     pub(super) decode: Box<[Lookup; LOOKUPS]>,
@@ -124,7 +126,7 @@ pub(super) struct LiteralSet {
 pub struct PleatTables {
     id: u32,
     model: Model,
-    /// Symbol of each triple, its own or a coarse one.
+    /// Symbol of each triple: its own, or that of the same with an offset of any alignment, or a coarse one.
     pub(super) symbol_of: Box<[u16; TRIPLES]>,
     pub(super) meanings: Box<[Meaning; SYMBOLS]>,
     pub(super) tokens: Vec<TokenSet>,
@@ -254,6 +256,11 @@ impl PleatTables {
             symbol_of[usize::from(triple)] = symbol as u16;
             meanings[symbol] = meaning;
         }
+        for triple in 0..TRIPLES {
+            if usize::from(symbol_of[triple]) < COARSE {
+                symbol_of[triple] = symbol_of[usize::from(of_any_alignment(triple as u16))];
+            }
+        }
         let mut tables = Self {
             id: 0,
             symbol_of,
@@ -293,7 +300,7 @@ impl PleatTables {
     /// Heap bytes of the tables.
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
-        let literal = size_of::<[u32; CONTEXTS << 8]>()
+        let literal = size_of::<[u64; CONTEXTS << 8]>()
             + size_of::<[Lookup; LOOKUPS]>()
             + size_of::<LiteralSet>()
             + size_of::<LiteralCode>();
@@ -365,10 +372,11 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
         }
         for (literal, code) in codes.iter().enumerate() {
             if literal != ESCAPE {
-                let own = u32::from(code.bits) | u32::from(code.length) << 27;
-                let bits = u32::from(escape.bits) | (literal as u32) << escape.length;
-                let escaped = bits | (u32::from(escape.length) + 8) << 27;
-                encode[context << 8 | literal] = if code.length == 0 { escaped } else { own };
+                let (bits, length) = match code.length {
+                    0 => (u64::from(escape.bits) | (literal as u64) << escape.length, escape.length + 8),
+                    length => (u64::from(code.bits), length),
+                };
+                encode[context << 8 | literal] = bits << (64 - length) | u64::from(length);
             }
             if code.length > 0 {
                 let symbol = (code.length, u8::try_from(literal).ok());
@@ -395,5 +403,5 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
     for (bits, lookup) in decode[ESCAPED << LITERAL_MAX..][..1 << LITERAL_MAX].iter_mut().enumerate() {
         *lookup = Lookup::new(8, &[bits as u8], context_after[bits & 255]);
     }
-    Ok(LiteralSet { context_after: *context_after, encode, decode })
+    Ok(LiteralSet { row_after: context_after.map(|context| u16::from(context) << 8), encode, decode })
 }

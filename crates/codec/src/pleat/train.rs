@@ -2,7 +2,7 @@
 
 use super::{
     PleatTables, dictionary,
-    format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol},
+    format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol, of_any_alignment},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
     tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
@@ -49,7 +49,8 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
         let mut literals = Vec::new();
         let mut rest = page.as_slice();
         for &sequence in &sequences[..count] {
-            triples.push(classes.triples(sequence));
+            let triple = classes.triple(sequence);
+            triples.push((of_any_alignment(triple), triple));
             let (run, after) = rest.split_at(sequence.run());
             literals.extend_from_slice(run);
             rest = &after[sequence.length()..];
