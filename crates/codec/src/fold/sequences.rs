@@ -101,8 +101,6 @@ pub(super) struct Sequences {
     pub(super) orders: Column,
     /// Of a far match, where in the page the [`WINDOW`] bytes begin that end with its source; signed. Of others, 0.
     pub(super) sources: Column,
-    /// Of a far match, as many of the highest bits as it is long, if that is not more than [`WINDOW`]. Of others, none.
-    pub(super) masks: [u64; COLUMN],
 }
 
 /// What the tokens come to.
@@ -122,15 +120,7 @@ pub(super) struct Sums {
 impl Sequences {
     pub(super) const fn new() -> Self {
         const NONE: Column = [0; COLUMN];
-        Self {
-            totals: NONE,
-            literals: NONE,
-            run_bytes: NONE,
-            total_bytes: NONE,
-            orders: NONE,
-            sources: NONE,
-            masks: [0; COLUMN],
-        }
+        Self { totals: NONE, literals: NONE, run_bytes: NONE, total_bytes: NONE, orders: NONE, sources: NONE }
     }
 
     /// Fills the columns with the tokens before `tokens_end`, the last byte first, that END or a full page ends, and whose
@@ -233,19 +223,6 @@ impl Sequences {
                     debug_assert!(first + LANES <= column.len());
                     // SAFETY: `first` is a multiple of LANES below TOKENS_MAX, as above.
                     unsafe { _mm512_storeu_si512(column.as_mut_ptr().add(first).cast(), values) };
-                }
-                // A shift by 64 or more leaves nothing, and so does one by less than 0.
-                let masks_low = _mm512_sub_epi32(all_to(64), length);
-                for half in 0..2 {
-                    let shifts = if half == 0 {
-                        _mm512_castsi512_si256(masks_low)
-                    } else {
-                        _mm512_extracti64x4_epi64::<1>(masks_low)
-                    };
-                    let here = (is_far >> (8 * half)) as u8;
-                    let values = _mm512_maskz_sllv_epi64(here, _mm512_set1_epi64(-1), _mm512_cvtepu32_epi64(shifts));
-                    // SAFETY: as above.
-                    unsafe { _mm512_storeu_si512(self.masks.as_mut_ptr().add(first + 8 * half).cast(), values) };
                 }
                 if stops != 0 {
                     let lane = stops.trailing_zeros();

@@ -20,7 +20,9 @@
 //! 5. A far match is read up to its source's end, not from its start on: what lies before was written longer ago (+4 %).
 //! 6. Window and literals are permuted each by itself, and the window last, under a mask: one window comes from the one before in 3
 //!    cycles (+5 to +7 %).
-//! 7. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 22 instructions are left
+//! 7. Both masks come from the order, whose bytes say which of the three they are of. A mask of each token's own in a column is
+//!    ten more instructions for sixteen tokens, and a slow load (+8 to +10 %).
+//! 8. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 21 instructions are left
 //!    for each of 43 (+9 % where another thread shares the core, ±0 where none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
@@ -35,16 +37,20 @@ pub(super) const WINDOW: usize = 64;
 /// Bytes of a row of [`ORDERS`].
 pub(super) const ROW: usize = 2 * WINDOW;
 
-/// The row for new bytes as they are.
+/// The row for a match at any larger offset.
 pub(super) const FAR_ROW: usize = WINDOW + 1;
 
-/// Byte `n` of row `offset` says which byte is the `n`th of a window and 64 new bytes, where the new ones are a match at that
-/// offset: bytes of the window from [`FROM_WINDOW`] on, new ones from 0 on. From the 64th on, bytes of the window repeat.
+/// Byte `n` of row `offset` says which byte is the `n`th of a window and a match of 64 bytes at that offset: one of the window, from
+/// [`FROM_WINDOW`] on, or [`FAR`]. Once a run is added, bytes that were before the window's end are literals, from 0 on.
 #[repr(align(64))]
 struct Orders([[u8; ROW]; WINDOW + 2]);
 
-/// A byte's place in the window is said from here on, so that the highest bit tells it from a new byte's.
+/// A byte's place in the window is said from here on, so that the highest bit tells it from a literal's.
 const FROM_WINDOW: u8 = 192;
+
+/// Says that a byte is not in the window but in the page. As a signed number it is above every literal's and every place in the
+/// window, and so it is with a run added.
+const FAR: u8 = WINDOW as u8;
 
 static ORDERS: Orders = {
     let mut rows = [[0; ROW]; WINDOW + 2];
@@ -52,9 +58,13 @@ static ORDERS: Orders = {
     while offset < rows.len() {
         let mut at = 0;
         while at < ROW {
-            let repeats = at >= WINDOW && offset <= WINDOW;
-            let from = if repeats { WINDOW - offset + (at - WINDOW) % offset } else { at };
-            rows[offset][at] = (from as u8).wrapping_add(FROM_WINDOW);
+            rows[offset][at] = if at < WINDOW {
+                at as u8 + FROM_WINDOW
+            } else if offset <= WINDOW {
+                (WINDOW - offset + (at - WINDOW) % offset) as u8 + FROM_WINDOW
+            } else {
+                FAR
+            };
             at += 1;
         }
         offset += 1;
@@ -143,31 +153,24 @@ unsafe fn copied(
         let total = _mm512_set1_epi32(*sequences.total_bytes.as_ptr().add(at) as i32);
         let literals = literals.add(*sequences.literals.as_ptr().add(at) as usize);
         let source = page.wrapping_offset(*sequences.sources.as_ptr().add(at) as i32 as isize);
-        let window = moved(window, order, run, literals, *sequences.masks.as_ptr().add(at), source);
+        let window = moved(window, order, run, literals, source);
         (window, last_first(window, total))
     }
 }
 
-/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where its bytes come from. Those of
-/// `mask` come from `source` instead.
+/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where its bytes come from.
 ///
 /// # Safety
-/// 64 bytes can be read from `order` and `literals`, those of `mask` from `source`.
+/// 64 bytes can be read from `order` and `literals`, and from `source` those that are [`FAR`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
-unsafe fn moved(
-    window: __m512i,
-    order: *const u8,
-    run: __m512i,
-    literals: *const u8,
-    mask: u64,
-    source: *const u8,
-) -> __m512i {
+unsafe fn moved(window: __m512i, order: *const u8, run: __m512i, literals: *const u8, source: *const u8) -> __m512i {
     // SAFETY: the caller's.
     unsafe {
         let order = _mm512_add_epi8(_mm512_loadu_si512(order.cast()), run);
         let new = _mm512_permutexvar_epi8(order, _mm512_loadu_si512(literals.cast()));
-        let new = _mm512_mask_loadu_epi8(new, mask, source.cast());
+        let far = _mm512_cmpgt_epi8_mask(order, _mm512_set1_epi8(FAR as i8 - 1));
+        let new = _mm512_mask_loadu_epi8(new, far, source.cast());
         _mm512_mask_permutexvar_epi8(new, _mm512_movepi8_mask(order), order, window)
     }
 }
@@ -293,8 +296,7 @@ unsafe fn part(
     // SAFETY: the caller's.
     unsafe {
         let order = ORDERS.0[offset.min(FAR_ROW)].as_ptr().add(length);
-        let mask = if offset > WINDOW && length > 0 { !0 << (WINDOW - length) } else { 0 };
         let source = op.wrapping_add(run + length).wrapping_sub(offset + WINDOW);
-        moved(window, order, _mm512_set1_epi8(run as i8), literals, mask, source)
+        moved(window, order, _mm512_set1_epi8(run as i8), literals, source)
     }
 }
