@@ -38,17 +38,24 @@ const NEAR_BYTES: usize = 4096;
 /// The number of the next image that is opened.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
+/// So many of these a thread keeps: a walk comes from a directory's names to inodes, headers and back.
+const NEARS: usize = 16;
+
 thread_local! {
-    static NEAR: RefCell<Near> = RefCell::default();
+    static NEAR: RefCell<Option<Box<Near>>> = RefCell::default();
 }
 
-/// What a thread's last short read came from.
-#[derive(Default)]
+/// What a thread's last short reads came from.
 struct Near {
-    /// The image's number; 0 for none.
-    image: u64,
-    start: u64,
-    bytes: Vec<u8>,
+    /// The image's number, 0 for none, and where the bytes lie in it. Each start has one place.
+    places: [(u64, u64); NEARS],
+    bytes: [[u8; NEAR_BYTES]; NEARS],
+}
+
+impl Near {
+    fn new() -> Box<Self> {
+        Box::new(Self { places: [(0, 0); _], bytes: [[0; _]; _] })
+    }
 }
 
 /// An EROFS image, open for reading by any number of threads. A clone is the same open image.
@@ -252,16 +259,17 @@ impl Image {
             return self.shared.source.read_exact_at(buf, offset).map_err(reading);
         }
         // Taken, not borrowed: a source may itself lie in an image.
-        let mut last = NEAR.take();
-        if (last.image, last.start) != (self.shared.number, near) {
+        let mut last = NEAR.take().unwrap_or_else(Near::new);
+        let number = offset as usize / NEAR_BYTES % NEARS;
+        let (place, bytes) = (&mut last.places[number], &mut last.bytes[number]);
+        if *place != (self.shared.number, near) {
             let len = (self.shared.len_bytes - near).min(NEAR_BYTES as u64) as usize;
-            last.image = 0;
-            last.bytes.resize(NEAR_BYTES, 0);
-            self.shared.source.read_exact_at(&mut last.bytes[..len], near).map_err(reading)?;
-            (last.image, last.start) = (self.shared.number, near);
+            *place = (0, 0);
+            self.shared.source.read_exact_at(&mut bytes[..len], near).map_err(reading)?;
+            *place = (self.shared.number, near);
         }
-        buf.copy_from_slice(&last.bytes[from..from + buf.len()]);
-        NEAR.set(last);
+        buf.copy_from_slice(&bytes[from..from + buf.len()]);
+        NEAR.set(Some(last));
         Ok(())
     }
 

@@ -37,6 +37,11 @@ impl ClusterEncoder for Fast {
         gained(filled)
     }
 
+    /// Three times the time, 0.89 to 0.96 of the bytes.
+    fn fill_harder(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
+        gained(lz4_hc::compress_fill(src, dst, 2).ok()?)
+    }
+
     fn restart(&mut self) {
         self.last_consumed = 0;
     }

@@ -78,6 +78,11 @@ pub trait ClusterEncoder: Send {
     /// the calls since [`restart`](ClusterEncoder::restart) only.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled>;
 
+    /// As [`fill`](ClusterEncoder::fill), with several times the effort, so that a little more fits. `None` also if this encoder has no such way.
+    fn fill_harder(&mut self, _src: &[u8], _dst: &mut [u8]) -> Option<Filled> {
+        None
+    }
+
     /// Forgets what earlier clusters taught the encoder, so that what follows does not depend on them.
     fn restart(&mut self) {}
 }

@@ -29,10 +29,10 @@ use super::format::{Format, Plain};
 use crate::mem::{common_prefix, common_prefix_by, copy, load32, load64, store16};
 
 /// Where the base is moved: positions up to here, and [`NEAR_END`] more, have 16 bits.
-const TURN: usize = 65_000;
+const TURN: usize = 65_400;
 
 /// How far the base is then behind: an offset always reaches so far.
-const KEPT: usize = 45_056;
+const KEPT: usize = 57_344;
 
 /// Bytes before the input's end that are taken in small steps.
 const NEAR_END: usize = 128;
@@ -173,13 +173,15 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
                     break 'all at >= most;
                 }
                 let mut forward = common_prefix_by::<32>(s.add(at + FOUND), s.add(seen + FOUND), match_end);
-                if TWICE
-                    && forward <= SHORT
-                    && let Some(later) = look(at + 1)
-                {
-                    let longer = common_prefix_by::<32>(s.add(at + 1 + FOUND), s.add(later + FOUND), match_end);
-                    if longer > forward {
-                        (at, seen, forward) = (at + 1, later, longer);
+                if TWICE && forward <= SHORT {
+                    let bytes = load64(s.add(at + 1));
+                    let entry = table.add(hash::<HASHED, BITS>(bytes));
+                    let later = usize::from(*entry);
+                    *entry = (at + 1) as u16;
+                    let same = (load64(s.add(later)) ^ bytes).trailing_zeros() as usize / 8;
+                    if same > FOUND + forward {
+                        (at, seen) = (at + 1, later);
+                        forward = common_prefix_by::<32>(s.add(at + FOUND), s.add(seen + FOUND), match_end);
                     }
                 }
                 let back = self.back(s, literal, at, seen);

@@ -383,11 +383,14 @@ impl Writer<'_> {
     }
 
     fn add_pieces(&mut self, file: &mut OpenFile, segment: &Segment, share: bool) -> Result<()> {
+        let share = share && self.shares();
+        let mut next = if share { 0 } else { self.append(&segment.blocks)? };
         let mut at = 0;
         for piece in &segment.pieces {
             let bytes = &segment.blocks[at..at + piece.blocks as usize * self.options.block_bytes as usize];
             at += bytes.len();
-            let blkaddr = if share { self.add_cluster(bytes, piece.compressed)? } else { self.append(bytes)? };
+            let blkaddr = if share { self.add_cluster(bytes, piece.compressed)? } else { next };
+            next += piece.blocks;
             let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
             file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
         }
@@ -479,9 +482,6 @@ impl Writer<'_> {
     }
 
     fn add_cluster(&mut self, bytes: &[u8], compressed: bool) -> Result<u32> {
-        if !self.shares() {
-            return self.append(bytes);
-        }
         let key = (xxh3_128(bytes), bytes.len(), compressed);
         if let Some(&blkaddr) = self.stored.get(&key)
             && self.holds(blkaddr, bytes)?
@@ -512,6 +512,12 @@ impl Writer<'_> {
             return Err(Error::Options("the image needs more than 2^32 blocks".to_owned()));
         };
         self.digest.update(bytes);
+        if bytes.len() >= PENDING_BYTES / 4 {
+            self.flush()?;
+            self.write_at(bytes, blkaddr)?;
+            self.next_block = next;
+            return Ok(blkaddr);
+        }
         self.pending.extend_from_slice(bytes);
         self.next_block = next;
         if self.pending.len() >= PENDING_BYTES {
@@ -521,12 +527,15 @@ impl Writer<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let end = u64::from(self.next_block) << self.options.block_bits();
-        self.out
-            .write_all_at(&self.pending, end - self.pending.len() as u64)
-            .map_err(Error::io("writing the image"))?;
+        let first = self.next_block - (self.pending.len() >> self.options.block_bits()) as u32;
+        self.write_at(&self.pending, first)?;
         self.pending.clear();
         Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], block: u32) -> Result<()> {
+        let at = u64::from(block) << self.options.block_bits();
+        self.out.write_all_at(bytes, at).map_err(Error::io("writing the image"))
     }
 
     /// Forgets what was appended from `block` on, and that clusters of this file may be shared.

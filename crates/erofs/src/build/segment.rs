@@ -42,6 +42,12 @@ pub(super) const MAX_ZEROS: usize = 8 << 20;
 /// blocks of so many zeros, and save none there either.
 const MAX_CONTENT: usize = 4 << 20;
 
+/// A block is saved at the end by more effort where it is exceeded by this part of what is compressed anew,
+const SQUEEZED: usize = 20;
+
+/// which is at most so much.
+const MOST_SQUEEZED: usize = 16 << 10;
+
 /// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them. A multiple of every block.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
 
@@ -135,6 +141,7 @@ impl Compressor {
         while at < src.len() {
             self.encoder.restart();
             let mut plain_run = 0;
+            let run = segment.pieces.len();
             while at < src.len() {
                 if at >= zeros_from && at.is_multiple_of(ZEROS_STEP) {
                     segment.zeros = (src.len() - at) as u64;
@@ -163,6 +170,10 @@ impl Compressor {
                 {
                     segment.tail = Some(tail);
                     return segment;
+                }
+                if takes_all && self.squeeze(&mut segment, run, &src[..stop], at, filled, options) {
+                    at = stop;
+                    continue;
                 }
                 at += match filled {
                     Some(filled) if filled.written.next_multiple_of(block) < filled.consumed => {
@@ -221,6 +232,55 @@ impl Compressor {
             return fewer;
         }
         self.encoder.fill(src, &mut self.cluster)
+    }
+
+    /// Stores the end of `src`, from `at` on or from where one of the last clusters of the segment's `run` begins, in a block less than it would take
+    /// with a last cluster of `filled`, if that is near to it and the encoder can with more effort. Returns whether it did.
+    fn squeeze(
+        &mut self,
+        segment: &mut Segment,
+        run: usize,
+        src: &[u8],
+        at: usize,
+        filled: Option<Filled>,
+        options: &SegmentOptions,
+    ) -> bool {
+        let (block, cluster) = (options.block_bytes, options.pcluster_bytes);
+        let rest = src.len() - at;
+        let before = segment.pieces[run..].iter().rev();
+        let before = before.take_while(|piece| piece.compressed && piece.blocks as usize * block == cluster);
+        // As bytes of a cluster.
+        let last = match (filled, before.clone().next()) {
+            (Some(filled), _) => filled.written,
+            (None, Some(piece)) => rest * cluster / piece.len as usize,
+            (None, None) => return false,
+        };
+        let blocks = last.div_ceil(block).max(1);
+        let over = last - (blocks - 1) * block;
+        let Some(others) = MOST_SQUEEZED.checked_sub(last) else { return false };
+        let mut counts = usize::from(blocks == 1)..=before.count().min(others / cluster);
+        let Some(clusters) = counts.find(|count| over * SQUEEZED <= count * cluster + last) else { return false };
+        let kept = segment.pieces.len() - clusters;
+        let mut from = at - segment.pieces[kept..].iter().map(|piece| piece.len as usize).sum::<usize>();
+        let mut room = (clusters * cluster / block + blocks - 1) * block;
+        let mut squeezed = Segment::default();
+        let mut dst = vec![0; cluster.min(room)];
+        while from < src.len() {
+            let bytes = cluster.min(room);
+            let Some(filled) = self.encoder.fill_harder(&src[from..], &mut dst[..bytes]) else { return false };
+            let used = filled.written.next_multiple_of(block);
+            // More than a block is in each, so that the next begins in another.
+            if used >= filled.consumed {
+                return false;
+            }
+            room -= used;
+            from += squeezed.add_cluster(&dst[..filled.written], filled.consumed, block);
+        }
+        segment.pieces.truncate(kept);
+        segment.blocks.truncate(segment.blocks.len() - clusters * cluster);
+        segment.pieces.append(&mut squeezed.pieces);
+        segment.blocks.append(&mut squeezed.blocks);
+        true
     }
 
     /// One cluster, of the front of `zeros`. If `more` follow it is one that is worth being used again and again: in whole blocks, and with a
@@ -309,9 +369,59 @@ fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option
 
 #[cfg(test)]
 mod tests {
+    use pagefold_codec::cluster::{ClusterDecoder, DecodeLimits, Extent};
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Lines that LZ4 halves, and that differ.
+    fn text(len: usize) -> Vec<u8> {
+        let line = |n: u32| format!("{:x} of {} were here\n", n.wrapping_mul(0x9E37_79B1), n % 61).into_bytes();
+        (0..).flat_map(line).take(len).collect()
+    }
+
+    fn content(segment: &Segment, block: usize) -> Vec<u8> {
+        let limits = DecodeLimits { dict_bytes: 0, max_content_bytes: 1 << 20 };
+        let (mut content, mut at) = (Vec::new(), 0);
+        for piece in &segment.pieces {
+            let stored = &segment.blocks[at..at + piece.blocks as usize * block];
+            at += stored.len();
+            let mut bytes = stored[..(piece.len as usize).min(stored.len())].to_vec();
+            if piece.compressed {
+                let from = stored.iter().position(|byte| *byte != 0).unwrap();
+                bytes.resize(piece.len as usize, 0);
+                let mut decoder = ClusterDecoder::default();
+                decoder.decode(ClusterFormat::Lz4, &stored[from..], &mut bytes, Extent::Whole, limits).unwrap();
+            }
+            content.extend_from_slice(&bytes);
+        }
+        content
+    }
+
+    #[test]
+    fn an_end_that_is_nearly_a_block_shorter_is_and_holds_the_same() {
+        for pcluster_bytes in [4096, 65536] {
+            let options = SegmentOptions { block_bytes: 4096, pcluster_bytes, ztailpacking: false, fragments: false };
+            let mut compressor = Compressor::new(ClusterCodec::Lz4).unwrap();
+            let (mut fewer, mut encoder) = (0, ClusterCodec::Lz4.encoder().unwrap());
+            for len in (4100..40_000).step_by(97) {
+                let src = text(len);
+                let segment = compressor.compress(&src, &[], true, &options, Vec::new());
+                assert!(content(&segment, 4096) == src, "{len} in {pcluster_bytes}");
+                encoder.restart();
+                let (mut at, mut blocks, mut cluster) = (0, 0, vec![0; pcluster_bytes]);
+                while at < len {
+                    let filled = encoder.fill(&src[at..], &mut cluster).filter(|filled| filled.consumed > 4096);
+                    let (consumed, written) = filled.map_or((4096, 4096), |filled| (filled.consumed, filled.written));
+                    (at, blocks) = (at + consumed, blocks + written.div_ceil(4096));
+                }
+                let squeezed = segment.blocks.len() / 4096;
+                assert!(squeezed <= blocks, "{len} in {pcluster_bytes}");
+                fewer += blocks - squeezed;
+            }
+            assert!((5..100).contains(&fewer), "{fewer} of 371 in {pcluster_bytes}");
+        }
+    }
 
     proptest! {
         #[test]
