@@ -99,8 +99,10 @@ impl<T> Pins<T> {
                 kept += 1;
             }
         }
-        free(&retired[kept..]);
-        retired.truncate(kept);
+        if kept < retired.len() {
+            free(&retired[kept..]);
+            retired.truncate(kept);
+        }
     }
 
     /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.
