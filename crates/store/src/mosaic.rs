@@ -183,7 +183,7 @@ fn crowded_fill(active: u64) -> u64 {
 fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
         Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
-        Goal::Densest => u64::from(SEGMENT) / 4,
+        Goal::Densest => u64::from(SEGMENT) / 8,
         Goal::Room => 0,
     };
     shard.free_bytes > enough
@@ -287,6 +287,15 @@ impl Mosaic {
         self.note(part, shard);
     }
 
+    /// Leaves an object to whoever locks its shard next.
+    fn hand_over(&self, part: &Part, block: u32) {
+        if part.handed.push(&part.blocks, block) >= HANDED_MAX
+            && let Some(mut shard) = part.shard.try_lock()
+        {
+            self.free_handed(part, &mut shard);
+        }
+    }
+
     /// Tells others what frees have made of a shard.
     fn note(&self, part: &Part, shard: &Shard) {
         let pressure = pressure(shard) as u8;
@@ -349,8 +358,7 @@ impl Mosaic {
 
     /// Frees an object while the lines of a new one come into the cache, if that is about to be written.
     fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
-        if wanted.writes {
-            shard.free_one(&part.blocks);
+        if wanted.writes && shard.free_one(&part.blocks) {
             self.note(part, shard);
         }
     }
@@ -581,20 +589,27 @@ impl Pool for Mosaic {
         unsafe { part.blocks.write(body, bytes) };
     }
 
-    unsafe fn free(&self, at: Location, _len_bytes: usize) {
-        let (part, body) = self.find(at);
-        let block = body - part.blocks.header_bytes();
-        if at.get() >> self.span_bits != self.home() as u64 {
-            if part.handed.push(&part.blocks, block) >= HANDED_MAX
-                && let Some(mut shard) = part.shard.try_lock()
-            {
-                self.free_handed(part, &mut shard);
+    unsafe fn free(&self, at: Location, len_bytes: usize) {
+        // SAFETY: the caller's word.
+        unsafe { self.free_all(&[(at, len_bytes)]) };
+    }
+
+    unsafe fn free_all(&self, objects: &[(Location, usize)]) {
+        let home = self.home() as u64;
+        let mut own = None;
+        for &(at, _) in objects {
+            let (part, body) = self.find(at);
+            let block = body - part.blocks.header_bytes();
+            if at.get() >> self.span_bits != home {
+                self.hand_over(part, block);
+                continue;
             }
-            return;
+            let (_, shard) = own.get_or_insert_with(|| (part, self.lock_home(part)));
+            shard.free_soon(&part.blocks, block);
         }
-        let mut shard = self.lock_home(part);
-        shard.free_soon(&part.blocks, block);
-        self.note(part, &shard);
+        if let Some((part, shard)) = &own {
+            self.note(part, shard);
+        }
     }
 
     fn account(&self) -> Account {

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! write:   stream ← CPU's; object ← compress (no lock held)
-//!          room ← pool; lock entry; copy; swap; unlock; retire the old object
+//!          lock entry; room ← pool; copy; swap; unlock; retire the old object
 //! read:    stream ← CPU's; ask for the object's lines; pin it; decode it where it lies; unpin
 //! update:  stream ← CPU's; lock entry; decode; change; compress; room ← pool; copy; swap; unlock; retire the old
 //!
 //! under a strategy whose readers lock
 //! read:    stream ← CPU's; lock entry; copy the object; unlock; decode
-//! write:   as above, but copies before it locks
+//! write:   as above, but takes room and copies before it locks
 //! ```
 //!
 //! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
@@ -29,7 +29,7 @@ use crate::{
     counters::{Share, Sums},
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
-    pool::PoolKind,
+    pool::{Location, PoolKind},
     prefetch::{LINE_BYTES, prefetch},
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
@@ -151,7 +151,6 @@ pub struct Store<L: EntryLock = Hazard> {
     /// Counts for those who hold no stream.
     loose: CachePadded<Share>,
     training: Option<Arc<Training>>,
-    budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
     /// Kept for those who replace an object: each holder of a stream needs room for its new object before its old one is
@@ -196,8 +195,8 @@ impl<L: EntryLock> Store<L> {
             return Err(too_small);
         }
         let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
-        let core = Core::new(table, streams, pool);
-        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, swap_bytes })
+        let core = Core::new(table, streams, pool, budget);
+        Ok(Self { core, loose: CachePadded::default(), training, slots, base_bytes, swap_bytes })
     }
 
     /// How many slots there are.
@@ -218,7 +217,7 @@ impl<L: EntryLock> Store<L> {
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        read(&self.core, self.training.as_ref(), &self.budget, slot, page)
+        read(&self.core, self.training.as_ref(), &self.core.budget, slot, page)
     }
 
     /// Puts `page` in the slot. It is compressed with no lock held.
@@ -229,26 +228,25 @@ impl<L: EntryLock> Store<L> {
 
     fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         // What the codec looks at first, in case the page is not in the cache.
-        for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
+        for at in [0, LINE_BYTES, 2 * LINE_BYTES, 3 * LINE_BYTES, PAGE_SIZE - 1] {
             prefetch(&page[at]);
         }
-        let mut taken = self.core.streams.take(0, &self.budget)?;
-        let replaced_bytes = object_bytes(self.core.table.peek(slot));
-        let new = Entry::decode(self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?);
-        // Nobody reads it before it is in the entry; where readers wait for the entry, it is held for the swap alone.
-        if !L::PINS {
-            self.put(new, &taken.parts().0.object, page);
-        }
-        let locked = match self.core.table.lock_or_make(slot, &self.budget) {
-            Ok(locked) => locked,
-            Err(full) => {
-                self.core.free(new);
-                return Err(full.into());
-            }
+        self.core.table.prefetch(slot);
+        let mut taken = self.core.streams.take(0, &self.core.budget)?;
+        let working = taken.parts().0;
+        let made = self.compress(slot, working, page);
+        let (locked, new) = if L::PINS {
+            // Before the object's lines are touched: the entry's locked instruction would wait for them.
+            let locked = self.core.table.lock_or_make(slot, &self.core.budget)?;
+            let new = self.place(slot, made, working, page, object_bytes(locked.entry()))?;
+            (locked, Entry::decode(new))
+        } else {
+            // Readers wait for the entry: it is held for the swap alone.
+            let new = self.place(slot, made, working, page, object_bytes(self.core.table.peek(slot)))?;
+            let new = Entry::decode(new);
+            let locked = self.core.table.lock_or_make(slot, &self.core.budget);
+            (locked.inspect_err(|_| self.core.free(new))?, new)
         };
-        if L::PINS {
-            self.put(new, &taken.parts().0.object, page);
-        }
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -266,22 +264,23 @@ impl<L: EntryLock> Store<L> {
     }
 
     fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
-        let mut taken = self.core.streams.take(0, &self.budget)?;
-        let (working, _) = taken.parts();
-        let Working { stream, object, page, trained, .. } = working;
-        let locked = self.core.table.lock_or_make(slot, &self.budget)?;
+        let mut taken = self.core.streams.take(0, &self.core.budget)?;
+        let working = taken.parts().0;
+        let mut page = [0; PAGE_SIZE];
+        let locked = self.core.table.lock_or_make(slot, &self.core.budget)?;
         match locked.entry() {
             Entry::Object { tables, len_bytes, at } => {
+                let Working { stream, object, trained, .. } = &mut *working;
                 ready(self.training.as_ref(), &mut **stream, trained, tables, slot)?;
                 // SAFETY: the entry names this object and stays locked to the end.
                 unsafe { self.core.pool.read(at, &mut object[..len_bytes]) };
-                decode(&mut **stream, &object[..len_bytes], page, slot)?;
+                decode(&mut **stream, &object[..len_bytes], &mut page, slot)?;
             }
-            entry => copy_plain(&self.core, entry, page),
+            entry => copy_plain(&self.core, entry, &mut page),
         }
-        change(page);
-        let new = Entry::decode(self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?);
-        self.put(new, &working.object, &working.page);
+        change(&mut page);
+        let made = self.compress(slot, working, &page);
+        let new = Entry::decode(self.place(slot, made, working, &page, object_bytes(locked.entry()))?);
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -304,7 +303,7 @@ impl<L: EntryLock> Store<L> {
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let lock = || Ok(self.core.table.lock_or_make(slot, &self.budget)?);
+        let lock = || Ok(self.core.table.lock_or_make(slot, &self.core.budget)?);
         let old = self.when_there_is_room(lock)?.replace(new);
         self.replaced(old, new);
         self.free_unread(old);
@@ -334,13 +333,13 @@ impl<L: EntryLock> Store<L> {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
             mem_used_total: self.core.pool.account().held_bytes,
-            mem_limit: self.budget.limit(),
-            mem_used_max: self.budget.max(),
+            mem_limit: self.core.budget.limit(),
+            mem_used_max: self.core.budget.max(),
             same_pages: sums.same_pages,
             huge_pages: sums.huge_pages,
             table_bytes: self.core.table.used_bytes(),
             stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
-            spent_bytes: self.budget.used(),
+            spent_bytes: self.core.budget.used(),
             ..Stats::default()
         };
         if let Some(training) = &self.training {
@@ -384,7 +383,13 @@ impl<L: EntryLock> Store<L> {
 
     #[cfg(all(test, not(loom)))]
     pub(crate) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
+        &self.core.budget
+    }
+
+    /// Has streams stay that nobody uses.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn keep_streams(&self) {
+        self.core.keep_streams();
     }
 
     /// Trains in another way, from the start.
@@ -423,64 +428,76 @@ impl<L: EntryLock> Store<L> {
         if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
 
-    /// Makes the word of the slot's new entry for the page of `source`, and takes room for its object if it needs one; the
-    /// caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
-    fn build(&self, slot: Slot, working: &mut Working, source: Source<'_>, replaced_bytes: usize) -> Result<u64, Full> {
-        let tables = self.training.as_ref().map_or(0, |training| training.current());
-        let Working { stream, object, page: assembled, trained, .. } = working;
-        let page = match source {
-            Source::Given(page) => page,
-            Source::Assembled => &**assembled,
-        };
+    /// Makes what the slot is to hold for `page`; an object's bytes are in `working` then.
+    fn compress(&self, slot: Slot, working: &mut Working, page: &Page) -> Made {
         if let Some(fill) = same_filled(page).and_then(Fill::new) {
-            return Ok(Entry::Same(fill).encode());
+            return Made::Same(fill);
         }
+        let tables = self.training.as_ref().map_or(0, |training| training.current());
+        let Working { stream, object, trained, .. } = working;
         let is_ready = prepare(self.training.as_ref(), &mut **stream, trained, tables);
         debug_assert!(is_ready, "the current tables are kept");
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         if let Some(training) = &self.training {
-            training.offer(trained, slot, &self.core, &self.budget);
+            training.offer(trained, slot, &self.core, &self.core.budget);
         }
-        let len_bytes = compressed.unwrap_or(PAGE_SIZE);
-        let fits = || self.fits(len_bytes, replaced_bytes);
-        let alloc = || self.core.pool.alloc_to_write(len_bytes, slot);
-        let at = match if fits() { alloc() } else { Err(Full) } {
-            Ok(at) => at,
-            Err(Full) => {
-                // Objects kept for readers may be all that is missing.
-                self.core.streams.release_all(Some(working), |word| self.core.free(Entry::decode(word)));
-                if !fits() {
-                    return Err(Full);
-                }
-                self.core.make_room(alloc)?
-            }
-        };
-        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } }.encode())
+        compressed.map_or(Made::Raw, |len_bytes| Made::Object { tables, len_bytes })
     }
 
-    /// Copies the object of `new`, whose word [`build`](Self::build) has just made, to its room.
-    fn put(&self, new: Entry, object: &Page, page: &Page) {
-        let (at, bytes) = match new {
-            Entry::Empty | Entry::Same(_) => return,
-            Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
-            Entry::Raw { at } => (at, &page[..]),
+    /// Puts what was made in room of its own, if it needs any, and returns the word of the slot's new entry: an entry would come
+    /// back through memory, behind the object's bytes. `replaced_bytes` is the length of the object that it will replace.
+    fn place(
+        &self,
+        slot: Slot,
+        made: Made,
+        working: &mut Working,
+        page: &Page,
+        replaced_bytes: usize,
+    ) -> Result<u64, Full> {
+        let len_bytes = match made {
+            Made::Same(fill) => return Ok(Entry::Same(fill).encode()),
+            Made::Object { len_bytes, .. } => len_bytes,
+            Made::Raw => PAGE_SIZE,
+        };
+        let alloc = || self.core.pool.alloc_to_write(len_bytes, slot);
+        let at = match if self.fits(len_bytes, replaced_bytes) { alloc() } else { Err(Full) } {
+            Ok(at) => at,
+            Err(Full) => self.find_room(working, || self.fits(len_bytes, replaced_bytes), alloc)?,
+        };
+        let (new, bytes) = match made {
+            Made::Object { tables, .. } => (Entry::Object { tables, len_bytes, at }, &working.object[..len_bytes]),
+            _ => (Entry::Raw { at }, &page[..]),
         };
         // SAFETY: just allocated with this length, and in no entry yet.
         unsafe { self.core.pool.write(at, bytes) };
+        Ok(new.encode())
+    }
+
+    /// Takes room where there seems to be none.
+    #[cold]
+    fn find_room(
+        &self,
+        working: &mut Working,
+        fits: impl Fn() -> bool,
+        alloc: impl Fn() -> Result<Location, Full>,
+    ) -> Result<Location, Full> {
+        // Objects kept for readers may be all that is missing.
+        self.core.streams.release_all(Some(working), |words| self.core.free_all(words));
+        if fits() { self.core.make_room(alloc) } else { Err(Full) }
     }
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
     fn is_tight(&self) -> bool {
-        self.budget.left() < 2 * self.swap_bytes
+        self.core.budget.left() < 2 * self.swap_bytes
     }
 
     /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
     /// is not kept for it. Pages of one kind differ in length, and overwriting cuts objects in two: a store that new
     /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
     fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
-        let left = self.budget.left();
+        let left = self.core.budget.left();
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
+        let overwrite_bytes = if replaced_bytes == 0 { self.core.budget.overwrite_bytes() } else { 0 };
         let kept_bytes = self.swap_bytes + overwrite_bytes;
         if grows_bytes == 0 || left >= kept_bytes + 2 * self.swap_bytes {
             return true;
@@ -502,7 +519,7 @@ impl<L: EntryLock> Store<L> {
         match old {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
                 let keep = !self.is_tight();
-                let free = |word| self.core.free(Entry::decode(word));
+                let free = |words: &[u64]| self.core.free_all(words);
                 self.core.streams.retire(taken.parts().0, old.encode(), keep, free);
             }
             _ => self.core.free(old),
@@ -545,12 +562,17 @@ fn object_bytes(entry: Entry) -> usize {
     }
 }
 
-/// Where the page is that [`Store::build`] compresses.
+/// What a slot is to hold.
 #[derive(Clone, Copy)]
-enum Source<'a> {
-    Given(&'a Page),
-    /// In the working state.
-    Assembled,
+enum Made {
+    Same(Fill),
+    /// The first `len_bytes` of the working state's object.
+    Object {
+        tables: u8,
+        len_bytes: usize,
+    },
+    /// The page as it is.
+    Raw,
 }
 
 /// [`Store::read`] of a slot that there is.

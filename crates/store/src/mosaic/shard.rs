@@ -31,8 +31,8 @@ use crate::budget::{Budget, Full, Purpose};
 /// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
 const HOLD_SMALL: u32 = PAGE_SIZE as u32;
-/// Segments from which on a shard is large.
-const LARGE: usize = 32;
+/// Bytes held from which on a shard is large.
+const LARGE: u64 = 2 << 20;
 
 /// First pieces are at least this long, and at least this part of what is asked for.
 const PIECE_MIN: u32 = 64;
@@ -184,13 +184,15 @@ impl Shard {
         self.alloc_in_two(blocks, wanted)
     }
 
-    /// Frees one of the objects whose freeing was put off, if many are.
-    pub(super) fn free_one(&mut self, blocks: &Blocks) {
+    /// Frees one of the objects whose freeing was put off, if many are. Returns whether it did.
+    pub(super) fn free_one(&mut self, blocks: &Blocks) -> bool {
         if self.delayed.len() > WAITING
             && let Some(at) = self.delayed.pop()
         {
             self.free_after_others(blocks, at);
+            return true;
         }
+        false
     }
 
     /// Frees an object that has waited.
@@ -315,7 +317,7 @@ impl Shard {
 
     /// Accounts for the memory of the segment's first `end` bytes.
     fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
-        let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
+        let step = if self.held_bytes >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
             let more = end.next_multiple_of(step).saturating_sub(held);
