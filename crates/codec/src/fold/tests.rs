@@ -507,7 +507,7 @@ fn the_format_stays_as_it_is() {
         (object.len(), sum(&object))
     });
     let golden = [
-        (1105, 0xc830_b13f_3944_0000),
+        (1087, 0xd682_2381_298b_3019),
         (1355, 0xdca1_ba92_e414_2d25),
         (51, 0xeff9_dbb8_0c77_0406),
         (4090, 0x49ff_4625_20a3_eca3),
