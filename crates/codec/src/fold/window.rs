@@ -21,7 +21,7 @@
 //! 6. Window and literals are permuted each by itself, and the window last, under a mask: one window comes from the one before in 3
 //!    cycles (+5 to +7 %).
 //! 7. Both masks come from the order, whose bytes say which of the three they are of. A mask of each token's own in a column is
-//!    ten more instructions for sixteen tokens, and a slow load (+8 to +10 %).
+//!    ten more instructions for sixteen tokens, and a slow load (+5 to +10 %).
 //! 8. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 21 instructions are left
 //!    for each of 43 (+9 % where another thread shares the core, ±0 where none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
