@@ -6,16 +6,13 @@
 //! | soft     | above                             | one thread for all stores of the process, made when needed  |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
 //!
-//! They stop at 1/30 + 16 KiB. A store that more than one thread has used and that nobody uses now is made as dense as can be.
-//!
-//! At the memory limit a writer that finds no room empties segments itself, one writer at a time,
+//! They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
 //! up to [`ROOM_TURNS`]. An object moves while its entry is held, for the time of a copy: a reader never waits for
 //! more, and with the default strategy not even for that.
 #![allow(unsafe_code)] // frees objects that are in no entry
 
 use std::{
     collections::VecDeque,
-    mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{
@@ -30,12 +27,11 @@ use std::{
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
-    budget::{Budget, Full},
+    budget::Full,
     entry::Entry,
-    heap,
     lock::EntryLock,
     pool::{Goal, Location, Owners, Pool, Pressure},
-    streams::{Rest, Streams},
+    streams::Streams,
     table::Table,
 };
 
@@ -55,12 +51,6 @@ const LOOKS_WITHOUT_GAIN: u32 = 3;
 /// Objects whose freeing takes the pool's lock once.
 const FREED_AT_ONCE: usize = 8;
 
-/// How long a stream is not used before it is given back, at least; twice that at most.
-const LOOK: Duration = Duration::from_millis(300);
-
-/// Objects that move at each look at a store that nobody uses: in 2 ms, so that a large one costs next to nothing.
-const REST_OBJECTS: usize = 4096;
-
 /// What the thread in the background waits when a store's pressure stays though nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -69,34 +59,15 @@ pub(crate) struct Core<L: EntryLock> {
     pub(crate) table: Table<L>,
     pub(crate) streams: Streams,
     pub(crate) pool: Box<dyn Pool>,
-    pub(crate) budget: Arc<Budget>,
     /// Whether the background thread has been told of the pressure.
     told: AtomicBool,
-    /// Whether the background thread looks after streams that nobody uses.
-    watched: AtomicBool,
     /// Held by the background thread while it moves objects, and by a writer that makes room.
     turning: Mutex<()>,
 }
 
 impl<L: EntryLock> Core<L> {
-    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>, budget: Arc<Budget>) -> Arc<Self> {
-        let (told, watched) = (AtomicBool::new(false), AtomicBool::new(false));
-        let core = Arc::new(Self { table, streams, pool, budget, told, watched, turning: Mutex::new(()) });
-        let weak = Arc::downgrade(&core);
-        core.streams.on_second(move || {
-            if let Some(core) = weak.upgrade()
-                && !core.watched.swap(true, AcqRel)
-            {
-                Background::get().watch(weak.clone());
-            }
-        });
-        core
-    }
-
-    /// Has streams stay that nobody uses.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn keep_streams(&self) {
-        self.watched.store(true, Relaxed);
+    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>) -> Arc<Self> {
+        Arc::new(Self { table, streams, pool, told: AtomicBool::new(false), turning: Mutex::new(()) })
     }
 
     /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
@@ -223,10 +194,6 @@ impl<L: EntryLock> Owners for Core<L> {
 trait Compact: Send + Sync {
     /// Moves some objects. Returns whether there is more to do at once.
     fn turn(&self) -> bool;
-
-    /// Gives streams back that nobody has used since the last call, and makes the pool denser if nobody has used any. Returns
-    /// whether it is to be called again.
-    fn rest(&self) -> bool;
 }
 
 impl<L: EntryLock> Compact for Core<L> {
@@ -242,109 +209,41 @@ impl<L: EntryLock> Compact for Core<L> {
         }
         false
     }
-
-    fn rest(&self) -> bool {
-        let before = self.streams.used_bytes();
-        self.watched.store(false, Release);
-        let Rest { in_use, mut more } = self.streams.rest(&self.budget, |words| self.free_all(words));
-        if self.streams.used_bytes() < before {
-            heap::give_back();
-        }
-        if !in_use {
-            let _turning = self.pause();
-            let held_bytes = self.pool.account().held_bytes;
-            let has_more = self.pool.compact(self, Goal::Densest, REST_OBJECTS);
-            more |= has_more && self.pool.account().held_bytes < held_bytes;
-        }
-        more && !self.watched.swap(true, AcqRel)
-    }
 }
 
 /// The thread that compacts the stores of this process.
 struct Background {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<VecDeque<Weak<dyn Compact>>>,
     told: Condvar,
-}
-
-/// Stores that the thread has been told of.
-struct Waiting {
-    pressed: VecDeque<Weak<dyn Compact>>,
-    /// Those with more than one stream, and when to look at them next.
-    watched: Vec<Weak<dyn Compact>>,
-    next_look: Instant,
 }
 
 impl Background {
     fn get() -> &'static Self {
         static BACKGROUND: OnceLock<Background> = OnceLock::new();
         static THREAD: OnceLock<bool> = OnceLock::new();
-        let background = BACKGROUND.get_or_init(|| {
-            let waiting = Waiting { pressed: VecDeque::new(), watched: Vec::new(), next_look: Instant::now() };
-            Self { waiting: Mutex::new(waiting), told: Condvar::new() }
-        });
-        // Without the thread, writers alone compact, and streams stay.
+        let background = BACKGROUND.get_or_init(|| Self { waiting: Mutex::default(), told: Condvar::new() });
+        // Without the thread, writers alone compact.
         THREAD
             .get_or_init(|| thread::Builder::new().name("pagefold-compact".into()).spawn(|| background.run()).is_ok());
         background
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self, store: Weak<dyn Compact>) {
-        self.lock().pressed.push_back(store);
-        self.told.notify_one();
-    }
-
-    fn watch(&self, store: Weak<dyn Compact>) {
-        let mut waiting = self.lock();
-        if waiting.watched.is_empty() {
-            waiting.next_look = Instant::now() + LOOK;
-        }
-        waiting.watched.push(store);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(store);
         self.told.notify_one();
     }
 
     fn run(&self) {
         loop {
-            match self.next() {
-                Task::Turn(store) => {
-                    if store.upgrade().is_some_and(|store| store.turn()) {
-                        self.tell(store);
-                    }
-                }
-                Task::Rest(mut stores) => {
-                    stores.retain(|store| store.upgrade().is_some_and(|store| store.rest()));
-                    stores.into_iter().for_each(|store| self.watch(store));
-                }
+            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let waiting = self.told.wait_while(waiting, |waiting| waiting.is_empty());
+            let store = waiting.unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(store) = store else { continue };
+            if store.upgrade().is_some_and(|store| store.turn()) {
+                self.tell(store);
             }
         }
     }
-
-    /// Waits for something to do.
-    fn next(&self) -> Task {
-        let mut waiting = self.lock();
-        loop {
-            let left = waiting.next_look.saturating_duration_since(Instant::now());
-            if !waiting.watched.is_empty() && left.is_zero() {
-                return Task::Rest(mem::take(&mut waiting.watched));
-            }
-            if let Some(store) = waiting.pressed.pop_front() {
-                return Task::Turn(store);
-            }
-            waiting = if waiting.watched.is_empty() {
-                self.told.wait(waiting).unwrap_or_else(PoisonError::into_inner)
-            } else {
-                self.told.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0
-            };
-        }
-    }
-}
-
-enum Task {
-    Turn(Weak<dyn Compact>),
-    Rest(Vec<Weak<dyn Compact>>),
 }
 
 #[cfg(all(test, not(loom)))]
@@ -369,8 +268,7 @@ mod tests {
             let budget = Arc::new(Budget::new(u64::MAX));
             let table = Table::new(4).expect("a small root");
             let pool = PoolKind::Mosaic.make(16, 4, Arc::clone(&budget)).expect("a small pool");
-            let core =
-                Core::new(table, Streams::new(Arc::new(Lz4), StreamPolicy::PerCpu, true), pool, Arc::clone(&budget));
+            let core = Core::new(table, Streams::new(Arc::new(Lz4), StreamPolicy::PerCpu, true), pool);
             let [from, to] = [0, 0].map(|owner| core.pool.alloc(LEN, owner).expect("memory"));
             core.table.lock_or_make(0, &budget).expect("no limit").replace(object(from));
             Self { core, budget, from, to }

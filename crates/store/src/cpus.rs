@@ -134,7 +134,6 @@ mod tests {
     fn sixty_four_cpus_have_streams_of_their_own() {
         fake::set_machine(0..64, 64);
         let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
-        store.keep_streams();
         let empty = store.stats();
         assert!(empty.spent_bytes <= 40 << 10, "{empty:?}");
         use_from(&store, [0]);
@@ -150,7 +149,6 @@ mod tests {
     fn cpus_with_far_ids_have_streams_of_their_own() {
         fake::set_machine([3, 64, 65, 700], 4);
         let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
-        store.keep_streams();
         let empty = store.stats().stream_bytes;
         use_from(&store, [700]);
         let one = store.stats().stream_bytes - empty;

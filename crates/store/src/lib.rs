@@ -48,8 +48,7 @@
 //!   state, and what holds the objects. The defaults measure best; the others are there to be compared with.
 //!
 //! Memory that frees leave empty in parts is compacted by a thread in the background, one for all stores of the process, which
-//! the first store that needs it starts; [`Store::compact`] does it at once. Codec state that nobody uses is given back by the same
-//! thread. Nothing panics on any slot number; memory that
+//! the first store that needs it starts; [`Store::compact`] does it at once. Nothing panics on any slot number; memory that
 //! was damaged is [`Error::Corrupt`] as far as the codec can tell.
 
 mod budget;

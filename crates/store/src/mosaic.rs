@@ -183,7 +183,7 @@ fn crowded_fill(active: u64) -> u64 {
 fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
         Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
-        Goal::Densest => u64::from(SEGMENT) / 8,
+        Goal::Densest => u64::from(SEGMENT) / 4,
         Goal::Room => 0,
     };
     shard.free_bytes > enough

@@ -99,10 +99,8 @@ impl<T> Pins<T> {
                 kept += 1;
             }
         }
-        if kept < retired.len() {
-            free(&retired[kept..]);
-            retired.truncate(kept);
-        }
+        free(&retired[kept..]);
+        retired.truncate(kept);
     }
 
     /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.

@@ -151,6 +151,7 @@ pub struct Store<L: EntryLock = Hazard> {
     /// Counts for those who hold no stream.
     loose: CachePadded<Share>,
     training: Option<Arc<Training>>,
+    budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
     /// Kept for those who replace an object: each holder of a stream needs room for its new object before its old one is
@@ -195,8 +196,8 @@ impl<L: EntryLock> Store<L> {
             return Err(too_small);
         }
         let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
-        let core = Core::new(table, streams, pool, budget);
-        Ok(Self { core, loose: CachePadded::default(), training, slots, base_bytes, swap_bytes })
+        let core = Core::new(table, streams, pool);
+        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, swap_bytes })
     }
 
     /// How many slots there are.
@@ -217,7 +218,7 @@ impl<L: EntryLock> Store<L> {
     /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        read(&self.core, self.training.as_ref(), &self.core.budget, slot, page)
+        read(&self.core, self.training.as_ref(), &self.budget, slot, page)
     }
 
     /// Puts `page` in the slot. It is compressed with no lock held.
@@ -232,19 +233,19 @@ impl<L: EntryLock> Store<L> {
             prefetch(&page[at]);
         }
         self.core.table.prefetch(slot);
-        let mut taken = self.core.streams.take(0, &self.core.budget)?;
+        let mut taken = self.core.streams.take(0, &self.budget)?;
         let working = taken.parts().0;
         let made = self.compress(slot, working, page);
         let (locked, new) = if L::PINS {
             // Before the object's lines are touched: the entry's locked instruction would wait for them.
-            let locked = self.core.table.lock_or_make(slot, &self.core.budget)?;
+            let locked = self.core.table.lock_or_make(slot, &self.budget)?;
             let new = self.place(slot, made, working, page, object_bytes(locked.entry()))?;
             (locked, Entry::decode(new))
         } else {
             // Readers wait for the entry: it is held for the swap alone.
             let new = self.place(slot, made, working, page, object_bytes(self.core.table.peek(slot)))?;
             let new = Entry::decode(new);
-            let locked = self.core.table.lock_or_make(slot, &self.core.budget);
+            let locked = self.core.table.lock_or_make(slot, &self.budget);
             (locked.inspect_err(|_| self.core.free(new))?, new)
         };
         let old = locked.replace(new);
@@ -264,10 +265,10 @@ impl<L: EntryLock> Store<L> {
     }
 
     fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
-        let mut taken = self.core.streams.take(0, &self.core.budget)?;
+        let mut taken = self.core.streams.take(0, &self.budget)?;
         let working = taken.parts().0;
         let mut page = [0; PAGE_SIZE];
-        let locked = self.core.table.lock_or_make(slot, &self.core.budget)?;
+        let locked = self.core.table.lock_or_make(slot, &self.budget)?;
         match locked.entry() {
             Entry::Object { tables, len_bytes, at } => {
                 let Working { stream, object, trained, .. } = &mut *working;
@@ -303,7 +304,7 @@ impl<L: EntryLock> Store<L> {
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let lock = || Ok(self.core.table.lock_or_make(slot, &self.core.budget)?);
+        let lock = || Ok(self.core.table.lock_or_make(slot, &self.budget)?);
         let old = self.when_there_is_room(lock)?.replace(new);
         self.replaced(old, new);
         self.free_unread(old);
@@ -333,13 +334,13 @@ impl<L: EntryLock> Store<L> {
             orig_data_size: sums.pages * PAGE_SIZE as u64,
             compr_data_size: sums.compressed_bytes,
             mem_used_total: self.core.pool.account().held_bytes,
-            mem_limit: self.core.budget.limit(),
-            mem_used_max: self.core.budget.max(),
+            mem_limit: self.budget.limit(),
+            mem_used_max: self.budget.max(),
             same_pages: sums.same_pages,
             huge_pages: sums.huge_pages,
             table_bytes: self.core.table.used_bytes(),
             stream_bytes: self.core.streams.used_bytes() + self.base_bytes - self.core.table.root_bytes(),
-            spent_bytes: self.core.budget.used(),
+            spent_bytes: self.budget.used(),
             ..Stats::default()
         };
         if let Some(training) = &self.training {
@@ -383,13 +384,7 @@ impl<L: EntryLock> Store<L> {
 
     #[cfg(all(test, not(loom)))]
     pub(crate) fn budget(&self) -> &Arc<Budget> {
-        &self.core.budget
-    }
-
-    /// Has streams stay that nobody uses.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn keep_streams(&self) {
-        self.core.keep_streams();
+        &self.budget
     }
 
     /// Trains in another way, from the start.
@@ -439,7 +434,7 @@ impl<L: EntryLock> Store<L> {
         debug_assert!(is_ready, "the current tables are kept");
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         if let Some(training) = &self.training {
-            training.offer(trained, slot, &self.core, &self.core.budget);
+            training.offer(trained, slot, &self.core, &self.budget);
         }
         compressed.map_or(Made::Raw, |len_bytes| Made::Object { tables, len_bytes })
     }
@@ -488,16 +483,16 @@ impl<L: EntryLock> Store<L> {
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
     fn is_tight(&self) -> bool {
-        self.core.budget.left() < 2 * self.swap_bytes
+        self.budget.left() < 2 * self.swap_bytes
     }
 
     /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
     /// is not kept for it. Pages of one kind differ in length, and overwriting cuts objects in two: a store that new
     /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
     fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
-        let left = self.core.budget.left();
+        let left = self.budget.left();
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        let overwrite_bytes = if replaced_bytes == 0 { self.core.budget.overwrite_bytes() } else { 0 };
+        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
         let kept_bytes = self.swap_bytes + overwrite_bytes;
         if grows_bytes == 0 || left >= kept_bytes + 2 * self.swap_bytes {
             return true;

@@ -1,21 +1,19 @@
 //! Compression streams: a codec's working state, lent to one thread at a time.
 //!
 //! The default is some a CPU: a thread takes one of the CPU it runs on. If the first is taken (the thread that has it was
-//! preempted or moved), it takes another, of this CPU or else of others, one that is made before any that is not; only when
-//! every stream is taken does it wait. A thread that is moved while it holds a stream keeps it: who holds a stream is decided
-//! by its pin alone, the CPU only says where to look first. Streams are made when first taken; where the memory limit forbids
-//! that, one that is there has to do. Those that nobody takes for a while are given back, all but one: what was written must be
-//! readable when there is no room for a stream. A holder waits for no other stream, so the stream comes back in bounded time;
-//! it may wait for an entry, whose holder needs no stream that it does not yet have.
+//! preempted or moved), it takes the next free one, of this CPU and then of others; only when every stream is taken does
+//! it wait. A thread that is moved while it holds a stream keeps it: who holds a stream is decided by its pin alone, the
+//! CPU only says where to look first. Streams are made when first taken; where the memory limit forbids that, one that is
+//! there has to do. A holder waits for no other stream, so the
+//! stream comes back in bounded time; it may wait for an entry, whose holder needs no stream that it does not yet have.
 #![allow(unsafe_code)] // the working state belongs to whoever holds the pin of its number
 
 use std::{
     cell::UnsafeCell,
-    mem,
     ops::RangeInclusive,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::Duration,
@@ -75,10 +73,6 @@ pub(crate) struct Working {
     pub(crate) trained: Trained,
     /// Words that were swapped out of their entries and whose objects someone may still read.
     retired: Vec<u64>,
-    /// Whether it was taken since [`Streams::rest`] last looked.
-    used: bool,
-    /// What the budget has given for it.
-    bytes: u64,
 }
 
 /// The streams of a store. `used_bytes` is what the working states made so far hold.
@@ -89,17 +83,12 @@ pub(crate) struct Streams {
     retired_batch: usize,
     retired_capacity: usize,
     used_bytes: AtomicU64,
-    made: AtomicUsize,
-    /// Called when a stream is made and there are others.
-    on_second: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What belongs to the holder of a pin. All of a stream that is there before it is first taken lies on its pin's line.
 #[derive(Default)]
 struct Desk {
     working: UnsafeCell<Option<Working>>,
-    /// Whether there is a working state, for those who do not hold the pin.
-    is_made: AtomicBool,
     share: Share,
 }
 
@@ -108,15 +97,6 @@ const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream tha
 // SAFETY: what is beside a pin is touched by its holder alone, but for the share, which is `Sync`, and a pin has one holder; a
 // `Working` can go from thread to thread. All else is `Sync` by itself.
 unsafe impl Sync for Streams {}
-
-/// What [`Streams::rest`] has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rest {
-    /// Somebody has taken a stream since the last call.
-    pub(crate) in_use: bool,
-    /// There is more than one stream.
-    pub(crate) more: bool,
-}
 
 enum Queue {
     Single(Mutex<()>),
@@ -215,8 +195,6 @@ impl Streams {
             retired_batch,
             retired_capacity: if keeps { retired_batch + count } else { 0 },
             used_bytes: AtomicU64::new(0),
-            made: AtomicUsize::new(0),
-            on_second: OnceLock::new(),
         }
     }
 
@@ -289,11 +267,7 @@ impl Streams {
         let desk = self.pins.beside(pin.number());
         let taken = Taken { desk, pin, _lease: lease };
         // SAFETY: this thread holds the pin, and the reference ends here.
-        if let Some(working) = unsafe { &mut *desk.working.get() } {
-            working.used = true;
-            return Ok(taken);
-        }
-        self.take_new(taken, word, budget)
+        if unsafe { (*desk.working.get()).is_some() } { Ok(taken) } else { self.take_new(taken, word, budget) }
     }
 
     /// Makes the working state of the stream that was taken, or takes another.
@@ -303,12 +277,6 @@ impl Streams {
             Ok(made) => {
                 // SAFETY: this thread holds the pin, and there is no other reference.
                 unsafe { *taken.desk.working.get() = Some(made) };
-                taken.desk.is_made.store(true, Relaxed);
-                if self.made.fetch_add(1, Relaxed) > 0
-                    && let Some(call) = self.on_second.get()
-                {
-                    call();
-                }
                 Ok(taken)
             }
             Err(Full) => {
@@ -337,14 +305,10 @@ impl Streams {
         })
     }
 
-    /// Takes the first free stream from `home` on, one that is made if there is any, waiting for one if need be.
+    /// Takes the first free stream from `home` on, waiting for one if need be.
     #[cold]
     fn take_any(&self, home: usize, word: u64, crowd: &Crowd) -> Pin<'_> {
-        let numbers = || (0..self.len()).map(|step| (home + step) % self.len());
-        let find = || {
-            let made = numbers().filter(|&number| self.pins.beside(number).is_made.load(Relaxed));
-            made.chain(numbers()).find_map(|number| self.pins.try_take(number, word))
-        };
+        let find = || (0..self.len()).find_map(|step| self.pins.try_take((home + step) % self.len(), word));
         if let Some(pin) = find() {
             return pin;
         }
@@ -366,8 +330,8 @@ impl Streams {
         pin
     }
 
-    /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all),
-    /// [`rest`](Self::rest) and [`visit`](Self::visit) may have it.
+    /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) and
+    /// [`visit`](Self::visit) may have it.
     fn take_number(&self, number: usize, word: u64) -> Pin<'_> {
         wait_for(|| self.pins.try_take(number, word))
     }
@@ -395,41 +359,6 @@ impl Streams {
                 self.pins.release(&mut working.retired, &mut free);
             }
         }
-    }
-
-    /// Gives the streams back that nobody has taken since the last call, but one stays; objects that they kept and nobody reads go
-    /// to `free`. One thread at a time calls it.
-    pub(crate) fn rest(&self, budget: &Budget, mut free: impl FnMut(&[u64])) -> Rest {
-        let mut in_use = false;
-        for number in 0..self.len() {
-            let Some(_pin) = self.pins.try_take(number, 0) else {
-                in_use = true;
-                continue;
-            };
-            let desk = self.pins.beside(number);
-            // SAFETY: this thread holds the pin.
-            let place = unsafe { &mut *desk.working.get() };
-            let Some(working) = place else { continue };
-            if mem::take(&mut working.used) {
-                in_use = true;
-                continue;
-            }
-            self.pins.release(&mut working.retired, &mut free);
-            if working.retired.is_empty() && self.made.load(Relaxed) > 1 {
-                let bytes = working.bytes;
-                *place = None;
-                desk.is_made.store(false, Relaxed);
-                self.made.fetch_sub(1, Relaxed);
-                self.used_bytes.fetch_sub(bytes, Relaxed);
-                budget.give(bytes);
-            }
-        }
-        Rest { in_use, more: self.made.load(Relaxed) > 1 }
-    }
-
-    /// Has `call` called whenever a stream is made and there are others.
-    pub(crate) fn on_second(&self, call: impl Fn() + Send + Sync + 'static) {
-        let _ = self.on_second.set(Box::new(call));
     }
 
     /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
@@ -470,8 +399,6 @@ impl Streams {
             next_slot: 0,
             trained: Trained::default(),
             retired: Vec::with_capacity(self.retired_capacity),
-            used: true,
-            bytes,
         })
     }
 }
@@ -546,42 +473,6 @@ mod tests {
             drop(first);
             assert_eq!(second.join().expect("no panic"), number);
         });
-    }
-
-    #[test]
-    fn streams_that_nobody_takes_are_given_back_but_one() {
-        let streams = streams(StreamPolicy::Idle(3));
-        let budget = Budget::new(u64::MAX);
-        let mut calls = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&calls);
-        streams.on_second(move || _ = count.fetch_add(1, Relaxed));
-        let take = || streams.take(77, &budget).expect("no limit");
-        drop(take());
-        let one = streams.used_bytes();
-        for in_use in [true, false, false] {
-            assert_eq!(streams.rest(&budget, |_| ()), Rest { in_use, more: false });
-            assert_eq!(streams.used_bytes(), one, "the only one stays");
-        }
-        assert_eq!(calls.load(Relaxed), 0);
-
-        let (mut first, second, third) = (take(), take(), take());
-        assert_eq!(calls.load(Relaxed), 2);
-        streams.retire(first.parts().0, 77, true, |_| unreachable!("it is kept"));
-        drop(first);
-        drop(second);
-        let freed = |words: &[u64]| panic!("{words:?} is read");
-        for left in [3, 2, 2] {
-            assert_eq!(streams.rest(&budget, freed), Rest { in_use: true, more: true });
-            assert_eq!(streams.used_bytes(), left * one, "one keeps what is read, and one is used");
-        }
-        drop(third);
-        let mut freed = Vec::new();
-        let rest = streams.rest(&budget, |words| freed.extend_from_slice(words));
-        assert_eq!(rest, Rest { in_use: true, more: false });
-        assert_eq!((freed, streams.used_bytes(), budget.used()), (vec![77], one, one));
-        drop((take(), take()));
-        assert_eq!(streams.used_bytes(), 2 * one, "and come back");
-        assert_eq!(Arc::get_mut(&mut calls).map(|calls| *calls.get_mut()), None);
     }
 
     #[test]

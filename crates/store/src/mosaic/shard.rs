@@ -31,8 +31,8 @@ use crate::budget::{Budget, Full, Purpose};
 /// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
 const HOLD_SMALL: u32 = PAGE_SIZE as u32;
-/// Bytes held from which on a shard is large.
-const LARGE: u64 = 2 << 20;
+/// Segments from which on a shard is large.
+const LARGE: usize = 32;
 
 /// First pieces are at least this long, and at least this part of what is asked for.
 const PIECE_MIN: u32 = 64;
@@ -317,7 +317,7 @@ impl Shard {
 
     /// Accounts for the memory of the segment's first `end` bytes.
     fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
-        let step = if self.held_bytes >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
+        let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
             let more = end.next_multiple_of(step).saturating_sub(held);
