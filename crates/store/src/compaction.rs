@@ -48,9 +48,6 @@ const TURN_OBJECTS: usize = 256;
 const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
-/// Objects whose freeing takes the pool's lock once.
-const FREED_AT_ONCE: usize = 8;
-
 /// What the thread in the background waits when a store's pressure stays though nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -78,20 +75,6 @@ impl<L: EntryLock> Core<L> {
             Entry::Object { len_bytes, at, .. } => unsafe { self.pool.free(at, len_bytes) },
             // SAFETY: as above.
             Entry::Raw { at } => unsafe { self.pool.free(at, PAGE_SIZE) },
-        }
-    }
-
-    /// The same for the objects of many words, which were swapped out of their entries.
-    pub(crate) fn free_all(&self, words: &[u64]) {
-        let mut objects = [(Location::new(0), 0); FREED_AT_ONCE];
-        for words in words.chunks(FREED_AT_ONCE) {
-            let mut count = 0;
-            for object in words.iter().filter_map(|&word| object_of(Entry::decode(word))) {
-                objects[count] = object;
-                count += 1;
-            }
-            // SAFETY: as above.
-            unsafe { self.pool.free_all(&objects[..count]) };
         }
     }
 
@@ -186,7 +169,7 @@ impl<L: EntryLock> Owners for Core<L> {
     }
 
     fn settle(&self) {
-        self.streams.release_all(None, |words| self.free_all(words));
+        self.streams.release_all(None, |word| self.free(Entry::decode(word)));
     }
 }
 

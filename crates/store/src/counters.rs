@@ -33,11 +33,6 @@ impl Share {
 
     /// Counts the same in a share that this thread alone counts in.
     pub(crate) fn replaced_by_holder(&self, old: Entry, new: Entry) {
-        if let (Entry::Object { len_bytes: old, .. }, Entry::Object { len_bytes: new, .. }) = (old, new) {
-            let compressed_bytes = self.compressed_bytes.load(Relaxed) + new as i64 - old as i64;
-            self.compressed_bytes.store(compressed_bytes, Relaxed);
-            return;
-        }
         self.change(old, new, |counter, by| counter.store(counter.load(Relaxed) + by, Relaxed));
     }
 

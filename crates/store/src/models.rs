@@ -93,7 +93,7 @@ impl<L: Protocol> World<L> {
         }
         if L::PINS {
             retired.push(old.encode());
-            self.pins.release(retired, |words| words.iter().for_each(|&word| self.free(Entry::decode(word))));
+            self.pins.release(retired, |word| self.free(Entry::decode(word)));
         } else {
             self.free(old);
         }

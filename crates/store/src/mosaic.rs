@@ -287,15 +287,6 @@ impl Mosaic {
         self.note(part, shard);
     }
 
-    /// Leaves an object to whoever locks its shard next.
-    fn hand_over(&self, part: &Part, block: u32) {
-        if part.handed.push(&part.blocks, block) >= HANDED_MAX
-            && let Some(mut shard) = part.shard.try_lock()
-        {
-            self.free_handed(part, &mut shard);
-        }
-    }
-
     /// Tells others what frees have made of a shard.
     fn note(&self, part: &Part, shard: &Shard) {
         let pressure = pressure(shard) as u8;
@@ -358,7 +349,8 @@ impl Mosaic {
 
     /// Frees an object while the lines of a new one come into the cache, if that is about to be written.
     fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
-        if wanted.writes && shard.free_one(&part.blocks) {
+        if wanted.writes {
+            shard.free_one(&part.blocks);
             self.note(part, shard);
         }
     }
@@ -589,27 +581,20 @@ impl Pool for Mosaic {
         unsafe { part.blocks.write(body, bytes) };
     }
 
-    unsafe fn free(&self, at: Location, len_bytes: usize) {
-        // SAFETY: the caller's word.
-        unsafe { self.free_all(&[(at, len_bytes)]) };
-    }
-
-    unsafe fn free_all(&self, objects: &[(Location, usize)]) {
-        let home = self.home() as u64;
-        let mut own = None;
-        for &(at, _) in objects {
-            let (part, body) = self.find(at);
-            let block = body - part.blocks.header_bytes();
-            if at.get() >> self.span_bits != home {
-                self.hand_over(part, block);
-                continue;
+    unsafe fn free(&self, at: Location, _len_bytes: usize) {
+        let (part, body) = self.find(at);
+        let block = body - part.blocks.header_bytes();
+        if at.get() >> self.span_bits != self.home() as u64 {
+            if part.handed.push(&part.blocks, block) >= HANDED_MAX
+                && let Some(mut shard) = part.shard.try_lock()
+            {
+                self.free_handed(part, &mut shard);
             }
-            let (_, shard) = own.get_or_insert_with(|| (part, self.lock_home(part)));
-            shard.free_soon(&part.blocks, block);
+            return;
         }
-        if let Some((part, shard)) = &own {
-            self.note(part, shard);
-        }
+        let mut shard = self.lock_home(part);
+        shard.free_soon(&part.blocks, block);
+        self.note(part, &shard);
     }
 
     fn account(&self) -> Account {

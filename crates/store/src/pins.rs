@@ -84,9 +84,9 @@ impl<T> Pins<T> {
         Some(Pin { pin, word, number })
     }
 
-    /// Takes out of `retired` every word that no pin names and passes them to `free`. The words were swapped out of
-    /// their entries before the call. At most [`len`](Self::len) stay.
-    pub(crate) fn release(&self, retired: &mut Vec<u64>, free: impl FnOnce(&[u64])) {
+    /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were swapped out of their
+    /// entries before the call. At most [`len`](Self::len) stay.
+    pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
         fence(SeqCst);
         let mut kept = 0;
         for pin in self.pins() {
@@ -99,8 +99,9 @@ impl<T> Pins<T> {
                 kept += 1;
             }
         }
-        free(&retired[kept..]);
-        retired.truncate(kept);
+        for word in retired.drain(kept..) {
+            free(word);
+        }
     }
 
     /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(held.pin(&entry), 7);
         let mut retired = vec![5, 7, 9];
         let mut freed = Vec::new();
-        pins.release(&mut retired, |words| freed.extend_from_slice(words));
+        pins.release(&mut retired, |word| freed.push(word));
         assert_eq!(retired, [7]);
         freed.sort_unstable();
         assert_eq!(freed, [5, 9]);
@@ -187,7 +188,7 @@ mod tests {
 
         entry.store(11, SeqCst);
         assert_eq!(held.pin(&entry), 11);
-        pins.release(&mut retired, |words| freed.extend_from_slice(words));
+        pins.release(&mut retired, |word| freed.push(word));
         assert_eq!((retired.len(), freed.len()), (0, 3));
     }
 

@@ -107,17 +107,6 @@ pub(crate) trait Pool: Send + Sync {
     /// `at` came from `alloc(len_bytes, _)` of this pool, is live, and the caller alone uses it.
     unsafe fn free(&self, at: Location, len_bytes: usize);
 
-    /// The same for many objects, each with its length.
-    ///
-    /// # Safety
-    /// As [`free`](Self::free), for each of them.
-    unsafe fn free_all(&self, objects: &[(Location, usize)]) {
-        for &(at, len_bytes) in objects {
-            // SAFETY: the caller's word.
-            unsafe { self.free(at, len_bytes) };
-        }
-    }
-
     /// What the pool's memory is used for.
     fn account(&self) -> Account;
 

@@ -90,10 +90,8 @@ impl Region {
     /// Asks the CPU to have the lines of a range in its cache soon. The part of it outside the region does nothing.
     pub(crate) fn prefetch(&self, offset: usize, len_bytes: usize) {
         let end = offset.saturating_add(len_bytes).min(self.len_bytes);
-        let mut line = offset;
-        while line < end {
+        for line in (offset..end).step_by(LINE_BYTES) {
             prefetch(self.base.wrapping_add(line));
-            line += LINE_BYTES;
         }
     }
 

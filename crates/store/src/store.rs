@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! write:   stream ← CPU's; object ← compress (no lock held)
-//!          lock entry; room ← pool; copy; swap; unlock; retire the old object
+//!          room ← pool; lock entry; copy; swap; unlock; retire the old object
 //! read:    stream ← CPU's; ask for the object's lines; pin it; decode it where it lies; unpin
 //! update:  stream ← CPU's; lock entry; decode; change; compress; room ← pool; copy; swap; unlock; retire the old
 //!
 //! under a strategy whose readers lock
 //! read:    stream ← CPU's; lock entry; copy the object; unlock; decode
-//! write:   as above, but takes room and copies before it locks
+//! write:   as above, but copies before it locks
 //! ```
 //!
 //! A failure before the swap leaves the old page. Lock order: stream, entry, pool.
@@ -29,7 +29,7 @@ use crate::{
     counters::{Share, Sums},
     entry::{Entry, Fill},
     lock::{EntryLock, Hazard},
-    pool::{Location, PoolKind},
+    pool::PoolKind,
     prefetch::{LINE_BYTES, prefetch},
     stats::Stats,
     streams::{StreamPolicy, Streams, Taken, Working},
@@ -229,25 +229,26 @@ impl<L: EntryLock> Store<L> {
 
     fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         // What the codec looks at first, in case the page is not in the cache.
-        for at in [0, LINE_BYTES, 2 * LINE_BYTES, 3 * LINE_BYTES, PAGE_SIZE - 1] {
+        for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
             prefetch(&page[at]);
         }
-        self.core.table.prefetch(slot);
         let mut taken = self.core.streams.take(0, &self.budget)?;
-        let working = taken.parts().0;
-        let made = self.compress(slot, working, page);
-        let (locked, new) = if L::PINS {
-            // Before the object's lines are touched: the entry's locked instruction would wait for them.
-            let locked = self.core.table.lock_or_make(slot, &self.budget)?;
-            let new = self.place(slot, made, working, page, object_bytes(locked.entry()))?;
-            (locked, Entry::decode(new))
-        } else {
-            // Readers wait for the entry: it is held for the swap alone.
-            let new = self.place(slot, made, working, page, object_bytes(self.core.table.peek(slot)))?;
-            let new = Entry::decode(new);
-            let locked = self.core.table.lock_or_make(slot, &self.budget);
-            (locked.inspect_err(|_| self.core.free(new))?, new)
+        let replaced_bytes = object_bytes(self.core.table.peek(slot));
+        let new = Entry::decode(self.build(slot, taken.parts().0, Source::Given(page), replaced_bytes)?);
+        // Nobody reads it before it is in the entry; where readers wait for the entry, it is held for the swap alone.
+        if !L::PINS {
+            self.put(new, &taken.parts().0.object, page);
+        }
+        let locked = match self.core.table.lock_or_make(slot, &self.budget) {
+            Ok(locked) => locked,
+            Err(full) => {
+                self.core.free(new);
+                return Err(full.into());
+            }
         };
+        if L::PINS {
+            self.put(new, &taken.parts().0.object, page);
+        }
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -266,22 +267,21 @@ impl<L: EntryLock> Store<L> {
 
     fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
         let mut taken = self.core.streams.take(0, &self.budget)?;
-        let working = taken.parts().0;
-        let mut page = [0; PAGE_SIZE];
+        let (working, _) = taken.parts();
+        let Working { stream, object, page, trained, .. } = working;
         let locked = self.core.table.lock_or_make(slot, &self.budget)?;
         match locked.entry() {
             Entry::Object { tables, len_bytes, at } => {
-                let Working { stream, object, trained, .. } = &mut *working;
                 ready(self.training.as_ref(), &mut **stream, trained, tables, slot)?;
                 // SAFETY: the entry names this object and stays locked to the end.
                 unsafe { self.core.pool.read(at, &mut object[..len_bytes]) };
-                decode(&mut **stream, &object[..len_bytes], &mut page, slot)?;
+                decode(&mut **stream, &object[..len_bytes], page, slot)?;
             }
-            entry => copy_plain(&self.core, entry, &mut page),
+            entry => copy_plain(&self.core, entry, page),
         }
-        change(&mut page);
-        let made = self.compress(slot, working, &page);
-        let new = Entry::decode(self.place(slot, made, working, &page, object_bytes(locked.entry()))?);
+        change(page);
+        let new = Entry::decode(self.build(slot, working, Source::Assembled, object_bytes(locked.entry()))?);
+        self.put(new, &working.object, &working.page);
         let old = locked.replace(new);
         self.retire(&mut taken, old, new);
         drop(taken);
@@ -423,62 +423,50 @@ impl<L: EntryLock> Store<L> {
         if slot < self.slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots: self.slots }) }
     }
 
-    /// Makes what the slot is to hold for `page`; an object's bytes are in `working` then.
-    fn compress(&self, slot: Slot, working: &mut Working, page: &Page) -> Made {
-        if let Some(fill) = same_filled(page).and_then(Fill::new) {
-            return Made::Same(fill);
-        }
+    /// Makes the word of the slot's new entry for the page of `source`, and takes room for its object if it needs one; the
+    /// caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
+    fn build(&self, slot: Slot, working: &mut Working, source: Source<'_>, replaced_bytes: usize) -> Result<u64, Full> {
         let tables = self.training.as_ref().map_or(0, |training| training.current());
-        let Working { stream, object, trained, .. } = working;
+        let Working { stream, object, page: assembled, trained, .. } = working;
+        let page = match source {
+            Source::Given(page) => page,
+            Source::Assembled => &**assembled,
+        };
+        if let Some(fill) = same_filled(page).and_then(Fill::new) {
+            return Ok(Entry::Same(fill).encode());
+        }
         let is_ready = prepare(self.training.as_ref(), &mut **stream, trained, tables);
         debug_assert!(is_ready, "the current tables are kept");
         let compressed = stream.compress(page, &mut object[..OBJECT_MAX]);
         if let Some(training) = &self.training {
             training.offer(trained, slot, &self.core, &self.budget);
         }
-        compressed.map_or(Made::Raw, |len_bytes| Made::Object { tables, len_bytes })
+        let len_bytes = compressed.unwrap_or(PAGE_SIZE);
+        let fits = || self.fits(len_bytes, replaced_bytes);
+        let alloc = || self.core.pool.alloc_to_write(len_bytes, slot);
+        let at = match if fits() { alloc() } else { Err(Full) } {
+            Ok(at) => at,
+            Err(Full) => {
+                // Objects kept for readers may be all that is missing.
+                self.core.streams.release_all(Some(working), |word| self.core.free(Entry::decode(word)));
+                if !fits() {
+                    return Err(Full);
+                }
+                self.core.make_room(alloc)?
+            }
+        };
+        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } }.encode())
     }
 
-    /// Puts what was made in room of its own, if it needs any, and returns the word of the slot's new entry: an entry would come
-    /// back through memory, behind the object's bytes. `replaced_bytes` is the length of the object that it will replace.
-    fn place(
-        &self,
-        slot: Slot,
-        made: Made,
-        working: &mut Working,
-        page: &Page,
-        replaced_bytes: usize,
-    ) -> Result<u64, Full> {
-        let len_bytes = match made {
-            Made::Same(fill) => return Ok(Entry::Same(fill).encode()),
-            Made::Object { len_bytes, .. } => len_bytes,
-            Made::Raw => PAGE_SIZE,
-        };
-        let alloc = || self.core.pool.alloc_to_write(len_bytes, slot);
-        let at = match if self.fits(len_bytes, replaced_bytes) { alloc() } else { Err(Full) } {
-            Ok(at) => at,
-            Err(Full) => self.find_room(working, || self.fits(len_bytes, replaced_bytes), alloc)?,
-        };
-        let (new, bytes) = match made {
-            Made::Object { tables, .. } => (Entry::Object { tables, len_bytes, at }, &working.object[..len_bytes]),
-            _ => (Entry::Raw { at }, &page[..]),
+    /// Copies the object of `new`, whose word [`build`](Self::build) has just made, to its room.
+    fn put(&self, new: Entry, object: &Page, page: &Page) {
+        let (at, bytes) = match new {
+            Entry::Empty | Entry::Same(_) => return,
+            Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
+            Entry::Raw { at } => (at, &page[..]),
         };
         // SAFETY: just allocated with this length, and in no entry yet.
         unsafe { self.core.pool.write(at, bytes) };
-        Ok(new.encode())
-    }
-
-    /// Takes room where there seems to be none.
-    #[cold]
-    fn find_room(
-        &self,
-        working: &mut Working,
-        fits: impl Fn() -> bool,
-        alloc: impl Fn() -> Result<Location, Full>,
-    ) -> Result<Location, Full> {
-        // Objects kept for readers may be all that is missing.
-        self.core.streams.release_all(Some(working), |words| self.core.free_all(words));
-        if fits() { self.core.make_room(alloc) } else { Err(Full) }
     }
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
@@ -514,7 +502,7 @@ impl<L: EntryLock> Store<L> {
         match old {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
                 let keep = !self.is_tight();
-                let free = |words: &[u64]| self.core.free_all(words);
+                let free = |word| self.core.free(Entry::decode(word));
                 self.core.streams.retire(taken.parts().0, old.encode(), keep, free);
             }
             _ => self.core.free(old),
@@ -557,17 +545,12 @@ fn object_bytes(entry: Entry) -> usize {
     }
 }
 
-/// What a slot is to hold.
+/// Where the page is that [`Store::build`] compresses.
 #[derive(Clone, Copy)]
-enum Made {
-    Same(Fill),
-    /// The first `len_bytes` of the working state's object.
-    Object {
-        tables: u8,
-        len_bytes: usize,
-    },
-    /// The page as it is.
-    Raw,
+enum Source<'a> {
+    Given(&'a Page),
+    /// In the working state.
+    Assembled,
 }
 
 /// [`Store::read`] of a slot that there is.

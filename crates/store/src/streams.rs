@@ -62,11 +62,13 @@ const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 /// What a waiter sleeps at most before it looks for itself.
 const NAP: Duration = Duration::from_millis(1);
 
-/// A codec's working state and the buffer beside it.
+/// A codec's working state and the buffers around it.
 pub(crate) struct Working {
     pub(crate) stream: Box<dyn Stream>,
     /// The bytes that the codec makes or is to read.
     pub(crate) object: Box<Page>,
+    /// Room to assemble a page that is written in part.
+    pub(crate) page: Box<Page>,
     /// The slot after the one that was read last.
     pub(crate) next_slot: u64,
     /// What the stream has to do with training.
@@ -154,7 +156,6 @@ impl<'a> Taken<'a> {
 }
 
 impl Drop for Lease<'_> {
-    #[inline]
     fn drop(&mut self) {
         match self {
             Self::Single { .. } | Self::None => {}
@@ -338,7 +339,7 @@ impl Streams {
 
     /// Keeps the object of `word`, which was swapped out of its entry, until no pin names it; passes the words of objects
     /// whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
-    pub(crate) fn retire(&self, working: &mut Working, word: u64, keep: bool, free: impl FnOnce(&[u64])) {
+    pub(crate) fn retire(&self, working: &mut Working, word: u64, keep: bool, free: impl FnMut(u64)) {
         working.retired.push(word);
         if !keep || working.retired.len() >= self.retired_batch {
             self.pins.release(&mut working.retired, free);
@@ -348,7 +349,7 @@ impl Streams {
     /// Passes every kept word whose object nobody reads to `free`: those of `working`, which the caller holds, and those of
     /// the streams that nobody holds.
     #[cold]
-    pub(crate) fn release_all(&self, working: Option<&mut Working>, mut free: impl FnMut(&[u64])) {
+    pub(crate) fn release_all(&self, working: Option<&mut Working>, mut free: impl FnMut(u64)) {
         if let Some(working) = working {
             self.pins.release(&mut working.retired, &mut free);
         }
@@ -385,7 +386,7 @@ impl Streams {
     }
 
     fn bytes_with(&self, stream: &dyn Stream) -> u64 {
-        (stream.memory_bytes() + PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64
+        (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64
     }
 
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
@@ -396,6 +397,7 @@ impl Streams {
         Ok(Working {
             stream,
             object: Box::new([0; PAGE_SIZE]),
+            page: Box::new([0; PAGE_SIZE]),
             next_slot: 0,
             trained: Trained::default(),
             retired: Vec::with_capacity(self.retired_capacity),
@@ -452,7 +454,7 @@ mod tests {
         assert_eq!(streams.used_bytes(), 0);
         drop(streams.take(0, &budget).expect("no limit"));
         let one = streams.used_bytes();
-        assert!(one >= PAGE_SIZE as u64);
+        assert!(one >= 2 * PAGE_SIZE as u64);
         let both = (streams.take(0, &budget).expect("no limit"), streams.take(0, &budget).expect("no limit"));
         assert_ne!(both.0.pin.number(), both.1.pin.number());
         assert_eq!(streams.used_bytes(), 2 * one);
@@ -482,13 +484,13 @@ mod tests {
         let reader = streams.take(77, &budget).expect("no limit");
         let mut writer = streams.take(0, &budget).expect("no limit");
         let mut freed = Vec::new();
-        streams.retire(writer.parts().0, 77, true, |words| freed.extend_from_slice(words));
-        streams.retire(writer.parts().0, 78, true, |words| freed.extend_from_slice(words));
-        streams.release_all(Some(writer.parts().0), |words| freed.extend_from_slice(words));
+        streams.retire(writer.parts().0, 77, true, |word| freed.push(word));
+        streams.retire(writer.parts().0, 78, true, |word| freed.push(word));
+        streams.release_all(Some(writer.parts().0), |word| freed.push(word));
         assert_eq!(freed, [78]);
         drop(reader);
         drop(writer);
-        streams.release_all(None, |words| freed.extend_from_slice(words));
+        streams.release_all(None, |word| freed.push(word));
         assert_eq!(freed, [78, 77]);
     }
 }

@@ -16,7 +16,6 @@ use crate::{
     entry::Entry,
     lock::{Place, Protocol},
     pins::Pin,
-    prefetch::prefetch,
     sync::{
         AtomicPtr, AtomicU64,
         Ordering::{AcqRel, Acquire, Relaxed},
@@ -89,13 +88,6 @@ impl<L: Protocol> Table<L> {
     /// The slot's entry as it is at some moment during the call; beyond the table it is empty.
     pub(crate) fn peek(&self, slot: u64) -> Entry {
         self.place(slot).map_or(Entry::Empty, |place| Entry::decode(place.word.load(Acquire)))
-    }
-
-    /// Has the slot's entry in the cache soon.
-    pub(crate) fn prefetch(&self, slot: u64) {
-        if let Some(place) = self.place(slot) {
-            prefetch(ptr::from_ref(place.word).cast());
-        }
     }
 
     /// Takes the slot for reading, if it has a leaf; without one it is empty.

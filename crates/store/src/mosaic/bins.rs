@@ -87,7 +87,6 @@ impl Bins {
     }
 
     /// The first block of a bin, and its length if there is one.
-    #[inline]
     fn head(&self, blocks: &Blocks, bin: usize) -> (u32, u32) {
         let at = self.heads[bin];
         if bin >= FINE {

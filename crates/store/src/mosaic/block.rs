@@ -13,8 +13,8 @@
 //!            └─────┴───────┴───────┴───────┴────────────────────────┴───────┘
 //! ```
 //!
-//! `kind` takes 2 bits, `p` (the block before is free) 1, a live block's `len` 13, the owner's slot number `w` = 2 to 4
-//! bytes, by the number of slots. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of blocks in the shard. A block that
+//! `kind` takes 2 bits, `p` (the block before is free) 1, a live block's `len` 13, the owner's slot number `w` = 3 or 4
+//! bytes. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of blocks in the shard. A block that
 //! follows a free one reads that one's length from the 4 bytes before itself.
 #![allow(unsafe_code)] // reads and writes the region
 
@@ -69,12 +69,7 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Blocks in `region` for owners below `owners`.
     pub(super) fn new(region: Region, owners: u64) -> Self {
-        let owner_bytes = match owners {
-            0..=0x1_0000 => 2,
-            0x1_0001..=0x100_0000 => 3,
-            _ => 4,
-        };
-        Self { region, owner_bytes }
+        Self { region, owner_bytes: if owners <= 1 << 24 { 3 } else { 4 } }
     }
 
     /// Bytes of a live block's header.
@@ -154,10 +149,13 @@ impl Blocks {
     /// Makes a live block of `len` bytes after one that is not free.
     pub(super) fn put_live(&self, at: u32, kind: Kind, len: u32, owner: u64) {
         let first = ((kind as u8) << KIND_SHIFT) | ((len >> 8) as u8 & LEN_HIGH);
-        let header = u64::from(first) | u64::from(len as u8) << 8 | owner << 16;
-        // One store, beyond the header: the object is not there yet.
-        // SAFETY: see above `impl`; nobody knows of the block yet.
-        unsafe { self.region.write(at as usize, &header.to_le_bytes()) };
+        let owner = owner.to_le_bytes();
+        // SAFETY: see above `impl`.
+        unsafe {
+            self.region.set_byte(at as usize, first);
+            self.region.set_byte(at as usize + 1, len as u8);
+            self.region.write(at as usize + 2, &owner[..self.owner_bytes as usize]);
+        }
     }
 
     pub(super) fn put_link(&self, at: u32, other: u32) {
@@ -252,9 +250,7 @@ impl Blocks {
         // SAFETY: the caller's word, and the pieces are the object's.
         unsafe {
             self.region.write(front.0, to_front);
-            if !to_rest.is_empty() {
-                self.region.write(rest.0, to_rest);
-            }
+            self.region.write(rest.0, to_rest);
         }
     }
 

@@ -184,15 +184,13 @@ impl Shard {
         self.alloc_in_two(blocks, wanted)
     }
 
-    /// Frees one of the objects whose freeing was put off, if many are. Returns whether it did.
-    pub(super) fn free_one(&mut self, blocks: &Blocks) -> bool {
+    /// Frees one of the objects whose freeing was put off, if many are.
+    pub(super) fn free_one(&mut self, blocks: &Blocks) {
         if self.delayed.len() > WAITING
             && let Some(at) = self.delayed.pop()
         {
             self.free_after_others(blocks, at);
-            return true;
         }
-        false
     }
 
     /// Frees an object that has waited.
