@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Files whose pages are stored; without any, heaps of programs that are started for it
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// MiB taken of each at most
+    /// MiB of the device, which the pages fill again and again if they are fewer
     #[arg(long, default_value = "32", value_parser = crate::count)]
     mib: usize,
     /// Threads; 0 stands for all CPUs
@@ -57,11 +57,12 @@ struct Pattern {
     random: bool,
 }
 
-/// Threads and pages a request.
+/// Threads, pages a request, and each thread's slots.
 #[derive(Clone, Copy)]
 struct Shape {
     threads: usize,
     request: usize,
+    part: usize,
 }
 
 /// A device in the table.
@@ -90,15 +91,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     threads.sort_unstable();
     threads.dedup();
     let subjects = subjects(args)?;
-    let kinds = gather(&args.data, args.mib << 8)?;
+    let slots = args.mib << 8;
+    let kinds = gather(&args.data, slots)?;
     let mut shapes = Vec::new();
     for &threads in &threads {
         for &kib in &args.request_kib {
             let request = kib / 4;
             ensure!(kib.is_multiple_of(4), "{kib} KiB are not whole pages");
-            let fits = kinds.iter().all(|data| request > 0 && data.pages.len() / threads >= request);
+            let fits = kinds.iter().all(|data| request > 0 && data.pages.len().min(slots / threads) >= request);
             ensure!(fits, "{kib} KiB is no request size here");
-            shapes.push(Shape { threads, request });
+            shapes.push(Shape { threads, request, part: slots / threads / request * request });
         }
     }
     let mut tables: Vec<Table> = kinds.iter().map(|_| Table::default()).collect();
@@ -145,8 +147,7 @@ fn measure(
     subjects: &[(&'static str, Subject)],
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let Shape { threads, request } = shape;
-    let part = data.pages.len() / threads / request * request;
+    let Shape { threads, request, part } = shape;
     for (name, subject) in subjects {
         let made = make(subject, threads, (part * threads) as u64, part as u64)?;
         for (number, pattern) in PATTERNS.into_iter().enumerate() {
@@ -272,7 +273,7 @@ struct Part<'a> {
 /// Runs one thread's part. A write puts other pages in its slots each pass; neighbouring ones go to different threads, so that
 /// all have the same work. A read finds what the last write left and does not look at it.
 fn requests(pages: &Pages, part: Part<'_>, writes: bool, worker: &mut dyn Worker) -> anyhow::Result<Done> {
-    let Part { shape: Shape { threads, request }, thread, order, salt } = part;
+    let Part { shape: Shape { threads, request, .. }, thread, order, salt } = part;
     let mut buffer = Pages::new(request);
     for &number in order {
         let slot = ((thread * order.len() + number) * request) as u64;

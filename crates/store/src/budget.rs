@@ -79,6 +79,12 @@ impl Budget {
         self.faults.calls.load(Relaxed) > self.faults.first.load(Relaxed)
     }
 
+    /// How often memory was asked for since [`fail`](Self::fail).
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn calls(&self) -> u64 {
+        self.faults.calls.load(Relaxed)
+    }
+
     /// Takes `bytes` to store more, or nothing if that would go over the limit.
     pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
         self.take_for(Purpose::Store, bytes)

@@ -231,10 +231,10 @@ impl Background {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use pagefold_codec::Lz4;
+    use pagefold_codec::{Lz4, Page};
 
     use super::*;
-    use crate::{budget::Budget, lock::Hazard, pool::PoolKind, streams::StreamPolicy};
+    use crate::{Config, Store, budget::Budget, cpus::fake, lock::Hazard, pool::PoolKind, streams::StreamPolicy};
 
     const LEN: usize = 100;
 
@@ -268,6 +268,29 @@ mod tests {
 
     fn object(at: Location) -> Entry {
         Entry::Object { tables: 0, len_bytes: LEN, at }
+    }
+
+    /// Many CPUs' streams each keep what they took out of slots for a moment; freed together it must not look like memory
+    /// that is worth moving objects for.
+    #[test]
+    fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
+        fake::set_machine(0..16, 16);
+        let (slots, rounds) = (192, 40);
+        let store = Store::new(Config { slots, codec: Arc::new(Lz4), ..Config::default() }).expect("a small store");
+        let noise =
+            |salt: u64| std::array::from_fn(|at| ((at as u64 ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
+        let pages: Vec<Page> = (0..7).map(|salt| noise(salt << 40)).collect();
+        for round in 0..rounds {
+            if round == rounds / 2 {
+                store.budget().fail(0, 0);
+            }
+            for slot in 0..slots {
+                fake::run_on((slot * 16 / slots) as usize);
+                store.write(slot, &pages[((slot + round) % 7) as usize]).expect("no limit");
+            }
+        }
+        let (taken, writes) = (store.budget().calls(), rounds / 2 * slots);
+        assert!(taken < writes / 6, "memory was taken {taken} times in {writes} writes of equal length");
     }
 
     #[test]

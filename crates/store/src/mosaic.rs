@@ -93,7 +93,7 @@ pub(crate) struct Mosaic {
     active: AtomicUsize,
     span_bits: u32,
     owners: u64,
-    /// The highest pressure that a `free` has met since the last `compact`.
+    /// The highest pressure of its parts.
     pressure: AtomicU8,
     budget: Arc<Budget>,
 }
@@ -106,6 +106,10 @@ struct Part {
     shard: CachePadded<Mutex<Shard>>,
     /// Whether threads of other CPUs look here before they take new memory.
     roomy: CachePadded<AtomicBool>,
+    /// The highest pressure that a `free` has met here since it was last relieved. Changes under the lock.
+    pressure: AtomicU8,
+    /// Whether a thread relieves it: two would be in each other's way.
+    relieving: AtomicBool,
     handed: CachePadded<Handed>,
 }
 
@@ -234,6 +238,8 @@ impl Mosaic {
             blocks: CachePadded::new(Blocks::new(region, self.owners)),
             shard: CachePadded::new(Mutex::new(shard)),
             roomy: CachePadded::new(AtomicBool::new(false)),
+            pressure: AtomicU8::new(Pressure::None as u8),
+            relieving: AtomicBool::new(false),
             handed: CachePadded::new(Handed::new()),
         };
         if let Err(part) = self.shards[number].set(Box::new(part)) {
@@ -293,9 +299,34 @@ impl Mosaic {
         if is_roomy(shard) && !part.roomy.load(Relaxed) {
             part.roomy.store(true, Relaxed);
         }
-        if pressure > self.pressure.load(Relaxed) {
-            self.pressure.store(pressure, Relaxed);
+        if pressure > part.pressure.load(Relaxed) {
+            part.pressure.store(pressure, Relaxed);
+            self.pressure.fetch_max(pressure, Release);
         }
+    }
+
+    /// Moves objects of the shards where many bytes are free and no other thread does.
+    fn relieve(&self, owners: &dyn Owners, mut objects: usize) -> bool {
+        let mut more = false;
+        for (number, part) in self.parts() {
+            if objects == 0 {
+                more = true;
+                break;
+            }
+            if part.pressure.load(Relaxed) == Pressure::None as u8 || part.relieving.swap(true, Acquire) {
+                continue;
+            }
+            more |= self.compact_part(number, part, owners, Goal::Relief, &mut objects);
+            let shard = self.lock(part);
+            part.pressure.store(pressure(&shard) as u8, Relaxed);
+            drop(shard);
+            part.relieving.store(false, Release);
+        }
+        // A `free` raises its part's first.
+        self.pressure.swap(Pressure::None as u8, Acquire);
+        let highest = self.parts().map(|(_, part)| part.pressure.load(Relaxed)).max();
+        self.pressure.fetch_max(highest.unwrap_or(0), Relaxed);
+        more
     }
 
     /// The shard that this thread allocates in.
@@ -621,17 +652,13 @@ impl Pool for Mosaic {
     }
 
     fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
-        let mut more = false;
-        if goal == Goal::Room {
-            more = self.make_room(owners);
-        } else {
-            for (number, part) in self.parts() {
-                more |= self.compact_part(number, part, owners, goal, &mut objects);
-            }
+        match goal {
+            Goal::Relief => self.relieve(owners, objects),
+            Goal::Room => self.make_room(owners),
+            Goal::Densest => self
+                .parts()
+                .fold(false, |more, (number, part)| more | self.compact_part(number, part, owners, goal, &mut objects)),
         }
-        let worst = self.parts().map(|(_, part)| pressure(&self.lock(part))).max();
-        self.pressure.store(worst.unwrap_or(Pressure::None) as u8, Relaxed);
-        more
     }
 
     fn check(&self) -> Result<(), String> {
@@ -650,6 +677,50 @@ mod tests {
 
     use super::*;
     use crate::cpus::fake;
+
+    #[test]
+    fn one_thread_at_a_time_relieves_a_shard() {
+        let pool = Mosaic::new(100_000, 100_000, Arc::new(Budget::new(u64::MAX))).expect("address space");
+        let objects: Vec<_> = (0..1000).map(|owner| pool.alloc(1000, owner).expect("no limit")).collect();
+        for (owner, &at) in objects.iter().enumerate().filter(|(owner, _)| owner % 2 == 0) {
+            // SAFETY: each is freed once, and nobody uses it.
+            unsafe { pool.free(at, 1000) };
+            assert!(owner < 500 || pool.pressure() == Pressure::Hard);
+        }
+        let part = pool.part(0).expect("it is there");
+        let relieve = || {
+            // Nobody owns an object: each try to move one asks for its owner.
+            let owners = Nobody::default();
+            pool.compact(&owners, Goal::Relief, 100);
+            owners.0.into_inner()
+        };
+        part.relieving.store(true, Relaxed);
+        assert_eq!(relieve(), 0);
+        assert_eq!(pool.pressure(), Pressure::Hard, "it is left to who relieves");
+        part.relieving.store(false, Relaxed);
+        assert!(relieve() > 0);
+        assert!(!part.relieving.load(Relaxed));
+        pool.check().expect("consistent");
+    }
+
+    /// Counts how often it was asked for an owner's object.
+    #[derive(Default)]
+    struct Nobody(AtomicU64);
+
+    impl Owners for Nobody {
+        fn object(&self, _: u64) -> Option<(Location, usize)> {
+            self.0.fetch_add(1, Relaxed);
+            None
+        }
+
+        fn repoint(&self, _: u64, _: Location, _: Location, _: usize, _: &mut dyn FnMut()) -> Option<u64> {
+            None
+        }
+
+        fn wait_for_readers(&self, _: &[u64]) {}
+
+        fn settle(&self) {}
+    }
 
     #[test]
     fn threads_that_wait_for_each_other_come_apart() {

@@ -503,7 +503,7 @@ impl<L: EntryLock> Store<L> {
             Entry::Object { .. } | Entry::Raw { .. } if L::PINS => {
                 let keep = !self.is_tight();
                 let free = |word| self.core.free(Entry::decode(word));
-                self.core.streams.retire(taken.parts().0, old.encode(), keep, free);
+                self.core.streams.retire(taken.parts().0, old.encode(), object_bytes(old), keep, free);
             }
             _ => self.core.free(old),
         }

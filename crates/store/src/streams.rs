@@ -59,6 +59,10 @@ const YIELDS_BEFORE_SLEEP: usize = 8;
 /// each costs about one look, within these bounds. What is kept cannot be moved and holds up the emptying of its segment.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
+/// Bytes of such objects from which on it looks sooner: what comes free at once is memory that others take anew meanwhile, and
+/// looks to a pool like something to be compacted.
+const RETIRED_BYTES: usize = 16 << 10;
+
 /// What a waiter sleeps at most before it looks for itself.
 const NAP: Duration = Duration::from_millis(1);
 
@@ -75,6 +79,8 @@ pub(crate) struct Working {
     pub(crate) trained: Trained,
     /// Words that were swapped out of their entries and whose objects someone may still read.
     retired: Vec<u64>,
+    /// Bytes of those that came since it was last looked.
+    retired_bytes: usize,
 }
 
 /// The streams of a store. `used_bytes` is what the working states made so far hold.
@@ -337,11 +343,13 @@ impl Streams {
         wait_for(|| self.pins.try_take(number, word))
     }
 
-    /// Keeps the object of `word`, which was swapped out of its entry, until no pin names it; passes the words of objects
-    /// whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
-    pub(crate) fn retire(&self, working: &mut Working, word: u64, keep: bool, free: impl FnMut(u64)) {
+    /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin names it; passes the words
+    /// of objects whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
+    pub(crate) fn retire(&self, working: &mut Working, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
         working.retired.push(word);
-        if !keep || working.retired.len() >= self.retired_batch {
+        working.retired_bytes += len_bytes;
+        if !keep || working.retired.len() >= self.retired_batch || working.retired_bytes >= RETIRED_BYTES {
+            working.retired_bytes = 0;
             self.pins.release(&mut working.retired, free);
         }
     }
@@ -401,6 +409,7 @@ impl Streams {
             next_slot: 0,
             trained: Trained::default(),
             retired: Vec::with_capacity(self.retired_capacity),
+            retired_bytes: 0,
         })
     }
 }
@@ -478,14 +487,27 @@ mod tests {
     }
 
     #[test]
+    fn long_objects_are_released_sooner() {
+        let streams = streams(StreamPolicy::Idle(64));
+        let mut writer = streams.take(0, &Budget::new(u64::MAX)).expect("no limit");
+        for (len_bytes, kept) in [(PAGE_SIZE, RETIRED_BYTES / PAGE_SIZE), (1, *RETIRED_BATCH.end())] {
+            let mut freed = 0;
+            for at in 1..=2 * kept {
+                streams.retire(writer.parts().0, at as u64, len_bytes, true, |_| freed += 1);
+                assert_eq!(freed, at / kept * kept, "after {at} objects of {len_bytes} bytes");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_read_is_not_released() {
         let streams = streams(StreamPolicy::Idle(2));
         let budget = Budget::new(u64::MAX);
         let reader = streams.take(77, &budget).expect("no limit");
         let mut writer = streams.take(0, &budget).expect("no limit");
         let mut freed = Vec::new();
-        streams.retire(writer.parts().0, 77, true, |word| freed.push(word));
-        streams.retire(writer.parts().0, 78, true, |word| freed.push(word));
+        streams.retire(writer.parts().0, 77, 1, true, |word| freed.push(word));
+        streams.retire(writer.parts().0, 78, 1, true, |word| freed.push(word));
         streams.release_all(Some(writer.parts().0), |word| freed.push(word));
         assert_eq!(freed, [78]);
         drop(reader);
