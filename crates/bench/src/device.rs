@@ -1,7 +1,12 @@
 //! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`, and against the codec
 //! alone: the same pages, the same requests, the same threads, pass by pass in turn.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::ensure;
 use pagefold_codec::{Codec, by_name};
@@ -43,11 +48,11 @@ pub(crate) struct Args {
 
 /// In this order: the first fills an empty device, whose memory comes from the system page by page.
 const PATTERNS: [Pattern; 5] = [
-    Pattern { name: "first-write", writes: true, random: false },
-    Pattern { name: "seq-write", writes: true, random: false },
-    Pattern { name: "rand-write", writes: true, random: true },
-    Pattern { name: "seq-read", writes: false, random: false },
-    Pattern { name: "rand-read", writes: false, random: true },
+    Pattern { name: "first-write", writes: true, random: false, fills: true },
+    Pattern { name: "seq-write", writes: true, random: false, fills: false },
+    Pattern { name: "rand-write", writes: true, random: true, fills: false },
+    Pattern { name: "seq-read", writes: false, random: false, fills: false },
+    Pattern { name: "rand-read", writes: false, random: true, fills: false },
 ];
 
 #[derive(Clone, Copy)]
@@ -55,6 +60,8 @@ struct Pattern {
     name: &'static str,
     writes: bool,
     random: bool,
+    /// Whether it is the pass that fills an empty device.
+    fills: bool,
 }
 
 /// Threads, pages a request, and each thread's slots.
@@ -162,7 +169,7 @@ fn measure(
                 (0..part / request).collect()
             };
             let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
-                requests(&data.pages, Part { shape, thread, order: &order, salt }, pattern.writes, worker)
+                requests(&data.pages, Part { shape, thread, order: &order, salt }, pattern, worker)
             })?;
             let best = table.passes.entry((case_of(data, pattern, shape), *name)).or_default();
             *best = best.best(done);
@@ -270,22 +277,37 @@ struct Part<'a> {
     salt: usize,
 }
 
-/// Runs one thread's part. A write puts other pages in its slots each pass; neighbouring ones go to different threads, so that
+/// A pass goes over its slots again until it has lasted so long, since threads do not start and end at one moment: not the one that
+/// fills the device.
+const LEAST: Duration = Duration::from_millis(50);
+
+/// How many requests are sent between two looks at the clock.
+const LOOK: usize = 32;
+
+/// Runs one thread's part. A write puts other pages in its slots each time; neighbouring ones go to different threads, so that
 /// all have the same work. A read finds what the last write left and does not look at it.
-fn requests(pages: &Pages, part: Part<'_>, writes: bool, worker: &mut dyn Worker) -> anyhow::Result<Done> {
+fn requests(pages: &Pages, part: Part<'_>, pattern: Pattern, worker: &mut dyn Worker) -> anyhow::Result<Done> {
     let Part { shape: Shape { threads, request, .. }, thread, order, salt } = part;
     let mut buffer = Pages::new(request);
-    for &number in order {
-        let slot = ((thread * order.len() + number) * request) as u64;
-        if writes {
-            let from = (number * threads + thread + salt * 7) % (pages.len() / request) * request;
-            worker.write(slot, &pages[from..from + request])?;
-        } else {
-            worker.read(slot, buffer.as_mut())?;
+    let (start, least) = (Instant::now(), if pattern.fills { Duration::ZERO } else { LEAST });
+    let mut count = 0;
+    'pass: for turn in 0.. {
+        for (at, &number) in order.iter().enumerate() {
+            if turn > 0 && at.is_multiple_of(LOOK) && start.elapsed() >= least {
+                break 'pass;
+            }
+            let slot = ((thread * order.len() + number) * request) as u64;
+            if pattern.writes {
+                let from = (number * threads + thread + (salt + turn) * 7) % (pages.len() / request) * request;
+                worker.write(slot, &pages[from..from + request])?;
+            } else {
+                worker.read(slot, buffer.as_mut())?;
+            }
+            count += 1;
         }
     }
-    let moved = (order.len() * request) as u64;
-    Ok(if writes {
+    let moved = (count * request) as u64;
+    Ok(if pattern.writes {
         Done { written_pages: moved, ..Done::default() }
     } else {
         Done { read_pages: moved, ..Done::default() }
