@@ -115,7 +115,13 @@ impl Budget {
 
     /// What may still be taken to store more.
     pub(crate) fn left(&self) -> u64 {
-        (self.limit - self.moving).saturating_sub(self.used())
+        self.left_with(0)
+    }
+
+    /// What could be taken to store more if `unused_bytes` of what was taken came back. Moving objects may have taken more than
+    /// there is to store more, and then some of that has to come back first.
+    pub(crate) fn left_with(&self, unused_bytes: u64) -> u64 {
+        (self.limit - self.moving).saturating_add(unused_bytes).saturating_sub(self.used())
     }
 
     pub(crate) fn used(&self) -> u64 {

@@ -452,7 +452,7 @@ impl<L: EntryLock> Store<L> {
                 if !fits() {
                     return Err(Full);
                 }
-                self.core.make_room(alloc)?
+                self.core.make_room(len_bytes, slot)?
             }
         };
         Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } }.encode())
@@ -486,7 +486,7 @@ impl<L: EntryLock> Store<L> {
             return true;
         }
         let account = self.core.pool.account();
-        left + account.free_bytes + account.tail_bytes >= kept_bytes + grows_bytes
+        self.budget.left_with(account.free_bytes + account.tail_bytes) >= kept_bytes + grows_bytes
     }
 
     fn sums(&self) -> Sums {
