@@ -22,7 +22,7 @@ use std::{
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     counters::Share,
     cpus::Cpus,
     pins::{Pin, Pins},
@@ -84,6 +84,7 @@ pub(crate) struct Streams {
     pins: Pins<Desk>,
     retired_batch: usize,
     retired_capacity: usize,
+    one_bytes: u64,
     used_bytes: AtomicU64,
 }
 
@@ -188,13 +189,17 @@ impl Streams {
             StreamPolicy::PerCpu => Queue::PerCpu { cpus, crowd: Crowd::default() },
         };
         let retired_batch = count.clamp(*RETIRED_BATCH.start(), *RETIRED_BATCH.end());
+        // A pin keeps one object at most, so this many are never outgrown.
+        let retired_capacity = if keeps { retired_batch + count } else { 0 };
+        let own_bytes = (2 * PAGE_SIZE + retired_capacity * size_of::<u64>()) as u64;
+        let one_bytes = codec.stream().map_or(0, |stream| stream.memory_bytes() as u64 + own_bytes);
         Self {
             codec,
             queue,
             pins: Pins::new(count),
-            // A pin keeps one object at most, so this many are never outgrown.
             retired_batch,
-            retired_capacity: if keeps { retired_batch + count } else { 0 },
+            retired_capacity,
+            one_bytes,
             used_bytes: AtomicU64::new(0),
         }
     }
@@ -362,6 +367,12 @@ impl Streams {
         }
     }
 
+    /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The caller holds none.
+    #[cold]
+    pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {
+        self.visit(|working| self.pins.release(&mut working.retired, &mut free));
+    }
+
     /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
     /// held a stream before the call has given it back once after.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
@@ -380,20 +391,24 @@ impl Streams {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Bytes of a stream that is made; 0 if there is no memory for one.
+    /// Bytes of a stream that is made; 0 if there was no memory for one.
     pub(crate) fn one_bytes(&self) -> u64 {
-        self.codec.stream().map_or(0, |stream| self.bytes_with(&*stream))
+        self.one_bytes
     }
 
-    fn bytes_with(&self, stream: &dyn Stream) -> u64 {
-        (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64
+    /// How many streams are of use at once: one a CPU, or as many as the policy says.
+    pub(crate) fn useful(&self) -> usize {
+        if let Queue::PerCpu { .. } = self.queue { self.len() / STREAMS_PER_CPU } else { self.len() }
     }
 
+    /// Makes a working state; without the memory for it, at once.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
-        let stream = self.codec.stream().map_err(|_| Full)?;
-        let bytes = self.bytes_with(&*stream);
-        budget.take(bytes)?;
-        self.used_bytes.fetch_add(bytes, Relaxed);
+        budget.take_for(Purpose::Keep, self.one_bytes)?;
+        let stream = self.codec.stream().map_err(|_| {
+            budget.give(self.one_bytes);
+            Full
+        })?;
+        self.used_bytes.fetch_add(self.one_bytes, Relaxed);
         Ok(Working {
             stream,
             object: Box::new([0; PAGE_SIZE]),

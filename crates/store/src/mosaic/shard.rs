@@ -144,7 +144,7 @@ fn segment_of(at: u32) -> u32 {
 impl Shard {
     /// An empty shard with address space for `segments_max` segments.
     pub(super) fn new(segments_max: u32, budget: Arc<Budget>) -> Result<Self, Full> {
-        budget.take(Self::base_bytes())?;
+        budget.take_for(Purpose::Keep, Self::base_bytes())?;
         let Some(bins) = Bins::new() else {
             budget.give(Self::base_bytes());
             return Err(Full);
