@@ -2,11 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use pagefold_codec::PAGE_SIZE;
+
 /// The limit does not allow that much more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit. `used ≤ limit`, `used ≤ max`.
+/// Bytes taken, never more than the limit. `used ≤ max ≤ limit`.
+///
+/// ```text
+/// limit   │ objects, table, streams                     │ 1/64         │ two pages a stream │ at most 1/16    │
+///         │ what a store keeps for good goes up to here │ overwriting  │ swapping           │ moving objects  │
+/// ```
 ///
 /// The last [`MOVING_BYTES`] are for those who move objects: in a full store too a segment can be emptied into another, and
 /// what was free in it is then room.
@@ -16,6 +23,7 @@ pub(crate) struct Budget {
     max: AtomicU64,
     limit: u64,
     moving: u64,
+    swap: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
 }
@@ -27,8 +35,8 @@ const MOVING_BYTES: u64 = 256 << 10;
 /// What memory is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The table, which keeps what it has: it leaves [`overwrite_bytes`](Budget::overwrite_bytes) alone.
-    Table,
+    /// What is kept once it is there, as the table and streams are: it leaves what is for overwriting and swapping alone.
+    Keep,
     /// To store more.
     Store,
     /// To move objects, which then gives as much back or more; and for what a store cannot be without.
@@ -55,7 +63,14 @@ impl Faults {
 impl Budget {
     /// A budget of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
+        Self::for_streams(limit, 0)
+    }
+
+    /// A budget of `limit` bytes for writers with `streams` streams.
+    pub(crate) fn for_streams(limit: u64, streams: usize) -> Self {
+        let swap = if streams == 0 { 0 } else { ((streams * 2 * PAGE_SIZE) as u64).max(limit / 512).min(limit / 16) };
         Self {
+            swap,
             used: AtomicU64::new(0),
             max: AtomicU64::new(0),
             limit,
@@ -97,7 +112,7 @@ impl Budget {
             return Err(Full);
         }
         let limit = match purpose {
-            Purpose::Table => self.limit - self.moving - self.overwrite_bytes(),
+            Purpose::Keep => self.limit - self.moving - self.swap - self.overwrite_bytes(),
             Purpose::Store => self.limit - self.moving,
             Purpose::Move => self.limit,
         };
@@ -119,9 +134,21 @@ impl Budget {
         self.limit / 64
     }
 
+    /// The part of the limit that is kept for those who replace an object: each holder of a stream needs room for its new
+    /// object before its old one is free, and a part of what is free is lost between objects.
+    pub(crate) fn swap_bytes(&self) -> u64 {
+        self.swap
+    }
+
     /// What may still be taken to store more.
     pub(crate) fn left(&self) -> u64 {
-        (self.limit - self.moving).saturating_sub(self.used())
+        self.left_with(0)
+    }
+
+    /// What could be taken to store more if `unused_bytes` of what was taken came back. Moving objects may have taken more than
+    /// there is to store more, and then some of that has to come back first.
+    pub(crate) fn left_with(&self, unused_bytes: u64) -> u64 {
+        (self.limit - self.moving).saturating_add(unused_bytes).saturating_sub(self.used())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -149,13 +176,31 @@ mod tests {
         assert_eq!(budget.left(), 90);
         assert_eq!(budget.take(91), Err(Full));
         assert_eq!(budget.take(u64::MAX), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Table, 89), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Table, 88), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Keep, 89), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Keep, 88), Ok(()));
         assert_eq!(budget.take(2), Ok(()));
         assert_eq!(budget.take_for(Purpose::Move, 11), Err(Full));
         assert_eq!(budget.take_for(Purpose::Move, 10), Ok(()));
         assert_eq!(budget.left(), 0);
         budget.give(160);
         assert_eq!((budget.used(), budget.max()), (0, 160));
+    }
+
+    #[test]
+    fn what_is_kept_for_good_leaves_room_to_replace_objects() {
+        let limit = 64 << 20;
+        let budget = Budget::for_streams(limit, 100);
+        assert_eq!((budget.swap_bytes(), budget.overwrite_bytes()), (100 * 2 * PAGE_SIZE as u64, 1 << 20));
+        let most = limit - MOVING_BYTES - budget.swap_bytes() - budget.overwrite_bytes();
+        assert_eq!(budget.take_for(Purpose::Keep, most + 1), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Keep, most), Ok(()));
+        assert_eq!(budget.take(limit - MOVING_BYTES - most), Ok(()));
+    }
+
+    #[test]
+    fn what_moving_has_taken_is_not_left() {
+        let budget = Budget::new(160);
+        assert_eq!(budget.take_for(Purpose::Move, 155), Ok(()));
+        assert_eq!((budget.left(), budget.left_with(5), budget.left_with(8)), (0, 0, 3));
     }
 }

@@ -7,7 +7,7 @@
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
 //!
 //! They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
-//! up to [`ROOM_TURNS`]. An object moves while its entry is held, for the time of a copy: a reader never waits for
+//! so that what was free in them lies together. An object moves while its entry is held, for the time of a copy: a reader never waits for
 //! more, and with the default strategy not even for that.
 #![allow(unsafe_code)] // frees objects that are in no entry
 
@@ -37,9 +37,6 @@ use crate::{
 
 /// Objects that a writer moves when the pressure is hard.
 const HELP_OBJECTS: usize = 24;
-
-/// Segments that a writer empties at most when there is no room for its object.
-const ROOM_TURNS: u32 = 32;
 
 /// Objects that the thread in the background moves between two looks at the other stores.
 const TURN_OBJECTS: usize = 256;
@@ -94,16 +91,10 @@ impl<L: EntryLock> Core<L> {
 
     /// Takes room for an object where the limit allows no more memory: moves others until there is.
     #[cold]
-    pub(crate) fn make_room(&self, alloc: impl Fn() -> Result<Location, Full>) -> Result<Location, Full> {
+    pub(crate) fn make_room(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
         // What the limit leaves for moving is enough for one.
         let _turning = self.pause();
-        for _ in 0..ROOM_TURNS {
-            let at = alloc();
-            if at.is_ok() || !self.pool.compact(self, Goal::Room, 0) {
-                return at;
-            }
-        }
-        alloc()
+        self.pool.make_room(self, len_bytes, owner)
     }
 
     /// Keeps the background thread from moving objects of this store while the guard lives.

@@ -131,29 +131,26 @@ mod tests {
     }
 
     #[test]
-    fn sixty_four_cpus_have_streams_of_their_own() {
+    fn a_thread_that_is_moved_over_64_cpus_makes_one_stream() {
         fake::set_machine(0..64, 64);
         let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
         let empty = store.stats();
         assert!(empty.spent_bytes <= 40 << 10, "{empty:?}");
         use_from(&store, [0]);
         let one = store.stats().stream_bytes - empty.stream_bytes;
+        (1..64).for_each(|id| use_from(&store, [id]));
+        let all = store.stats().stream_bytes - empty.stream_bytes;
+        // Another, if the thread that compacts had the first for a moment.
+        assert!(all == one || all == 2 * one, "{all} bytes, {one} a stream");
         use_from(&store, 0..64);
-        use_from(&store, 0..64);
-        // At most four a CPU; more than one where the thread that compacts had the first for a moment.
-        let made = (store.stats().stream_bytes - empty.stream_bytes) / one;
-        assert!((64..=256).contains(&made), "{made} streams");
+        assert!(store.stats().stream_bytes - empty.stream_bytes <= 256 * one);
     }
 
     #[test]
-    fn cpus_with_far_ids_have_streams_of_their_own() {
+    fn cpus_with_far_ids_are_no_special_case() {
         fake::set_machine([3, 64, 65, 700], 4);
         let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
-        let empty = store.stats().stream_bytes;
-        use_from(&store, [700]);
-        let one = store.stats().stream_bytes - empty;
         use_from(&store, [3, 64, 65, 700]);
-        assert!(store.stats().stream_bytes - empty >= 4 * one);
     }
 
     #[test]

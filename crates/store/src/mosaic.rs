@@ -27,7 +27,6 @@ mod mutex;
 mod shard;
 
 use std::{
-    cmp::Reverse,
     io,
     sync::{
         Arc, OnceLock,
@@ -74,6 +73,9 @@ const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
 /// To find room in a full store.
 const WORTH_ROOM: u32 = SEGMENT / 1024;
+
+/// Segments that are emptied at most to find room for an object in a full store.
+const ROOM_TURNS: u32 = 32;
 
 /// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
@@ -188,7 +190,6 @@ fn wants(shard: &Shard, goal: Goal) -> bool {
     let enough = match goal {
         Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
         Goal::Densest => u64::from(SEGMENT) / 4,
-        Goal::Room => 0,
     };
     shard.free_bytes > enough
 }
@@ -428,10 +429,7 @@ impl Mosaic {
         let worth = match goal {
             Goal::Relief => WORTH_RELIEF,
             Goal::Densest => WORTH_DENSEST,
-            Goal::Room => WORTH_ROOM,
         };
-        // Without room for several, each gives back what the next may need.
-        let most = if goal == Goal::Room { 1 } else { BATCH };
         let mut found = [Resident::default(); BATCH];
         let mut stuck = 0;
         loop {
@@ -448,7 +446,7 @@ impl Mosaic {
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
-                let batch = &mut found[..most.min(*objects)];
+                let batch = &mut found[..BATCH.min(*objects)];
                 let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
                 if count == 0 && *objects == 0 {
                     self.lock(part).paused.push_front(emptying);
@@ -457,19 +455,16 @@ impl Mosaic {
                 if count == 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
-                if self.relocate(number, part, owners, goal, &found[..count]).is_err() {
+                if self.relocate(number, part, owners, false, &found[..count]).is_err() {
                     self.lock(part).end_emptying(&part.blocks, emptying);
                     return false;
                 }
                 *objects -= count;
             }
             let mut shard = self.lock(part);
-            if shard.is_empty(&emptying) || goal == Goal::Room {
+            if shard.is_empty(&emptying) {
                 shard.end_emptying(&part.blocks, emptying);
                 stuck = 0;
-                if goal == Goal::Room {
-                    return true;
-                }
                 continue;
             }
             // Whoever writes or reads there needs the CPU more than this thread does.
@@ -481,18 +476,30 @@ impl Mosaic {
         }
     }
 
-    /// Empties the segment with the most free bytes of all, though the pool may take no more for new objects.
-    fn make_room(&self, owners: &dyn Owners) -> bool {
-        let mut parts: Vec<_> =
-            self.parts().map(|(number, part)| (self.lock(part).most_free(), number, part)).collect();
-        parts.sort_unstable_by_key(|&(most_free, ..)| Reverse(most_free));
-        parts.into_iter().any(|(_, number, part)| {
-            self.lock(part).makes_room = true;
-            // It is emptied whole: what was taken to do so comes back.
-            let emptied = self.compact_part(number, part, owners, Goal::Room, &mut { usize::MAX });
-            self.lock(part).makes_room = false;
-            emptied
-        })
+    /// Empties the segment with the most free bytes, though the pool may take no more for new objects: of shard `last` rather
+    /// than of another, so that what was free in several comes to lie together. Gives the shard, if there is a segment and
+    /// memory to move its objects to.
+    fn empty_one(&self, owners: &dyn Owners, last: usize) -> Option<usize> {
+        let most_free = |(number, part): (usize, &Part)| {
+            let mut shard = self.lock(part);
+            shard.free_delayed(&part.blocks);
+            (shard.most_free() * (1 + u32::from(number == last)), number)
+        };
+        let (_, number) = self.parts().map(most_free).max()?;
+        let part = self.part(number).ok()?;
+        let mut emptying = self.lock(part).begin_emptying(&part.blocks, WORTH_ROOM)?;
+        // One by one: each gives back what the next may need.
+        let mut found = [Resident::default(); 1];
+        let mut moved = Ok(());
+        while moved.is_ok() {
+            let count = self.lock(part).residents(&part.blocks, &mut emptying, &mut found);
+            if count == 0 && !self.retry(part, owners, &mut emptying) {
+                break;
+            }
+            moved = self.relocate(number, part, owners, true, &found[..count]);
+        }
+        self.lock(part).end_emptying(&part.blocks, emptying);
+        moved.ok().map(|()| number)
     }
 
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
@@ -516,7 +523,7 @@ impl Mosaic {
         number: usize,
         part: &Part,
         owners: &dyn Owners,
-        goal: Goal,
+        makes_room: bool,
         residents: &[Resident],
     ) -> Result<(), Full> {
         let mut moves = [Move::default(); BATCH];
@@ -531,8 +538,8 @@ impl Mosaic {
         let mut shard = self.lock(part);
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
-            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true };
-            let room = if goal == Goal::Room {
+            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, makes_room };
+            let room = if makes_room {
                 let in_two = part.blocks.kind(*at) == Kind::First;
                 shard.alloc_moved(&part.blocks, wanted, in_two)
             } else {
@@ -581,11 +588,34 @@ impl Mosaic {
 
 impl Pool for Mosaic {
     fn alloc(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
-        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: false })
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: false, makes_room: false })
     }
 
     fn alloc_to_write(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
-        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true })
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: false })
+    }
+
+    fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        let each = |change: fn(&mut Shard, &Blocks)| {
+            self.parts().for_each(|(_, part)| change(&mut self.lock(part), &part.blocks));
+        };
+        each(|shard, blocks| {
+            shard.settle(blocks);
+            shard.set_makes_room(true);
+        });
+        let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: true };
+        let mut at = self.alloc_anywhere(wanted);
+        let mut last = self.home();
+        for _ in 0..ROOM_TURNS {
+            if at.is_ok() {
+                break;
+            }
+            let Some(number) = self.empty_one(owners, last) else { break };
+            last = number;
+            at = self.alloc_anywhere(wanted);
+        }
+        each(|shard, _| shard.set_makes_room(false));
+        at
     }
 
     fn prefetch(&self, at: Location, len_bytes: usize) {
@@ -654,7 +684,6 @@ impl Pool for Mosaic {
     fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
         match goal {
             Goal::Relief => self.relieve(owners, objects),
-            Goal::Room => self.make_room(owners),
             Goal::Densest => self
                 .parts()
                 .fold(false, |more, (number, part)| more | self.compact_part(number, part, owners, goal, &mut objects)),

@@ -121,6 +121,12 @@ pub(crate) trait Pool: Send + Sync {
         false
     }
 
+    /// [`alloc_to_write`](Self::alloc_to_write) in a pool that may take no more memory: moves others until there is room, as
+    /// far as what is free can be brought together. One thread at a time calls it.
+    fn make_room(&self, _owners: &dyn Owners, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+        self.alloc_to_write(len_bytes, owner)
+    }
+
     /// Looks the whole structure over and says what is inconsistent. For tests, with no other thread in the pool.
     fn check(&self) -> Result<(), String>;
 }
@@ -158,8 +164,6 @@ pub(crate) enum Goal {
     Relief,
     /// Nothing more can be given back.
     Densest,
-    /// There is room for an object in a full pool: what is free lies together.
-    Room,
 }
 
 /// Who owns objects: a pool asks it where an object stands before and when it moves it.

@@ -82,6 +82,12 @@ fn content(owner: u64, version: u64, len_bytes: usize) -> Vec<u8> {
 
 fn store(pool: &dyn Pool, map: &Map, owner: u64, version: u64, len_bytes: usize) -> Result<(), Full> {
     let at = pool.alloc(len_bytes, owner)?;
+    put(pool, map, owner, version, (at, len_bytes));
+    Ok(())
+}
+
+/// Fills an object that was just allocated and puts it in the place of the owner's.
+fn put(pool: &dyn Pool, map: &Map, owner: u64, version: u64, (at, len_bytes): (Location, usize)) {
     // SAFETY: just allocated, and not yet in the map.
     unsafe { pool.write(at, &content(owner, version, len_bytes)) };
     let old = map.lock().insert(owner, Some((at, len_bytes)));
@@ -89,7 +95,6 @@ fn store(pool: &dyn Pool, map: &Map, owner: u64, version: u64, len_bytes: usize)
         // SAFETY: out of the map, so nobody else uses it.
         unsafe { pool.free(at, len_bytes) };
     }
-    Ok(())
 }
 
 fn discard(pool: &dyn Pool, map: &Map, owner: u64) {
@@ -353,4 +358,43 @@ fn objects_move_while_they_are_read_and_replaced() {
     assert!(moved.into_inner() > 0);
     let versions = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].read().expect("nobody panics")));
     verify(&*pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
+}
+
+/// Objects of one kind in the place of each other, in a pool that is as full as a store lets it be: what is free lies in
+/// holes that are too short, and has to be brought together.
+#[test]
+fn a_full_pool_takes_objects_while_enough_is_free() {
+    for (least, most) in [(1200, 2223), (200, 900), (2000, 4096), (1500, 1600), (1, 4096)] {
+        overwrite_in_a_full_pool(least, most);
+    }
+}
+
+fn overwrite_in_a_full_pool(least: u64, most: u64) {
+    const LIMIT: u64 = 16 << 20;
+    let Subject { pool, budget } = subject(PoolKind::Mosaic, LIMIT);
+    let map = Map::default();
+    let (mut owners, mut state) = (0, 1u64);
+    for version in 0..3 * LIMIT / least.midpoint(most) {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let len_bytes = (least + (state >> 32) % (most - least + 1)) as usize;
+        let Account { free_bytes, tail_bytes, .. } = pool.account();
+        let spare_bytes = budget.left_with(free_bytes + tail_bytes);
+        let owner = if spare_bytes >= LIMIT / 512 + most {
+            owners += 1;
+            owners
+        } else {
+            state % owners
+        };
+        let old_bytes = map.object(owner).map_or(0, |(_, len_bytes)| len_bytes);
+        if spare_bytes + (old_bytes as u64) < LIMIT / 512 + len_bytes as u64 {
+            continue;
+        }
+        if store(&*pool, &map, owner, version, len_bytes).is_err() {
+            let at = pool.make_room(&map, len_bytes, owner);
+            let at = at
+                .unwrap_or_else(|Full| panic!("{least} to {most}, {version}: {len_bytes} bytes, {:?}", pool.account()));
+            put(&*pool, &map, owner, version, (at, len_bytes));
+        }
+    }
+    pool.check().expect("consistent");
 }

@@ -48,7 +48,7 @@ pub type Slot = u64;
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
 /// What a pool takes for its first page at most: two pages, and what it knows them by.
-const FIRST_PAGE_BYTES: u64 = 3 * PAGE_SIZE as u64;
+const FIRST_PAGE_BYTES: u64 = 4 * PAGE_SIZE as u64;
 
 /// How a store is made. To be written as `Config { slots, ..Config::default() }`, since later versions may have more fields.
 #[derive(Clone, Debug)]
@@ -154,9 +154,8 @@ pub struct Store<L: EntryLock = Hazard> {
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
-    /// Kept for those who replace an object: each holder of a stream needs room for its new object before its old one is
-    /// free, and a part of what is free is lost between objects.
-    swap_bytes: u64,
+    /// What the streams should have that threads on all CPUs want: new pages leave so much.
+    streams_bytes: u64,
 }
 
 impl<L: EntryLock> fmt::Debug for Store<L> {
@@ -180,24 +179,26 @@ impl<L: EntryLock> Store<L> {
     pub fn with_strategy(config: Config) -> Result<Self, NewError> {
         let Config { slots, codec, train, memory_limit, streams, pool } = config;
         let too_large = |source| NewError::TooLarge { slots, source };
-        let budget = Arc::new(Budget::new(memory_limit));
         let training = if train { Training::new(&*codec, Plan::USUAL) } else { None };
         let streams = Streams::new(codec, streams, L::PINS);
+        let budget = Arc::new(Budget::for_streams(memory_limit, streams.len()));
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
         let objects = slots.saturating_add((streams.len() + streams.retired_max()) as u64);
         let pool = pool.make(objects, slots, Arc::clone(&budget)).map_err(too_large)?;
         let table = Table::new(slots).ok_or_else(|| too_large(io::ErrorKind::OutOfMemory.into()))?;
         let base_bytes = table.root_bytes() + streams.base_bytes() + size_of::<CachePadded<Share>>() as u64;
         let empty_bytes = base_bytes + pool.account().held_bytes;
-        // Of the limit 1/16 each is kept for moving and swapping, 1/64 for overwriting.
-        let needed = (empty_bytes + streams.one_bytes() + Table::<L>::FIRST_BYTES + FIRST_PAGE_BYTES) * 64 / 55 + 1;
+        // Of the limit 1/16 each is kept for moving and swapping, 1/64 each for overwriting and more streams, at most.
+        let one_bytes = streams.one_bytes();
+        let needed = (empty_bytes + one_bytes + Table::<L>::FIRST_BYTES + FIRST_PAGE_BYTES) * 64 / 54 + 1;
         let too_small = NewError::LimitTooSmall { limit: memory_limit, needed };
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
             return Err(too_small);
         }
-        let swap_bytes = ((streams.len() * 2 * PAGE_SIZE) as u64).max(memory_limit / 512).min(memory_limit / 16);
+        let more = (streams.useful() as u64 - 1).min(memory_limit / 64 / one_bytes.max(1));
+        let streams_bytes = (1 + more) * one_bytes;
         let core = Core::new(table, streams, pool);
-        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, swap_bytes })
+        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, streams_bytes })
     }
 
     /// How many slots there are.
@@ -224,7 +225,7 @@ impl<L: EntryLock> Store<L> {
     /// Puts `page` in the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
-        self.when_there_is_room(|| self.write_now(slot, page))
+        self.when_there_is_room(slot, || self.write_now(slot, page))
     }
 
     fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
@@ -262,7 +263,7 @@ impl<L: EntryLock> Store<L> {
     /// the store. It is called again, with the page as it is then, when there was no room for the first.
     pub fn update(&self, slot: Slot, mut change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.check_slot(slot)?;
-        self.when_there_is_room(|| self.update_now(slot, &mut change))
+        self.when_there_is_room(slot, || self.update_now(slot, &mut change))
     }
 
     fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
@@ -305,7 +306,7 @@ impl<L: EntryLock> Store<L> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
         let lock = || Ok(self.core.table.lock_or_make(slot, &self.budget)?);
-        let old = self.when_there_is_room(lock)?.replace(new);
+        let old = self.when_there_is_room(slot, lock)?.replace(new);
         self.replaced(old, new);
         self.free_unread(old);
         Ok(())
@@ -411,12 +412,22 @@ impl<L: EntryLock> Store<L> {
         locked.replace(entry);
     }
 
-    /// Tries once more what failed for want of room while a training took some of it. Neither may hold a stream or an entry.
-    fn when_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
-        match attempt() {
-            Err(Error::Full) if self.training.as_ref().is_some_and(|training| training.wait_for_end()) => attempt(),
-            done => done,
+    /// Tries once more what failed for want of room that others give back by themselves: a training, and, where the slot has
+    /// an object, those who have just replaced theirs. Neither may hold a stream or an entry.
+    fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        let mut done = attempt();
+        if let Err(Error::Full) = done
+            && self.training.as_ref().is_some_and(|training| training.wait_for_end())
+        {
+            done = attempt();
         }
+        if let Err(Error::Full) = done
+            && object_bytes(self.core.table.peek(slot)) > 0
+        {
+            self.core.streams.release_when_free(|word| self.core.free(Entry::decode(word)));
+            done = attempt();
+        }
+        done
     }
 
     fn check_slot(&self, slot: Slot) -> Result<(), Error> {
@@ -452,7 +463,7 @@ impl<L: EntryLock> Store<L> {
                 if !fits() {
                     return Err(Full);
                 }
-                self.core.make_room(alloc)?
+                self.core.make_room(len_bytes, slot)?
             }
         };
         Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } }.encode())
@@ -471,7 +482,7 @@ impl<L: EntryLock> Store<L> {
 
     /// Whether the limit is so near that nothing may be kept that could be given back.
     fn is_tight(&self) -> bool {
-        self.budget.left() < 2 * self.swap_bytes
+        self.budget.left() < 2 * self.budget.swap_bytes()
     }
 
     /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
@@ -480,13 +491,17 @@ impl<L: EntryLock> Store<L> {
     fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
         let left = self.budget.left();
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
-        let kept_bytes = self.swap_bytes + overwrite_bytes;
-        if grows_bytes == 0 || left >= kept_bytes + 2 * self.swap_bytes {
+        let swap_bytes = self.budget.swap_bytes();
+        let mut kept_bytes = swap_bytes;
+        if replaced_bytes == 0 {
+            kept_bytes +=
+                self.budget.overwrite_bytes() + self.streams_bytes.saturating_sub(self.core.streams.used_bytes());
+        }
+        if grows_bytes == 0 || left >= kept_bytes + 2 * swap_bytes {
             return true;
         }
         let account = self.core.pool.account();
-        left + account.free_bytes + account.tail_bytes >= kept_bytes + grows_bytes
+        self.budget.left_with(account.free_bytes + account.tail_bytes) >= kept_bytes + grows_bytes
     }
 
     fn sums(&self) -> Sums {

@@ -1,28 +1,30 @@
 //! Compression streams: a codec's working state, lent to one thread at a time.
 //!
-//! The default is some a CPU: a thread takes one of the CPU it runs on. If the first is taken (the thread that has it was
-//! preempted or moved), it takes the next free one, of this CPU and then of others; only when every stream is taken does
-//! it wait. A thread that is moved while it holds a stream keeps it: who holds a stream is decided by its pin alone, the
-//! CPU only says where to look first. Streams are made when first taken; where the memory limit forbids that, one that is
-//! there has to do. A holder waits for no other stream, so the
+//! The default is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken (the thread that has it
+//! was preempted or moved), it takes another that is free; only when every stream is taken does it wait. A thread that is
+//! moved while it holds a stream keeps it: who holds a stream is decided by its pin alone, the CPU only says where to look
+//! first. Streams are made when first taken; where the memory limit forbids that, one that is there has to do. CPUs share
+//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one stream. A holder waits for no other stream, so the
 //! stream comes back in bounded time; it may wait for an entry, whose holder needs no stream that it does not yet have.
 #![allow(unsafe_code)] // the working state belongs to whoever holds the pin of its number
 
 use std::{
     cell::UnsafeCell,
+    iter,
     ops::RangeInclusive,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     counters::Share,
     cpus::Cpus,
     pins::{Pin, Pins},
@@ -42,6 +44,11 @@ pub enum StreamPolicy {
     #[default]
     PerCpu,
 }
+
+/// Threads that find the stream of their CPU taken so often within so many milliseconds come apart: there is one more stream for
+/// CPUs to share.
+const CROWDED: u64 = 8;
+const CROWDED_MS: u128 = 16;
 
 /// More threads than CPUs run into streams whose holders were preempted; with one a CPU they would wait for those or take
 /// other CPUs' streams. With ten jobs on two CPUs four measured
@@ -90,6 +97,7 @@ pub(crate) struct Streams {
     pins: Pins<Desk>,
     retired_batch: usize,
     retired_capacity: usize,
+    one_bytes: u64,
     used_bytes: AtomicU64,
 }
 
@@ -109,15 +117,71 @@ unsafe impl Sync for Streams {}
 enum Queue {
     Single(Mutex<()>),
     Idle { numbers: Mutex<Vec<usize>>, returned: Condvar },
-    PerCpu { cpus: Cpus, crowd: Crowd },
+    PerCpu { homes: Homes, crowd: CachePadded<Crowd> },
 }
 
-/// Threads that found every stream taken.
-#[derive(Default)]
+/// The streams that threads take first: CPU `n` has stream `n % active`.
+struct Homes {
+    cpus: Cpus,
+    active: AtomicUsize,
+    /// Streams from here on have never been taken.
+    end: AtomicUsize,
+}
+
+/// Threads that found a stream taken.
 struct Crowd {
+    since: Instant,
+    /// How many milliseconds after `since` the last one did, in steps of [`CROWDED_MS`], and in the low byte how many did then.
+    met: AtomicU64,
+    /// Those that found every stream taken.
     waiting: AtomicUsize,
     lock: Mutex<()>,
     returned: Condvar,
+}
+
+impl Homes {
+    fn new() -> Self {
+        Self { cpus: Cpus::new(), active: AtomicUsize::new(1), end: AtomicUsize::new(0) }
+    }
+
+    /// The stream of the CPU that this thread runs on.
+    #[inline]
+    fn home(&self) -> usize {
+        let (cpu, active) = (self.cpus.current(), self.active.load(Relaxed));
+        if active == self.cpus.count() { cpu } else { cpu % active }
+    }
+
+    /// All streams of `count`, `home` first, then those that are nobody's home, then others' homes, and last those that are not
+    /// made yet.
+    fn in_turn(&self, home: usize, count: usize) -> impl Iterator<Item = usize> {
+        let end = self.end.load(Relaxed);
+        let active = self.active.load(Relaxed).min(end);
+        let more = end - active;
+        let spare = (0..more).map(move |step| active + (home + step) % more);
+        let others = (1..active).map(move |step| (home + step) % active);
+        iter::once(home).chain(spare).chain(others).chain(end..count)
+    }
+}
+
+impl Crowd {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            met: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            lock: Mutex::default(),
+            returned: Condvar::new(),
+        }
+    }
+
+    /// Counts that a thread found the stream of its CPU taken. Whether there are too few of them: some counts may get lost.
+    fn meet(&self) -> bool {
+        let step = (self.since.elapsed().as_millis() / CROWDED_MS) as u64;
+        let met = self.met.load(Relaxed);
+        let count = if met >> 8 == step { (met & 0xff) + 1 } else { 1 };
+        self.met.store((step << 8) | (count % CROWDED), Relaxed);
+        count == CROWDED
+    }
 }
 
 /// A stream that this thread holds; dropping it gives the stream back.
@@ -180,27 +244,30 @@ impl Streams {
     /// Streams of `codec` by `policy`, none made yet. `keeps`: they keep what writers take out of slots until no pin names
     /// it.
     pub(crate) fn new(codec: Arc<dyn Codec>, policy: StreamPolicy, keeps: bool) -> Self {
-        let cpus = Cpus::new();
-        let count = match policy {
-            StreamPolicy::Single => 1,
-            StreamPolicy::Idle(count) => count.clamp(1, IDLE_MAX),
-            StreamPolicy::PerCpu => cpus.count() * STREAMS_PER_CPU,
-        };
-        let queue = match policy {
-            StreamPolicy::Single => Queue::Single(Mutex::default()),
-            StreamPolicy::Idle(_) => {
-                Queue::Idle { numbers: Mutex::new((0..count).collect()), returned: Condvar::new() }
+        let (count, queue) = match policy {
+            StreamPolicy::Single => (1, Queue::Single(Mutex::default())),
+            StreamPolicy::Idle(count) => {
+                let count = count.clamp(1, IDLE_MAX);
+                (count, Queue::Idle { numbers: Mutex::new((0..count).collect()), returned: Condvar::new() })
             }
-            StreamPolicy::PerCpu => Queue::PerCpu { cpus, crowd: Crowd::default() },
+            StreamPolicy::PerCpu => {
+                let homes = Homes::new();
+                let count = homes.cpus.count() * STREAMS_PER_CPU;
+                (count, Queue::PerCpu { homes, crowd: CachePadded::new(Crowd::new()) })
+            }
         };
         let retired_batch = count.clamp(*RETIRED_BATCH.start(), *RETIRED_BATCH.end());
+        // A pin keeps one object at most, so this many are never outgrown.
+        let retired_capacity = if keeps { retired_batch + count } else { 0 };
+        let own_bytes = (2 * PAGE_SIZE + retired_capacity * size_of::<u64>()) as u64;
+        let one_bytes = codec.stream().map_or(0, |stream| stream.memory_bytes() as u64 + own_bytes);
         Self {
             codec,
             queue,
             pins: Pins::new(count),
-            // A pin keeps one object at most, so this many are never outgrown.
             retired_batch,
-            retired_capacity: if keeps { retired_batch + count } else { 0 },
+            retired_capacity,
+            one_bytes,
             used_bytes: AtomicU64::new(0),
         }
     }
@@ -226,7 +293,7 @@ impl Streams {
 
     /// Bytes of the streams' places, made or not.
     pub(crate) fn base_bytes(&self) -> u64 {
-        let cpus_bytes = if let Queue::PerCpu { cpus, .. } = &self.queue { cpus.bytes() } else { 0 };
+        let cpus_bytes = if let Queue::PerCpu { homes, .. } = &self.queue { homes.cpus.bytes() } else { 0 };
         self.pins.bytes() + cpus_bytes
     }
 
@@ -239,8 +306,8 @@ impl Streams {
     // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more than the rest.
     #[inline(always)]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
-        if let Queue::PerCpu { cpus, crowd } = &self.queue
-            && let Some(pin) = self.pins.try_take(cpus.current() * STREAMS_PER_CPU, word)
+        if let Queue::PerCpu { homes, crowd } = &self.queue
+            && let Some(pin) = self.pins.try_take(homes.home(), word)
         {
             return self.made(pin, Lease::PerCpu(crowd), word, budget);
         }
@@ -251,10 +318,7 @@ impl Streams {
     #[inline(never)]
     fn take_in_turn(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
         let (pin, lease) = match &self.queue {
-            Queue::PerCpu { cpus, crowd } => {
-                let home = cpus.current() * STREAMS_PER_CPU;
-                (self.take_any(home, word, crowd), Lease::PerCpu(crowd))
-            }
+            Queue::PerCpu { homes, crowd } => (self.take_any(homes, word, crowd), Lease::PerCpu(crowd)),
             Queue::Single(turn) => {
                 let turn = lock(turn);
                 (self.take_number(0, word), Lease::Single { _turn: turn })
@@ -284,6 +348,9 @@ impl Streams {
             Ok(made) => {
                 // SAFETY: this thread holds the pin, and there is no other reference.
                 unsafe { *taken.desk.working.get() = Some(made) };
+                if let Queue::PerCpu { homes, .. } = &self.queue {
+                    homes.end.fetch_max(taken.pin.number() + 1, Relaxed);
+                }
                 Ok(taken)
             }
             Err(Full) => {
@@ -312,10 +379,15 @@ impl Streams {
         })
     }
 
-    /// Takes the first free stream from `home` on, waiting for one if need be.
+    /// Takes a free stream that is not the CPU's own, waiting for one if need be.
     #[cold]
-    fn take_any(&self, home: usize, word: u64, crowd: &Crowd) -> Pin<'_> {
-        let find = || (0..self.len()).find_map(|step| self.pins.try_take((home + step) % self.len(), word));
+    fn take_any(&self, homes: &Homes, word: u64, crowd: &Crowd) -> Pin<'_> {
+        let active = homes.active.load(Relaxed);
+        if crowd.meet() && active < homes.cpus.count() {
+            // Whoever was faster has done it for both.
+            _ = homes.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
+        }
+        let find = || homes.in_turn(homes.home(), self.len()).find_map(|number| self.pins.try_take(number, word));
         if let Some(pin) = find() {
             return pin;
         }
@@ -370,6 +442,12 @@ impl Streams {
         }
     }
 
+    /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The caller holds none.
+    #[cold]
+    pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {
+        self.visit(|working| self.pins.release(&mut working.retired, &mut free));
+    }
+
     /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
     /// held a stream before the call has given it back once after.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
@@ -388,20 +466,24 @@ impl Streams {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Bytes of a stream that is made; 0 if there is no memory for one.
+    /// Bytes of a stream that is made; 0 if there was no memory for one.
     pub(crate) fn one_bytes(&self) -> u64 {
-        self.codec.stream().map_or(0, |stream| self.bytes_with(&*stream))
+        self.one_bytes
     }
 
-    fn bytes_with(&self, stream: &dyn Stream) -> u64 {
-        (stream.memory_bytes() + 2 * PAGE_SIZE + self.retired_capacity * size_of::<u64>()) as u64
+    /// How many streams are of use at once: one a CPU, or as many as the policy says.
+    pub(crate) fn useful(&self) -> usize {
+        if let Queue::PerCpu { .. } = self.queue { self.len() / STREAMS_PER_CPU } else { self.len() }
     }
 
+    /// Makes a working state; without the memory for it, at once.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
-        let stream = self.codec.stream().map_err(|_| Full)?;
-        let bytes = self.bytes_with(&*stream);
-        budget.take(bytes)?;
-        self.used_bytes.fetch_add(bytes, Relaxed);
+        budget.take_for(Purpose::Keep, self.one_bytes)?;
+        let stream = self.codec.stream().map_err(|_| {
+            budget.give(self.one_bytes);
+            Full
+        })?;
+        self.used_bytes.fetch_add(self.one_bytes, Relaxed);
         Ok(Working {
             stream,
             object: Box::new([0; PAGE_SIZE]),
@@ -419,6 +501,7 @@ mod tests {
     use pagefold_codec::Lz4;
 
     use super::*;
+    use crate::cpus::fake;
 
     fn streams(policy: StreamPolicy) -> Streams {
         Streams::new(Arc::new(Lz4), policy, true)
@@ -468,6 +551,47 @@ mod tests {
         assert_ne!(both.0.pin.number(), both.1.pin.number());
         assert_eq!(streams.used_bytes(), 2 * one);
         assert_eq!(budget.used(), 2 * one);
+    }
+
+    #[test]
+    fn threads_that_meet_come_apart() {
+        fake::set_machine(0..4, 4);
+        let streams = streams(StreamPolicy::PerCpu);
+        let budget = Budget::new(u64::MAX);
+        let number_on = |cpu| {
+            fake::run_on(cpu);
+            streams.take(0, &budget).expect("no limit").pin.number()
+        };
+        assert_eq!([0, 1, 2, 3].map(number_on), [0; 4]);
+        let one = streams.used_bytes();
+        fake::run_on(0);
+        let first = streams.take(0, &budget).expect("no limit");
+        let Queue::PerCpu { homes, .. } = &streams.queue else { unreachable!("the policy") };
+        // They meet for longer than a step of the clock, if it is a slow machine.
+        let met = (1..1000).find(|_| {
+            assert_eq!(number_on(1), 1, "another that is free");
+            homes.active.load(Relaxed) > 1
+        });
+        assert!(met >= Some(CROWDED as usize), "{met:?}");
+        drop(first);
+        assert_eq!([0, 1, 2, 3].map(number_on), [0, 1, 0, 1]);
+        assert_eq!(streams.used_bytes(), 2 * one);
+    }
+
+    #[test]
+    fn who_finds_a_stream_taken_makes_none_while_another_is_free() {
+        fake::set_machine(0..4, 4);
+        let streams = streams(StreamPolicy::PerCpu);
+        let budget = Budget::new(u64::MAX);
+        fake::run_on(0);
+        let take = || streams.take(0, &budget).expect("no limit");
+        let held = [take(), take(), take()];
+        assert_eq!(held.each_ref().map(|taken| taken.pin.number()), [0, 1, 2]);
+        let [zero, one, two] = held;
+        drop(one);
+        assert_eq!(take().pin.number(), 1);
+        drop((zero, two));
+        assert_eq!(take().pin.number(), 0);
     }
 
     #[test]

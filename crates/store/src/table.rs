@@ -181,7 +181,7 @@ impl<T> Lazy<T> {
         if let Some(there) = self.get() {
             return Ok(there);
         }
-        budget.take_for(Purpose::Table, bytes)?;
+        budget.take_for(Purpose::Keep, bytes)?;
         let mut place = Vec::new();
         if place.try_reserve_exact(1).is_err() {
             budget.give(bytes);

@@ -35,7 +35,14 @@ use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
 use crate::{
-    Stats, budget::Budget, compaction::Core, entry::Entry, heap, lock::EntryLock, store::read, sync::wait_for,
+    Stats,
+    budget::{Budget, Purpose},
+    compaction::Core,
+    entry::Entry,
+    heap,
+    lock::EntryLock,
+    store::read,
+    sync::wait_for,
 };
 
 /// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
@@ -229,7 +236,7 @@ impl Training {
     }
 
     fn take(&self, budget: &Budget, bytes: u64) -> bool {
-        let taken = budget.take(bytes).is_ok();
+        let taken = budget.take_for(Purpose::Keep, bytes).is_ok();
         if taken {
             self.held_bytes.fetch_add(bytes, Relaxed);
         }

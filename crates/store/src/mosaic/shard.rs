@@ -5,8 +5,9 @@
 //!        else two pieces: the longest free block that is too short, whole, and the shortest that fits the rest
 //!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
 //!        segment is opened
+//!        and where no memory is left, the longest free block that is too short and the rest in the open segment
 //! move to make room in a full store: the same, but an object that lay in two pieces is cut again, a hole and the rest in
-//!        the open segment, before more is taken for it
+//!        the open segment, before more is taken for it; and one that is longer than the open segment's end is cut there
 //! free:  join the block with free neighbours; give the segment back if nothing else is in it
 //! ```
 //!
@@ -58,6 +59,8 @@ enum State {
     Open,
     /// Filled, with holes.
     Closed,
+    /// The same, filled since a thread began to make room in a full store: emptying it would only go in circles.
+    Packed,
     /// No block is taken in it, and its free blocks are not listed.
     Emptying,
 }
@@ -93,8 +96,8 @@ pub(super) struct Shard {
     /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
     /// whose end something was left, which come to their turn again.
     pub(super) paused: VecDeque<Emptying>,
-    /// Whether a segment is being emptied in a full store: what is taken for that is not for new objects.
-    pub(super) makes_room: bool,
+    /// Whether a thread makes room in a full store: what it brings together is not for others.
+    makes_room: bool,
     /// How often threads that allocate here have waited for each other of late.
     pub(super) crowd: u32,
     budget: Arc<Budget>,
@@ -122,6 +125,8 @@ pub(super) struct Wanted {
     pub(super) owner: u64,
     /// Whether it is about to be written: its lines are asked for as soon as it is known which they are.
     pub(super) writes: bool,
+    /// Whether it is wanted by the thread that makes room.
+    pub(super) makes_room: bool,
 }
 
 /// An object with a block in a segment that is being emptied.
@@ -139,7 +144,7 @@ fn segment_of(at: u32) -> u32 {
 impl Shard {
     /// An empty shard with address space for `segments_max` segments.
     pub(super) fn new(segments_max: u32, budget: Arc<Budget>) -> Result<Self, Full> {
-        budget.take(Self::base_bytes())?;
+        budget.take_for(Purpose::Keep, Self::base_bytes())?;
         let Some(bins) = Bins::new() else {
             budget.give(Self::base_bytes());
             return Err(Full);
@@ -210,10 +215,11 @@ impl Shard {
     pub(super) fn alloc(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
         match self.fit(blocks, wanted) {
             Some(at) => Ok(at),
-            None if self.makes_room => Err(Full),
+            None if self.makes_room && !wanted.makes_room => Err(Full),
             None => {
                 let need = blocks.whole_len(wanted.len_bytes);
-                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, Purpose::Store)?;
+                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, Purpose::Store);
+                let at = at.or_else(|Full| self.alloc_at_end(blocks, wanted, Purpose::Store))?;
                 if wanted.writes {
                     blocks.prefetch_all(at, need);
                 }
@@ -228,16 +234,36 @@ impl Shard {
         if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
         }
+        if in_two && let Ok(at) = self.alloc_at_end(blocks, wanted, Purpose::Move) {
+            return Ok(at);
+        }
         let Wanted { len_bytes, owner, .. } = wanted;
         let need = blocks.whole_len(len_bytes);
-        let hole = if in_two { self.bins.longest_below(blocks, need, PIECE_MIN) } else { None };
-        let Some((first, first_len)) = hole else {
+        let end = if self.open == NIL { 0 } else { SEGMENT - self.segments[self.open as usize].top };
+        if end >= need || end < PIECE_MIN {
             return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move);
-        };
+        }
+        // Nothing is left unused between two segments: all that was free in those that are emptied comes together.
+        let rest_len = blocks.second_len(len_bytes - blocks.first_room(end));
+        let first = self.extend(blocks, Kind::First, end, owner, Purpose::Move)?;
+        let second = self
+            .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
+            .inspect_err(|_| self.free_block(blocks, first))?;
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Ok(first)
+    }
+
+    /// Takes the longest free block that is too short and the rest in the open segment.
+    #[cold]
+    fn alloc_at_end(&mut self, blocks: &Blocks, wanted: Wanted, purpose: Purpose) -> Result<u32, Full> {
+        let Wanted { len_bytes, owner, .. } = wanted;
+        let need = blocks.whole_len(len_bytes);
+        let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN).ok_or(Full)?;
         self.bins.remove(blocks, first, first_len);
         let rest_len = blocks.second_len(len_bytes - blocks.first_room(first_len));
         let second = self
-            .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
+            .extend(blocks, Kind::Second, rest_len, owner, purpose)
             .inspect_err(|_| self.bins.insert(blocks, first, first_len))?;
         self.carve(blocks, first, first_len, first_len, Kind::First, owner);
         blocks.put_link(first, second);
@@ -246,7 +272,7 @@ impl Shard {
     }
 
     fn alloc_in_two(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
-        let Wanted { len_bytes, owner, writes } = wanted;
+        let Wanted { len_bytes, owner, writes, .. } = wanted;
         let need = blocks.whole_len(len_bytes);
         let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN.max(need / PIECE_PART))?;
         self.bins.remove(blocks, first, first_len);
@@ -292,19 +318,19 @@ impl Shard {
 
     /// Takes `need` bytes that were never used.
     fn extend(&mut self, blocks: &Blocks, kind: Kind, need: u32, owner: u64, purpose: Purpose) -> Result<u32, Full> {
-        if self.open != NIL && SEGMENT - self.segments[self.open as usize].top < need {
-            self.close(blocks, purpose);
-        }
-        if self.open == NIL {
-            self.open = self.unused_segment(purpose)?;
-        }
-        let number = self.open;
+        let is_open = self.open != NIL && SEGMENT - self.segments[self.open as usize].top >= need;
+        let number = if is_open { self.open } else { self.unused_segment(purpose)? };
         let top = self.segments[number as usize].top;
         if let Err(full) = self.hold(blocks, number, top + need, purpose) {
             if top == 0 {
                 self.release(blocks, number);
             }
             return Err(full);
+        }
+        // Only now: what is left of the open segment may be all that there is.
+        if !is_open {
+            self.close(blocks, purpose);
+            self.open = number;
         }
         self.segments[number as usize].top = top + need;
         self.live_bytes += u64::from(need);
@@ -315,7 +341,9 @@ impl Shard {
 
     /// Accounts for the memory of the segment's first `end` bytes.
     fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
-        let step = if self.segments.len() >= LARGE { HOLD_LARGE } else { HOLD_SMALL };
+        // What moves gives as much back as it takes, or as little less as can be.
+        let is_large = self.segments.len() >= LARGE && purpose == Purpose::Store;
+        let step = if is_large { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
         for step in [step, HOLD_SMALL] {
             let more = end.next_multiple_of(step).saturating_sub(held);
@@ -332,14 +360,19 @@ impl Shard {
         Err(Full)
     }
 
-    /// Makes what is left of the open segment a free block.
+    /// Makes what is left of the open segment, if there is one, a free block.
     fn close(&mut self, blocks: &Blocks, purpose: Purpose) {
         let number = self.open;
+        if number == NIL {
+            return;
+        }
         let top = self.segments[number as usize].top;
         self.open = NIL;
-        self.segments[number as usize].state = State::Closed;
+        self.segments[number as usize].state = self.closed();
         // At the limit, as much of it as is already held.
-        let _ = self.hold(blocks, number, SEGMENT, purpose);
+        if purpose == Purpose::Store {
+            let _ = self.hold(blocks, number, SEGMENT, purpose);
+        }
         let segment = &mut self.segments[number as usize];
         let rest = segment.held - top;
         if rest >= BLOCK_MIN {
@@ -347,6 +380,20 @@ impl Shard {
             segment.free += rest;
             self.free_bytes += u64::from(rest);
             self.bins.insert(blocks, number * SEGMENT + top, rest);
+        }
+    }
+
+    fn closed(&self) -> State {
+        if self.makes_room { State::Packed } else { State::Closed }
+    }
+
+    /// Begins or ends to keep what segments' emptying brings together for the thread that makes room.
+    pub(super) fn set_makes_room(&mut self, makes_room: bool) {
+        self.makes_room = makes_room;
+        for segment in &mut self.segments {
+            if segment.state == State::Packed {
+                segment.state = State::Closed;
+            }
         }
     }
 
@@ -522,7 +569,7 @@ impl Shard {
             self.release(blocks, number);
             return;
         }
-        self.segments[number as usize].state = State::Closed;
+        self.segments[number as usize].state = self.closed();
         let mut run = None;
         self.each_block(blocks, number, |shard, at, len| {
             if blocks.kind(at) == Kind::Free {

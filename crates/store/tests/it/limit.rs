@@ -1,13 +1,17 @@
 //! What happens at the memory limit.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use pagefold_codec::{NAMES, by_name};
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Store};
+use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Page, Store, StreamPolicy};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::pages::mixed;
@@ -155,15 +159,22 @@ fn a_full_store_can_be_written_over() {
     store.check().expect("consistent");
 }
 
+/// A page whose object has about `len_bytes`.
+fn of_length(seed: u64, len_bytes: usize) -> Box<Page> {
+    let mut page = mixed(seed, 0xff);
+    page[len_bytes..].fill(0);
+    page
+}
+
+/// A page whose object has 1200 to 2223 bytes, or a few more.
+fn of_some_length(seed: u64) -> Box<Page> {
+    of_length(seed, 1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize)
+}
+
 /// Pages of one kind differ in length. In the place of each other they are all taken, however often, in a store that was
 /// filled with them.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
-    let of_some_length = |seed: u64| {
-        let mut page = mixed(seed, 0xff);
-        page[1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize..].fill(0);
-        page
-    };
     let store =
         Store::new(Config { slots: 1 << 16, memory_limit: 32 << 20, ..Config::default() }).expect("a small store");
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
@@ -190,5 +201,65 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
     assert_eq!(store.write(full_at, &of_some_length(full_at)), Err(Error::Full), "still full");
     let stats = store.stats();
     assert!(stats.spent_bytes > stats.mem_limit / 100 * 97, "{stats:?}");
+    store.check().expect("consistent");
+}
+
+/// Takes `streams` streams at once, as far as there may be as many.
+fn take_all_streams(store: &Store, streams: u64) {
+    thread::scope(|scope| {
+        for slot in 0..streams {
+            scope.spawn(move || store.update(slot, |_| thread::sleep(Duration::from_millis(50))));
+        }
+    });
+}
+
+/// Streams are made when they are first wanted, which may be when the store is full. What is kept for overwriting is not for
+/// them.
+#[test]
+fn streams_leave_what_is_kept_for_overwriting() {
+    let config = Config { slots: 1 << 16, memory_limit: 16 << 20, streams: StreamPolicy::Idle(8), ..Config::default() };
+    let store = Store::new(config).expect("a small store");
+    let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
+    let full_at = (0..1 << 16).find(is_full).expect("16 MiB do not hold 256");
+    take_all_streams(&store, 8);
+    for round in 1..=2 {
+        for slot in 0..full_at {
+            store.write(slot, &of_some_length(slot + round * 1_000_000)).expect("a page like those before");
+        }
+    }
+    store.check().expect("consistent");
+}
+
+/// Objects that were replaced are kept for a moment, for whoever reads them, and free only then.
+#[test]
+fn who_finds_no_room_waits_for_what_others_give_back() {
+    let config = Config { slots: 1 << 16, memory_limit: 8 << 20, streams: StreamPolicy::Idle(4), ..Config::default() };
+    let store = Store::new(config).expect("a small store");
+    take_all_streams(&store, 4);
+    let fill = |slot: &u64| store.write(*slot, &of_length(*slot, if *slot < 32 { PAGE_SIZE } else { 1200 })).is_err();
+    let full_at = (0..1 << 16).find(fill).expect("8 MiB do not hold 256");
+    let given_back = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let (begun, next) = mpsc::channel();
+        for thread in 0..3 {
+            let (store, given_back, begun) = (&store, &given_back, begun.clone());
+            scope.spawn(move || {
+                // So many stay with the stream, which the update then holds.
+                for slot in (1..8).map(|slot| 8 * thread + slot) {
+                    store.write(slot, &mixed(slot + 100, 0xff)).expect("as long as what it replaces");
+                }
+                let wait = |_: &mut Page| {
+                    begun.send(()).expect("it is waited for");
+                    thread::sleep(Duration::from_secs(2));
+                    given_back.fetch_add(1, Relaxed);
+                };
+                store.update(8 * thread, wait).expect("as long as what it replaces");
+            });
+            next.recv().expect("it begins");
+        }
+        let refused = (32..full_at).find(|&slot| store.write(slot, &of_length(slot, 1500)).is_err());
+        assert!(refused.is_some(), "not all can become longer");
+        assert_eq!(given_back.load(Relaxed), 3, "refused before others had given back what they held");
+    });
     store.check().expect("consistent");
 }
