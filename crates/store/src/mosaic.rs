@@ -486,7 +486,7 @@ impl Mosaic {
             (shard.most_free() * (1 + u32::from(number == last)), number)
         };
         let (_, number) = self.parts().map(most_free).max()?;
-        let part = self.part(number).ok()?;
+        let part = self.shards[number].get()?;
         let mut emptying = self.lock(part).begin_emptying(&part.blocks, WORTH_ROOM)?;
         // One by one: each gives back what the next may need.
         let mut found = [Resident::default(); 1];

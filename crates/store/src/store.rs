@@ -156,6 +156,8 @@ pub struct Store<L: EntryLock = Hazard> {
     base_bytes: u64,
     /// What the streams should have that threads on all CPUs want: new pages leave so much.
     streams_bytes: u64,
+    /// With so much left nothing that is kept is near.
+    ample_bytes: u64,
 }
 
 impl<L: EntryLock> fmt::Debug for Store<L> {
@@ -197,8 +199,18 @@ impl<L: EntryLock> Store<L> {
         }
         let more = (streams.useful() as u64 - 1).min(memory_limit / 64 / one_bytes.max(1));
         let streams_bytes = (1 + more) * one_bytes;
+        let ample_bytes = 3 * budget.swap_bytes() + budget.overwrite_bytes() + streams_bytes;
         let core = Core::new(table, streams, pool);
-        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, streams_bytes })
+        Ok(Self {
+            core,
+            loose: CachePadded::default(),
+            training,
+            budget,
+            slots,
+            base_bytes,
+            streams_bytes,
+            ample_bytes,
+        })
     }
 
     /// How many slots there are.
@@ -415,10 +427,16 @@ impl<L: EntryLock> Store<L> {
     /// Tries once more what failed for want of room that others give back by themselves: a training, and, where the slot has
     /// an object, those who have just replaced theirs. Neither may hold a stream or an entry.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
-        let mut done = attempt();
-        if let Err(Error::Full) = done
-            && self.training.as_ref().is_some_and(|training| training.wait_for_end())
-        {
+        match attempt() {
+            Err(Error::Full) => self.wait_for_room(slot, attempt),
+            done => done,
+        }
+    }
+
+    #[cold]
+    fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        let mut done = Err(Error::Full);
+        if self.training.as_ref().is_some_and(|training| training.wait_for_end()) {
             done = attempt();
         }
         if let Err(Error::Full) = done
@@ -490,12 +508,15 @@ impl<L: EntryLock> Store<L> {
     /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
     fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
         let left = self.budget.left();
+        if left >= self.ample_bytes {
+            return true;
+        }
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
         let swap_bytes = self.budget.swap_bytes();
         let mut kept_bytes = swap_bytes;
         if replaced_bytes == 0 {
-            kept_bytes +=
-                self.budget.overwrite_bytes() + self.streams_bytes.saturating_sub(self.core.streams.used_bytes());
+            let streams_bytes = self.streams_bytes.saturating_sub(self.core.streams.used_bytes());
+            kept_bytes += self.budget.overwrite_bytes() + streams_bytes;
         }
         if grows_bytes == 0 || left >= kept_bytes + 2 * swap_bytes {
             return true;
