@@ -40,7 +40,8 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
         let _ = store.update(slot, |page| page[0] ^= 1);
     }
     let stats = store.stats();
-    assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 9 / 10, "{stats:?}");
+    // A sixteenth is kept for moving objects, and on a machine with many CPUs another for swapping them.
+    assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 7 / 8 - (32 << 10), "{stats:?}");
     store.check().expect("consistent");
 
     for slot in 0..full_at / 2 {
