@@ -4,9 +4,9 @@
 //! |----------|-----------------------------------|-------------------------------------------------------------|
 //! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                                      |
 //! | soft     | above                             | one thread for all stores of the process, made when needed  |
-//! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, and each writer [`HELP_OBJECTS`] a write       |
+//! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer, [`HELP_OBJECTS`] a write          |
 //!
-//! They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
+//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
 //! so that what was free in them lies together. An object moves while its entry is held, for the time of a copy: a reader never waits for
 //! more, and with the default strategy not even for that.
 #![allow(unsafe_code)] // frees objects that are in no entry
