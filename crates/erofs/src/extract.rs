@@ -1,16 +1,20 @@
 //! Extracting an image into a directory.
 //!
 //! ```text
-//! 1. walk        directories are made, empty and for the owner alone; files are listed, by directory
+//! 1. walk        directories are made, those in the target for the owner alone; files are listed, by directory
 //! 2. files       threads make and fill files, links and devices, a batch of one directory at a time, while the walk goes on;
-//!                a long file is filled by all who have nothing else to do
+//!                a long file is filled by all who have nothing else to do; one thread alone makes them during the walk
 //! 3. hard links  further names of files
 //! 4. directories owners, modes, xattrs, times, the deepest first
 //! ```
 //!
+//! Nobody else gets to what is made before all in it is as it should be: a directory in the target gets its mode last, and keeps others out until then. What
+//! is further below has its own mode from the start, so that most directories need no more than a time, by name.
+//!
 //! Nothing is written outside the target: every directory is one that step 1 made (an existing name is an error) and is
 //! opened name by name from the target without following links; names have no slash and are not `..`.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
@@ -38,6 +42,8 @@ const BATCH: usize = 64;
 const MAX_WAITING: usize = 256;
 /// Longer paths are not taken by a system call.
 const PATH_BYTES: usize = 4096;
+/// Directories that are kept open, besides the target.
+const MAX_OPEN: usize = 8;
 /// How directories are opened.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Problems that a report holds.
@@ -131,10 +137,17 @@ struct Filled {
     problems: Vec<(PathId, Error)>,
 }
 
+/// A directory that was made.
+struct Directory {
+    path: PathId,
+    inode: Inode,
+    has_mode: bool,
+}
+
 /// The walk through an image that is extracted.
 struct Extraction<'a> {
     target: &'a Target<'a>,
-    directories: Vec<(PathId, Inode)>,
+    directories: Vec<Directory>,
     /// Files of the directory that the walk is in.
     batch: Option<Batch>,
     /// Those whose paths are too long to be told a thread.
@@ -143,8 +156,8 @@ struct Extraction<'a> {
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
-    /// The directory whose children are being made or finished.
-    open: Option<(PathId, OwnedFd)>,
+    /// Directories whose children are being made or finished, and some that these are in. The one used last is the last.
+    open: Vec<(PathId, OwnedFd)>,
     /// Content on its way.
     buffer: Vec<u8>,
 }
@@ -155,6 +168,8 @@ struct Made {
     owner: Option<(u32, u32)>,
     /// Bits that a mode asked for may lose.
     lost_mode: u16,
+    /// Directories get a bit that their modes may not have (`S_ISGID`).
+    passes_group_on: bool,
 }
 
 impl Made {
@@ -165,12 +180,14 @@ impl Made {
         let certain = |stat: &rustix::fs::Stat| {
             (stat.st_uid, stat.st_gid) == ours && !Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID)
         };
-        let owner = rustix::fs::fstat(root).ok().filter(certain).map(|_| ours);
+        let stat = rustix::fs::fstat(root).ok();
+        let owner = stat.filter(certain).map(|_| ours);
+        let passes_group_on = stat.is_none_or(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
         // An ACL for new files takes the place of the mask.
         let acl = rustix::fs::fgetxattr(root, "system.posix_acl_default", &mut [0; 0]).is_ok();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok());
-        Self { owner, lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 } }
+        Self { owner, lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 }, passes_group_on }
     }
 
     fn has_owner(&self, inode: &Inode) -> bool {
@@ -181,6 +198,11 @@ impl Made {
     fn mode(&self, inode: &Inode) -> Option<Mode> {
         let mode = inode.permissions();
         (mode & self.lost_mode == 0).then(|| Mode::from_raw_mode(mode.into()))
+    }
+
+    /// As [`mode`](Self::mode), for a directory in which we make files.
+    fn directory_mode(&self, inode: &Inode) -> Option<Mode> {
+        self.mode(inode).filter(|mode| !self.passes_group_on && mode.contains(Mode::RWXU))
     }
 }
 
@@ -253,7 +275,7 @@ impl Image {
             first_path: HashMap::new(),
             links: Vec::new(),
             report: ExtractReport::default(),
-            open: None,
+            open: Vec::new(),
             buffer: Vec::new(),
         };
         let paths = std::thread::scope(|scope| {
@@ -262,7 +284,7 @@ impl Image {
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
             let _ = (1..target.threads).all(spawn);
             let paths = walk(self, &mut extraction)?;
-            extraction.end_batch();
+            extraction.end_batch(&paths);
             drop(finder);
             target.fill();
             Ok(paths)
@@ -285,8 +307,12 @@ impl Visitor for Extraction<'_> {
         if self.target.is_stopped() {
             return false;
         }
+        if step.inode.kind == FileKind::Directory {
+            // While its parent is open.
+            self.end_batch(paths);
+        }
         let Some((parent, name)) = paths.parent(step.path) else {
-            self.directories.push((step.path, step.inode.clone()));
+            self.directories.push(Directory { path: step.path, inode: step.inode.clone(), has_mode: false });
             return true;
         };
         let device = matches!(step.inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
@@ -303,11 +329,15 @@ impl Visitor for Extraction<'_> {
             }
             let listed = Listed { path: step.path, name: name.to_vec(), inode: step.inode.clone() };
             self.list(paths, parent, listed);
-            return true;
         }
-        match self.make_directory(paths, parent, name) {
-            Ok(()) => {
-                self.directories.push((step.path, step.inode.clone()));
+        true
+    }
+
+    fn found(&mut self, paths: &Paths, step: &Step) -> bool {
+        let Some((parent, name)) = paths.parent(step.path).filter(|_| !self.target.is_stopped()) else { return false };
+        match self.make_directory(paths, parent, name, &step.inode) {
+            Ok(has_mode) => {
+                self.directories.push(Directory { path: step.path, inode: step.inode.clone(), has_mode });
                 self.report.names += 1;
                 true
             }
@@ -338,40 +368,61 @@ impl ExtractReport {
 }
 
 impl Extraction<'_> {
-    /// An open directory: the one that was asked for last is kept.
+    /// An open directory: some that were asked for lately are kept.
     fn directory(&mut self, paths: &Paths, path: PathId) -> Result<&OwnedFd> {
-        let directory = match self.open.take() {
-            Some((open, directory)) if open == path => directory,
-            _ => open_directory(&self.target.root, &paths.names(path))?,
+        let kept = |path: PathId| self.open.iter().rposition(|(open, _)| *open == path);
+        let directory = match (kept(path), paths.parent(path)) {
+            (Some(at), _) => self.open.remove(at),
+            (None, Some((parent, name))) if let Some(at) = kept(parent) => {
+                let parent = self.open.remove(at);
+                let directory = open_in(&parent.1, name);
+                self.open.push(parent);
+                (path, directory?)
+            }
+            _ => (path, open_directory(&self.target.root, &paths.names(path))?),
         };
-        Ok(&self.open.insert((path, directory)).1)
+        if self.open.len() == MAX_OPEN {
+            self.open.remove(0);
+        }
+        Ok(&self.open.push_mut(directory).1)
     }
 
-    fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8]) -> Result<()> {
+    /// Makes a directory, and says whether it has its mode.
+    fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8], inode: &Inode) -> Result<bool> {
+        let mode = if parent == 0 { None } else { self.target.made.directory_mode(inode) };
         let parent = self.directory(paths, parent)?;
-        rustix::fs::mkdirat(parent, os(name), Mode::RWXU).map_err(failed("making a directory"))
+        rustix::fs::mkdirat(parent, os(name), mode.unwrap_or(Mode::RWXU)).map_err(failed("making a directory"))?;
+        Ok(mode.is_some())
     }
 
     /// Puts a file into the batch of its directory.
     fn list(&mut self, paths: &Paths, parent: PathId, file: Listed) {
         if self.batch.as_ref().is_none_or(|batch| batch.parent != parent || batch.files.len() == BATCH) {
-            self.end_batch();
-            self.batch = Some(Batch { parent, place: paths.names(parent).join(&b'/'), files: Vec::new() });
+            self.end_batch(paths);
+            self.batch = Some(Batch { parent, place: Vec::new(), files: Vec::new() });
         }
         if let Some(batch) = &mut self.batch {
             batch.files.push(file);
         }
     }
 
-    /// Hands over the files that are listed.
-    fn end_batch(&mut self) {
+    /// Makes the files that are listed, or hands them over.
+    fn end_batch(&mut self, paths: &Paths) {
         let Some(mut batch) = self.batch.take() else { return };
+        let target = self.target;
+        if target.threads == 1 {
+            let mut buffer = std::mem::take(&mut self.buffer);
+            target.fill_directory(batch.parent, self.directory(paths, batch.parent), &batch.files, &mut buffer);
+            self.buffer = buffer;
+            return;
+        }
+        batch.place = paths.names(batch.parent).join(&b'/');
         if batch.place.len() >= PATH_BYTES {
             // Paths get as long as an image likes, and there may be as many.
             batch.place = Vec::new();
             self.deep.push(batch);
-        } else if let Some(Job::Batch(batch)) = self.target.jobs.offer(Job::Batch(batch), MAX_WAITING) {
-            self.target.fill_batch(&batch, &mut self.buffer);
+        } else if let Some(Job::Batch(batch)) = target.jobs.offer(Job::Batch(batch), MAX_WAITING) {
+            target.fill_batch(&batch, &mut self.buffer);
         }
     }
 
@@ -415,19 +466,28 @@ impl Extraction<'_> {
     }
 
     fn finish_directories(&mut self, paths: &Paths) {
-        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
-            if let Err(error) = self.finish_directory(paths, path, &inode) {
-                self.failed(paths, path, error);
+        for directory in std::mem::take(&mut self.directories).into_iter().rev() {
+            if let Err(error) = self.finish_directory(paths, &directory) {
+                self.failed(paths, directory.path, error);
             }
         }
     }
 
-    fn finish_directory(&mut self, paths: &Paths, path: PathId, inode: &Inode) -> Result<()> {
-        let directory = match paths.parent(path) {
-            Some((parent, name)) => open_in(self.directory(paths, parent)?, name)?,
-            None => self.target.root.try_clone().map_err(Error::io("opening the target"))?,
+    fn finish_directory(&mut self, paths: &Paths, directory: &Directory) -> Result<()> {
+        let Directory { path, inode, has_mode } = directory;
+        let target = self.target;
+        let open = match paths.parent(*path) {
+            Some((parent, name)) => {
+                let parent = self.directory(paths, parent)?;
+                if *has_mode && (!target.options.xattrs || target.image.xattrs(inode)?.is_empty()) {
+                    target.set_owner(inode, parent, name)?;
+                    return set_times(inode, parent, name);
+                }
+                open_in(parent, name)?
+            }
+            None => target.root.try_clone().map_err(Error::io("opening the target"))?,
         };
-        self.target.finish(inode, &OsFile::from(directory), false)
+        target.finish(inode, &OsFile::from(open), *has_mode)
     }
 }
 
@@ -471,17 +531,24 @@ impl Target<'_> {
         self.fill_directory(batch.parent, open_directory(&self.root, &names), &batch.files, buffer);
     }
 
-    fn fill_directory(&self, parent: PathId, directory: Result<OwnedFd>, files: &[Listed], buffer: &mut Vec<u8>) {
+    fn fill_directory(
+        &self,
+        parent: PathId,
+        directory: Result<impl Borrow<OwnedFd>>,
+        files: &[Listed],
+        buffer: &mut Vec<u8>,
+    ) {
         let mut filled = Filled::default();
         match directory {
             Ok(directory) => {
+                let directory = directory.borrow();
                 for file in files {
                     if self.is_stopped() {
                         break;
                     }
                     match file.inode.kind {
-                        FileKind::Regular => self.make_regular(&directory, file, buffer, &mut filled),
-                        _ => self.add(&mut filled, file.path, self.make_other(&directory, file).map(|()| 0)),
+                        FileKind::Regular => self.make_regular(directory, file, buffer, &mut filled),
+                        _ => self.add(&mut filled, file.path, self.make_other(directory, file).map(|()| 0)),
                     }
                 }
             }
@@ -529,11 +596,7 @@ impl Target<'_> {
                 rustix::fs::mknodat(directory, name, kind, mode, device).map_err(failed("making a device or pipe"))?;
             }
         }
-        if self.options.owners && !self.made.has_owner(inode) {
-            let (uid, gid) = owner(inode);
-            rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(failed("setting the owner"))?;
-        }
+        self.set_owner(inode, directory, &file.name)?;
         if kind.is_some() && self.made.mode(inode).is_none() {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed("setting the mode"))?;
@@ -542,9 +605,18 @@ impl Target<'_> {
         let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
         let xattrs =
             self.set_xattrs(inode, |name, value| rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty()));
-        rustix::fs::utimensat(directory, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(failed("setting the time"))?;
+        set_times(inode, directory, &file.name)?;
         xattrs
+    }
+
+    /// Sets the owner of what has a name, unless it was made so.
+    fn set_owner(&self, inode: &Inode, directory: &OwnedFd, name: &[u8]) -> Result<()> {
+        if !self.options.owners || self.made.has_owner(inode) {
+            return Ok(());
+        }
+        let (uid, gid) = owner(inode);
+        rustix::fs::chownat(directory, os(name), uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(failed("setting the owner"))
     }
 
     /// Sets all xattrs that can be set, and says why the first of the others could not.
@@ -623,6 +695,11 @@ impl Target<'_> {
 
 fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {
     (Some(Uid::from_raw(inode.uid)), Some(Gid::from_raw(inode.gid)))
+}
+
+fn set_times(inode: &Inode, directory: &OwnedFd, name: &[u8]) -> Result<()> {
+    rustix::fs::utimensat(directory, os(name), &times(inode), AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(failed("setting the time"))
 }
 
 fn times(inode: &Inode) -> Timestamps {

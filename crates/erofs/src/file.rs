@@ -236,7 +236,7 @@ impl Data {
             if at % block + tail_len > block {
                 return Error::corrupt("inline data crosses a block boundary", at);
             }
-            self.image.read_meta(tail, at + (offset.max(in_blocks) - in_blocks))?;
+            self.image.read_near(tail, at + (offset.max(in_blocks) - in_blocks))?;
         }
         Ok(())
     }

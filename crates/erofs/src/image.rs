@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File as OsFile;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,13 +34,15 @@ const COUNTERS: usize = 16;
 /// Longer reads than this are none of inodes, headers and a few indexes.
 const SHORT_BYTES: usize = 512;
 /// What a thread reads at once for short reads, since what belongs to a file lies side by side, and files that do.
-const NEAR_BYTES: usize = 4096;
+const NEAR_BYTES: u64 = 4096;
+/// And where it comes back: a walk finds inodes of a directory among those of some others.
+const AREA_BYTES: u64 = 16 << 10;
 
 /// The number of the next image that is opened.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// So many of these a thread keeps: a walk comes from a directory's names to inodes, headers and back.
-const NEARS: usize = 16;
+/// Areas of which a thread keeps what it read: a walk comes from a directory's names to inodes, headers and back.
+const AREAS: usize = 16;
 
 thread_local! {
     static NEAR: RefCell<Option<Box<Near>>> = RefCell::default();
@@ -47,14 +50,15 @@ thread_local! {
 
 /// What a thread's last short reads came from.
 struct Near {
-    /// The image's number, 0 for none, and where the bytes lie in it. Each start has one place.
-    places: [(u64, u64); NEARS],
-    bytes: [[u8; NEAR_BYTES]; NEARS],
+    /// The image's number, 0 for none, and the part of the area that was read. Each area has one place.
+    places: [(u64, Range<u64>); AREAS],
+    /// Memory is taken as they are read.
+    bytes: Vec<u8>,
 }
 
 impl Near {
     fn new() -> Box<Self> {
-        Box::new(Self { places: [(0, 0); _], bytes: [[0; _]; _] })
+        Box::new(Self { places: [const { (0, 0..0) }; _], bytes: vec![0; AREAS * AREA_BYTES as usize] })
     }
 }
 
@@ -249,28 +253,46 @@ impl Image {
         if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before it is said to", inode.offset) }
     }
 
-    /// Reads metadata, which an image must have where it says.
+    /// Reads what an image must have where it says.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        if buf.len() <= SHORT_BYTES {
+            return self.read_near(buf, offset);
+        }
         self.check_range(buf.len() as u64, offset)?;
-        let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
-        let near = offset / NEAR_BYTES as u64 * NEAR_BYTES as u64;
-        let from = (offset - near) as usize;
-        if buf.len() > SHORT_BYTES || from + buf.len() > NEAR_BYTES {
-            return self.shared.source.read_exact_at(buf, offset).map_err(reading);
+        self.read_source(buf, offset)
+    }
+
+    /// As [`read_meta`](Self::read_meta), for what lies beside what was read, or will be.
+    pub(crate) fn read_near(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check_range(buf.len() as u64, offset)?;
+        let (area, end) = (offset / AREA_BYTES * AREA_BYTES, offset + buf.len() as u64);
+        if end > area + AREA_BYTES {
+            return self.read_source(buf, offset);
         }
         // Taken, not borrowed: a source may itself lie in an image.
         let mut last = NEAR.take().unwrap_or_else(Near::new);
-        let number = offset as usize / NEAR_BYTES % NEARS;
-        let (place, bytes) = (&mut last.places[number], &mut last.bytes[number]);
-        if *place != (self.shared.number, near) {
-            let len = (self.shared.len_bytes - near).min(NEAR_BYTES as u64) as usize;
-            *place = (0, 0);
-            self.shared.source.read_exact_at(&mut bytes[..len], near).map_err(reading)?;
-            *place = (self.shared.number, near);
+        let number = (offset / AREA_BYTES) as usize % AREAS;
+        let Near { places, bytes } = &mut *last;
+        let (image, have) = &mut places[number];
+        let bytes = &mut bytes[number * AREA_BYTES as usize..][..AREA_BYTES as usize];
+        let within = |range: &Range<u64>| (range.start - area) as usize..(range.end - area) as usize;
+        let same = *image == self.shared.number;
+        if !(same && have.start <= offset && end <= have.end) {
+            let comes_back = same && have.start / AREA_BYTES * AREA_BYTES == area;
+            let unit = if comes_back { AREA_BYTES } else { NEAR_BYTES };
+            *have = offset / unit * unit..end.next_multiple_of(unit).min(self.shared.len_bytes);
+            *image = 0;
+            self.read_source(&mut bytes[within(have)], have.start)?;
+            *image = self.shared.number;
         }
-        buf.copy_from_slice(&bytes[from..from + buf.len()]);
+        buf.copy_from_slice(&bytes[within(&(offset..end))]);
         NEAR.set(Some(last));
         Ok(())
+    }
+
+    fn read_source(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
+        self.shared.source.read_exact_at(buf, offset).map_err(reading)
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {

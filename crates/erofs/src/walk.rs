@@ -63,6 +63,11 @@ pub(crate) trait Visitor {
     /// A file was reached, for the first time if it is a directory. `false`: what is below it is left out.
     fn visit(&mut self, paths: &Paths, step: &Step) -> bool;
 
+    /// A directory was found in the one that was visited last, and will be visited when all that is there was come to. `false`: it is left out.
+    fn found(&mut self, _paths: &Paths, _directory: &Step) -> bool {
+        true
+    }
+
     /// An entry of the directory that was visited last, `.` and `..` too, with the inode of any other if it can be read.
     fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry, inode: Option<&Inode>);
 
@@ -108,10 +113,10 @@ pub(crate) fn walk_from(image: &Image, start: Step, visitor: &mut dyn Visitor) -
                 }
                 Ok(inode) => {
                     let below = Step { path, inode, parent_nid: Some(step.inode.nid) };
-                    if below.inode.kind == FileKind::Directory {
-                        stack.push(below);
-                    } else {
+                    if below.inode.kind != FileKind::Directory {
                         visitor.visit(&paths, &below);
+                    } else if visitor.found(&paths, &below) {
+                        stack.push(below);
                     }
                 }
                 Err(error) => visitor.failed(&paths, path, error),

@@ -1,10 +1,12 @@
 //! Extraction into targets that give their files something of their own.
 
-use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, io};
 
-use pagefold_erofs::{BuildOptions, Content, ExtractOptions, Image, Node, NodeKind, ScanOptions, Tree, Xattr};
+use pagefold_erofs::{BuildOptions, Content, ExtractOptions, Image, Node, NodeKind, ReadAt, ScanOptions, Tree, Xattr};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use crate::built::build_at;
@@ -21,9 +23,18 @@ fn fill(root: &Path) {
         fs::write(root.join(name), name).unwrap();
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
+    for (name, mode) in
+        [("a/open", 0o777), ("a/closed", 0o500), ("a/b/sticky", 0o1777), ("a/b/group", 0o2750), ("a/owned", 0o755)]
+    {
+        fs::create_dir(root.join(name)).unwrap();
+        fs::write(root.join(name).join("file"), name).unwrap();
+        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
     std::os::unix::fs::symlink("plain", root.join("a/link")).unwrap();
     if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::lchown(root.join("a/plain"), Some(4711), Some(815)).unwrap();
+        for name in ["a/plain", "a/owned"] {
+            std::os::unix::fs::lchown(root.join(name), Some(4711), Some(815)).unwrap();
+        }
     }
 }
 
@@ -82,6 +93,61 @@ fn the_target_leaves_no_mark_on_what_is_extracted() {
             } else {
                 assert_eq!(fs::metadata(target.join("a/b/all")).unwrap().mode() & 0o777, 0o777, "{name}");
             }
+        }
+    }
+}
+
+/// An image that is being extracted, and what others may do meanwhile.
+struct Watched {
+    image: Vec<u8>,
+    target: PathBuf,
+    /// Reads while there was a directory that is open to others, in one that is not.
+    open_within: Arc<AtomicUsize>,
+}
+
+impl ReadAt for Watched {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.image.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        for outer in fs::read_dir(&self.target).into_iter().flatten() {
+            let outer = outer?;
+            assert_eq!(outer.metadata()?.mode() & 0o077, 0, "{}", outer.path().display());
+            let open = |inner: fs::DirEntry| inner.metadata().is_ok_and(|inner| inner.mode() & 0o055 == 0o055);
+            if fs::read_dir(outer.path())?.flatten().any(open) {
+                self.open_within.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.image.read_exact_at(buf, offset)
+    }
+}
+
+#[test]
+fn nobody_gets_in_before_all_is_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
+    for name in ["a/b/c", "d/e", "d/f"] {
+        fs::create_dir_all(source.join(name)).unwrap();
+        let content: Vec<u8> = (0..20_000u32).flat_map(|number| (number * 7919).to_le_bytes()).collect();
+        fs::write(source.join(name).join("file"), content).unwrap();
+    }
+    for name in ["a", "a/b", "a/b/c", "d", "d/e", "d/f"] {
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    build_at(&path, &Tree::scan(&source, &ScanOptions::default()).unwrap(), &BuildOptions::default());
+    for threads in [1, 3] {
+        let target = directory.path().join(format!("target-{threads}"));
+        let open_within = Arc::new(AtomicUsize::new(0));
+        let watched =
+            Watched { image: fs::read(&path).unwrap(), target: target.clone(), open_within: Arc::clone(&open_within) };
+        let image = Image::open(watched).unwrap();
+        let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        assert_same(&tree_of_directory(&source), &tree_of_directory(&target), "what nobody saw");
+        // With another umask it may be otherwise.
+        if fs::metadata(directory.path().join("tree")).unwrap().mode() & 0o777 == 0o755 {
+            assert!(open_within.load(Ordering::Relaxed) > 0, "most directories have their modes from the start");
         }
     }
 }
