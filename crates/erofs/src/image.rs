@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::buffers::{Buffers, Content};
-use crate::cache::Cache;
+use crate::cache::{Cache, Kept};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
@@ -22,6 +22,9 @@ use crate::zmap::Lcluster;
 
 /// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
 const DEFAULT_CACHE_BYTES: usize = 128 << 20;
+/// Memory for blocks that inodes and names are in, in bytes, and what one takes besides its own.
+const META_CACHE_BYTES: usize = 1 << 20;
+const KEPT_BYTES: usize = 128;
 /// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that they share.
 const INDEX_CACHE_BYTES: usize = 2 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
@@ -38,8 +41,8 @@ const NEAR_BYTES: usize = 4096;
 /// The number of the next image that is opened.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// So many of these a thread keeps: a walk comes from a directory's names to inodes, headers and back.
-const NEARS: usize = 16;
+/// So many of these a thread keeps: a walk comes from inodes to headers and back.
+const NEARS: usize = 4;
 
 thread_local! {
     static NEAR: RefCell<Option<Box<Near>>> = RefCell::default();
@@ -73,6 +76,10 @@ struct Shared {
     source: Box<dyn ReadAt>,
     len_bytes: u64,
     superblock: Superblock,
+    /// Blocks of directories, by nid and number.
+    names: Cache<(u64, u64), Content>,
+    /// Blocks that other metadata is in, by where they start.
+    blocks: Cache<u64, Content>,
     /// Decoded indexes, by nid and number of the window.
     windows: Cache<(u64, u64), Box<[Lcluster]>>,
     /// What open files keep of them.
@@ -145,6 +152,8 @@ impl Image {
             source: Box::new(source),
             len_bytes,
             superblock,
+            names: Cache::new(META_CACHE_BYTES),
+            blocks: Cache::new(META_CACHE_BYTES),
             windows: Cache::new(INDEX_CACHE_BYTES),
             kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
             clusters: Cache::new(cache_bytes),
@@ -264,13 +273,32 @@ impl Image {
         let (place, bytes) = (&mut last.places[number], &mut last.bytes[number]);
         if *place != (self.shared.number, near) {
             let len = (self.shared.len_bytes - near).min(NEAR_BYTES as u64) as usize;
-            *place = (0, 0);
-            self.shared.source.read_exact_at(&mut bytes[..len], near).map_err(reading)?;
+            let block = self.shared.blocks.get(near, len + KEPT_BYTES, || {
+                self.fill(len, |block| self.shared.source.read_exact_at(block, near).map_err(reading))
+            })?;
+            bytes[..len].copy_from_slice(&block);
             *place = (self.shared.number, near);
         }
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
         NEAR.set(Some(last));
         Ok(())
+    }
+
+    /// A block of a directory.
+    pub(crate) fn names(&self, directory: &Inode, number: u64) -> Result<Kept<Content>> {
+        let block_bytes = self.superblock().block_bytes();
+        let at = number * block_bytes;
+        let len = (directory.size - at).min(block_bytes) as usize;
+        self.shared.names.get((directory.nid, number), len + KEPT_BYTES, || {
+            self.fill(len, |block| self.read_exact_at(directory, block, at))
+        })
+    }
+
+    /// `len` bytes that are kept.
+    fn fill(&self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Content> {
+        let mut content = self.buffers().take_kept(len);
+        fill(&mut content.room()[..len])?;
+        Ok(content)
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {

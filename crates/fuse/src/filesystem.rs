@@ -94,12 +94,17 @@ impl ImageFilesystem {
         }
     }
 
-    fn file(&self, number: INodeNo) -> Result<Arc<File>, Error> {
+    /// A file of which `len` bytes from `offset` are asked for.
+    fn file(&self, number: INodeNo, len: u64, offset: u64) -> Result<Arc<File>, Error> {
         let known = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&number.0).map(Arc::clone);
         if let Some(file) = known {
             return Ok(file);
         }
         let file = Arc::new(self.image.file(&self.inode(number)?)?);
+        // One that is read whole the kernel keeps.
+        if offset == 0 && len >= file.inode().size {
+            return Ok(file);
+        }
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         if open.len() >= MAX_OPEN {
             open.clear();
@@ -110,7 +115,7 @@ impl ImageFilesystem {
 
     /// The first offset from `offset` on that is stored, or that is not. The end of a file is a hole.
     fn seek(&self, number: INodeNo, offset: i64, hole: bool) -> Result<Option<i64>, Error> {
-        let file = self.file(number)?;
+        let file = self.file(number, 0, 0)?;
         let size = file.inode().size;
         let Some(mut at) = u64::try_from(offset).ok().filter(|at| *at < size) else { return Ok(None) };
         while at < size {
@@ -216,7 +221,7 @@ impl Filesystem for ImageFilesystem {
             if buffer.len() < room {
                 buffer.resize(room, 0);
             }
-            match self.file(number).and_then(|file| file.read_into(&mut buffer, len, offset)) {
+            match self.file(number, len as u64, offset).and_then(|file| file.read_into(&mut buffer, len, offset)) {
                 Ok(len) => reply.data(&buffer[..len]),
                 Err(error) => reply.error(self.errno(&format!("data at {offset}"), number, &error)),
             }
