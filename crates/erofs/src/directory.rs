@@ -111,11 +111,11 @@ impl Image {
         position: u64,
         mut each: impl FnMut(DirEntry, u64) -> ControlFlow<()>,
     ) -> Result<()> {
-        let mut block = Vec::new();
         let mut last_name: Vec<u8> = Vec::new();
         let mut first = (position & ((1 << ENTRY_BITS) - 1)) as usize;
         for number in position >> ENTRY_BITS..self.dir_blocks(directory)? {
-            let offset = self.read_dir_block(directory, number, &mut block)?;
+            let offset = directory.offset;
+            let block = self.names(directory, number)?;
             let entries = DirBlock::new(&block, offset)?;
             for index in first..entries.count() {
                 let (name, dirent) = entries.entry(index)?;
@@ -148,11 +148,11 @@ impl Image {
 
     /// The inode that `name` has in a directory, by binary search: over the blocks, then within one.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<u64>> {
-        let mut block = Vec::new();
+        let offset = directory.offset;
         let (mut low, mut high) = (0, self.dir_blocks(directory)?);
         while low < high {
             let middle = low + (high - low) / 2;
-            let offset = self.read_dir_block(directory, middle, &mut block)?;
+            let block = self.names(directory, middle)?;
             let entries = DirBlock::new(&block, offset)?;
             if name < entries.entry(0)?.0 {
                 high = middle;
@@ -186,13 +186,5 @@ impl Image {
             return Error::corrupt("directory is larger than the image", directory.offset);
         }
         Ok(directory.size.div_ceil(self.superblock().block_bytes()))
-    }
-
-    /// Reads one block of a directory and returns where the directory's inode lies, for errors.
-    fn read_dir_block(&self, directory: &Inode, index: u64, block: &mut Vec<u8>) -> Result<u64> {
-        let at = index * self.superblock().block_bytes();
-        block.resize((directory.size - at).min(self.superblock().block_bytes()) as usize, 0);
-        self.read_exact_at(directory, block, at)?;
-        Ok(directory.offset)
     }
 }

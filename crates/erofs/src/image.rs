@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::buffers::{Buffers, Content};
-use crate::cache::Cache;
+use crate::cache::{Cache, Kept};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
@@ -23,6 +23,9 @@ use crate::zmap::Lcluster;
 
 /// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
 const DEFAULT_CACHE_BYTES: usize = 128 << 20;
+/// Memory for blocks of directories, in bytes, and what one takes besides its own.
+const NAMES_CACHE_BYTES: usize = 1 << 20;
+const KEPT_BYTES: usize = 128;
 /// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that they share.
 const INDEX_CACHE_BYTES: usize = 2 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
@@ -77,6 +80,8 @@ struct Shared {
     source: Box<dyn ReadAt>,
     len_bytes: u64,
     superblock: Superblock,
+    /// Blocks of directories, by nid and number.
+    names: Cache<(u64, u64), Content>,
     /// Decoded indexes, by nid and number of the window.
     windows: Cache<(u64, u64), Box<[Lcluster]>>,
     /// What open files keep of them.
@@ -149,6 +154,7 @@ impl Image {
             source: Box::new(source),
             len_bytes,
             superblock,
+            names: Cache::new(NAMES_CACHE_BYTES),
             windows: Cache::new(INDEX_CACHE_BYTES),
             kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
             clusters: Cache::new(cache_bytes),
@@ -293,6 +299,18 @@ impl Image {
     fn read_source(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
         self.shared.source.read_exact_at(buf, offset).map_err(reading)
+    }
+
+    /// A block of a directory.
+    pub(crate) fn names(&self, directory: &Inode, number: u64) -> Result<Kept<Content>> {
+        let block_bytes = self.superblock().block_bytes();
+        let at = number * block_bytes;
+        let len = (directory.size - at).min(block_bytes) as usize;
+        self.shared.names.get((directory.nid, number), len + KEPT_BYTES, || {
+            let mut content = self.buffers().take_kept(len);
+            self.read_exact_at(directory, &mut content.room()[..len], at)?;
+            Ok(content)
+        })
     }
 
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {

@@ -5,13 +5,12 @@
 //! and the image's own checks are what answers. An image never changes, so that the kernel may keep names,
 //! attributes, links and pages for as long as it likes, and need not say when it opens or closes a file.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use fuser::{
@@ -37,15 +36,12 @@ const MAX_BACKGROUND: u16 = 64;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-thread_local! {
-    /// What a thread reads into before it answers.
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 pub(crate) struct ImageFilesystem {
     image: Image,
     log: Log,
     open: RwLock<HashMap<u64, Arc<File>>>,
+    /// What requests read into before they are answered. The one used last is taken first, since it is in a cache.
+    buffers: Mutex<Vec<Vec<u8>>>,
     poller: Arc<Poller>,
     /// The kernel can do without answers to open, and without them to opendir.
     no_open: bool,
@@ -54,7 +50,15 @@ pub(crate) struct ImageFilesystem {
 
 impl ImageFilesystem {
     pub(crate) fn new(image: Image, log: Log, poller: Arc<Poller>) -> Self {
-        Self { image, log, poller, open: RwLock::default(), no_open: false, no_opendir: false }
+        Self {
+            image,
+            log,
+            poller,
+            open: RwLock::default(),
+            buffers: Mutex::default(),
+            no_open: false,
+            no_opendir: false,
+        }
     }
 
     fn root_nid(&self) -> u64 {
@@ -90,12 +94,17 @@ impl ImageFilesystem {
         }
     }
 
-    fn file(&self, number: INodeNo) -> Result<Arc<File>, Error> {
+    /// A file of which `len` bytes from `offset` are asked for.
+    fn file(&self, number: INodeNo, len: u64, offset: u64) -> Result<Arc<File>, Error> {
         let known = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&number.0).map(Arc::clone);
         if let Some(file) = known {
             return Ok(file);
         }
         let file = Arc::new(self.image.file(&self.inode(number)?)?);
+        // One that is read whole the kernel keeps.
+        if offset == 0 && len >= file.inode().size {
+            return Ok(file);
+        }
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         if open.len() >= MAX_OPEN {
             open.clear();
@@ -106,7 +115,7 @@ impl ImageFilesystem {
 
     /// The first offset from `offset` on that is stored, or that is not. The end of a file is a hole.
     fn seek(&self, number: INodeNo, offset: i64, hole: bool) -> Result<Option<i64>, Error> {
-        let file = self.file(number)?;
+        let file = self.file(number, 0, 0)?;
         let size = file.inode().size;
         let Some(mut at) = u64::try_from(offset).ok().filter(|at| *at < size) else { return Ok(None) };
         while at < size {
@@ -173,17 +182,17 @@ impl Filesystem for ImageFilesystem {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.inode(number) {
+        self.poller.answer(|| match self.inode(number) {
             Ok(inode) => reply.attr(&FOR_EVER, &self.attributes(&inode)),
             Err(error) => reply.error(self.errno("attributes", number, &error)),
-        }
+        });
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        match self.inode(number).and_then(|inode| self.image.read_link(&inode)) {
+        self.poller.answer(|| match self.inode(number).and_then(|inode| self.image.read_link(&inode)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(self.errno("target", number, &error)),
-        }
+        });
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -205,30 +214,32 @@ impl Filesystem for ImageFilesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let mut buffer = BUFFER.take();
+        let mut buffer = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         self.poller.answer(|| {
             let len = size.min(MAX_READ_BYTES) as usize;
             let room = File::room_bytes(len);
             if buffer.len() < room {
                 buffer.resize(room, 0);
             }
-            match self.file(number).and_then(|file| file.read_into(&mut buffer, len, offset)) {
+            match self.file(number, len as u64, offset).and_then(|file| file.read_into(&mut buffer, len, offset)) {
                 Ok(len) => reply.data(&buffer[..len]),
                 Err(error) => reply.error(self.errno(&format!("data at {offset}"), number, &error)),
             }
         });
-        BUFFER.set(buffer);
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        if whence != SEEK_DATA && whence != SEEK_HOLE {
-            return reply.error(Errno::EINVAL);
-        }
-        match self.seek(number, offset, whence == SEEK_HOLE) {
-            Ok(Some(found)) => reply.offset(found),
-            Ok(None) => reply.error(Errno::ENXIO),
-            Err(error) => reply.error(self.errno("holes", number, &error)),
-        }
+        self.poller.answer(|| {
+            if whence != SEEK_DATA && whence != SEEK_HOLE {
+                return reply.error(Errno::EINVAL);
+            }
+            match self.seek(number, offset, whence == SEEK_HOLE) {
+                Ok(Some(found)) => reply.offset(found),
+                Ok(None) => reply.error(Errno::ENXIO),
+                Err(error) => reply.error(self.errno("holes", number, &error)),
+            }
+        });
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -240,44 +251,48 @@ impl Filesystem for ImageFilesystem {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let listed = self.inode(number).and_then(|directory| {
-            self.image.for_each_entry_from(&directory, offset, |entry, next| {
-                let kind = entry.kind().or_else(|| self.image.inode(entry.nid).ok().map(|inode| inode.kind));
-                let kind = attributes::file_type(kind.unwrap_or(FileKind::Regular));
-                let number = attributes::number(self.root_nid(), entry.nid);
-                if reply.add(number, next, kind, OsStr::from_bytes(&entry.name)) {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            })
+        self.poller.answer(|| {
+            let listed = self.inode(number).and_then(|directory| {
+                self.image.for_each_entry_from(&directory, offset, |entry, next| {
+                    let kind = entry.kind().or_else(|| self.image.inode(entry.nid).ok().map(|inode| inode.kind));
+                    let kind = attributes::file_type(kind.unwrap_or(FileKind::Regular));
+                    let number = attributes::number(self.root_nid(), entry.nid);
+                    if reply.add(number, next, kind, OsStr::from_bytes(&entry.name)) {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                })
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(self.errno("names", number, &error)),
+            }
         });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(self.errno("names", number, &error)),
-        }
     }
 
     fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let listed = self.inode(number).and_then(|directory| {
-            self.image.for_each_entry_from(&directory, offset, |entry, next| {
-                let (attributes, ttl) = match self.image.inode(entry.nid) {
-                    Ok(inode) => (self.attributes(&inode), FOR_EVER),
-                    // Who asks for it is told.
-                    Err(_) => (attributes::unknown(self.root_nid(), entry.nid, entry.kind()), Duration::ZERO),
-                };
-                let name = OsStr::from_bytes(&entry.name);
-                if reply.add(attributes.ino, next, name, &ttl, &attributes, Generation(0)) {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            })
+        self.poller.answer(|| {
+            let listed = self.inode(number).and_then(|directory| {
+                self.image.for_each_entry_from(&directory, offset, |entry, next| {
+                    let (attributes, ttl) = match self.image.inode(entry.nid) {
+                        Ok(inode) => (self.attributes(&inode), FOR_EVER),
+                        // Who asks for it is told.
+                        Err(_) => (attributes::unknown(self.root_nid(), entry.nid, entry.kind()), Duration::ZERO),
+                    };
+                    let name = OsStr::from_bytes(&entry.name);
+                    if reply.add(attributes.ino, next, name, &ttl, &attributes, Generation(0)) {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                })
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(self.errno("names", number, &error)),
+            }
         });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(self.errno("names", number, &error)),
-        }
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
@@ -287,10 +302,14 @@ impl Filesystem for ImageFilesystem {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.reply_xattr(number, Some(name), size, reply);
+        self.poller.answer(|| {
+            self.reply_xattr(number, Some(name), size, reply);
+        });
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        self.reply_xattr(number, None, size, reply);
+        self.poller.answer(|| {
+            self.reply_xattr(number, None, size, reply);
+        });
     }
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod crew;
 mod filesystem;
 mod log;
 mod mount;

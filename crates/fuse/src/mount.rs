@@ -95,7 +95,7 @@ impl Mount {
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(threads);
         config.clone_fd = true;
-        let poller = Arc::new(Poller::new(processors()));
+        let poller = Arc::new(Poller::new(processors(), threads));
         let filesystem = ImageFilesystem::new(image, options.log, Arc::clone(&poller));
         let session = Session::new(filesystem, &at, &config).map_err(explain)?;
         poller.watch(session.as_fd().try_clone_to_owned()?);

@@ -5,12 +5,14 @@
 //! is in vain decides how often it is tried.
 
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
+
+use crate::crew::Crew;
 
 /// How long the next request is waited for.
 const MOMENT: Duration = Duration::from_micros(50);
@@ -26,6 +28,7 @@ pub(crate) struct Poller {
     /// The device of the mount.
     device: OnceLock<OwnedFd>,
     processors: usize,
+    crew: Arc<Crew>,
     /// Requests that are being answered.
     at_work: AtomicUsize,
     /// Answers for which a crowd is still remembered.
@@ -38,10 +41,12 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    pub(crate) fn new(processors: usize) -> Self {
+    /// For a mount that `threads` answer.
+    pub(crate) fn new(processors: usize, threads: usize) -> Self {
         Self {
             device: OnceLock::new(),
             processors,
+            crew: Crew::new(threads),
             at_work: AtomicUsize::new(0),
             crowd: AtomicU32::new(0),
             taken: AtomicBool::new(false),
@@ -58,6 +63,7 @@ impl Poller {
     /// Answers a request by `answer`, and then returns when there is another, or after a moment; at once if that has been in
     /// vain lately, or somebody else waits.
     pub(crate) fn answer(&self, answer: impl FnOnce()) {
+        self.crew.begin(|| self.waits());
         // Who asks has a processor while this thread has none, and the other way round.
         let all = self.at_work.fetch_add(1, Ordering::Relaxed) + 1;
         answer();
@@ -65,11 +71,20 @@ impl Poller {
         if all >= self.processors {
             self.crowd.store(CROWD, Ordering::Relaxed);
         }
+        self.crew.end(|| self.waits());
         self.linger();
     }
 
+    /// Whether a request waits, or the device is gone.
+    fn waits(&self) -> bool {
+        let look = |device| poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&Timespec::default()));
+        self.device.get().is_some_and(|device| look(device) != Ok(0))
+    }
+
     fn linger(&self) {
-        let Some(device) = self.device.get() else { return };
+        if self.device.get().is_none() {
+            return;
+        }
         let crowd = self.crowd.load(Ordering::Relaxed);
         if crowd > 0 {
             return self.crowd.store(crowd - 1, Ordering::Relaxed);
@@ -83,12 +98,13 @@ impl Poller {
         }
         let start = Instant::now();
         let met = loop {
-            let mut devices = [PollFd::new(device, PollFlags::IN)];
-            match poll(&mut devices, Some(&Timespec::default())) {
-                Ok(0) if start.elapsed() < MOMENT => sched_yield(),
-                Ok(0) | Err(_) => break false,
-                Ok(_) => break true,
+            if self.waits() {
+                break true;
             }
+            if start.elapsed() >= MOMENT {
+                break false;
+            }
+            sched_yield();
         };
         // One in vain costs what four may win.
         let credit = if met { (credit + 1).min(MOST_CREDIT) } else { credit.saturating_sub(4) };
@@ -106,7 +122,7 @@ mod tests {
 
     #[test]
     fn waits_are_tried_as_far_as_they_help() {
-        let poller = Poller::new(2);
+        let poller = Poller::new(2, 2);
         let mut answered = 0;
         poller.answer(|| answered += 1);
         let (mut kernel, device) = UnixStream::pair().expect("a pair of sockets");
@@ -134,7 +150,7 @@ mod tests {
 
     #[test]
     fn who_asks_at_once_with_others_gets_the_processors() {
-        let poller = Poller::new(2);
+        let poller = Poller::new(2, 2);
         let (mut kernel, device) = UnixStream::pair().expect("a pair of sockets");
         poller.watch(device.into());
         kernel.write_all(b"request").expect("room");
@@ -144,7 +160,7 @@ mod tests {
             poller.answer(|| ());
         }
         assert_eq!((poller.credit.load(Ordering::Relaxed), poller.crowd.load(Ordering::Relaxed)), (1, 0));
-        let alone = Poller::new(1);
+        let alone = Poller::new(1, 2);
         alone.answer(|| ());
         assert_eq!(alone.crowd.load(Ordering::Relaxed), CROWD);
     }
