@@ -154,8 +154,6 @@ pub struct Store<L: EntryLock = Hazard> {
     budget: Arc<Budget>,
     slots: u64,
     base_bytes: u64,
-    /// What the streams should have that threads on all CPUs want: new pages leave so much.
-    streams_bytes: u64,
     /// With so much left nothing that is kept is near.
     ample_bytes: u64,
 }
@@ -182,7 +180,8 @@ impl<L: EntryLock> Store<L> {
         let Config { slots, codec, train, memory_limit, streams, pool } = config;
         let too_large = |source| NewError::TooLarge { slots, source };
         let training = if train { Training::new(&*codec, Plan::USUAL) } else { None };
-        let streams = Streams::new(codec, streams, L::PINS);
+        let mut streams = Streams::new(codec, streams, L::PINS);
+        streams.keep_room(memory_limit);
         let budget = Arc::new(Budget::for_streams(memory_limit, streams.len()));
         // Each holder of a stream may have an object that is in no slot yet, and objects kept for readers.
         let objects = slots.saturating_add((streams.len() + streams.retired_max()) as u64);
@@ -197,20 +196,9 @@ impl<L: EntryLock> Store<L> {
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
             return Err(too_small);
         }
-        let more = (streams.useful() as u64 - 1).min(memory_limit / 64 / one_bytes.max(1));
-        let streams_bytes = (1 + more) * one_bytes;
-        let ample_bytes = 3 * budget.swap_bytes() + budget.overwrite_bytes() + streams_bytes;
+        let ample_bytes = 3 * budget.swap_bytes() + budget.overwrite_bytes() + streams.kept_bytes();
         let core = Core::new(table, streams, pool);
-        Ok(Self {
-            core,
-            loose: CachePadded::default(),
-            training,
-            budget,
-            slots,
-            base_bytes,
-            streams_bytes,
-            ample_bytes,
-        })
+        Ok(Self { core, loose: CachePadded::default(), training, budget, slots, base_bytes, ample_bytes })
     }
 
     /// How many slots there are.
@@ -513,11 +501,8 @@ impl<L: EntryLock> Store<L> {
         }
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
         let swap_bytes = self.budget.swap_bytes();
-        let mut kept_bytes = swap_bytes;
-        if replaced_bytes == 0 {
-            let streams_bytes = self.streams_bytes.saturating_sub(self.core.streams.used_bytes());
-            kept_bytes += self.budget.overwrite_bytes() + streams_bytes;
-        }
+        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
+        let kept_bytes = swap_bytes + overwrite_bytes + self.core.streams.to_come_bytes();
         if grows_bytes == 0 || left >= kept_bytes + 2 * swap_bytes {
             return true;
         }

@@ -98,6 +98,8 @@ pub(crate) struct Streams {
     retired_batch: usize,
     retired_capacity: usize,
     one_bytes: u64,
+    /// What the streams may take of a full store, whose pages leave room for that.
+    kept_bytes: u64,
     used_bytes: AtomicU64,
 }
 
@@ -268,6 +270,7 @@ impl Streams {
             retired_batch,
             retired_capacity,
             one_bytes,
+            kept_bytes: 0,
             used_bytes: AtomicU64::new(0),
         }
     }
@@ -471,19 +474,36 @@ impl Streams {
         self.one_bytes
     }
 
-    /// How many streams are of use at once: one a CPU, or as many as the policy says.
-    pub(crate) fn useful(&self) -> usize {
-        if let Queue::PerCpu { .. } = self.queue { self.len() / STREAMS_PER_CPU } else { self.len() }
+    /// Keeps room for the streams that threads on all CPUs want, or as many as the policy says: one, and others in at most a 64th
+    /// of `limit`.
+    pub(crate) fn keep_room(&mut self, limit: u64) {
+        let useful = if let Queue::PerCpu { .. } = self.queue { self.len() / STREAMS_PER_CPU } else { self.len() };
+        let more = (useful as u64 - 1).min(limit / 64 / self.one_bytes.max(1));
+        self.kept_bytes = (1 + more) * self.one_bytes;
     }
 
-    /// Makes a working state; without the memory for it, at once.
+    /// The room that is kept for streams.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    /// What is left of that.
+    pub(crate) fn to_come_bytes(&self) -> u64 {
+        self.kept_bytes.saturating_sub(self.used_bytes())
+    }
+
+    /// Makes a working state; without the memory for it, it fails at once.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
-        budget.take_for(Purpose::Keep, self.one_bytes)?;
-        let stream = self.codec.stream().map_err(|_| {
-            budget.give(self.one_bytes);
-            Full
-        })?;
-        self.used_bytes.fetch_add(self.one_bytes, Relaxed);
+        let bytes = self.one_bytes;
+        let is_kept = self.used_bytes.fetch_add(bytes, Relaxed) + bytes <= self.kept_bytes;
+        let made = budget.take_for(if is_kept { Purpose::Store } else { Purpose::Keep }, bytes).and_then(|()| {
+            let stream = self.codec.stream();
+            stream.map_err(|_| {
+                budget.give(bytes);
+                Full
+            })
+        });
+        let stream = made.inspect_err(|_| _ = self.used_bytes.fetch_sub(bytes, Relaxed))?;
         Ok(Working {
             stream,
             object: Box::new([0; PAGE_SIZE]),

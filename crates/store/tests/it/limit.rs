@@ -222,7 +222,9 @@ fn streams_leave_what_is_kept_for_overwriting() {
     let store = Store::new(config).expect("a small store");
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
     let full_at = (0..1 << 16).find(is_full).expect("16 MiB do not hold 256");
+    let one_bytes = store.stats().stream_bytes;
     take_all_streams(&store, 8);
+    assert!(store.stats().stream_bytes > 2 * one_bytes, "new pages leave room for a few streams");
     for round in 1..=2 {
         for slot in 0..full_at {
             store.write(slot, &of_some_length(slot + round * 1_000_000)).expect("a page like those before");
