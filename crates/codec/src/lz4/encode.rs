@@ -300,7 +300,7 @@ pub(super) enum Written {
 impl<F: Format> Writer<F> {
     /// Whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes can be written with `SLACK` to spare.
     #[inline(always)]
-    pub(super) fn has_room(&self, literals: usize, code: usize) -> bool {
+    fn has_room(&self, literals: usize, code: usize) -> bool {
         self.at + literals + (literals >> 7) + (code >> 7) + SLACK <= self.cap
     }
 
