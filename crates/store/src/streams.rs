@@ -160,7 +160,7 @@ impl Homes {
         let active = self.active.load(Relaxed).min(end);
         let more = end - active;
         let spare = (0..more).map(move |step| active + (home + step) % more);
-        let others = (1..active).map(move |step| (home + step) % active);
+        let others = (0..active).map(move |step| (home + step) % active);
         iter::once(home).chain(spare).chain(others).chain(end..count)
     }
 }
@@ -596,6 +596,20 @@ mod tests {
         drop(first);
         assert_eq!([0, 1, 2, 3].map(number_on), [0, 1, 0, 1]);
         assert_eq!(streams.used_bytes(), 2 * one);
+    }
+
+    #[test]
+    fn every_stream_has_its_turn() {
+        for (active, end, home) in
+            (1..5).flat_map(|active| (0..9).flat_map(move |end| (0..4).map(move |home| (active, end, home))))
+        {
+            let homes = Homes { active: AtomicUsize::new(active), end: AtomicUsize::new(end), ..Homes::new() };
+            let mut turns: Vec<usize> = homes.in_turn(home, 16).collect();
+            assert_eq!(turns[0], home);
+            turns.sort_unstable();
+            turns.dedup();
+            assert_eq!(turns, Vec::from_iter(0..16), "{active} homes, {end} made, from {home}");
+        }
     }
 
     #[test]
