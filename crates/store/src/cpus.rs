@@ -1,9 +1,9 @@
 //! Which CPU a thread runs on, as a number without gaps.
 //!
 //! The system's ids have gaps: a process may be kept to some CPUs (affinity, cpusets), sockets and siblings may be absent.
-//! What a store has for each CPU is numbered from 0, and two CPUs share it only where there are more of them than the
+//! CPUs are numbered from 0, and two have one number only where there are more of them than the
 //! process may use at once (a quota of CPU time). An id that was unknown when the store was made, or that comes later, has a
-//! share too. A number only says where to look first: a thread may run on another CPU before it has read it.
+//! number too. A number only says where to look first: a thread may run on another CPU before it has read it.
 //!
 //! The id is libc's `sched_getcpu` and not rustix's, which crashes under valgrind: it looks for the vDSO, which that hides.
 #![allow(unsafe_code)] // calls libc

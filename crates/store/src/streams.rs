@@ -40,7 +40,7 @@ pub enum StreamPolicy {
     Single,
     /// A list of this many idle streams, 1 to 1024; whoever finds it empty waits for one to come back.
     Idle(usize),
-    /// Streams of each CPU.
+    /// One a CPU, which CPUs share until threads meet in it, and some more for threads that find theirs taken.
     #[default]
     PerCpu,
 }
