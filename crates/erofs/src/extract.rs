@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timesp
 use crate::check::Problem;
 use crate::directory::DirEntry;
 use crate::error::{Error, Result};
-use crate::filling::Filling;
+use crate::filling::{Filling, Room};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk};
@@ -158,8 +158,8 @@ struct Extraction<'a> {
     report: ExtractReport,
     /// Directories whose children are being made or finished, and some that these are in. The one used last is the last.
     open: Vec<(PathId, OwnedFd)>,
-    /// Content on its way.
-    buffer: Vec<u8>,
+    /// For content on its way.
+    room: Room,
 }
 
 /// What files in the target are when they have just been made, so that only what is otherwise needs a call.
@@ -276,7 +276,7 @@ impl Image {
             links: Vec::new(),
             report: ExtractReport::default(),
             open: Vec::new(),
-            buffer: Vec::new(),
+            room: Room::default(),
         };
         let paths = std::thread::scope(|scope| {
             let finder = target.jobs.finder();
@@ -411,9 +411,9 @@ impl Extraction<'_> {
         let Some(mut batch) = self.batch.take() else { return };
         let target = self.target;
         if target.threads == 1 {
-            let mut buffer = std::mem::take(&mut self.buffer);
-            target.fill_directory(batch.parent, self.directory(paths, batch.parent), &batch.files, &mut buffer);
-            self.buffer = buffer;
+            let mut room = std::mem::take(&mut self.room);
+            target.fill_directory(batch.parent, self.directory(paths, batch.parent), &batch.files, &mut room);
+            self.room = room;
             return;
         }
         batch.place = paths.names(batch.parent).join(&b'/');
@@ -422,7 +422,7 @@ impl Extraction<'_> {
             batch.place = Vec::new();
             self.deep.push(batch);
         } else if let Some(Job::Batch(batch)) = target.jobs.offer(Job::Batch(batch), MAX_WAITING) {
-            target.fill_batch(&batch, &mut self.buffer);
+            target.fill_batch(&batch, &mut self.room);
         }
     }
 
@@ -430,7 +430,7 @@ impl Extraction<'_> {
     fn end_files(&mut self, paths: &Paths) {
         for batch in std::mem::take(&mut self.deep) {
             let directory = open_directory(&self.target.root, &paths.names(batch.parent));
-            self.target.fill_directory(batch.parent, directory, &batch.files, &mut self.buffer);
+            self.target.fill_directory(batch.parent, directory, &batch.files, &mut self.room);
         }
         let filled = std::mem::take(&mut *self.target.filled());
         self.report.names += filled.names;
@@ -512,23 +512,23 @@ impl Target<'_> {
 
     /// Makes and fills files until there is nothing more to do.
     fn fill(&self) {
-        let mut buffer = Vec::new();
+        let mut room = Room::default();
         while let Some((job, _finder)) = self.jobs.next_of_finder() {
             match job {
-                Job::Batch(batch) => self.fill_batch(&batch, &mut buffer),
+                Job::Batch(batch) => self.fill_batch(&batch, &mut room),
                 Job::Help(shared) => {
                     let Some(shared) = shared.upgrade() else { continue };
                     let mut filled = Filled::default();
-                    self.fill_shared(shared, &mut buffer, &mut filled);
+                    self.fill_shared(shared, &mut room, &mut filled);
                     self.report(filled);
                 }
             }
         }
     }
 
-    fn fill_batch(&self, batch: &Batch, buffer: &mut Vec<u8>) {
+    fn fill_batch(&self, batch: &Batch, room: &mut Room) {
         let names: Vec<&[u8]> = batch.place.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).collect();
-        self.fill_directory(batch.parent, open_directory(&self.root, &names), &batch.files, buffer);
+        self.fill_directory(batch.parent, open_directory(&self.root, &names), &batch.files, room);
     }
 
     fn fill_directory(
@@ -536,7 +536,7 @@ impl Target<'_> {
         parent: PathId,
         directory: Result<impl Borrow<OwnedFd>>,
         files: &[Listed],
-        buffer: &mut Vec<u8>,
+        room: &mut Room,
     ) {
         let mut filled = Filled::default();
         match directory {
@@ -547,7 +547,7 @@ impl Target<'_> {
                         break;
                     }
                     match file.inode.kind {
-                        FileKind::Regular => self.make_regular(directory, file, buffer, &mut filled),
+                        FileKind::Regular => self.make_regular(directory, file, room, &mut filled),
                         _ => self.add(&mut filled, file.path, self.make_other(directory, file).map(|()| 0)),
                     }
                 }
@@ -628,15 +628,15 @@ impl Target<'_> {
     }
 
     /// Makes and fills a file, together with others if it is long.
-    fn make_regular(&self, directory: &OwnedFd, file: &Listed, buffer: &mut Vec<u8>, filled: &mut Filled) {
+    fn make_regular(&self, directory: &OwnedFd, file: &Listed, room: &mut Room, filled: &mut Filled) {
         match self.open_regular(directory, file) {
             Err(error) => self.add(filled, file.path, Err(error)),
             Ok((filling, has_mode)) if self.threads > 1 && filling.is_long() => {
                 let shared = Arc::new(Shared { file: file.clone(), filling, has_mode });
-                self.fill_shared(shared, buffer, filled);
+                self.fill_shared(shared, room, filled);
             }
             Ok((filling, has_mode)) => {
-                filling.help(buffer);
+                filling.help(room);
                 self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
             }
         }
@@ -659,11 +659,11 @@ impl Target<'_> {
     }
 
     /// Helps to fill a file, for which others are called, and ends it if this is the last to do so.
-    fn fill_shared(&self, shared: Arc<Shared>, buffer: &mut Vec<u8>, filled: &mut Filled) {
+    fn fill_shared(&self, shared: Arc<Shared>, room: &mut Room, filled: &mut Filled) {
         if shared.filling.has_more() {
             self.jobs.push_first(Job::Help(Arc::downgrade(&shared)));
         }
-        shared.filling.help(buffer);
+        shared.filling.help(room);
         if let Some(Shared { file, filling, has_mode }) = Arc::into_inner(shared) {
             self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
         }

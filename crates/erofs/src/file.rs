@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pagefold_codec::cluster::ClusterFormat;
 use pagefold_codec::lz4::in_place_margin;
 
 use crate::ahead::Ahead;
+use crate::buffers::Content;
 use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
 use crate::format::{
@@ -13,7 +15,7 @@ use crate::format::{
 };
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::zmap::CompressedMap;
+use crate::zmap::{CompressedMap, Place};
 
 /// Chunk addresses that are read together.
 const CHUNKS_READ: u64 = 512;
@@ -86,6 +88,29 @@ impl File {
     /// What room a read of `len` bytes takes at most.
     pub fn room_bytes(len: usize) -> usize {
         len + in_place_margin(MAX_PCLUSTER_BYTES as usize)
+    }
+
+    /// A buffer of at least `len` bytes, which hold anything.
+    pub(crate) fn buffer(&self, len: usize) -> Content {
+        self.data.image.buffers().take(len)
+    }
+
+    /// Makes `bytes` the cluster of the extent of `len` bytes from `offset`. `None`: it is not compressed, or ends elsewhere.
+    pub(crate) fn cluster_of(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> Result<Option<ClusterFormat>> {
+        if self.data.map.is_none() {
+            return Ok(None);
+        }
+        let extent = self.data.extent_around(offset)?;
+        match extent.place {
+            Place::Encoded { pa, plen, format, partial: false }
+                if (extent.start, extent.len) == (offset, len as u64) =>
+            {
+                bytes.resize(plen as usize, 0);
+                self.data.image.read_meta(bytes, pa)?;
+                Ok(Some(format))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The bytes from `offset`, which the file has, to the end of the last extent that ends within `len` bytes of it. If none

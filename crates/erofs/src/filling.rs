@@ -5,6 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pagefold_codec::cluster::ClusterFormat;
+
+use crate::buffers::Content;
 use crate::build::is_zeros;
 use crate::error::{Error, Result};
 use crate::file::File;
@@ -13,8 +16,20 @@ use crate::file::File;
 const PIECE_BYTES: usize = 512 << 10;
 /// And of one extent.
 const MOST_BYTES: usize = 8 << 20;
+/// A huge page.
+const HUGE_BYTES: usize = 2 << 20;
 /// Runs of zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
+
+/// What a thread fills files of one image with.
+#[derive(Default)]
+pub(crate) struct Room {
+    content: Option<Content>,
+    /// The cluster of a long extent.
+    cluster: Vec<u8>,
+    /// One that turned out to hold nothing but zeros, and how many. The same cluster holds the same, and a disk's zeros are one again and again.
+    zeros: Option<(ClusterFormat, usize, Vec<u8>)>,
+}
 
 /// A file that is being filled.
 pub(crate) struct Filling {
@@ -67,9 +82,9 @@ impl Filling {
     }
 
     /// Writes pieces until all are begun.
-    pub(crate) fn help(&self, buffer: &mut Vec<u8>) {
+    pub(crate) fn help(&self, room: &mut Room) {
         while let Some((at, len)) = self.next() {
-            let written = self.write(at, len, buffer);
+            let written = self.write(at, len, room);
             let mut progress = self.progress();
             match written {
                 Ok(end) => progress.written = progress.written.max(end),
@@ -118,11 +133,28 @@ impl Filling {
     }
 
     /// Writes a piece, zeros as holes. Returns where what is no hole ends.
-    fn write(&self, at: u64, len: usize, buffer: &mut Vec<u8>) -> Result<u64> {
-        let room = File::room_bytes(len).next_power_of_two();
-        if buffer.len() < room {
-            *buffer = vec![0; room];
+    fn write(&self, at: u64, len: usize, room: &mut Room) -> Result<u64> {
+        // That is one extent.
+        let format = if len > PIECE_BYTES { self.content.cluster_of(at, len, &mut room.cluster)? } else { None };
+        if let (Some(format), Some(zeros)) = (format, &room.zeros)
+            && (zeros.0, zeros.1) == (format, len)
+            && zeros.2 == room.cluster
+        {
+            return Ok(0);
         }
+        let needed = match File::room_bytes(len) {
+            // As Linux has huge pages for.
+            long if len > PIECE_BYTES => long.next_multiple_of(HUGE_BYTES),
+            short => short.next_power_of_two().min(File::room_bytes(PIECE_BYTES)),
+        };
+        let content = match &mut room.content {
+            Some(content) if content.len() >= needed => content,
+            content => {
+                *content = None;
+                content.insert(self.content.buffer(needed))
+            }
+        };
+        let buffer = content.room();
         self.content.read_alone(buffer, len, at)?;
         let (mut done, mut written) = (0, 0);
         while done < len {
@@ -136,6 +168,9 @@ impl Filling {
                 written = at + end as u64;
             }
             done = end;
+        }
+        if let Some(format) = format.filter(|_| written == 0) {
+            room.zeros = Some((format, len, std::mem::take(&mut room.cluster)));
         }
         Ok(written)
     }

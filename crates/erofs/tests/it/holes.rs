@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Fragments, Image, ScanOptions, Tree, build};
+use pagefold_erofs::{BuildOptions, ExtractOptions, Fragments, Image, ScanOptions, Tree, build};
 
 use crate::trees;
 
@@ -98,4 +98,33 @@ fn zeros_take_as_few_blocks_as_their_codec_can() {
     let options = BuildOptions { dedupe: true, ..base };
     let built = image(folder.path(), "zeros", &options).len() / 4096;
     assert!(built <= 60, "shared: {built} blocks");
+}
+
+#[test]
+fn long_extents_of_zeros_come_out_as_holes_and_others_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("disk")).unwrap();
+    let file = File::create(at("disk/disk")).unwrap();
+    file.set_len(80 << 20).unwrap();
+    // Clusters as long as those of zeros, between such.
+    for (offset, byte) in [(20 << 20, 1), (60 << 20, 2)] {
+        file.write_all_at(&vec![byte; 12 << 20], offset).unwrap();
+    }
+    file.write_all_at(&trees::text(50_000, 1), 50 << 20).unwrap();
+    let content = fs::read(at("disk/disk")).unwrap();
+    let zstd = Some(ClusterCodec::Zstd { level: 3, window_log: 16 });
+    let base = BuildOptions::default();
+    for (codec, pcluster_bytes) in [(base.codec, 4096), (base.codec, 65536), (zstd, 65536)] {
+        image(folder.path(), "disk", &BuildOptions { codec, pcluster_bytes, ..base.clone() });
+        for threads in [1, 3] {
+            let options = ExtractOptions { threads, ..ExtractOptions::default() };
+            let report = Image::open_path(&at("image")).unwrap().extract(&at("out"), &options).unwrap();
+            assert!(report.problems.is_empty(), "{:?}", report.problems);
+            assert!(fs::read(at("out/disk")).unwrap() == content, "{codec:?}, {threads} threads");
+            let blocks = fs::metadata(at("out/disk")).unwrap().blocks();
+            assert!(blocks * 512 <= 25 << 20, "{codec:?}, {threads} threads: {blocks} blocks of 512");
+            fs::remove_dir_all(at("out")).unwrap();
+        }
+    }
 }
