@@ -82,7 +82,7 @@ impl Part {
 }
 
 /// Segments that one thread does one after another: a long one, or as many as [`JOB_BYTES`] and [`JOB_PARTS`] allow. A
-/// small file is done sooner than a thread is told of it.
+/// small file is done sooner than a thread is told of it. Where there is one thread, each segment is stored before the next is begun.
 type Job = Vec<Part>;
 
 const JOB_BYTES: u64 = 256 << 10;
@@ -99,13 +99,14 @@ fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
     })
 }
 
-fn jobs(parts: impl Iterator<Item = Part>) -> impl Iterator<Item = Job> {
+fn jobs(parts: impl Iterator<Item = Part>, threads: usize) -> impl Iterator<Item = Job> {
+    let most = if threads == 1 { 1 } else { JOB_PARTS };
     let mut parts = parts.peekable();
     std::iter::from_fn(move || {
         let first = parts.next()?;
         let mut bytes = first.len();
         let mut job = vec![first];
-        while job.len() < JOB_PARTS
+        while job.len() < most
             && let Some(next) = parts.next_if(|next| bytes + next.len() <= JOB_BYTES)
         {
             bytes += next.len();
@@ -123,24 +124,29 @@ enum Work {
     Fragment(Vec<u8>),
 }
 
-/// Long buffers that are used again: memory that is taken anew must be cleared by the kernel first.
+/// Buffers that are used again: memory that is taken anew must be cleared by the kernel first.
 #[derive(Default)]
-struct Spare(Mutex<Vec<Vec<u8>>>);
+struct Spare {
+    buffers: Mutex<Vec<Vec<u8>>>,
+    /// Shorter ones are as well made anew, where there are many at once.
+    least_bytes: usize,
+}
 
 impl Spare {
-    /// Shorter ones are as well made anew.
-    const LEAST_BYTES: usize = 1 << 20;
+    fn new(threads: usize) -> Self {
+        Self { buffers: Mutex::default(), least_bytes: if threads == 1 { 0 } else { 1 << 20 } }
+    }
 
     fn take(&self, len: u64) -> Vec<u8> {
-        if len < Self::LEAST_BYTES as u64 {
+        if len < self.least_bytes as u64 {
             return Vec::new();
         }
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
     fn give(&self, bytes: Vec<u8>) {
-        if bytes.capacity() >= Self::LEAST_BYTES {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+        if bytes.capacity() >= self.least_bytes {
+            self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
         }
     }
 }
@@ -166,7 +172,7 @@ pub(crate) fn write(
         shared_blocks: 0,
         spool: None,
         worker: Worker::new(plan.choices.ways()),
-        spare: Spare::default(),
+        spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),
         digest: Xxh3::new(),
     };
@@ -268,7 +274,7 @@ impl Writer<'_> {
         let mut open: Option<OpenFile> = None;
         let outcome = pipeline::in_order(
             options.thread_count(),
-            jobs(parts),
+            jobs(parts, options.thread_count()),
             || Worker::new(ways),
             |worker, job: Job| {
                 let works: Vec<_> = job.iter().map(|part| worker.work(part, options, &spare)).collect();
@@ -304,7 +310,7 @@ impl Writer<'_> {
         let mut repeats = Repeats::default();
         pipeline::in_order(
             options.thread_count(),
-            jobs(parts(sources)),
+            jobs(parts(sources), options.thread_count()),
             Default::default,
             |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
                 let mut chunks = |part: &Part| {

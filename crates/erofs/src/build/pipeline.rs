@@ -58,7 +58,7 @@ impl<J, R> Drop for EndOnPanic<'_, J, R> {
 /// the results in the jobs' order. Stops at the first error of `consume`.
 pub(crate) fn in_order<J, S, R>(
     threads: usize,
-    jobs: impl Iterator<Item = J> + Send,
+    mut jobs: impl Iterator<Item = J> + Send,
     start: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, J) -> R + Sync,
     mut consume: impl FnMut(R) -> Result<()>,
@@ -66,6 +66,10 @@ pub(crate) fn in_order<J, S, R>(
 where
     R: Send,
 {
+    if threads == 1 {
+        let mut own = start();
+        return jobs.try_for_each(|job| consume(work(&mut own, job)));
+    }
     let window = 2 * threads + 2;
     let shared = Shared {
         state: Mutex::new(State {
