@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pagefold_codec::cluster::ClusterCodec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -19,6 +19,7 @@ use super::metadata::Plan;
 use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
 use super::segment::{Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
+use super::spare::Spare;
 use super::tree::{Content, NodeId, NodeKind, Tree};
 use super::zeros::Zeros;
 use super::{BuildOptions, Compression, Fragments, Progress};
@@ -122,33 +123,6 @@ enum Work {
     /// So many zeros, as they are.
     RawZeros(u64),
     Fragment(Vec<u8>),
-}
-
-/// Buffers that are used again: memory that is taken anew must be cleared by the kernel first.
-#[derive(Default)]
-struct Spare {
-    buffers: Mutex<Vec<Vec<u8>>>,
-    /// Shorter ones are as well made anew, where there are many at once.
-    least_bytes: usize,
-}
-
-impl Spare {
-    fn new(threads: usize) -> Self {
-        Self { buffers: Mutex::default(), least_bytes: if threads == 1 { 0 } else { 1 << 20 } }
-    }
-
-    fn take(&self, len: u64) -> Vec<u8> {
-        if len < self.least_bytes as u64 {
-            return Vec::new();
-        }
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
-    }
-
-    fn give(&self, bytes: Vec<u8>) {
-        if bytes.capacity() >= self.least_bytes {
-            self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
-        }
-    }
 }
 
 /// Stores the data of all regular files.
@@ -372,6 +346,9 @@ impl Writer<'_> {
                 }
                 self.add_pieces(file, &segment, true)?;
                 file.zeros += segment.zeros;
+                if part.is_last() && file.is_plain() {
+                    file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
+                }
                 spare.give(segment.blocks);
                 match segment.tail {
                     None => {}
@@ -633,7 +610,7 @@ impl Writer<'_> {
             if file.is_plain() {
                 // Its whole blocks are there already.
                 self.rewind(file.first_block + (source.size / block) as u32)?;
-                return self.end_of_flat(file.first_block, source, tail_fits);
+                return self.end_of_flat(file.first_block, source, file.plain_end, tail_fits);
             }
             return self.store_flat(file.first_block, source, tail_fits);
         }
@@ -668,14 +645,14 @@ impl Writer<'_> {
             self.append(&bytes)?;
             at += bytes.len() as u64;
         }
-        self.end_of_flat(first_block, source, tail_fits)
+        self.end_of_flat(first_block, source, Vec::new(), tail_fits)
     }
 
-    /// Adds what is behind a plain file's last whole block.
-    fn end_of_flat(&mut self, first_block: u32, source: &Source, tail_fits: bool) -> Result<FileData> {
+    /// Adds what is behind a plain file's last whole block: `end`, unless that is something else.
+    fn end_of_flat(&mut self, first_block: u32, source: &Source, end: Vec<u8>, tail_fits: bool) -> Result<FileData> {
         let tail_len = source.size % u64::from(self.options.block_bytes);
-        let mut tail = Vec::new();
-        if tail_len > 0 {
+        let mut tail = end;
+        if tail.len() as u64 != tail_len {
             read_bytes(source, source.size - tail_len, tail_len, &mut tail)?;
         }
         self.digest.update(&tail);
@@ -702,12 +679,21 @@ struct OpenFile {
     /// Zeros behind the extents that are in none yet.
     zeros: u64,
     tail: Vec<u8>,
+    /// What the last piece of a plain file holds.
+    plain_end: Vec<u8>,
 }
 
 impl OpenFile {
     fn new(writer: &mut Writer<'_>) -> Self {
         writer.stored_here.clear();
-        Self { first_block: writer.next_block, extents: Vec::new(), chunks: Vec::new(), zeros: 0, tail: Vec::new() }
+        Self {
+            first_block: writer.next_block,
+            extents: Vec::new(),
+            chunks: Vec::new(),
+            zeros: 0,
+            tail: Vec::new(),
+            plain_end: Vec::new(),
+        }
     }
 
     /// Whether the file's whole blocks lie one after another as they are.

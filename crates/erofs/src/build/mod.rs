@@ -29,6 +29,7 @@ mod reach;
 mod repeats;
 mod scan;
 mod segment;
+mod spare;
 mod sparse;
 mod tar;
 mod tree;

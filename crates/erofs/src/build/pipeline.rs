@@ -1,4 +1,4 @@
-//! Threads that work ahead of one consumer, which gets results in order.
+//! Threads that work ahead of one consumer, which gets results in order. Where there would be one, the consumer works itself.
 //!
 //! ```text
 //! worker:    wait until the next job is within the window; take it; work; put the result under its number
@@ -164,15 +164,17 @@ mod tests {
 
     #[test]
     fn an_error_stops_it() {
-        let result = in_order(
-            3,
-            0..1_000_000_000u64,
-            || (),
-            |(), n| n,
-            |n| {
-                if n == 50 { Err(Error::Options("enough".to_owned())) } else { Ok(()) }
-            },
-        );
-        assert!(result.is_err());
+        for threads in [1, 3] {
+            let result = in_order(
+                threads,
+                0..1_000_000_000u64,
+                || (),
+                |(), n| n,
+                |n| {
+                    if n == 50 { Err(Error::Options("enough".to_owned())) } else { Ok(()) }
+                },
+            );
+            assert!(result.is_err());
+        }
     }
 }

@@ -87,6 +87,16 @@ impl Segment {
         self.pieces.iter().map(|piece| piece.len as usize).sum()
     }
 
+    /// What the last piece holds, if that is less than a `block` and lies there as it is.
+    pub(crate) fn plain_end(&self, block: usize) -> &[u8] {
+        match self.pieces.last() {
+            Some(piece) if !piece.compressed && (piece.len as usize) < block => {
+                &self.blocks[self.blocks.len() - block..][..piece.len as usize]
+            }
+            _ => &[],
+        }
+    }
+
     /// Adds a cluster that holds `len` bytes, and returns that.
     fn add_cluster(&mut self, cluster: &[u8], len: usize, block: usize) -> usize {
         let blocks = cluster.len().div_ceil(block);
