@@ -144,7 +144,8 @@ impl Filling {
         }
         let needed = match File::room_bytes(len) {
             // As Linux has huge pages for.
-            long if len > PIECE_BYTES => long.next_multiple_of(HUGE_BYTES),
+            long if long > HUGE_BYTES => long.next_multiple_of(HUGE_BYTES),
+            long if len > PIECE_BYTES => long.next_multiple_of(PIECE_BYTES / 4),
             short => short.next_power_of_two().min(File::room_bytes(PIECE_BYTES)),
         };
         let content = match &mut room.content {
