@@ -48,7 +48,9 @@ impl Zeros {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(Compressor::new(compression.codec)?),
         };
-        self.zeros.resize(MAX_ZEROS, 0);
+        if self.zeros.is_empty() {
+            self.zeros = vec![0; MAX_ZEROS];
+        }
         let options = SegmentOptions::new(options, compression, false);
         Ok(known.insert(compressor.compress_zeros(&self.zeros[..len], len == MAX_ZEROS, &options)))
     }
