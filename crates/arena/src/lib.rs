@@ -21,7 +21,7 @@ const HUGE_BYTES: usize = 2 << 20;
 /// So much is used in small pages, so that an arena of which little is used stays small. A huge page begins behind it.
 const SMALL_BYTES: usize = HUGE_BYTES / 4;
 /// Lanes that an arena has at most, and extents that each of them may get.
-const MAX_LANES: usize = 8;
+const MAX_LANES: usize = 16;
 const EXTENTS: usize = 4;
 
 /// The lane of the next thread that asks for a piece.

@@ -28,12 +28,15 @@ use crate::workers::{Busy, Workers};
 const START_BYTES: u64 = 128 << 10;
 /// A segment's bytes, but for the rest of its last extent.
 const SEGMENT_BYTES: u64 = 128 << 10;
-/// How far ahead of a reader segments may start.
+/// How far ahead of a reader segments may start: so far, and once more for every `WINDOW_IDLE` idle processors, of which each takes a segment.
 const WINDOW_BYTES: u64 = 1 << 20;
+const WINDOW_IDLE: usize = 5;
 /// Longer reads are cut, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
 /// Streams of a file that are told apart.
-const MAX_STREAMS: usize = 8;
+const MAX_STREAMS: usize = 64;
+/// And those of them that are not known to go on.
+const MAX_NEW: usize = 16;
 /// Reads of at least this length that are at most so far from a stream belong to it.
 const NEAR_READ_BYTES: u64 = 32 << 10;
 const NEAR_BYTES: u64 = 1 << 20;
@@ -76,9 +79,11 @@ impl Streams {
         let stream = match met.or_else(|| self.streams.iter().rposition(near)) {
             Some(at) => self.streams.remove(at),
             None => {
-                if self.streams.len() == MAX_STREAMS {
-                    // Reads at random do not displace streams.
-                    let first = self.streams.iter().position(|stream| stream.in_order < START_BYTES);
+                // Reads at random do not displace streams.
+                let is_new = |stream: &&Stream| stream.in_order < START_BYTES;
+                let new = self.streams.iter().filter(is_new).count();
+                if new == MAX_NEW || self.streams.len() == MAX_STREAMS {
+                    let first = self.streams.iter().position(|stream| new == 0 || is_new(&stream));
                     self.streams.remove(first.unwrap_or(0));
                 }
                 self.next_id += 1;
@@ -146,10 +151,12 @@ impl Ahead {
         if stream.frontier < end {
             stream.frontier = data.extent_around(end - 1)?.end();
         }
-        stream.limit = stream.limit.max((end + WINDOW_BYTES).min(data.inode.size));
         let workers = Workers::get();
+        let idle = workers.idle_processors();
+        let window = WINDOW_BYTES * (1 + (idle / WINDOW_IDLE).min(3) as u64);
+        stream.limit = stream.limit.max((end + window).min(data.inode.size));
         let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
-        let helpers = workers.idle_processors().min(wanted.saturating_sub(stream.helpers));
+        let helpers = idle.min(wanted.saturating_sub(stream.helpers));
         stream.helpers += helpers;
         let id = stream.id;
         drop(streams);
@@ -260,12 +267,33 @@ mod tests {
             let (id, forward) = read(&mut streams, (200 << 20) + number * (7 << 20), 4096);
             assert!(id > 2 && !forward);
         }
-        assert_eq!(streams.streams.len(), MAX_STREAMS);
+        assert_eq!(streams.streams.len(), 2 + MAX_NEW);
         // Two requests that change places, as a kernel's do.
         assert_eq!(read(&mut streams, 21 * LEN, LEN), (1, true));
         assert_eq!(read(&mut streams, 20 * LEN, LEN), (1, true));
         assert_eq!(read(&mut streams, 22 * LEN, LEN), (1, true));
         // A short read nearby is somebody else's.
         assert!(!read(&mut streams, 25 * LEN, 4096).1);
+    }
+
+    #[test]
+    fn many_readers_share_a_file() {
+        let mut streams = Streams::default();
+        const LEN: u64 = 128 << 10;
+        const READERS: u64 = 40;
+        for number in 0..4 {
+            for reader in 0..READERS {
+                let (id, forward) = read(&mut streams, (1 + reader) * (1 << 30) + number * LEN, LEN);
+                assert_eq!((id, forward), (1 + reader, number > 0));
+            }
+        }
+        for reader in 0..1000 {
+            read(&mut streams, (100 + reader) * (1 << 30), LEN);
+            assert!(streams.streams.len() <= MAX_STREAMS);
+        }
+        for reader in 0..1000 {
+            read(&mut streams, (2000 + reader) * (1 << 30), 4096);
+            assert!(streams.streams.len() <= MAX_STREAMS);
+        }
     }
 }

@@ -1,27 +1,24 @@
 //! Buffers for decoded content that are used again, so that a cluster costs neither an allocation nor new zeroed pages
-//! from the kernel, which took as long as decoding it. New pages of large buffers are asked for all at once (`MAP_POPULATE`),
-//! which takes two thirds of the time of a fault for each. What the cache keeps lies in an [`Arena`], whose pages are huge.
+//! from the kernel, which took as long as decoding it. They lie in two [`Arena`]s, one of which is for what the cache keeps.
 
 use std::ops::{Deref, DerefMut, RangeInclusive};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
 use pagefold_arena::{Arena, Piece};
 
-/// Buffers that wait for their next use.
-const MAX_FREE: usize = 32;
-/// And their bytes: two of the longest contents that are built, 8 MiB of zeros, or one of the longest that are read.
-const MAX_FREE_BYTES: usize = 17 << 20;
+/// What waits for its readers, and what is decoded for one now.
+const PASSING_BYTES: usize = 128 << 20;
 
-/// Buffers of such lengths have pages of their own. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
+/// Buffers of such lengths for which an arena has no room have pages of their own, asked for all at once (`MAP_POPULATE`), which takes two thirds of the
+/// time of a fault for each. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
 
 /// So much of a copy's source is fetched before it begins; by then the processor fetches ahead itself.
 const FETCHED_BYTES: usize = 16 << 10;
 
-/// Buffers that wait for their next use, and the memory of what the cache keeps.
+/// Where buffers come from.
 pub(crate) struct Buffers {
-    free: Mutex<Vec<Buffer>>,
+    passing: Arena,
     kept: Arena,
 }
 
@@ -29,7 +26,7 @@ pub(crate) struct Buffers {
 enum Buffer {
     Heap(Vec<u8>),
     Mapped(MmapMut),
-    Kept(Piece),
+    Lent(Piece),
 }
 
 impl Buffer {
@@ -58,7 +55,7 @@ impl Deref for Buffer {
         match self {
             Self::Heap(bytes) => bytes,
             Self::Mapped(bytes) => bytes,
-            Self::Kept(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
         }
     }
 }
@@ -68,7 +65,7 @@ impl DerefMut for Buffer {
         match self {
             Self::Heap(bytes) => bytes,
             Self::Mapped(bytes) => bytes,
-            Self::Kept(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
         }
     }
 }
@@ -76,41 +73,20 @@ impl DerefMut for Buffer {
 impl Buffers {
     /// `kept_bytes` are for what is kept.
     pub(crate) fn new(kept_bytes: usize) -> Self {
-        Self { free: Mutex::default(), kept: Arena::new(kept_bytes) }
+        Self { passing: Arena::new(PASSING_BYTES), kept: Arena::new(kept_bytes) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A buffer of at least `len` bytes, which hold anything, and of less than twice as many if it was used before.
-    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Content {
-        let mut free = self.lock();
-        let fits = |buffer: &Buffer| (len..=2 * len).contains(&buffer.len());
-        let found = free.iter().rposition(fits).map(|at| free.swap_remove(at));
-        drop(free);
-        Content { bytes: found.unwrap_or_else(|| Buffer::new(len)), len, home: Some(Arc::clone(self)) }
+    /// A buffer of `len` bytes, which hold anything.
+    pub(crate) fn take(&self, len: usize) -> Content {
+        Content { bytes: self.passing.take(len).map_or_else(|| Buffer::new(len), Buffer::Lent), len }
     }
 
     /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece comes from elsewhere.
-    pub(crate) fn take_kept(self: &Arc<Self>, len: usize) -> Content {
+    pub(crate) fn take_kept(&self, len: usize) -> Content {
         match self.kept.take(len) {
-            Some(piece) => Content { bytes: Buffer::Kept(piece), len, home: None },
+            Some(piece) => Content { bytes: Buffer::Lent(piece), len },
             None => self.take(len),
         }
-    }
-
-    fn give(&self, buffer: Buffer) {
-        if buffer.len() > MAX_FREE_BYTES {
-            return;
-        }
-        let mut free = self.lock();
-        // The oldest go first: what is in use now says best what will be.
-        let mut bytes: usize = free.iter().map(|buffer| buffer.len()).sum::<usize>() + buffer.len();
-        while bytes > MAX_FREE_BYTES || free.len() >= MAX_FREE {
-            bytes -= free.remove(0).len();
-        }
-        free.push(buffer);
     }
 }
 
@@ -118,8 +94,6 @@ impl Buffers {
 pub(crate) struct Content {
     bytes: Buffer,
     len: usize,
-    /// `None`: it knows itself.
-    home: Option<Arc<Buffers>>,
 }
 
 impl Content {
@@ -150,33 +124,28 @@ impl Deref for Content {
     }
 }
 
-impl Drop for Content {
-    fn drop(&mut self) {
-        if let Some(home) = &self.home {
-            home.give(std::mem::replace(&mut self.bytes, Buffer::Heap(Vec::new())));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn buffers_come_back_within_bounds() {
-        let buffers = Arc::new(Buffers::new(1 << 20));
-        let mut content = buffers.take(1000);
+    fn buffers_are_used_again() {
+        let buffers = Buffers::new(1 << 20);
+        let mut content = buffers.take(100_000);
         content.room()[0] = 7;
         let address = content.as_ptr();
         drop(content);
-        let again = buffers.take(600).shorten(10);
+        let again = buffers.take(60_000).shorten(10);
         assert_eq!((again.as_ptr(), again.len(), again[0]), (address, 10, 7));
-        assert_ne!(buffers.take(600).as_ptr(), address);
-        drop(again);
-        assert_ne!(buffers.take(400).as_ptr(), address, "a small content would hold a large buffer");
-        let many: Vec<_> = (0..100).map(|_| buffers.take(1 << 20)).collect();
-        drop(many);
-        let free = buffers.lock();
-        assert!(free.len() <= MAX_FREE && free.iter().map(|buffer| buffer.len()).sum::<usize>() <= MAX_FREE_BYTES);
+        assert_ne!(buffers.take(60_000).as_ptr(), address);
+        // More than there is room for, and longer ones.
+        let many: Vec<_> = [0, 1, 100_000, 2 << 20, 40 << 20]
+            .into_iter()
+            .cycle()
+            .take(100)
+            .map(|len| (buffers.take(len), len))
+            .collect();
+        assert!(many.into_iter().all(|(mut content, len)| content.len() == len && content.room().len() == len));
+        assert!((0..20).all(|_| buffers.take_kept(1 << 20).room().len() == 1 << 20));
     }
 }

@@ -1,8 +1,9 @@
 //! A bounded map that forgets what was not used lately, for any number of threads.
 //!
-//! A hit takes one lock of sixteen and writes nothing else that other threads read: that a value was used is one bit, set once, and what goes is
-//! found by a hand that goes round all values and clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics
-//! System*, 1968).
+//! A hit takes one lock of many and writes nothing else that other threads read: that a value was used is one bit, set once, and what goes is
+//! found by a hand that goes round the values and clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics
+//! System*, 1968). Each part has a hand: a value takes the room of one in its own part, or of the next part that has any. With one hand for all,
+//! threads that had to make room did so in the same part, all at once.
 
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
@@ -15,7 +16,7 @@ use foldhash::quality::RandomState;
 use crate::error::Result;
 
 /// Parts with a lock each, so that readers of different keys seldom meet.
-const SHARDS: usize = 16;
+const SHARDS: usize = 32;
 /// Places of a shard's table when it gets its first entry.
 const FIRST_PLACES: usize = 8;
 
@@ -51,8 +52,6 @@ pub(crate) struct Cache<K, V> {
     bytes: CachePadded<AtomicUsize>,
     /// Whether there were ever more bytes than half of `limit`.
     filling: AtomicBool,
-    /// The shard, modulo their number, that the hand of the clock goes through.
-    turn: AtomicUsize,
     /// An image chooses its keys, but not how they are hashed.
     hasher: RandomState,
 }
@@ -86,7 +85,6 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
             limit: limit_bytes,
             bytes: CachePadded::default(),
             filling: AtomicBool::new(false),
-            turn: AtomicUsize::new(0),
             hasher: RandomState::default(),
         }
     }
@@ -96,8 +94,7 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<K, V>> {
-        // The low bits are the table's.
-        self.lock((hash >> 48) as usize)
+        self.lock(part(hash))
     }
 
     /// The shard of a number, modulo theirs. Nobody locks two.
@@ -128,34 +125,30 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         self.filling.load(Relaxed)
     }
 
-    /// The key whose value would be forgotten first for one of `cost` bytes; `None` if there is room.
-    pub(crate) fn victim(&self, cost: usize) -> Option<K> {
+    /// The key whose value is likely to be forgotten for that of `key`, of `cost` bytes; `None` if there is room.
+    pub(crate) fn victim(&self, key: K, cost: usize) -> Option<K> {
         if self.bytes.load(Relaxed).saturating_add(cost) <= self.limit {
             return None;
         }
-        self.with_oldest(|shard, place| shard.table[place].as_ref().map(|entry| entry.key))?
+        self.with_oldest(self.hash(key), |shard, place| shard.table[place].as_ref().map(|entry| entry.key))?
     }
 
-    /// Does something with the entry that goes first, to which the hand moves. `None`: there is no entry.
-    fn with_oldest<T>(&self, act: impl FnOnce(&mut Shard<K, V>, usize) -> T) -> Option<T> {
-        for tries in 0..=2 * SHARDS {
-            let turn = self.turn.load(Relaxed);
-            let mut shard = self.lock(turn);
-            // What was used again since the hand came by goes all the same.
-            match shard.oldest(tries <= SHARDS) {
-                Some(place) => return Some(act(&mut shard, place)),
-                None => drop(self.turn.compare_exchange(turn, turn.wrapping_add(1), Relaxed, Relaxed)),
-            }
-        }
-        None
+    /// Does something with the entry that goes first for one with this hash. `None`: there is no entry.
+    fn with_oldest<T>(&self, hash: u64, act: impl Fn(&mut Shard<K, V>, usize) -> T) -> Option<T> {
+        // What was used again since the hand came by goes all the same.
+        (0..=2 * SHARDS).find_map(|tries| {
+            let mut shard = self.lock(part(hash) + tries);
+            let place = shard.oldest(tries <= SHARDS)?;
+            Some(act(&mut shard, place))
+        })
     }
 
-    /// Makes room for `cost` bytes, as far as that can be done, and takes it.
-    fn reserve(&self, cost: usize) {
+    /// Makes room for `cost` bytes of an entry with this hash, as far as that can be done, and takes it.
+    fn reserve(&self, hash: u64, cost: usize) {
         let taken = |bytes: usize| bytes.checked_add(cost).filter(|sum| *sum <= self.limit);
         while self.bytes.fetch_update(Relaxed, Relaxed, taken).is_err() {
             // The value is dropped when the lock is not held any more.
-            match self.with_oldest(|shard, place| shard.remove(place, &self.hasher)).flatten() {
+            match self.with_oldest(hash, |shard, place| shard.remove(place, &self.hasher)).flatten() {
                 Some(gone) => drop(self.bytes.fetch_sub(gone.cost, Relaxed)),
                 None => {
                     self.bytes.fetch_add(cost, Relaxed);
@@ -170,7 +163,7 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
 
     /// The slot of a key that was not here, in place of as many others as it takes.
     fn add(&self, key: K, hash: u64, cost: usize) -> Slot<V> {
-        self.reserve(cost);
+        self.reserve(hash, cost);
         let mut shard = self.shard(hash);
         if let Some(slot) = shard.used(key, hash) {
             self.bytes.fetch_sub(cost, Relaxed);
@@ -202,6 +195,11 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
             }
         }
     }
+}
+
+/// The shard of a hash, modulo their number. The low bits are the table's.
+fn part(hash: u64) -> usize {
+    (hash >> 48) as usize
 }
 
 impl<K: Copy + Eq + Hash, V> Shard<K, V> {
@@ -298,10 +296,16 @@ mod tests {
         let make = || Ok(vec![0; 100]);
         for round in 0..1000u64 {
             assert!(cache.find(round).is_none());
-            let victim = cache.victim(100);
+            let victim = cache.victim(round, 100);
+            assert_eq!(victim.is_some(), round >= 160);
+            assert!(
+                victim.is_none_or(|victim| cache
+                    .lock(part(cache.hash(victim)))
+                    .used(victim, cache.hash(victim))
+                    .is_some())
+            );
             let value = cache.get(round, 100, make).unwrap();
             assert!(cache.find(round).is_some_and(|found| std::ptr::eq(&*found, &*value)));
-            assert!(victim.is_none_or(|victim| cache.find(victim).is_none()));
             let entries: usize = (0..SHARDS).map(|number| cache.lock(number).count).sum();
             assert_eq!(cache.bytes.load(Relaxed), entries * 100);
             assert_eq!(entries as u64, (round + 1).min(160));

@@ -215,9 +215,9 @@ impl Data {
     ) -> bool {
         let room = extent.len as usize + self.margin(extent);
         let counted = self.image.visits();
-        match self.image.clusters().victim(room) {
+        match self.image.clusters().victim((pa, extent.len), room) {
             // Who comes back at once may come often.
-            Some((other, _)) => visits > counted.count(other) || counted.missed_again(pa),
+            Some((other, _)) => visits > counted.count(other) + 1 || counted.missed_again(pa),
             // There is room, and decoding is dear.
             None if format != ClusterFormat::Lz4 => true,
             // But the rest costs time, and memory that was never used before about as much.

@@ -89,7 +89,7 @@ struct Shared {
     /// Decoded clusters, by address and length of the content.
     clusters: Cache<(u64, u64), Content>,
     visits: Visits,
-    buffers: Arc<Buffers>,
+    buffers: Buffers,
     segments: Segments,
     /// Many, so that threads seldom count in the same one.
     counters: [CachePadded<Counters>; COUNTERS],
@@ -159,7 +159,7 @@ impl Image {
             kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
-            buffers: Arc::new(Buffers::new(cache_bytes)),
+            buffers: Buffers::new(cache_bytes),
             segments: Segments::default(),
             counters: Default::default(),
         };
@@ -348,7 +348,7 @@ impl Image {
         &self.shared.visits
     }
 
-    pub(crate) fn buffers(&self) -> &Arc<Buffers> {
+    pub(crate) fn buffers(&self) -> &Buffers {
         &self.shared.buffers
     }
 

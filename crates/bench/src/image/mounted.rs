@@ -31,7 +31,8 @@ impl Mounted {
         let at = TempDir::new()?;
         let mut command = Command::new(program);
         process::run(command.args(arguments).arg(image).arg(at.path()), 0)?;
-        let mounted = Self { at, unmount: &["fusermount3", "-u"] };
+        let unmount: &[_] = if rustix::process::geteuid().is_root() { &["umount"] } else { &["fusermount3", "-u"] };
+        let mounted = Self { at, unmount };
         let mounts = std::fs::read_to_string("/proc/self/mounts").context("no list of mounts")?;
         let here = mounted.path().to_string_lossy().into_owned();
         let found = mounts.lines().any(|line| line.split(' ').nth(1).map(OsStr::new) == Some(OsStr::new(&here)));

@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    collections::hash_map::{Entry, HashMap},
     fs::{self, File},
     os::unix::{ffi::OsStrExt, fs::FileExt},
     path::{Path, PathBuf},
@@ -24,7 +25,8 @@ use crate::{load::Random, machine::allowed_cpus};
 
 /// Bytes of one sequential request.
 const REQUEST: usize = 128 << 10;
-/// Bytes that a thread reads one after another before it takes the next part, so that several share a large file.
+/// Bytes at most that a thread reads one after another before it takes the next part, so that several share a large file; fewer if some threads
+/// would have nothing to read.
 const PART: u64 = 8 << 20;
 /// Bytes of one random request.
 const PAGE: usize = 4096;
@@ -35,8 +37,6 @@ const RANDOM_READS: usize = 8192;
 pub(super) struct Reads {
     /// Paths below the root, with their lengths.
     files: Vec<(PathBuf, u64)>,
-    /// Parts of files, as the number of the file, its offset and the length.
-    parts: Vec<(usize, u64, u64)>,
     /// Pages that are not zeros alone, as the number of the file and the offset: all different. A random read in a long run of zeros decodes up to 4 MiB of
     /// them, which nobody does who looks for data.
     pages: Vec<(usize, u64)>,
@@ -85,9 +85,8 @@ impl Reads {
             fits
         });
         ensure!(!files.is_empty(), "{} has no files to read", root.display());
-        let (mut parts, mut pages) = (Vec::new(), Vec::new());
+        let mut pages = Vec::new();
         for (number, (_, len)) in files.iter().enumerate() {
-            parts.extend((0..*len).step_by(PART as usize).map(|at| (number, at, PART.min(len - at))));
             pages.extend((0..len / PAGE as u64).map(|page| (number, page * PAGE as u64)));
         }
         let mut random = Random::new(7);
@@ -99,11 +98,22 @@ impl Reads {
         };
         let shuffled = shuffled.into_iter().map(|at| pages[at as usize]);
         let pages = shuffled.filter(has_data).take(RANDOM_READS).collect();
-        Ok(Self { files, parts, pages })
+        Ok(Self { files, pages })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, len)| len).sum()
+    }
+
+    /// Parts of files for so many threads, as the number of the file, the offset and the length.
+    fn parts(&self, threads: usize) -> Vec<(usize, u64, u64)> {
+        let part = (self.bytes() / threads as u64).next_multiple_of(REQUEST as u64).min(PART);
+        let files = self.files.iter().enumerate();
+        files
+            .flat_map(|(number, (_, len))| {
+                (0..*len).step_by(part as usize).map(move |at| (number, at, part.min(len - at)))
+            })
+            .collect()
     }
 
     /// Reads everything and compares it with the files under `source`.
@@ -123,11 +133,11 @@ impl Reads {
 
     /// Reads everything in order, 128 KiB at a time, and returns MB a second.
     pub(super) fn sequential(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
-        let next = AtomicUsize::new(0);
+        let (next, parts) = (AtomicUsize::new(0), self.parts(threads));
         let time = in_threads(threads, |start| {
             let mut buf = vec![0; REQUEST];
             start.wait();
-            while let Some(&(file, from, len)) = self.parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(&(file, from, len)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let opened = access.open(&self.files[file].0)?;
                 for at in (from..from + len).step_by(REQUEST) {
                     let here = (from + len - at).min(REQUEST as u64) as usize;
@@ -142,18 +152,24 @@ impl Reads {
     /// Reads pages in random order and returns the microseconds that one takes its thread. Of mounted files the kernel
     /// is told that reads are random, so that it reads nothing ahead.
     pub(super) fn random(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
-        let next = AtomicUsize::new(0);
         let time = in_threads(threads, |start| {
-            let opened = self.files.iter().map(|(path, _)| access.open(path)).collect::<anyhow::Result<Vec<_>>>()?;
-            for file in &opened {
-                if let Opened::File(file) = file {
+            // With all files open in each thread there might be too many.
+            let pages: Vec<_> = self.pages.iter().skip(start.thread).step_by(threads).collect();
+            let mut opened = HashMap::new();
+            for (number, _) in &pages {
+                let Entry::Vacant(place) = opened.entry(number) else { continue };
+                let file = access.open(&self.files[*number].0)?;
+                if let Opened::File(file) = &file {
                     fadvise(file, 0, None, Advice::Random)?;
                 }
+                place.insert(file);
             }
+            let reads = pages.iter().filter_map(|(number, at)| Some((opened.get(number)?, *at)));
+            let reads: Vec<_> = reads.collect();
             let mut buf = [0; PAGE];
             start.wait();
-            while let Some(&(file, at)) = self.pages.get(next.fetch_add(1, Ordering::Relaxed)) {
-                opened[file].read(&mut buf, at)?;
+            for (file, at) in reads {
+                file.read(&mut buf, at)?;
             }
             Ok(())
         })?;
@@ -194,7 +210,7 @@ fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync
     let barrier = Barrier::new(threads);
     let cpus = allowed_cpus()?;
     let run = |number: usize| {
-        let start = Start { barrier: &barrier, passed: Cell::new(None) };
+        let start = Start { thread: number, barrier: &barrier, passed: Cell::new(None) };
         if threads > 1 && threads == cpus.len() {
             let mut one = CpuSet::new();
             one.set(cpus[number]);
@@ -218,6 +234,8 @@ fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync
 
 /// The common start of threads. One that fails before it does not keep the others waiting.
 struct Start<'a> {
+    /// The thread's number.
+    thread: usize,
     barrier: &'a Barrier,
     passed: Cell<Option<Instant>>,
 }
@@ -250,6 +268,10 @@ mod tests {
         fs::write(folder.path().join("tiny"), b"left out").expect("a file");
         let reads = Reads::of(folder.path(), 1 << 20).expect("files");
         assert_eq!((reads.bytes(), reads.pages.len()), (305_000, 74));
+        assert_eq!(
+            (reads.parts(1).len(), reads.parts(3)),
+            (2, vec![(0, 0, 131_072), (0, 131_072, 131_072), (0, 262_144, 37_856), (1, 0, 5000)])
+        );
         let access = Access::Folder(folder.path());
         reads.verify(&access, folder.path()).expect("the same");
         for threads in [1, 2] {
