@@ -651,8 +651,9 @@ impl Target<'_> {
             return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Nobody else gets here before the directories get their modes.
-        let mode = self.made.mode(inode);
+        // Nobody else gets here before the directories get their modes. Who is not root sets xattrs of what it may write to.
+        let can_set_xattrs = |mode: &Mode| mode.contains(Mode::WUSR) || inode.xattr_start == inode.xattr_end;
+        let mode = self.made.mode(inode).filter(can_set_xattrs);
         let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
             .map_err(failed("making a file"))?;
         Ok((Filling::new(self.image.file(inode)?, out.into()), mode.is_some()))
@@ -675,19 +676,20 @@ impl Target<'_> {
         Ok(inode.size)
     }
 
-    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode.
+    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode; the mode after the xattrs, which
+    /// it may forbid to set.
     fn finish(&self, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
         if self.options.owners && !self.made.has_owner(inode) {
             let (uid, gid) = owner(inode);
             rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner"))?;
         }
+        let xattrs =
+            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         if !has_mode {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
         }
-        let xattrs =
-            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))?;
         xattrs
     }

@@ -342,6 +342,50 @@ fn an_extraction_into_a_full_target_says_so_once() {
     assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
+/// Xattrs of the user's own may be set by who may write to the file.
+#[test]
+fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
+    const TEST: &str = "a_user_who_is_not_root_gets_the_xattrs_of_read_only_files";
+    if !rustix::process::geteuid().is_root() {
+        return pagefold_testing::skip_for_good(TEST, "it takes root to become a user");
+    }
+    let Some([setpriv]) = pagefold_testing::programs(TEST, ["setpriv"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let all_may_pass = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.path(), all_may_pass).expect("a mode");
+    fs::create_dir(at("tree")).expect("a folder");
+    for (name, mode) in [("read-only", 0o444), ("closed", 0), ("below", 0o555)] {
+        let path = at(&format!("tree/{name}"));
+        if name == "below" {
+            fs::create_dir(&path).expect("a folder");
+        } else {
+            fs::write(&path, name).expect("a file");
+        }
+        if rustix::fs::setxattr(&path, "user.name", name.as_bytes(), rustix::fs::XattrFlags::empty()).is_err() {
+            return pagefold_testing::skip(TEST, "this file system has no xattrs");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    fs::copy(env!("CARGO_BIN_EXE_pagefold"), at("pagefold")).expect("a copy");
+    fs::create_dir(at("theirs")).expect("a folder");
+    std::os::unix::fs::chown(at("theirs"), Some(65_534), Some(65_534)).expect("an owner");
+    for threads in ["1", "2"] {
+        let out = at(&format!("theirs/{threads}"));
+        let mut command = Command::new(&setpriv);
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", &at("pagefold"), "extract"]);
+        output(command.args([&at("image"), "-C", &out, "--threads", threads]));
+        for (name, mode) in [("read-only", 0o444), ("closed", 0), ("below", 0o555)] {
+            let path = format!("{out}/{name}");
+            let mut value = [0; 32];
+            let len = rustix::fs::getxattr(&path, "user.name", &mut value).expect("an xattr");
+            assert_eq!(&value[..len], name.as_bytes());
+            assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o7777, mode);
+        }
+    }
+}
+
 #[test]
 fn options_that_cannot_be_meant_say_what_is_wrong() {
     let folder = TempDir::new().expect("a folder");
