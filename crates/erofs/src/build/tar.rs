@@ -4,7 +4,7 @@
 //! values may hold any byte), GNU's long names and both's ways to leave holes out (`sparse.rs`).
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -32,6 +32,8 @@ const DISK_FRONT_BYTES: u64 = 1 << 20;
 
 /// PAX records by key.
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+/// Files that are left out, by path.
+type LeftOut = HashMap<Vec<u8>, NodeId>;
 
 /// A member of an archive, with what precedes it applied.
 struct Member {
@@ -233,14 +235,18 @@ impl Tree {
         let len = (&*archive).seek(SeekFrom::End(0)).map_err(Error::io("asking for the archive's length"))?;
         let mut members = Members { archive: &archive, len, at: 0, global: Records::new() };
         let mut tree = Self::new(directory(options));
+        let mut left_out = LeftOut::new();
         while let Some(member) = members.next()? {
             let names = names(&member.path)?;
             if names.is_empty() && member.kind.is_dir() {
                 let root = tree.root();
                 describe(&member, tree.node_mut(root))?;
                 options.apply(tree.node_mut(root));
-            } else if !names.is_empty() && !is_left_out(&names, options) {
-                add(&mut tree, &archive, &member, &names, options)?;
+            } else if is_left_out(&names, options) {
+                // What is wrong with it is no concern.
+                let _ = leave_out(&mut tree, &archive, &mut left_out, &member, &names, options);
+            } else if !names.is_empty() {
+                add(&mut tree, &archive, &left_out, &member, &names, options)?;
             }
         }
         Ok(tree)
@@ -257,15 +263,73 @@ fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
     slashes.chain([path.len()]).any(|end| options.excludes(&path[..end]))
 }
 
-fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], options: &ScanOptions) -> Result<()> {
-    let refuse = |what: &str| Err(source_error(&member.path, what));
+fn add(
+    tree: &mut Tree,
+    archive: &Arc<File>,
+    left_out: &LeftOut,
+    member: &Member,
+    names: &[&[u8]],
+    options: &ScanOptions,
+) -> Result<()> {
     let Some((name, above)) = names.split_last() else { return Ok(()) };
     let parent = directories(tree, above, &member.path, options)?;
+    if member.kind == EntryType::Link {
+        let node = linked(tree, left_out, member)?;
+        return tree.link(parent, name, node);
+    }
+    let Some(kind) = kind_of(archive, member)? else { return Ok(()) };
+    // A directory that is described after its files keeps them.
+    let known = tree.child(parent, name).filter(|node| matches!(tree.node(*node).kind, NodeKind::Directory(_)));
+    let id = match (known, &kind) {
+        (Some(node), NodeKind::Directory(_)) => node,
+        _ => tree.add(parent, name, Node { kind, ..directory(options) })?,
+    };
+    describe(member, tree.node_mut(id))?;
+    options.apply(tree.node_mut(id));
+    Ok(())
+}
+
+/// Keeps a file that is left out without a name, since a name that stays may be a hard link to it.
+fn leave_out(
+    tree: &mut Tree,
+    archive: &Arc<File>,
+    left_out: &mut LeftOut,
+    member: &Member,
+    names: &[&[u8]],
+    options: &ScanOptions,
+) -> Result<()> {
+    let id = if member.kind == EntryType::Link {
+        linked(tree, left_out, member)?
+    } else {
+        let kind = kind_of(archive, member)?.filter(|kind| !matches!(kind, NodeKind::Directory(_)));
+        let Some(kind) = kind else { return Ok(()) };
+        let mut node = Node { kind, ..directory(options) };
+        describe(member, &mut node)?;
+        options.apply(&mut node);
+        tree.add_unnamed(node)
+    };
+    left_out.insert(names.join(&b'/'), id);
+    Ok(())
+}
+
+/// The file that a member is a hard link to.
+fn linked(tree: &Tree, left_out: &LeftOut, member: &Member) -> Result<NodeId> {
+    let target = names(&member.link)?;
+    let found = target.iter().try_fold(tree.root(), |node, name| tree.child(node, name));
+    let file = found.filter(|node| !matches!(tree.node(*node).kind, NodeKind::Directory(_)));
+    file.or_else(|| left_out.get(&target.join(&b'/')).copied()).ok_or_else(|| {
+        source_error(&member.path, "it is a hard link to a file that the archive does not have before it")
+    })
+}
+
+/// What a member is that is no hard link; `None` for what is in no tree.
+fn kind_of(archive: &Arc<File>, member: &Member) -> Result<Option<NodeKind>> {
+    let refuse = |what: &str| Err(source_error(&member.path, what));
     let device = || match (member.header.device_major(), member.header.device_minor()) {
         (Ok(Some(major)), Ok(Some(minor))) => Ok((major, minor)),
         _ => Err(source_error(&member.path, "its device number cannot be read")),
     };
-    let kind = match member.kind {
+    Ok(Some(match member.kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => match &member.sparse {
             Some(Sparse { size, spans }) => {
                 let content = Content::Spans(Arc::clone(archive), spans.as_slice().into());
@@ -278,30 +342,11 @@ fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], o
         EntryType::Directory => NodeKind::Directory(BTreeMap::new()),
         EntryType::Symlink if (1..=4095).contains(&member.link.len()) => NodeKind::Symlink(member.link.clone()),
         EntryType::Symlink => return refuse("a symbolic link's target has 1 to 4095 bytes"),
-        EntryType::Link => {
-            let mut node = Some(tree.root());
-            for name in self::names(&member.link)? {
-                node = node.and_then(|node| tree.child(node, name));
-            }
-            return match node {
-                Some(node) if !matches!(tree.node(node).kind, NodeKind::Directory(_)) => tree.link(parent, name, node),
-                _ => refuse("it is a hard link to a file that the archive does not have before it"),
-            };
-        }
         EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
         EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
         EntryType::Fifo => NodeKind::Fifo,
-        _ => return Ok(()),
-    };
-    // A directory that is described after its files keeps them.
-    let known = tree.child(parent, name).filter(|node| matches!(tree.node(*node).kind, NodeKind::Directory(_)));
-    let id = match (known, &kind) {
-        (Some(node), NodeKind::Directory(_)) => node,
-        _ => tree.add(parent, name, Node { kind, ..directory(options) })?,
-    };
-    describe(member, tree.node_mut(id))?;
-    options.apply(tree.node_mut(id));
-    Ok(())
+        _ => return Ok(None),
+    }))
 }
 
 /// What a directory is that no entry describes.
