@@ -342,6 +342,50 @@ fn an_extraction_into_a_full_target_says_so_once() {
     assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
+/// A disk that others use, until this is dropped.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+    }
+}
+
+#[test]
+fn a_disk_that_is_mounted_is_not_overwritten() {
+    const TEST: &str = "a_disk_that_is_mounted_is_not_overwritten";
+    if !rustix::process::geteuid().is_root() {
+        return pagefold_testing::skip_for_good(TEST, "mounting needs root");
+    }
+    let Some([losetup, mount, _]) = pagefold_testing::programs(TEST, ["losetup", "mount", "umount"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("disk")]));
+    let made = Command::new(losetup).args(["--find", "--show", &at("disk")]).output().expect("the program starts");
+    let disk = Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+    if !made.status.success() || !fs::exists(&disk.0).is_ok_and(|exists| exists) {
+        return pagefold_testing::skip_for_good(TEST, "no loop devices here");
+    }
+    fs::create_dir(at("mount")).expect("a folder");
+    if !Command::new(mount).args(["-t", "erofs", &disk.0, &at("mount")]).status().expect("the program starts").success()
+    {
+        return pagefold_testing::skip_for_good(TEST, "this kernel mounts no EROFS image");
+    }
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    assert!(message.contains(&disk.0) && message.contains("it is mounted or in use otherwise"), "{message}");
+    assert!(Command::new("umount").arg(&at("mount")).status().expect("the program starts").success());
+    output(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    fs::write(
+        at("tree/large"),
+        (0..9999u32).flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_be_bytes()).collect::<Vec<_>>(),
+    )
+    .expect("a file");
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    assert!(message.contains(&disk.0) && message.contains("No space left"), "{message}");
+}
+
 /// Xattrs of the user's own may be set by who may write to the file.
 #[test]
 fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
