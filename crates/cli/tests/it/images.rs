@@ -148,8 +148,8 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
     for (wrong, named) in [
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
-        (["--hint", "text=lz4@5000"], "multiple of the block"),
-        (["--hint", "no-such-file=zstd,99"], "levels are -7 to 22"),
+        (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster must be a multiple of the block"),
+        (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': no zstd encoder: levels are -7 to 22"),
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
         (["--block", "8G"], "pagefold: the block is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
