@@ -55,6 +55,8 @@ fn a_tree_is_packed_and_comes_back() {
     assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
+    let list = output(pagefold().args(["ls", "-l", &at("image")]));
+    assert!(list.ends_with(" 2001-09-09 01:46:40.000000000 etc\n"), "{list}");
 
     let mut damaged = image;
     damaged[4096..8192].fill(0xff);
