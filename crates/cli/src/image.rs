@@ -97,6 +97,13 @@ pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     })
 }
 
+/// The path of what is at `below` in the directory at `path`, as it can be shown.
+pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
+    let start = path.strip_suffix(b"/").unwrap_or(path);
+    let below = if start.is_empty() || below != b"/" { below } else { b"" };
+    show(&[start, below].concat())
+}
+
 /// A time since 1970 as a date, in UTC.
 pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::filling::Filling;
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::walk::{PathId, Paths, Step, Visitor, walk};
+use crate::walk::{PathId, Paths, Step, Visitor, walk_from};
 use crate::work::{Work, thread_count};
 
 /// Files that a thread takes together.
@@ -249,6 +249,14 @@ impl Image {
     /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot be extracted are
     /// reported and the rest goes on, unless the target takes nothing more; an error means that there was nothing to go on with.
     pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
+        self.extract_below(&self.root()?, target, options)
+    }
+
+    /// As [`extract`](Self::extract), what is in the directory `start`, from which the report's paths begin. `target` becomes as it is.
+    pub fn extract_below(&self, start: &Inode, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
+        if start.kind != FileKind::Directory {
+            return Err(Error::NotA("directory"));
+        }
         match rustix::fs::mkdir(target, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(failed("making the target")(error)),
@@ -283,12 +291,12 @@ impl Image {
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
             let _ = (1..target.threads).all(spawn);
-            let paths = walk(self, &mut extraction)?;
+            let paths = walk_from(self, Step { path: 0, parent_nid: None, inode: start.clone() }, &mut extraction);
             extraction.end_batch(&paths);
             drop(finder);
             target.fill();
-            Ok(paths)
-        })?;
+            paths
+        });
         extraction.end_files(&paths);
         extraction.link(&paths);
         extraction.finish_directories(&paths);

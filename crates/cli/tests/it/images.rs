@@ -55,6 +55,11 @@ fn a_tree_is_packed_and_comes_back() {
     assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
+    output(pagefold().args(["extract", &(at("image") + ":/etc"), "-C", &at("etc")]));
+    assert_eq!(fs::read_to_string(at("etc/text")).expect("the file"), text);
+    let message = run_to_fail(pagefold().args(["extract", &(at("image") + ":/etc/text"), "-C", &at("file")]));
+    assert!(message.contains("image:/etc/text is no directory") && message.contains("pagefold cat "), "{message}");
+    assert!(!fs::exists(at("file")).expect("a folder"));
     let list = output(pagefold().args(["ls", "-l", &at("image")]));
     assert!(list.ends_with(" 2001-09-09 01:46:40.000000000 etc\n"), "{list}");
 
@@ -71,6 +76,8 @@ fn a_tree_is_packed_and_comes_back() {
             "{message}"
         );
     }
+    let message = run_to_fail(pagefold().args(["extract", &(at("damaged") + ":/etc/"), "-C", &at("out-of-damaged")]));
+    assert!(message.starts_with("/etc/text: corrupt image at byte 4096"), "{message}");
     let message = run_to_fail(pagefold().args(["check", &format!("{}:/none", at("damaged"))]));
     assert!(message.contains("no such file in the image"), "{message}");
 }
