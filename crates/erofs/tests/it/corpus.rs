@@ -155,7 +155,9 @@ fn cases() -> Vec<Case> {
             // Entries lie behind the inode: 8 bytes of nid, 2 of where the name is, and the type.
             for (entry, name) in [".", "..", "below"].into_iter().enumerate() {
                 let at = inode_at("directory") + 32 + 12 * entry + 10;
-                [3, 0xff].map(|value| change(format!("/directory.{name}.file_type"), at, 1, value));
+                for value in [3, 0xff] {
+                    change(format!("/directory.{name}.file_type"), at, 1, value);
+                }
             }
             change("/noise.i_u".to_owned(), inode_at("noise") + 16, 4, u64::from(u32::MAX) - 1);
             // A number of shared xattrs that there is no room for, and one that lies outside.
