@@ -27,6 +27,10 @@ const LABEL_KEY: &[u8] = b"RHT.security.selinux";
 /// The longest PAX header or long name.
 const MAX_EXTENSION_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 512;
+/// A directory in GNU's incremental archives.
+const INCREMENTAL_DIRECTORY: u8 = b'D';
+/// The name of the archive itself.
+const LABEL: u8 = b'V';
 /// Where file systems, volumes and partitions have what tells them.
 const DISK_FRONT_BYTES: u64 = 1 << 20;
 
@@ -68,13 +72,13 @@ impl Members<'_> {
                 return if extended { Err(self.here(what)) } else { Ok(None) };
             };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
-            let number = |key: &[u8], own: io::Result<u64>| -> Result<u64> {
+            let number = |key: &[u8], own: Option<u64>| -> Result<u64> {
                 let recorded =
                     records.get(key).map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()));
-                let number = recorded.unwrap_or(own.ok());
+                let number = recorded.unwrap_or(own);
                 number.ok_or_else(|| source_error(&name, "a number in its header cannot be read"))
             };
-            let kind = header.entry_type();
+            let mut kind = header.entry_type();
             let extension = matches!(
                 kind,
                 EntryType::XHeader | EntryType::XGlobalHeader | EntryType::GNULongName | EntryType::GNULongLink
@@ -84,8 +88,12 @@ impl Members<'_> {
             } else if has_no_content(kind) {
                 0
             } else {
-                number(b"size", header.entry_size())?
+                number(b"size", in_field(&header.as_old().size, header.entry_size()))?
             };
+            if kind.as_byte() == INCREMENTAL_DIRECTORY {
+                // Its content is the names that were in it.
+                kind = EntryType::Directory;
+            }
             let named = |what| source_error(&name, what);
             let mut sparse = None;
             if kind == EntryType::GNUSparse {
@@ -193,7 +201,12 @@ fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
 /// the file that a hard link is to.
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
-    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
+    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
+}
+
+/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with owners, it is zero.
+fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
+    if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
 }
 
 /// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
@@ -345,7 +358,8 @@ fn kind_of(archive: &Arc<File>, member: &Member) -> Result<Option<NodeKind>> {
         EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
         EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
         EntryType::Fifo => NodeKind::Fifo,
-        _ => return Ok(None),
+        kind if kind.as_byte() == LABEL => return Ok(None),
+        kind => return refuse(&format!("it is of the unknown kind '{}'", kind.as_byte().escape_ascii())),
     }))
 }
 
@@ -374,16 +388,18 @@ fn directories(tree: &mut Tree, names: &[&[u8]], path: &[u8], options: &ScanOpti
 fn describe(member: &Member, node: &mut Node) -> Result<()> {
     let unreadable = || source_error(&member.path, "its mode, owner or time cannot be read");
     let text = |key: &[u8]| member.records.get(key).map(|value| std::str::from_utf8(value).unwrap_or_default());
-    let id = |key: &[u8], own: io::Result<u64>| -> Result<u32> {
-        let id = text(key).map_or(own.ok(), |text| text.parse().ok());
+    let id = |key: &[u8], own: Option<u64>| -> Result<u32> {
+        let id = text(key).map_or(own, |text| text.parse().ok());
         id.and_then(|id| u32::try_from(id).ok()).ok_or_else(unreadable)
     };
-    node.permissions = (member.header.mode().map_err(|_| unreadable())? & 0o7777) as u16;
-    node.uid = id(b"uid", member.header.uid())?;
-    node.gid = id(b"gid", member.header.gid())?;
+    let (header, fields) = (&member.header, member.header.as_old());
+    let mode = in_field(&fields.mode, header.mode().map(u64::from)).ok_or_else(unreadable)?;
+    node.permissions = (mode & 0o7777) as u16;
+    node.uid = id(b"uid", in_field(&fields.uid, header.uid()))?;
+    node.gid = id(b"gid", in_field(&fields.gid, header.gid()))?;
     let time = match text(b"mtime") {
         Some(text) => parse_time(text),
-        None => member.header.mtime().ok().map(|seconds| (seconds.cast_signed(), 0)),
+        None => in_field(&fields.mtime, header.mtime()).map(|seconds| (seconds.cast_signed(), 0)),
     };
     (node.mtime_s, node.mtime_nsec) = time.ok_or_else(unreadable)?;
     node.xattrs.clear();

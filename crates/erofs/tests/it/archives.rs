@@ -252,6 +252,48 @@ fn sizes_of_what_has_no_content_are_not_of_content() {
     assert_eq!(names_of(&members).unwrap(), expected);
 }
 
+#[test]
+fn fields_that_are_left_out_are_zero() {
+    let mut archive = tempfile::tempfile().unwrap();
+    for (name, blank) in [("nul", 0), ("space", b' ')] {
+        let mut bytes = old_member(b'0', name, "", 0, b"");
+        // Mode, owner, group, length and time.
+        bytes[100..148].fill(blank);
+        let mut header = tar::Header::from_byte_slice(bytes.first_chunk::<512>().unwrap()).clone();
+        header.set_cksum();
+        archive.write_all(header.as_bytes()).unwrap();
+    }
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    for name in ["nul", "space"] {
+        let node = tree.node(tree.child(tree.root(), name.as_bytes()).unwrap());
+        assert_eq!((node.permissions, node.uid, node.gid, node.mtime_s), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn directories_of_incremental_archives_are_directories() {
+    let members = [
+        old_member(b'V', "the archive's name", "", 99, b""),
+        old_member(b'D', "d/", "", 6, b"Yfile\0"),
+        old_member(b'0', "d/file", "", 1, b"x"),
+        vec![0; 1024],
+    ];
+    let mut archive = tempfile::tempfile().unwrap();
+    archive.write_all(&members.concat()).unwrap();
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    let directory = tree.child(tree.root(), b"d").unwrap();
+    assert_eq!(tree.node(directory).permissions, 0o750);
+    assert!(tree.child(directory, b"file").is_some());
+    assert_eq!(names_of(&members).unwrap(), ["", "d", "d/file"]);
+}
+
+/// Rather than left out without a word.
+#[test]
+fn members_of_unknown_kinds_are_refused() {
+    let error = names_of(&[old_member(b'M', "part", "", 1, b"x"), vec![0; 1024]]).unwrap_err();
+    assert_eq!(error, "part: it is of the unknown kind 'M'");
+}
+
 /// As a directory's file that has a further name outside of what is left out.
 #[test]
 fn what_is_left_out_may_have_further_names() {
