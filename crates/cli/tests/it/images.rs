@@ -384,7 +384,7 @@ fn a_disk_that_is_mounted_is_not_overwritten() {
     }
     let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
     assert!(message.contains(&disk.0) && message.contains("it is mounted or in use otherwise"), "{message}");
-    assert!(Command::new("umount").arg(&at("mount")).status().expect("the program starts").success());
+    assert!(Command::new("umount").arg(at("mount")).status().expect("the program starts").success());
     output(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
     fs::write(
         at("tree/large"),
