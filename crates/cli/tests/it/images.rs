@@ -111,6 +111,14 @@ fn cat_follows_links_and_takes_no_directories() {
     for path in ["etc/release", "/etc/release", "absolute", "etc/../etc/release/", "usr/lib/release"] {
         assert_eq!(output(pagefold().args(["cat", &format!("{}:{path}", at("image"))])), "some", "{path}");
     }
+    // A slash behind a link stands for the directory that it leads to.
+    symlink("etc", at("tree/link-to-etc")).expect("a link");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let ls = |path: &str| pagefold().args(["ls", &format!("{}:{path}", at("image"))]).output().expect("a start");
+    assert_eq!(ls("link-to-etc").stdout, b"link-to-etc\n");
+    for path in ["link-to-etc/", "/link-to-etc//.", "link-to-etc/../etc"] {
+        assert_eq!(ls(path).stdout, ls("etc").stdout, "{path}");
+    }
     for (path, why) in [("loop", "too many symbolic links"), ("etc", "is a directory"), ("none", "no such file")] {
         let message = run_to_fail(pagefold().args(["cat", &format!("{}:{path}", at("image"))]));
         assert!(message.contains(why), "{message}");
