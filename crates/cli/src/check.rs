@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::bail;
 
-use crate::image::{Place, open, resolve, show};
+use crate::image::{Place, open, resolve, show_below};
 use crate::output::output;
 use crate::size;
 
@@ -33,10 +33,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         [] => image.check(args.threads),
         path => image.check_below(&resolve(&image, path)?, args.threads),
     };
-    let start = path.strip_suffix(b"/").unwrap_or(path);
     for problem in &report.problems {
-        let below = if start.is_empty() || problem.path != b"/" { &problem.path[..] } else { b"" };
-        eprintln!("{}: {}", show(&[start, below].concat()), problem.error);
+        eprintln!("{}: {}", show_below(path, &problem.path), problem.error);
     }
     if report.problems.is_empty() {
         let mut out = output();

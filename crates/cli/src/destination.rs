@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IsTerminal, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -20,8 +20,8 @@ use crate::signals;
 pub(crate) enum Destination {
     /// A file that is there with this name when the image is whole, not before.
     File(PathBuf),
-    /// Standard output, a device or a pipe: the whole image is copied there.
-    Stream(Box<dyn io::Write>),
+    /// Standard output, a device or a pipe, and its name: the whole image is copied there.
+    Stream(Box<dyn io::Write>, String),
 }
 
 impl Destination {
@@ -29,14 +29,26 @@ impl Destination {
         if path == Path::new("-") {
             let stdout = io::stdout();
             ensure!(!stdout.is_terminal(), "an image is nothing for a terminal; name a file, or send it elsewhere");
-            return Ok(Self::Stream(Box::new(stdout)));
+            return Ok(Self::Stream(Box::new(stdout), "standard output".to_owned()));
         }
         let shown = || path.display().to_string();
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => bail!("{} is a directory; name a file in it", shown()),
             // A link stays, and the file that it leads to is replaced.
             Ok(metadata) if metadata.is_file() => Ok(Self::File(fs::canonicalize(path).with_context(shown)?)),
-            Ok(_) => Ok(Self::Stream(Box::new(OpenOptions::new().write(true).open(path).with_context(shown)?))),
+            Ok(metadata) => {
+                // A disk that is mounted, or in use otherwise, cannot be had for oneself.
+                let disk = metadata.file_type().is_block_device();
+                let flags = if disk { OFlags::EXCL } else { OFlags::empty() };
+                let stream = OpenOptions::new().write(true).custom_flags(flags.bits().cast_signed()).open(path);
+                let stream = stream.map_err(|error| match error.kind() {
+                    ErrorKind::ResourceBusy if disk => {
+                        io::Error::new(error.kind(), "it is mounted or in use otherwise")
+                    }
+                    _ => error,
+                });
+                Ok(Self::Stream(Box::new(stream.with_context(shown)?), shown()))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 ensure!(!path.as_os_str().as_bytes().ends_with(b"/"), "{} is no file's name", shown());
                 Ok(Self::File(path.to_owned()))
@@ -49,7 +61,7 @@ impl Destination {
     pub(crate) fn place(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
-            Self::Stream(_) => format!("a file in {}, from which the image is sent", std::env::temp_dir().display()),
+            Self::Stream(..) => format!("a file in {}, from which the image is sent", std::env::temp_dir().display()),
         }
     }
 
@@ -77,10 +89,10 @@ impl Destination {
                     .with_context(|| format!("writing {}", path.display()))?;
                 Ok(())
             }
-            (Self::Stream(mut stream), draft) => {
+            (Self::Stream(mut stream, name), draft) => {
                 let mut file = draft.file();
                 file.rewind()?;
-                io::copy(&mut file, &mut stream).and_then(|_| stream.flush()).context("writing the image")
+                io::copy(&mut file, &mut stream).and_then(|_| stream.flush()).with_context(|| format!("writing {name}"))
             }
         }
     }

@@ -2,22 +2,23 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow, bail};
-use pagefold_erofs::{Error, ExtractOptions, Problem};
+use anyhow::{Context, bail};
+use pagefold_erofs::{Error, ExtractOptions, FileKind, Problem};
 
-use crate::image::{Place, open, show};
-use crate::{misuse, size};
+use crate::image::{Place, open, resolve, show, show_below};
+use crate::size;
 
-/// Extract all files of an EROFS image
+/// Extract all files of an EROFS image, or those in a directory of it
 #[derive(clap::Args)]
-#[command(after_help = "Example:
+#[command(after_help = "Examples:
   pagefold extract rootfs.erofs -C rootfs/
+  pagefold extract rootfs.erofs:/etc -C etc/
 
 Modes, times, links, holes and xattrs are restored; owners and devices if root does it. Nothing is written \
 outside the directory, and nothing that exists is replaced.")]
 pub(crate) struct Args {
-    /// The image
-    #[arg(value_name = "IMAGE")]
+    /// The image, and a directory in it
+    #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
     /// The directory, which is made if it does not exist
@@ -44,9 +45,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Place { image: file, path } = &args.place;
     let image = open(file)?;
-    if !path.is_empty() {
-        let advice = format!("for a file of it there is: pagefold cat {}:PATH", file.display());
-        return Err(misuse(anyhow!("extract takes a whole image; {advice}")));
+    let start = resolve(&image, path)?;
+    if start.kind != FileKind::Directory {
+        let place = format!("{}:{}", file.display(), show(path));
+        bail!("{place} is no directory; for the content of a file there is: pagefold cat {place}");
     }
     let default = ExtractOptions::default();
     let options = ExtractOptions {
@@ -55,14 +57,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         xattrs: !args.no_xattrs,
         max_bytes: args.max_size,
     };
-    let mut report = image.extract(&args.directory, &options).with_context(|| args.directory.display().to_string())?;
+    let mut report =
+        image.extract_below(&start, &args.directory, &options).with_context(|| args.directory.display().to_string())?;
     let last = if report.stopped { report.problems.pop() } else { None };
     for problem in &report.problems {
-        eprintln!("{}: {}", show(&problem.path), problem.error);
+        eprintln!("{}: {}", show_below(path, &problem.path), problem.error);
     }
-    if let Some(Problem { path, error }) = last {
+    if let Some(Problem { path: below, error }) = last {
         let got = format!("{} names with {} of files", report.names, size::show(report.file_bytes));
-        bail!("{}: {}: {error}; stopped, with {got} extracted", args.directory.display(), show(&path));
+        bail!("{}: {}: {error}; stopped, with {got} extracted", args.directory.display(), show_below(path, &below));
     }
     if !report.problems.is_empty() {
         let limit = report.problems.iter().find_map(|problem| match problem.error {

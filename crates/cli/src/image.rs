@@ -97,7 +97,30 @@ pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     })
 }
 
-/// Mode, links, owner, size and time in one line, as `ls -l` has them, the time in seconds since 1970.
+/// The path of what is at `below` in the directory at `path`, as it can be shown.
+pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
+    let start = path.strip_suffix(b"/").unwrap_or(path);
+    let below = if start.is_empty() || below != b"/" { below } else { b"" };
+    show(&[start, below].concat())
+}
+
+/// A time since 1970 as a date, in UTC (Hinnant, *chrono-Compatible Low-Level Date Algorithms*).
+pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Years begin in March, so that the leap day is the last; 400 of them have always as many days.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = 400 * era + year + i64::from(month >= 10);
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanoseconds:09}")
+}
+
+/// Mode, links, owner, size and time in one line, as `ls -l` has them.
 pub(crate) fn long(inode: &Inode) -> String {
     let kind = match inode.kind {
         FileKind::Regular => '-',
@@ -113,13 +136,12 @@ pub(crate) fn long(inode: &Inode) -> String {
         None => inode.size.to_string(),
     };
     format!(
-        "{kind}{:04o} {:>3} {:>5} {:>5} {size:>12} {:>10}.{:09}",
+        "{kind}{:04o} {:>3} {:>5} {:>5} {size:>12} {}",
         inode.permissions(),
         inode.nlink,
         inode.uid,
         inode.gid,
-        inode.mtime_s,
-        inode.mtime_nsec
+        date(inode.mtime_s, inode.mtime_nsec)
     )
 }
 
@@ -160,6 +182,25 @@ mod tests {
             assert_eq!(place(&format!("{image}:{path}")), expected);
         }
         assert_eq!(place(image).path, b"");
+    }
+
+    #[test]
+    fn dates() {
+        for (seconds, date_) in [
+            (0, "1970-01-01 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+            (68_169_599, "1972-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (951_868_800, "2000-03-01 00:00:00"),
+            (1_798_761_599, "2026-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+            (10_000_000_000, "2286-11-20 17:46:40"),
+            (-2_208_988_800, "1900-01-01 00:00:00"),
+            (i64::MAX, "292277026596-12-04 15:30:07"),
+        ] {
+            assert_eq!(date(seconds, 5), format!("{date_}.000000005"), "{seconds}");
+        }
+        assert!(date(i64::MIN, 0).starts_with("-292277022657-01-27 "));
     }
 
     #[test]

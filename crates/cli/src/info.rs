@@ -60,7 +60,7 @@ fn superblock(image: &Image) -> String {
     line("size", &format!("{} ({} bytes)", size::show(image.len_bytes()), image.len_bytes()));
     line("block", &format!("{} bytes", superblock.block_bytes()));
     line("inodes", &superblock.inos.to_string());
-    line("time", &format!("{}.{:09}", superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
+    line("time", &crate::image::date(superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
     line("uuid", &uuid);
     line("volume", &crate::image::show(name));
     line("formats", &formats.join(" ").to_lowercase());

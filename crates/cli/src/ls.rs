@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// Show mode, links, owner, size and time
+    /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
     long: bool,
 

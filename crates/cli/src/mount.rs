@@ -4,9 +4,11 @@
 //! mounted, and what went wrong on its standard error; this process waits for the one or the other. The second then
 //! leaves the terminal.
 
+use std::ffi::CStr;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -18,6 +20,9 @@ use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
 use crate::{image::open_file, signals, size, tell};
+
+/// What the table of processes calls the second process, which would be `exe`.
+const NAME: &CStr = c"pagefold";
 
 /// What the second process says when the image is mounted.
 const MOUNTED: &[u8] = b"mounted\n";
@@ -72,6 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Starts the second process and waits until it has mounted the image or failed.
 fn start() -> anyhow::Result<()> {
     let mut second = Command::new("/proc/self/exe")
+        .arg0(NAME.to_str().unwrap_or_default())
         .args(["mount", "--announce"])
         .args(std::env::args_os().skip(2))
         .stdin(Stdio::null())
@@ -94,6 +100,9 @@ fn start() -> anyhow::Result<()> {
 
 /// Mounts and serves until unmounted.
 fn serve(args: &Args) -> anyhow::Result<()> {
+    if args.announce {
+        rustix::thread::set_name(NAME).context("cannot take a name")?;
+    }
     let shown = args.image.display();
     let file = open_file(&args.image)?;
     let cache = usize::try_from(args.cache).context("--cache is larger than any memory")?;

@@ -210,6 +210,14 @@ impl Visitor for Checker<'_> {
             if nid.is_some_and(|nid| entry.nid != nid) {
                 self.problem(paths, directory.path, ". or .. names another directory", directory.inode.offset);
             }
+            if entry.file_type != 0 && entry.file_type != file_type::from_mode(directory.inode.mode) {
+                self.problem(
+                    paths,
+                    directory.path,
+                    ". or .. has another type than a directory",
+                    directory.inode.offset,
+                );
+            }
             return;
         }
         let Some(inode) = inode else { return };

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::filling::{Filling, Room};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::walk::{PathId, Paths, Step, Visitor, walk};
+use crate::walk::{PathId, Paths, Step, Visitor, walk_from};
 use crate::work::{Work, thread_count};
 
 /// Files that a thread takes together.
@@ -249,6 +249,14 @@ impl Image {
     /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot be extracted are
     /// reported and the rest goes on, unless the target takes nothing more; an error means that there was nothing to go on with.
     pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
+        self.extract_below(&self.root()?, target, options)
+    }
+
+    /// As [`extract`](Self::extract), what is in the directory `start`, from which the report's paths begin. `target` becomes as it is.
+    pub fn extract_below(&self, start: &Inode, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
+        if start.kind != FileKind::Directory {
+            return Err(Error::NotA("directory"));
+        }
         match rustix::fs::mkdir(target, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(failed("making the target")(error)),
@@ -283,12 +291,12 @@ impl Image {
             // The system may allow fewer.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
             let _ = (1..target.threads).all(spawn);
-            let paths = walk(self, &mut extraction)?;
+            let paths = walk_from(self, Step { path: 0, parent_nid: None, inode: start.clone() }, &mut extraction);
             extraction.end_batch(&paths);
             drop(finder);
             target.fill();
-            Ok(paths)
-        })?;
+            paths
+        });
         extraction.end_files(&paths);
         extraction.link(&paths);
         extraction.finish_directories(&paths);
@@ -651,8 +659,9 @@ impl Target<'_> {
             return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Nobody else gets here before the directories get their modes.
-        let mode = self.made.mode(inode);
+        // Nobody else gets here before the directories get their modes. Who is not root sets xattrs of what it may write to.
+        let can_set_xattrs = |mode: &Mode| mode.contains(Mode::WUSR) || inode.xattr_start == inode.xattr_end;
+        let mode = self.made.mode(inode).filter(can_set_xattrs);
         let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
             .map_err(failed("making a file"))?;
         Ok((Filling::new(self.image.file(inode)?, out.into()), mode.is_some()))
@@ -675,19 +684,20 @@ impl Target<'_> {
         Ok(inode.size)
     }
 
-    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode.
+    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode; the mode after the xattrs, which
+    /// it may forbid to set.
     fn finish(&self, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
         if self.options.owners && !self.made.has_owner(inode) {
             let (uid, gid) = owner(inode);
             rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner"))?;
         }
+        let xattrs =
+            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         if !has_mode {
             let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
             rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
         }
-        let xattrs =
-            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))?;
         xattrs
     }

@@ -201,13 +201,14 @@ impl Image {
     }
 
     /// The inode at `path`, which is taken from the root whether or not it starts with a slash. Symbolic links on the
-    /// way are followed within the image; one at the end is not.
+    /// way are followed within the image; one at the end is only if there is a slash behind it.
     pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
         let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
         let mut todo: Vec<Vec<u8>> = split(path);
         let mut parents: Vec<Inode> = Vec::new();
         let mut here = self.root()?;
         let mut links = 0;
+        let follow_last = path.ends_with(b"/") || path.ends_with(b"/.");
         while let Some(name) = todo.pop() {
             if name == b".." {
                 here = parents.pop().map_or_else(|| self.root(), Ok)?;
@@ -217,7 +218,7 @@ impl Image {
                 return Err(Error::NotA("directory"));
             }
             let next = self.inode(self.lookup(&here, &name)?.ok_or_else(not_found)?)?;
-            if next.kind == FileKind::Symlink && !todo.is_empty() {
+            if next.kind == FileKind::Symlink && (follow_last || !todo.is_empty()) {
                 links += 1;
                 if links > MAX_LINKS {
                     return Err(not_found());

@@ -171,12 +171,12 @@ fn the_exit_status_says_whose_fault_it_is() {
         pack(&["--hint", "foo"]),
         pack(&["--exclude", ""]),
         format!("cat\n{}", at("image")),
-        format!("extract\n{inside}\n-C\n{}", at("out")),
     ];
     let failed = [
         format!("pack\n{}\n-o\n{}", at("none"), at("other")),
         format!("ls\n{}", at("tree")),
         format!("cat\n{inside}"),
+        format!("extract\n{inside}\n-C\n{}", at("out")),
         format!("stat\n--unix\n{}", at("none")),
     ];
     for (status, lines) in [(2, &wrong[..]), (1, &failed)] {

@@ -55,6 +55,13 @@ fn a_tree_is_packed_and_comes_back() {
     assert!(output(pagefold().args(["check", &(at("image") + ":/etc")])).starts_with("sound: 2 inodes"));
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read_to_string(at("out/etc/text")).expect("the file"), text);
+    output(pagefold().args(["extract", &(at("image") + ":/etc"), "-C", &at("etc")]));
+    assert_eq!(fs::read_to_string(at("etc/text")).expect("the file"), text);
+    let message = run_to_fail(pagefold().args(["extract", &(at("image") + ":/etc/text"), "-C", &at("file")]));
+    assert!(message.contains("image:/etc/text is no directory") && message.contains("pagefold cat "), "{message}");
+    assert!(!fs::exists(at("file")).expect("a folder"));
+    let list = output(pagefold().args(["ls", "-l", &at("image")]));
+    assert!(list.ends_with(" 2001-09-09 01:46:40.000000000 etc\n"), "{list}");
 
     let mut damaged = image;
     damaged[4096..8192].fill(0xff);
@@ -69,6 +76,8 @@ fn a_tree_is_packed_and_comes_back() {
             "{message}"
         );
     }
+    let message = run_to_fail(pagefold().args(["extract", &(at("damaged") + ":/etc/"), "-C", &at("out-of-damaged")]));
+    assert!(message.starts_with("/etc/text: corrupt image at byte 4096"), "{message}");
     let message = run_to_fail(pagefold().args(["check", &format!("{}:/none", at("damaged"))]));
     assert!(message.contains("no such file in the image"), "{message}");
 }
@@ -101,6 +110,14 @@ fn cat_follows_links_and_takes_no_directories() {
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
     for path in ["etc/release", "/etc/release", "absolute", "etc/../etc/release/", "usr/lib/release"] {
         assert_eq!(output(pagefold().args(["cat", &format!("{}:{path}", at("image"))])), "some", "{path}");
+    }
+    // A slash behind a link stands for the directory that it leads to.
+    symlink("etc", at("tree/link-to-etc")).expect("a link");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let ls = |path: &str| pagefold().args(["ls", &format!("{}:{path}", at("image"))]).output().expect("a start");
+    assert_eq!(ls("link-to-etc").stdout, b"link-to-etc\n");
+    for path in ["link-to-etc/", "/link-to-etc//.", "link-to-etc/../etc"] {
+        assert_eq!(ls(path).stdout, ls("etc").stdout, "{path}");
     }
     for (path, why) in [("loop", "too many symbolic links"), ("etc", "is a directory"), ("none", "no such file")] {
         let message = run_to_fail(pagefold().args(["cat", &format!("{}:{path}", at("image"))]));
@@ -148,8 +165,8 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
     for (wrong, named) in [
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
-        (["--hint", "text=lz4@5000"], "multiple of the block"),
-        (["--hint", "no-such-file=zstd,99"], "levels are -7 to 22"),
+        (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster must be a multiple of the block"),
+        (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': no zstd encoder: levels are -7 to 22"),
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
         (["--block", "8G"], "pagefold: the block is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
@@ -340,6 +357,94 @@ fn an_extraction_into_a_full_target_says_so_once() {
     assert_eq!(message.lines().count(), 1, "{message}");
     let words = ["file-", "No space left on device", "stopped, with ", " names with 39", " KiB of files extracted"];
     assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
+/// A disk that others use, until this is dropped.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+    }
+}
+
+#[test]
+fn a_disk_that_is_mounted_is_not_overwritten() {
+    const TEST: &str = "a_disk_that_is_mounted_is_not_overwritten";
+    if !rustix::process::geteuid().is_root() {
+        return pagefold_testing::skip_for_good(TEST, "mounting needs root");
+    }
+    let Some([losetup, mount, _]) = pagefold_testing::programs(TEST, ["losetup", "mount", "umount"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("disk")]));
+    let made = Command::new(losetup).args(["--find", "--show", &at("disk")]).output().expect("the program starts");
+    let disk = Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+    if !made.status.success() || !fs::exists(&disk.0).is_ok_and(|exists| exists) {
+        return pagefold_testing::skip_for_good(TEST, "no loop devices here");
+    }
+    fs::create_dir(at("mount")).expect("a folder");
+    if !Command::new(mount).args(["-t", "erofs", &disk.0, &at("mount")]).status().expect("the program starts").success()
+    {
+        return pagefold_testing::skip_for_good(TEST, "this kernel mounts no EROFS image");
+    }
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    assert!(message.contains(&disk.0) && message.contains("it is mounted or in use otherwise"), "{message}");
+    assert!(Command::new("umount").arg(at("mount")).status().expect("the program starts").success());
+    output(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    fs::write(
+        at("tree/large"),
+        (0..9999u32).flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_be_bytes()).collect::<Vec<_>>(),
+    )
+    .expect("a file");
+    let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &disk.0]));
+    assert!(message.contains(&disk.0) && message.contains("No space left"), "{message}");
+}
+
+/// Xattrs of the user's own may be set by who may write to the file.
+#[test]
+fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
+    const TEST: &str = "a_user_who_is_not_root_gets_the_xattrs_of_read_only_files";
+    if !rustix::process::geteuid().is_root() {
+        return pagefold_testing::skip_for_good(TEST, "it takes root to become a user");
+    }
+    let Some([setpriv]) = pagefold_testing::programs(TEST, ["setpriv"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let all_may_pass = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.path(), all_may_pass).expect("a mode");
+    fs::create_dir(at("tree")).expect("a folder");
+    for (name, mode) in [("read-only", 0o444), ("closed", 0), ("below", 0o555)] {
+        let path = at(&format!("tree/{name}"));
+        if name == "below" {
+            fs::create_dir(&path).expect("a folder");
+        } else {
+            fs::write(&path, name).expect("a file");
+        }
+        if rustix::fs::setxattr(&path, "user.name", name.as_bytes(), rustix::fs::XattrFlags::empty()).is_err() {
+            return pagefold_testing::skip(TEST, "this file system has no xattrs");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    fs::copy(env!("CARGO_BIN_EXE_pagefold"), at("pagefold")).expect("a copy");
+    fs::create_dir(at("theirs")).expect("a folder");
+    std::os::unix::fs::chown(at("theirs"), Some(65_534), Some(65_534)).expect("an owner");
+    for threads in ["1", "2"] {
+        let out = at(&format!("theirs/{threads}"));
+        let mut command = Command::new(&setpriv);
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", &at("pagefold"), "extract"]);
+        output(command.args([&at("image"), "-C", &out, "--threads", threads]));
+        for (name, mode) in [("read-only", 0o444), ("closed", 0), ("below", 0o555)] {
+            let path = format!("{out}/{name}");
+            let mut value = [0; 32];
+            let len = rustix::fs::getxattr(&path, "user.name", &mut value).expect("an xattr");
+            assert_eq!(&value[..len], name.as_bytes());
+            assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o7777, mode);
+        }
+    }
 }
 
 #[test]

@@ -92,10 +92,20 @@ impl Place {
 
     /// Processes that serve this place.
     fn servers(&self) -> usize {
+        self.server_names().len()
+    }
+
+    /// What the table of processes calls them, and their first arguments.
+    fn server_names(&self) -> Vec<(String, String)> {
         let image = self.at("image");
         let processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
-        let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-        lines.filter(|line| line.split(|byte| *byte == 0).any(|word| word == image.as_os_str().as_bytes())).count()
+        let name = |process: fs::DirEntry| {
+            let line = fs::read_to_string(process.path().join("cmdline")).ok()?;
+            let words: Vec<_> = line.split('\0').collect();
+            let name = fs::read_to_string(process.path().join("comm")).ok()?;
+            words.iter().any(|word| Path::new(word) == image).then(|| (name.trim().to_owned(), words[0].to_owned()))
+        };
+        processes.filter_map(name).collect()
     }
 }
 
@@ -435,6 +445,7 @@ fn a_mount_can_follow_another_at_once() {
         place.unmount();
         assert!(place.mount(TEST, &[]));
         until("the first process ends", || place.servers() == 1);
+        assert_eq!(place.server_names(), [("pagefold".to_owned(), "pagefold".to_owned())]);
         assert_eq!(fs::read_to_string(place.at("mount/file")).expect("a file"), "some");
         place.unmount();
     }

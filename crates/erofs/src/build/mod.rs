@@ -152,23 +152,24 @@ pub struct BuildReport {
 impl BuildOptions {
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
+        let pattern = |hint: &Hint| format!("the hint for '{}': ", String::from_utf8_lossy(&hint.pattern));
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
             return refuse("the block must be a power of two from 512 to 65536");
         }
-        let hinted = self.hints.iter().filter_map(|hint| hint.compression);
-        for pcluster_bytes in hinted.map(|compression| compression.pcluster_bytes).chain([self.pcluster_bytes]) {
+        // Before the work, and also if no file has the hint.
+        let hinted = self.hints.iter().filter_map(|hint| Some((pattern(hint), hint.compression?)));
+        let hinted = hinted.map(|(who, Compression { codec, pcluster_bytes })| (who, Some(codec), pcluster_bytes));
+        for (who, codec, pcluster_bytes) in hinted.chain([(String::new(), self.codec, self.pcluster_bytes)]) {
             let blocks = pcluster_bytes / self.block_bytes;
             if !pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
-                return refuse("the cluster must be a multiple of the block");
+                return refuse(&format!("{who}the cluster must be a multiple of the block"));
             }
             if u64::from(pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
-                return refuse("the cluster must be at most 1 MiB and 2047 blocks");
+                return refuse(&format!("{who}the cluster must be at most 1 MiB and 2047 blocks"));
             }
-        }
-        let codecs = self.hints.iter().filter_map(|hint| hint.compression).map(|compression| compression.codec);
-        for codec in codecs.chain(self.codec) {
-            // Before the work, and also if no file has the hint.
-            codec.encoder().map_err(|error| Error::Options(error.to_string()))?;
+            if let Some(Err(error)) = codec.map(|codec| codec.encoder()) {
+                return refuse(&format!("{who}{error}"));
+            }
         }
         if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
             return refuse("packing tails, fragments and sharing clusters need a codec");

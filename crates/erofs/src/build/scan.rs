@@ -54,14 +54,14 @@ impl ScanOptions {
     }
 }
 
-/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a path below the root.
-/// A slash at the end says nothing.
+/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a path below the root,
+/// which `./` may stand before. A slash at the end says nothing.
 pub(crate) fn applies(pattern: &[u8], path: &[u8]) -> bool {
     let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
     if !pattern.contains(&b'/') {
         return matches(pattern, path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     }
-    matches(pattern.strip_prefix(b"/").unwrap_or(pattern), path)
+    matches(pattern.strip_prefix(b"./").or_else(|| pattern.strip_prefix(b"/")).unwrap_or(pattern), path)
 }
 
 /// Whether `pattern` stands for the whole of `text`. Time is at most the product of their lengths.
@@ -231,6 +231,7 @@ mod tests {
         assert!(options.excludes(b"proc/1"));
         assert!(!options.excludes(b"proc"));
         assert!(applies(b"/etc", b"etc") && !applies(b"/etc", b"usr/etc"));
+        assert!(applies(b"./etc", b"etc") && applies(b"./etc/*", b"etc/x") && !applies(b"./etc", b"usr/etc"));
         assert!(applies(b"cache/", b"var/cache") && applies(b"/var/cache/", b"var/cache"));
         assert!(!applies(b"/", b"etc") && !applies(b"", b"etc"));
     }

@@ -4,7 +4,7 @@
 //! values may hold any byte), GNU's long names and both's ways to leave holes out (`sparse.rs`).
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -27,11 +27,17 @@ const LABEL_KEY: &[u8] = b"RHT.security.selinux";
 /// The longest PAX header or long name.
 const MAX_EXTENSION_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 512;
+/// A directory in GNU's incremental archives.
+const INCREMENTAL_DIRECTORY: u8 = b'D';
+/// The name of the archive itself.
+const LABEL: u8 = b'V';
 /// Where file systems, volumes and partitions have what tells them.
 const DISK_FRONT_BYTES: u64 = 1 << 20;
 
 /// PAX records by key.
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+/// Files that are left out, by path.
+type LeftOut = HashMap<Vec<u8>, NodeId>;
 
 /// A member of an archive, with what precedes it applied.
 struct Member {
@@ -66,13 +72,13 @@ impl Members<'_> {
                 return if extended { Err(self.here(what)) } else { Ok(None) };
             };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
-            let number = |key: &[u8], own: io::Result<u64>| -> Result<u64> {
+            let number = |key: &[u8], own: Option<u64>| -> Result<u64> {
                 let recorded =
                     records.get(key).map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()));
-                let number = recorded.unwrap_or(own.ok());
+                let number = recorded.unwrap_or(own);
                 number.ok_or_else(|| source_error(&name, "a number in its header cannot be read"))
             };
-            let kind = header.entry_type();
+            let mut kind = header.entry_type();
             let extension = matches!(
                 kind,
                 EntryType::XHeader | EntryType::XGlobalHeader | EntryType::GNULongName | EntryType::GNULongLink
@@ -82,8 +88,12 @@ impl Members<'_> {
             } else if has_no_content(kind) {
                 0
             } else {
-                number(b"size", header.entry_size())?
+                number(b"size", in_field(&header.as_old().size, header.entry_size()))?
             };
+            if kind.as_byte() == INCREMENTAL_DIRECTORY {
+                // Its content is the names that were in it.
+                kind = EntryType::Directory;
+            }
             let named = |what| source_error(&name, what);
             let mut sparse = None;
             if kind == EntryType::GNUSparse {
@@ -191,7 +201,12 @@ fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
 /// the file that a hard link is to.
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
-    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
+    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
+}
+
+/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with owners, it is zero.
+fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
+    if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
 }
 
 /// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
@@ -233,14 +248,18 @@ impl Tree {
         let len = (&*archive).seek(SeekFrom::End(0)).map_err(Error::io("asking for the archive's length"))?;
         let mut members = Members { archive: &archive, len, at: 0, global: Records::new() };
         let mut tree = Self::new(directory(options));
+        let mut left_out = LeftOut::new();
         while let Some(member) = members.next()? {
             let names = names(&member.path)?;
             if names.is_empty() && member.kind.is_dir() {
                 let root = tree.root();
                 describe(&member, tree.node_mut(root))?;
                 options.apply(tree.node_mut(root));
-            } else if !names.is_empty() && !is_left_out(&names, options) {
-                add(&mut tree, &archive, &member, &names, options)?;
+            } else if is_left_out(&names, options) {
+                // What is wrong with it is no concern.
+                let _ = leave_out(&mut tree, &archive, &mut left_out, &member, &names, options);
+            } else if !names.is_empty() {
+                add(&mut tree, &archive, &left_out, &member, &names, options)?;
             }
         }
         Ok(tree)
@@ -257,15 +276,73 @@ fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
     slashes.chain([path.len()]).any(|end| options.excludes(&path[..end]))
 }
 
-fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], options: &ScanOptions) -> Result<()> {
-    let refuse = |what: &str| Err(source_error(&member.path, what));
+fn add(
+    tree: &mut Tree,
+    archive: &Arc<File>,
+    left_out: &LeftOut,
+    member: &Member,
+    names: &[&[u8]],
+    options: &ScanOptions,
+) -> Result<()> {
     let Some((name, above)) = names.split_last() else { return Ok(()) };
     let parent = directories(tree, above, &member.path, options)?;
+    if member.kind == EntryType::Link {
+        let node = linked(tree, left_out, member)?;
+        return tree.link(parent, name, node);
+    }
+    let Some(kind) = kind_of(archive, member)? else { return Ok(()) };
+    // A directory that is described after its files keeps them.
+    let known = tree.child(parent, name).filter(|node| matches!(tree.node(*node).kind, NodeKind::Directory(_)));
+    let id = match (known, &kind) {
+        (Some(node), NodeKind::Directory(_)) => node,
+        _ => tree.add(parent, name, Node { kind, ..directory(options) })?,
+    };
+    describe(member, tree.node_mut(id))?;
+    options.apply(tree.node_mut(id));
+    Ok(())
+}
+
+/// Keeps a file that is left out without a name, since a name that stays may be a hard link to it.
+fn leave_out(
+    tree: &mut Tree,
+    archive: &Arc<File>,
+    left_out: &mut LeftOut,
+    member: &Member,
+    names: &[&[u8]],
+    options: &ScanOptions,
+) -> Result<()> {
+    let id = if member.kind == EntryType::Link {
+        linked(tree, left_out, member)?
+    } else {
+        let kind = kind_of(archive, member)?.filter(|kind| !matches!(kind, NodeKind::Directory(_)));
+        let Some(kind) = kind else { return Ok(()) };
+        let mut node = Node { kind, ..directory(options) };
+        describe(member, &mut node)?;
+        options.apply(&mut node);
+        tree.add_unnamed(node)
+    };
+    left_out.insert(names.join(&b'/'), id);
+    Ok(())
+}
+
+/// The file that a member is a hard link to.
+fn linked(tree: &Tree, left_out: &LeftOut, member: &Member) -> Result<NodeId> {
+    let target = names(&member.link)?;
+    let found = target.iter().try_fold(tree.root(), |node, name| tree.child(node, name));
+    let file = found.filter(|node| !matches!(tree.node(*node).kind, NodeKind::Directory(_)));
+    file.or_else(|| left_out.get(&target.join(&b'/')).copied()).ok_or_else(|| {
+        source_error(&member.path, "it is a hard link to a file that the archive does not have before it")
+    })
+}
+
+/// What a member is that is no hard link; `None` for what is in no tree.
+fn kind_of(archive: &Arc<File>, member: &Member) -> Result<Option<NodeKind>> {
+    let refuse = |what: &str| Err(source_error(&member.path, what));
     let device = || match (member.header.device_major(), member.header.device_minor()) {
         (Ok(Some(major)), Ok(Some(minor))) => Ok((major, minor)),
         _ => Err(source_error(&member.path, "its device number cannot be read")),
     };
-    let kind = match member.kind {
+    Ok(Some(match member.kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => match &member.sparse {
             Some(Sparse { size, spans }) => {
                 let content = Content::Spans(Arc::clone(archive), spans.as_slice().into());
@@ -278,30 +355,12 @@ fn add(tree: &mut Tree, archive: &Arc<File>, member: &Member, names: &[&[u8]], o
         EntryType::Directory => NodeKind::Directory(BTreeMap::new()),
         EntryType::Symlink if (1..=4095).contains(&member.link.len()) => NodeKind::Symlink(member.link.clone()),
         EntryType::Symlink => return refuse("a symbolic link's target has 1 to 4095 bytes"),
-        EntryType::Link => {
-            let mut node = Some(tree.root());
-            for name in self::names(&member.link)? {
-                node = node.and_then(|node| tree.child(node, name));
-            }
-            return match node {
-                Some(node) if !matches!(tree.node(node).kind, NodeKind::Directory(_)) => tree.link(parent, name, node),
-                _ => refuse("it is a hard link to a file that the archive does not have before it"),
-            };
-        }
         EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
         EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
         EntryType::Fifo => NodeKind::Fifo,
-        _ => return Ok(()),
-    };
-    // A directory that is described after its files keeps them.
-    let known = tree.child(parent, name).filter(|node| matches!(tree.node(*node).kind, NodeKind::Directory(_)));
-    let id = match (known, &kind) {
-        (Some(node), NodeKind::Directory(_)) => node,
-        _ => tree.add(parent, name, Node { kind, ..directory(options) })?,
-    };
-    describe(member, tree.node_mut(id))?;
-    options.apply(tree.node_mut(id));
-    Ok(())
+        kind if kind.as_byte() == LABEL => return Ok(None),
+        kind => return refuse(&format!("it is of the unknown kind '{}'", kind.as_byte().escape_ascii())),
+    }))
 }
 
 /// What a directory is that no entry describes.
@@ -329,16 +388,18 @@ fn directories(tree: &mut Tree, names: &[&[u8]], path: &[u8], options: &ScanOpti
 fn describe(member: &Member, node: &mut Node) -> Result<()> {
     let unreadable = || source_error(&member.path, "its mode, owner or time cannot be read");
     let text = |key: &[u8]| member.records.get(key).map(|value| std::str::from_utf8(value).unwrap_or_default());
-    let id = |key: &[u8], own: io::Result<u64>| -> Result<u32> {
-        let id = text(key).map_or(own.ok(), |text| text.parse().ok());
+    let id = |key: &[u8], own: Option<u64>| -> Result<u32> {
+        let id = text(key).map_or(own, |text| text.parse().ok());
         id.and_then(|id| u32::try_from(id).ok()).ok_or_else(unreadable)
     };
-    node.permissions = (member.header.mode().map_err(|_| unreadable())? & 0o7777) as u16;
-    node.uid = id(b"uid", member.header.uid())?;
-    node.gid = id(b"gid", member.header.gid())?;
+    let (header, fields) = (&member.header, member.header.as_old());
+    let mode = in_field(&fields.mode, header.mode().map(u64::from)).ok_or_else(unreadable)?;
+    node.permissions = (mode & 0o7777) as u16;
+    node.uid = id(b"uid", in_field(&fields.uid, header.uid()))?;
+    node.gid = id(b"gid", in_field(&fields.gid, header.gid()))?;
     let time = match text(b"mtime") {
         Some(text) => parse_time(text),
-        None => member.header.mtime().ok().map(|seconds| (seconds.cast_signed(), 0)),
+        None => in_field(&fields.mtime, header.mtime()).map(|seconds| (seconds.cast_signed(), 0)),
     };
     (node.mtime_s, node.mtime_nsec) = time.ok_or_else(unreadable)?;
     node.xattrs.clear();

@@ -155,10 +155,15 @@ impl Tree {
     /// # Errors
     /// As of [`link`](Self::link).
     pub fn add(&mut self, directory: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
-        let id = NodeId(self.nodes.len());
-        self.nodes.push(node);
+        let id = self.add_unnamed(node);
         self.link(directory, name, id)?;
         Ok(id)
+    }
+
+    /// Adds a node that is in the tree once it has a name.
+    pub(crate) fn add_unnamed(&mut self, node: Node) -> NodeId {
+        self.nodes.push(node);
+        NodeId(self.nodes.len() - 1)
     }
 
     /// Gives a node one more name.

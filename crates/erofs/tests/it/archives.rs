@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use pagefold_erofs::{BuildOptions, Image, ScanOptions, Tree, build};
+use pagefold_erofs::{BuildOptions, Image, NodeKind, ScanOptions, Tree, build};
 
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
@@ -250,6 +250,76 @@ fn sizes_of_what_has_no_content_are_not_of_content() {
     ];
     let expected = ["", "d", "d/fifo", "d/first", "d/last", "d/link", "d/symlink"];
     assert_eq!(names_of(&members).unwrap(), expected);
+}
+
+#[test]
+fn fields_that_are_left_out_are_zero() {
+    let mut archive = tempfile::tempfile().unwrap();
+    for (name, blank) in [("nul", 0), ("space", b' ')] {
+        let mut bytes = old_member(b'0', name, "", 0, b"");
+        // Mode, owner, group, length and time.
+        bytes[100..148].fill(blank);
+        let mut header = tar::Header::from_byte_slice(bytes.first_chunk::<512>().unwrap()).clone();
+        header.set_cksum();
+        archive.write_all(header.as_bytes()).unwrap();
+    }
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    for name in ["nul", "space"] {
+        let node = tree.node(tree.child(tree.root(), name.as_bytes()).unwrap());
+        assert_eq!((node.permissions, node.uid, node.gid, node.mtime_s), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn directories_of_incremental_archives_are_directories() {
+    let members = [
+        old_member(b'V', "the archive's name", "", 99, b""),
+        old_member(b'D', "d/", "", 6, b"Yfile\0"),
+        old_member(b'0', "d/file", "", 1, b"x"),
+        vec![0; 1024],
+    ];
+    let mut archive = tempfile::tempfile().unwrap();
+    archive.write_all(&members.concat()).unwrap();
+    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+    let directory = tree.child(tree.root(), b"d").unwrap();
+    assert_eq!(tree.node(directory).permissions, 0o750);
+    assert!(tree.child(directory, b"file").is_some());
+    assert_eq!(names_of(&members).unwrap(), ["", "d", "d/file"]);
+}
+
+/// Rather than left out without a word.
+#[test]
+fn members_of_unknown_kinds_are_refused() {
+    let error = names_of(&[old_member(b'M', "part", "", 1, b"x"), vec![0; 1024]]).unwrap_err();
+    assert_eq!(error, "part: it is of the unknown kind 'M'");
+}
+
+/// As a directory's file that has a further name outside of what is left out.
+#[test]
+fn what_is_left_out_may_have_further_names() {
+    let members = [
+        old_member(b'0', "left-out", "", 1, b"x"),
+        old_member(b'1', "out/also", "left-out", 0, b""),
+        old_member(b'1', "here", "out/also", 0, b""),
+        old_member(b'1', "there", "left-out", 0, b""),
+        old_member(b'1', "out/nothing", "none", 0, b""),
+        old_member(b'0', "left-out", "", 2, b"yz"),
+        vec![0; 1024],
+    ];
+    let directory = tempfile::tempdir().unwrap();
+    let archive = directory.path().join("archive");
+    fs::write(&archive, members.concat()).unwrap();
+    let excludes = vec![b"left-out".to_vec(), b"/out".to_vec()];
+    let options = ScanOptions { excludes, ..ScanOptions::default() };
+    let tree = Tree::from_tar(File::open(&archive).unwrap(), &options).unwrap();
+    let [here, there] = [&b"here"[..], b"there"].map(|name| tree.child(tree.root(), name).unwrap());
+    assert_eq!(here, there);
+    let NodeKind::Regular { size, .. } = tree.node(here).kind else { panic!("not a file") };
+    assert_eq!(size, 1);
+    assert_eq!(tree.child(tree.root(), b"left-out"), None);
+    assert_eq!(tree.child(tree.root(), b"out"), None);
+    let error = Tree::from_tar(File::open(&archive).unwrap(), &ScanOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("out/nothing: it is a hard link to a file"), "{error}");
 }
 
 #[test]

@@ -152,6 +152,13 @@ fn cases() -> Vec<Case> {
                         .for_each(|value| change(format!("/{path}.{field}"), inode_at(path) + at, *len, *value));
                 }
             }
+            // Entries lie behind the inode: 8 bytes of nid, 2 of where the name is, and the type.
+            for (entry, name) in [".", "..", "below"].into_iter().enumerate() {
+                let at = inode_at("directory") + 32 + 12 * entry + 10;
+                for value in [3, 0xff] {
+                    change(format!("/directory.{name}.file_type"), at, 1, value);
+                }
+            }
             change("/noise.i_u".to_owned(), inode_at("noise") + 16, 4, u64::from(u32::MAX) - 1);
             // A number of shared xattrs that there is no room for, and one that lies outside.
             change("/tagged.h_shared_count".to_owned(), inode_at("tagged") + 64 + 4, 1, 255);
