@@ -104,6 +104,11 @@ impl Arena {
         Self::with_lanes(len_bytes, threads.min(MAX_LANES))
     }
 
+    /// An arena of `len_bytes` whose pieces lie as close together as they can, whoever takes them: for a few long ones.
+    pub fn packed(len_bytes: usize) -> Self {
+        Self::with_lanes(len_bytes, 1)
+    }
+
     fn with_lanes(len_bytes: usize, lanes: usize) -> Self {
         let len = len_bytes / GRAIN * GRAIN;
         let (lanes, extent) = match len / (lanes * EXTENTS) / HUGE_BYTES * HUGE_BYTES {

@@ -19,9 +19,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffers::Content;
+use crate::build::is_zeros;
 use crate::error::Result;
 use crate::file::{Data, File};
-use crate::segments::{Found, Segment};
+use crate::segments::{Decoded, Found, Segment};
 use crate::workers::{Busy, Workers};
 
 /// Bytes that must be read in order before anything is decoded ahead.
@@ -33,6 +34,8 @@ const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 /// Longer reads are cut, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
+/// Segments of at least this length are looked through for zeros: the longest extents are those, and many readers of them would displace each other's.
+const LONG_BYTES: usize = 1 << 20;
 /// Streams of a file that are told apart.
 const MAX_STREAMS: usize = 64;
 /// And those of them that are not known to go on.
@@ -110,7 +113,14 @@ impl UnderWay<'_> {
         let len = (self.segment.end - self.segment.start) as usize;
         let mut content: Content = self.data.image.buffers().take(File::room_bytes(len));
         self.data.read_compressed(content.room(), len, self.segment.start, true)?;
-        let _ = self.segment.content.set(Some(content.shorten(len)));
+        let content = content.shorten(len);
+        let decoded = if len >= LONG_BYTES && is_zeros(&content) {
+            self.data.image.segments().takes_nothing(self.data.inode.nid, self.segment);
+            Decoded::Zeros
+        } else {
+            Decoded::Content(content)
+        };
+        let _ = self.segment.content.set(Some(decoded));
         Ok(())
     }
 }
@@ -232,9 +242,12 @@ impl Ahead {
 /// Copies a part of a segment that is there or will be.
 fn take(data: &Data, segment: &Arc<Segment>, out: &mut [u8], offset: u64) -> Result<()> {
     match segment.content.wait() {
-        Some(content) => {
+        Some(decoded) => {
             let from = (offset - segment.start) as usize;
-            out.copy_from_slice(&content[from..from + out.len()]);
+            match decoded {
+                Decoded::Content(content) => out.copy_from_slice(&content[from..from + out.len()]),
+                Decoded::Zeros => out.fill(0),
+            }
             data.image.segments().fetched(data.inode.nid, segment, out.len() as u64);
             Ok(())
         }

@@ -6,9 +6,6 @@ use std::ops::{Deref, DerefMut, RangeInclusive};
 use memmap2::{MmapMut, MmapOptions};
 use pagefold_arena::{Arena, Piece};
 
-/// What waits for its readers, and what is decoded for one now.
-const PASSING_BYTES: usize = 128 << 20;
-
 /// Buffers of such lengths for which an arena has no room have pages of their own, asked for all at once (`MAP_POPULATE`), which takes two thirds of the
 /// time of a fault for each. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
@@ -71,9 +68,9 @@ impl DerefMut for Buffer {
 }
 
 impl Buffers {
-    /// `kept_bytes` are for what is kept.
-    pub(crate) fn new(kept_bytes: usize) -> Self {
-        Self { passing: Arena::new(PASSING_BYTES), kept: Arena::new(kept_bytes) }
+    /// `kept_bytes` are for what is kept, `passing_bytes` for the rest.
+    pub(crate) fn new(kept_bytes: usize, passing_bytes: usize) -> Self {
+        Self { passing: Arena::packed(passing_bytes), kept: Arena::new(kept_bytes) }
     }
 
     /// A buffer of `len` bytes, which hold anything.
@@ -130,7 +127,7 @@ mod tests {
 
     #[test]
     fn buffers_are_used_again() {
-        let buffers = Buffers::new(1 << 20);
+        let buffers = Buffers::new(1 << 20, 32 << 20);
         let mut content = buffers.take(100_000);
         content.room()[0] = 7;
         let address = content.as_ptr();

@@ -14,7 +14,7 @@ use crate::cache::{Cache, Kept};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
-use crate::segments::Segments;
+use crate::segments::{Segments, max_bytes};
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
 use crate::visits::Visits;
@@ -159,8 +159,8 @@ impl Image {
             kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
             clusters: Cache::new(cache_bytes),
             visits: Visits::new(),
-            buffers: Buffers::new(cache_bytes),
-            segments: Segments::default(),
+            buffers: Buffers::new(cache_bytes, max_bytes() as usize),
+            segments: Segments::new(max_bytes()),
             counters: Default::default(),
         };
         let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };

@@ -6,17 +6,33 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::buffers::Content;
 
-/// Bytes of an image that may wait for their readers. Where they are more, the oldest go, whose readers may have gone.
+/// Bytes of an image that may wait for their readers: so many, or `A_READER_BYTES` for each processor if that is more. Where they are more, the oldest
+/// go, whose readers may have gone.
 const MAX_BYTES: u64 = 32 << 20;
+/// The longest extent that is built.
+const A_READER_BYTES: u64 = 8 << 20;
+
+/// Bytes of an image that may wait for their readers.
+pub(crate) fn max_bytes() -> u64 {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+    MAX_BYTES.max(A_READER_BYTES * processors)
+}
 
 /// Whole extents of a file, side by side, decoded or being decoded by the one who made the segment.
 pub(crate) struct Segment {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// `None`: it could not be decoded.
-    pub(crate) content: OnceLock<Option<Content>>,
+    pub(crate) content: OnceLock<Option<Decoded>>,
     /// Bytes that nobody has fetched.
     unread: AtomicU64,
+}
+
+/// What a segment holds.
+pub(crate) enum Decoded {
+    Content(Content),
+    /// Zeros alone, which take no memory.
+    Zeros,
 }
 
 /// Where a segment lies: the file's nid, and its start in the file.
@@ -24,18 +40,25 @@ type Place = (u64, u64);
 
 /// The segments of an image.
 ///
-/// Invariants: those of one file do not overlap; `bytes` is the sum of their lengths, and at most [`MAX_BYTES`], or there is one;
+/// Invariants: those of one file do not overlap; `bytes` is the sum of the lengths of those that take memory, and at most `max_bytes`, or there is one;
 /// `order` has the number and the place of each, the oldest first, and of some that are gone.
-#[derive(Default)]
 pub(crate) struct Segments {
     kept: Mutex<Kept>,
+    max_bytes: u64,
 }
 
 #[derive(Default)]
 struct Kept {
-    segments: BTreeMap<Place, (u64, Arc<Segment>)>,
+    segments: BTreeMap<Place, Entry>,
     order: VecDeque<(u64, Place)>,
     next_number: u64,
+    bytes: u64,
+}
+
+struct Entry {
+    number: u64,
+    segment: Arc<Segment>,
+    /// What it counts for.
     bytes: u64,
 }
 
@@ -48,6 +71,10 @@ pub(crate) enum Found {
 }
 
 impl Segments {
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        Self { kept: Mutex::default(), max_bytes }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         // Nothing panics while the lock is held.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,14 +98,14 @@ impl Segments {
             return None;
         }
         let len = end - start;
-        while kept.bytes + len > MAX_BYTES {
+        while kept.bytes + len > self.max_bytes {
             let Some((number, place)) = kept.order.pop_front() else { break };
             kept.remove(place, number);
         }
         let segment = Arc::new(Segment { start, end, content: OnceLock::new(), unread: AtomicU64::new(len) });
         kept.next_number += 1;
         let number = kept.next_number;
-        kept.segments.insert((nid, start), (number, Arc::clone(&segment)));
+        kept.segments.insert((nid, start), Entry { number, segment: Arc::clone(&segment), bytes: len });
         kept.order.push_back((number, (nid, start)));
         kept.bytes += len;
         kept.tidy();
@@ -98,11 +125,21 @@ impl Segments {
     pub(crate) fn forget(&self, nid: u64, segment: &Arc<Segment>) {
         let mut kept = self.lock();
         let place = (nid, segment.start);
-        if let Some((number, there)) = kept.segments.get(&place)
-            && Arc::ptr_eq(there, segment)
+        if let Some(Entry { number, .. }) =
+            kept.segments.get(&place).filter(|entry| Arc::ptr_eq(&entry.segment, segment))
         {
             let number = *number;
             kept.remove(place, number);
+        }
+    }
+
+    /// Notes that a segment takes no memory.
+    pub(crate) fn takes_nothing(&self, nid: u64, segment: &Arc<Segment>) {
+        let mut kept = self.lock();
+        let entry = kept.segments.get_mut(&(nid, segment.start));
+        if let Some(entry) = entry.filter(|entry| Arc::ptr_eq(&entry.segment, segment)) {
+            let bytes = std::mem::take(&mut entry.bytes);
+            kept.bytes -= bytes;
         }
     }
 }
@@ -110,14 +147,14 @@ impl Segments {
 impl Kept {
     /// The last segment of a file that starts at or before an offset.
     fn at_or_before(&self, nid: u64, offset: u64) -> Option<&Arc<Segment>> {
-        self.segments.range((nid, 0)..=(nid, offset)).next_back().map(|(_, (_, segment))| segment)
+        self.segments.range((nid, 0)..=(nid, offset)).next_back().map(|(_, entry)| &entry.segment)
     }
 
     fn remove(&mut self, place: Place, number: u64) {
-        if self.segments.get(&place).is_some_and(|(there, _)| *there == number)
-            && let Some((_, gone)) = self.segments.remove(&place)
+        if self.segments.get(&place).is_some_and(|entry| entry.number == number)
+            && let Some(gone) = self.segments.remove(&place)
         {
-            self.bytes -= gone.end - gone.start;
+            self.bytes -= gone.bytes;
         }
     }
 
@@ -125,7 +162,7 @@ impl Kept {
     fn tidy(&mut self) {
         if self.order.len() > 2 * self.segments.len() + 64 {
             let segments = &self.segments;
-            self.order.retain(|(number, place)| segments.get(place).is_some_and(|(there, _)| there == number));
+            self.order.retain(|(number, place)| segments.get(place).is_some_and(|entry| entry.number == *number));
         }
     }
 }
@@ -136,7 +173,7 @@ mod tests {
 
     #[test]
     fn segments_do_not_overlap_and_go_when_fetched() {
-        let segments = Segments::default();
+        let segments = Segments::new(MAX_BYTES);
         let first = segments.add(7, 100, 200).unwrap();
         for (start, end) in [(100, 200), (0, 101), (199, 300), (50, 250), (150, 160)] {
             assert!(segments.add(7, start, end).is_none(), "{start} to {end}");
@@ -159,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_are_too_many() {
-        let segments = Segments::default();
+        let segments = Segments::new(MAX_BYTES);
         for number in 0..1000 {
             segments.add(number, 0, 1 << 20).unwrap();
             let kept = segments.lock();
@@ -169,5 +206,12 @@ mod tests {
         assert!(matches!(segments.find(967, 0, 1), Found::Nothing(1)));
         assert!(matches!(segments.find(968, 0, 1), Found::Segment(_)));
         assert!(segments.add(1, 0, MAX_BYTES * 2).is_some(), "one alone may be larger");
+        for number in 2000..2100 {
+            let zeros = segments.add(number, 0, 8 << 20).unwrap();
+            segments.takes_nothing(number, &zeros);
+            segments.takes_nothing(number, &zeros);
+        }
+        assert_eq!(segments.lock().bytes, 0);
+        assert!((2000..2100).all(|number| matches!(segments.find(number, 0, 1), Found::Segment(_))));
     }
 }
