@@ -115,7 +115,7 @@ impl UnderWay<'_> {
         self.data.read_compressed(content.room(), len, self.segment.start, true)?;
         let content = content.shorten(len);
         let decoded = if len >= LONG_BYTES && is_zeros(&content) {
-            self.data.image.segments().takes_nothing(self.data.inode.nid, self.segment);
+            self.data.image.segments().holds_zeros(self.data.inode.nid, self.segment);
             Decoded::Zeros
         } else {
             Decoded::Content(content)

@@ -216,7 +216,7 @@ impl Data {
         let room = extent.len as usize + self.margin(extent);
         let counted = self.image.visits();
         match self.image.clusters().victim((pa, extent.len), room) {
-            // Who comes back at once may come often.
+            // Once more may be chance, and who comes back at once may come often.
             Some((other, _)) => visits > counted.count(other) + 1 || counted.missed_again(pa),
             // There is room, and decoding is dear.
             None if format != ClusterFormat::Lz4 => true,

@@ -11,6 +11,8 @@ use crate::buffers::Content;
 const MAX_BYTES: u64 = 32 << 20;
 /// The longest extent that is built.
 const A_READER_BYTES: u64 = 8 << 20;
+/// What zeros count for, so that there is an end to them too.
+const ZEROS_BYTES: u64 = 4096;
 
 /// Bytes of an image that may wait for their readers.
 pub(crate) fn max_bytes() -> u64 {
@@ -40,7 +42,7 @@ type Place = (u64, u64);
 
 /// The segments of an image.
 ///
-/// Invariants: those of one file do not overlap; `bytes` is the sum of the lengths of those that take memory, and at most `max_bytes`, or there is one;
+/// Invariants: those of one file do not overlap; `bytes` is the sum of what they count for, and at most `max_bytes`, or there is one;
 /// `order` has the number and the place of each, the oldest first, and of some that are gone.
 pub(crate) struct Segments {
     kept: Mutex<Kept>,
@@ -58,7 +60,7 @@ struct Kept {
 struct Entry {
     number: u64,
     segment: Arc<Segment>,
-    /// What it counts for.
+    /// What it counts for: its length, or less.
     bytes: u64,
 }
 
@@ -133,13 +135,14 @@ impl Segments {
         }
     }
 
-    /// Notes that a segment takes no memory.
-    pub(crate) fn takes_nothing(&self, nid: u64, segment: &Arc<Segment>) {
+    /// Notes that a segment holds zeros alone, which take no memory.
+    pub(crate) fn holds_zeros(&self, nid: u64, segment: &Arc<Segment>) {
         let mut kept = self.lock();
         let entry = kept.segments.get_mut(&(nid, segment.start));
         if let Some(entry) = entry.filter(|entry| Arc::ptr_eq(&entry.segment, segment)) {
-            let bytes = std::mem::take(&mut entry.bytes);
-            kept.bytes -= bytes;
+            let less = entry.bytes.saturating_sub(ZEROS_BYTES);
+            entry.bytes -= less;
+            kept.bytes -= less;
         }
     }
 }
@@ -208,10 +211,15 @@ mod tests {
         assert!(segments.add(1, 0, MAX_BYTES * 2).is_some(), "one alone may be larger");
         for number in 2000..2100 {
             let zeros = segments.add(number, 0, 8 << 20).unwrap();
-            segments.takes_nothing(number, &zeros);
-            segments.takes_nothing(number, &zeros);
+            segments.holds_zeros(number, &zeros);
+            segments.holds_zeros(number, &zeros);
         }
-        assert_eq!(segments.lock().bytes, 0);
+        assert_eq!(segments.lock().bytes, 100 * ZEROS_BYTES);
         assert!((2000..2100).all(|number| matches!(segments.find(number, 0, 1), Found::Segment(_))));
+        for number in 3000..13_000 {
+            let zeros = segments.add(number, 0, 8 << 20).unwrap();
+            segments.holds_zeros(number, &zeros);
+            assert!(segments.lock().segments.len() as u64 <= MAX_BYTES / ZEROS_BYTES);
+        }
     }
 }

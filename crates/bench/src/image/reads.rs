@@ -107,7 +107,7 @@ impl Reads {
 
     /// Parts of files for so many threads, as the number of the file, the offset and the length.
     fn parts(&self, threads: usize) -> Vec<(usize, u64, u64)> {
-        let part = (self.bytes() / threads as u64).next_multiple_of(REQUEST as u64).min(PART);
+        let part = self.bytes().div_ceil(threads as u64).next_multiple_of(REQUEST as u64).min(PART);
         let files = self.files.iter().enumerate();
         files
             .flat_map(|(number, (_, len))| {
