@@ -29,9 +29,10 @@ use crate::workers::{Busy, Workers};
 const START_BYTES: u64 = 128 << 10;
 /// A segment's bytes, but for the rest of its last extent.
 const SEGMENT_BYTES: u64 = 128 << 10;
-/// How far ahead of a reader segments may start: so far, and once more for every `WINDOW_IDLE` idle processors, of which each takes a segment.
+/// How far ahead of a reader segments may start: so far, and as much again for every `WINDOW_IDLE` idle processors, up to `MOST_WINDOWS` times as far.
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
+const MOST_WINDOWS: usize = 4;
 /// Longer reads are cut, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
 /// Segments of at least this length are looked through for zeros: the longest extents are those, and many readers of them would displace each other's.
@@ -163,7 +164,7 @@ impl Ahead {
         }
         let workers = Workers::get();
         let idle = workers.idle_processors();
-        let window = WINDOW_BYTES * (1 + (idle / WINDOW_IDLE).min(3) as u64);
+        let window = WINDOW_BYTES * (1 + idle / WINDOW_IDLE).min(MOST_WINDOWS) as u64;
         stream.limit = stream.limit.max((end + window).min(data.inode.size));
         let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
         let helpers = idle.min(wanted.saturating_sub(stream.helpers));
