@@ -1,17 +1,13 @@
 //! Files' data: from segments to blocks, tails and indexes.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::env::temp_dir;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use pagefold_codec::cluster::ClusterCodec;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::holes::{self, Found};
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
@@ -20,6 +16,7 @@ use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
 use super::segment::{Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::spare::Spare;
+use super::spool::{Fragment, Spool};
 use super::tree::{Content, NodeId, NodeKind, Tree};
 use super::zeros::Zeros;
 use super::{BuildOptions, Compression, Fragments, Progress};
@@ -137,18 +134,11 @@ pub(crate) fn write(
         options,
         ways: plan.choices.ways(),
         style: plan.index_style(options),
-        out,
-        next_block: plan.first_data_block(),
-        pending: Vec::new(),
-        stored: HashMap::new(),
-        stored_here: Vec::new(),
-        flat: HashMap::new(),
-        shared_blocks: 0,
+        blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()),
         spool: None,
         worker: Worker::new(plan.choices.ways()),
         spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),
-        digest: Xxh3::new(),
     };
     let mut files = HashMap::new();
     let sources = plan.regular_files(tree).map(|(id, header_bytes)| {
@@ -167,62 +157,39 @@ pub(crate) fn write(
     })?;
     let mut packed = None;
     if let Some(spool) = writer.spool.take() {
-        let size = spool.len;
-        let content = Content::Range(Arc::new(spool.file), 0);
+        let (gathered, size) = spool.into_file();
+        let content = Content::Range(Arc::new(gathered), 0);
         let header_bytes = crate::format::InodeExtended::SIZE as u64;
         let source = Arc::new(writer.source(content, size, header_bytes, 0, false));
         writer.store_all(&[source], &mut |_| {}, |data| packed = Some((size, data)))?;
     }
-    writer.flush()?;
+    let mut blocks = writer.blocks;
+    blocks.flush()?;
     Ok(Data {
         files,
         packed,
-        end_block: writer.next_block,
-        data_bytes: u64::from(writer.next_block - plan.first_data_block()) << options.block_bits(),
-        shared_blocks: writer.shared_blocks,
-        digest: writer.digest.digest128(),
+        end_block: blocks.next(),
+        data_bytes: u64::from(blocks.next() - plan.first_data_block()) << options.block_bits(),
+        shared_blocks: blocks.shared(),
+        digest: blocks.digest(),
     })
 }
-
-/// A file into which fragments are gathered.
-struct Spool {
-    file: File,
-    len: u64,
-    /// Offsets of fragments by the sum and the length of their bytes.
-    known: HashMap<(u128, usize), u64>,
-    /// Where fragments lie, by the sum of the last [`SHARED_END_BLOCKS`] of those that are longer.
-    ends: HashMap<u128, Range<u64>>,
-}
-
-/// Files that end alike share so much or more. What is before it then takes whole blocks of its own, half a block more than in a fragment.
-const SHARED_END_BLOCKS: usize = 4;
 
 struct Writer<'a> {
     options: &'a BuildOptions,
     /// How files are compressed.
     ways: &'a [Option<Compression>],
     style: IndexStyle,
-    out: &'a File,
-    next_block: u32,
-    /// Blocks before `next_block` that are not written yet.
-    pending: Vec<u8>,
-    /// Addresses of clusters by the sum and the length of their bytes, and by whether they are compressed.
-    stored: HashMap<(u128, usize, bool), u32>,
-    /// Those that the file being stored has added.
-    stored_here: Vec<(u128, usize, bool)>,
-    /// Addresses of plain files' whole blocks, by the sum and the number of these.
-    flat: HashMap<(u128, u32), u32>,
-    shared_blocks: u64,
+    blocks: Blocks<'a>,
     spool: Option<Spool>,
     /// For what is compressed when it is stored.
     worker: Worker<'a>,
     spare: Spare,
     zeros: Zeros,
-    digest: Xxh3,
 }
 
-/// Blocks that are gathered before they are written, in bytes.
-const PENDING_BYTES: usize = 1 << 20;
+/// Bytes of a plain file that are read at once where it is read again.
+const READ_BYTES: u64 = 1 << 20;
 
 impl Writer<'_> {
     fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
@@ -330,13 +297,17 @@ impl Writer<'_> {
                 let begins_its_file = file.extents.is_empty() && file.zeros == 0;
                 let way = part.source.way;
                 let splits = self.ways.get(way).copied().flatten().filter(|_| begins_its_file);
-                let (head, offset) = self.add_fragment(&bytes, splits.is_some())?;
+                let spool = match &mut self.spool {
+                    Some(spool) => spool,
+                    none => none.insert(Spool::new(self.options.block_bytes)?),
+                };
+                let Fragment { head_len, offset } = spool.add(&bytes, splits.is_some())?;
                 if let Some(compression) = splits
-                    && head > 0
+                    && head_len > 0
                 {
-                    self.add_head(file, way, compression, &bytes[..head])?;
+                    self.add_head(file, way, compression, &bytes[..head_len])?;
                 }
-                let len = (bytes.len() - head) as u32;
+                let len = (bytes.len() - head_len) as u32;
                 file.extents.push(BuiltExtent { len, compressed: true, place: BuiltPlace::Fragment(offset) });
                 Ok(())
             }
@@ -344,9 +315,9 @@ impl Writer<'_> {
                 if segment.zeros < part.len() {
                     self.add_zeros(file, &part.source)?;
                 }
-                self.add_pieces(file, &segment, true)?;
+                self.add_pieces(file, part.source.way, &segment, true)?;
                 file.zeros += segment.zeros;
-                if part.is_last() && file.is_plain() {
+                if part.is_last() && file.is_plain(u64::from(self.options.block_bytes)) {
                     file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
                 }
                 spare.give(segment.blocks);
@@ -354,7 +325,7 @@ impl Writer<'_> {
                     None => {}
                     Some(Tail::Fragment(bytes)) => self.add(file, part, Work::Fragment(bytes), spare)?,
                     Some(Tail::Inline { bytes, len, compressed }) => {
-                        self.digest.update(&bytes);
+                        self.blocks.digest_more(&bytes);
                         let place = BuiltPlace::Inline(bytes.len() as u32);
                         file.extents.push(BuiltExtent { len, compressed, place });
                         file.tail = bytes;
@@ -365,14 +336,17 @@ impl Writer<'_> {
         }
     }
 
-    fn add_pieces(&mut self, file: &mut OpenFile, segment: &Segment, share: bool) -> Result<()> {
+    /// Adds the pieces of a segment that was compressed in this `way`.
+    fn add_pieces(&mut self, file: &mut OpenFile, way: usize, segment: &Segment, share: bool) -> Result<()> {
         let share = share && self.shares();
-        let mut next = if share { 0 } else { self.append(&segment.blocks)? };
+        let format = self.ways[way].map(|compression| compression.codec.format());
+        let mut next = if share { 0 } else { self.blocks.append(&segment.blocks)? };
         let mut at = 0;
         for piece in &segment.pieces {
             let bytes = &segment.blocks[at..at + piece.blocks as usize * self.options.block_bytes as usize];
             at += bytes.len();
-            let blkaddr = if share { self.add_cluster(bytes, piece.compressed)? } else { next };
+            let blkaddr =
+                if share { self.blocks.add_cluster(bytes, format.filter(|_| piece.compressed))? } else { next };
             next += piece.blocks;
             let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
             file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
@@ -390,7 +364,7 @@ impl Writer<'_> {
         {
             let cluster = zeros.cluster(source.way, compression, file.zeros, self.options)?;
             file.zeros -= cluster.content_bytes() as u64;
-            self.add_pieces(file, cluster, !first && file.zeros > 0)?;
+            self.add_pieces(file, source.way, cluster, !first && file.zeros > 0)?;
             first = false;
         }
         self.zeros = zeros;
@@ -403,10 +377,10 @@ impl Writer<'_> {
         let mut blocks = bytes.chunks_exact(block);
         for bytes in &mut blocks {
             let zeros = bytes.iter().all(|byte| *byte == 0);
-            file.chunks.push(if zeros { NULL_ADDR } else { self.append(bytes)? });
+            file.chunks.push(if zeros { NULL_ADDR } else { self.blocks.append(bytes)? });
         }
         file.tail = blocks.remainder().to_vec();
-        self.digest.update(&file.tail);
+        self.blocks.digest_more(&file.tail);
         Ok(())
     }
 
@@ -415,176 +389,12 @@ impl Writer<'_> {
         self.options.dedupe || self.options.fragments != Fragments::Off
     }
 
-    /// Forgets the blocks from `first` on, which are all of a plain file, if another's are the same. Returns where they are.
-    fn share_flat(&mut self, first: u32) -> Result<u32> {
-        let blocks = self.next_block - first;
-        if !self.shares() || blocks == 0 {
-            return Ok(first);
-        }
-        self.flush()?;
-        let mut sum = Xxh3::new();
-        self.read_back(first, blocks, |_, bytes| {
-            sum.update(bytes);
-            Ok(true)
-        })?;
-        let known = match self.flat.entry((sum.digest128(), blocks)) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(unknown) => return Ok(*unknown.insert(first)),
-        };
-        let mut there = Vec::new();
-        let same = self.read_back(first, blocks, |at, bytes| {
-            there.resize(bytes.len(), 0);
-            let at = (u64::from(known) << self.options.block_bits()) + at;
-            self.out.read_exact_at(&mut there, at).map_err(Error::io("reading the image back"))?;
-            Ok(there == bytes)
-        })?;
-        if !same {
-            return Ok(first);
-        }
-        self.rewind(first)?;
-        self.shared_blocks += u64::from(blocks);
-        Ok(known)
-    }
-
-    /// Reads blocks that were written, and shows them with their distance from the first until `show` has seen enough.
-    /// Returns whether it never had.
-    fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
-        let start = u64::from(first) << self.options.block_bits();
-        let len = u64::from(blocks) << self.options.block_bits();
-        let mut bytes = vec![0; len.min(PENDING_BYTES as u64) as usize];
-        let mut at = 0;
-        while at < len {
-            bytes.truncate((len - at).min(PENDING_BYTES as u64) as usize);
-            self.out.read_exact_at(&mut bytes, start + at).map_err(Error::io("reading the image back"))?;
-            if !show(at, &bytes)? {
-                return Ok(false);
-            }
-            at += bytes.len() as u64;
-        }
-        Ok(true)
-    }
-
-    fn add_cluster(&mut self, bytes: &[u8], compressed: bool) -> Result<u32> {
-        let key = (xxh3_128(bytes), bytes.len(), compressed);
-        if let Some(&blkaddr) = self.stored.get(&key)
-            && self.holds(blkaddr, bytes)?
-        {
-            self.shared_blocks += (bytes.len() / self.options.block_bytes as usize) as u64;
-            return Ok(blkaddr);
-        }
-        let blkaddr = self.append(bytes)?;
-        self.stored.insert(key, blkaddr);
-        self.stored_here.push(key);
-        Ok(blkaddr)
-    }
-
-    /// Whether the blocks at `blkaddr` are these bytes: a sum can be the same for others.
-    fn holds(&mut self, blkaddr: u32, bytes: &[u8]) -> Result<bool> {
-        self.flush()?;
-        let mut there = vec![0; bytes.len()];
-        let at = u64::from(blkaddr) << self.options.block_bits();
-        self.out.read_exact_at(&mut there, at).map_err(Error::io("reading the image back"))?;
-        Ok(there == bytes)
-    }
-
-    /// Appends whole blocks and returns the address of the first.
-    fn append(&mut self, bytes: &[u8]) -> Result<u32> {
-        let blkaddr = self.next_block;
-        let blocks = u32::try_from(bytes.len() >> self.options.block_bits()).ok();
-        let Some(next) = blocks.and_then(|blocks| blkaddr.checked_add(blocks)).filter(|next| *next < NULL_ADDR) else {
-            return Err(Error::Options("the image needs more than 2^32 blocks".to_owned()));
-        };
-        self.digest.update(bytes);
-        if bytes.len() >= PENDING_BYTES / 4 {
-            self.flush()?;
-            self.write_at(bytes, blkaddr)?;
-            self.next_block = next;
-            return Ok(blkaddr);
-        }
-        self.pending.extend_from_slice(bytes);
-        self.next_block = next;
-        if self.pending.len() >= PENDING_BYTES {
-            self.flush()?;
-        }
-        Ok(blkaddr)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        let first = self.next_block - (self.pending.len() >> self.options.block_bits()) as u32;
-        self.write_at(&self.pending, first)?;
-        self.pending.clear();
-        Ok(())
-    }
-
-    fn write_at(&self, bytes: &[u8], block: u32) -> Result<()> {
-        let at = u64::from(block) << self.options.block_bits();
-        self.out.write_all_at(bytes, at).map_err(Error::io("writing the image"))
-    }
-
-    /// Forgets what was appended from `block` on, and that clusters of this file may be shared.
-    fn rewind(&mut self, block: u32) -> Result<()> {
-        let bytes = ((self.next_block - block) as usize) << self.options.block_bits();
-        match self.pending.len().checked_sub(bytes) {
-            Some(kept) => self.pending.truncate(kept),
-            None => self.flush()?,
-        }
-        self.next_block = block;
-        for key in self.stored_here.drain(..) {
-            self.stored.remove(&key);
-        }
-        Ok(())
-    }
-
-    /// Adds a fragment, unless there is one that is the same or ends so. Returns its offset and how many bytes, in whole blocks, are before it:
-    /// none, unless the fragment begins its file, whose front can be compressed by itself, and so `may_split`.
-    fn add_fragment(&mut self, bytes: &[u8], may_split: bool) -> Result<(usize, u64)> {
-        let failed = |error: io::Error| Error::io(format!("gathering fragments in {}", temp_dir().display()))(error);
-        let block = self.options.block_bytes as usize;
-        let spool = match &mut self.spool {
-            Some(spool) => spool,
-            none => none.insert(Spool {
-                file: tempfile::tempfile().map_err(failed)?,
-                len: 0,
-                known: HashMap::new(),
-                ends: HashMap::new(),
-            }),
-        };
-        let key = (xxh3_128(bytes), bytes.len());
-        if let Some(&offset) = spool.known.get(&key) {
-            let mut there = vec![0; bytes.len()];
-            spool.file.read_exact_at(&mut there, offset).map_err(failed)?;
-            if there == bytes {
-                return Ok((0, offset));
-            }
-        }
-        let end = bytes.len().checked_sub(SHARED_END_BLOCKS * block).map(|from| xxh3_128(&bytes[from..]));
-        if let Some(known) = end.and_then(|end| spool.ends.get(&end)) {
-            let from = known.start.max(known.end.saturating_sub(bytes.len() as u64));
-            let mut there = vec![0; (known.end - from) as usize];
-            spool.file.read_exact_at(&mut there, from).map_err(failed)?;
-            let pairs = bytes.iter().rev().zip(there.iter().rev());
-            let shared = pairs.take_while(|(here, there)| here == there).count();
-            let head = (bytes.len() - shared).next_multiple_of(block);
-            if head + SHARED_END_BLOCKS * block <= bytes.len() && (may_split || head == 0) {
-                return Ok((head, known.end - (bytes.len() - head) as u64));
-            }
-        }
-        spool.file.write_all_at(bytes, spool.len).map_err(failed)?;
-        let offset = spool.len;
-        spool.len += bytes.len() as u64;
-        spool.known.insert(key, offset);
-        if let Some(end) = end {
-            spool.ends.entry(end).or_insert(offset..spool.len);
-        }
-        Ok((0, offset))
-    }
-
     /// Adds the front of a file whose end lies in a fragment that another file has made.
     fn add_head(&mut self, file: &mut OpenFile, way: usize, compression: Compression, bytes: &[u8]) -> Result<()> {
         let options = SegmentOptions::new(self.options, compression, false);
         let compressor = self.worker.compressor(way, compression)?;
         let segment = compressor.compress(bytes, &[], true, &options, Vec::new());
-        self.add_pieces(file, &segment, true)
+        self.add_pieces(file, way, &segment, true)
     }
 
     /// Chooses the layout of a file whose segments are all here.
@@ -600,16 +410,16 @@ impl Writer<'_> {
         if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
             return Ok(FileData::WholeFragment(offset));
         }
-        let blocks = self.next_block - file.first_block;
+        let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
         let indexes = self.style.encode(algorithm(compression.codec), source.size, &file.extents, header_at);
         let cost =
             (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
         if cost >= flat_cost && !fragment {
-            if file.is_plain() {
+            if file.is_plain(block) {
                 // Its whole blocks are there already.
-                self.rewind(file.first_block + (source.size / block) as u32)?;
+                self.blocks.rewind(file.first_block + (source.size / block) as u32)?;
                 return self.end_of_flat(file.first_block, source, file.plain_end, tail_fits);
             }
             return self.store_flat(file.first_block, source, tail_fits);
@@ -624,25 +434,25 @@ impl Writer<'_> {
             if holes > 0 {
                 return self.store_flat(file.first_block, source, tail_fits);
             }
-            return self.end_flat(file.first_block, file.tail, tail_fits);
+            return self.end_flat(file.first_block, source, file.tail, tail_fits);
         }
         if !file.tail.is_empty() {
             file.tail.resize(block, 0);
-            file.chunks.push(self.append(&file.tail)?);
+            file.chunks.push(self.blocks.append(&file.tail)?);
         }
         Ok(FileData::Chunks(file.chunks))
     }
 
     /// Stores a file anew, as it is.
     fn store_flat(&mut self, first_block: u32, source: &Source, tail_fits: bool) -> Result<FileData> {
-        self.rewind(first_block)?;
+        self.blocks.rewind(first_block)?;
         let block = u64::from(self.options.block_bytes);
         let in_blocks = source.size - source.size % block;
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < in_blocks {
-            read_bytes(source, at, (in_blocks - at).min(PENDING_BYTES as u64), &mut bytes)?;
-            self.append(&bytes)?;
+            read_bytes(source, at, (in_blocks - at).min(READ_BYTES), &mut bytes)?;
+            self.blocks.append(&bytes)?;
             at += bytes.len() as u64;
         }
         self.end_of_flat(first_block, source, Vec::new(), tail_fits)
@@ -655,19 +465,23 @@ impl Writer<'_> {
         if tail.len() as u64 != tail_len {
             read_bytes(source, source.size - tail_len, tail_len, &mut tail)?;
         }
-        self.digest.update(&tail);
-        self.end_flat(first_block, tail, tail_fits)
+        self.blocks.digest_more(&tail);
+        self.end_flat(first_block, source, tail, tail_fits)
     }
 
-    /// Ends a file whose whole blocks lie from `first_block` on, and its `tail` is what follows them.
-    fn end_flat(&mut self, first_block: u32, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
-        let first_block = self.share_flat(first_block)?;
+    /// Ends a plain file whose whole blocks lie from `first_block` on and are the last that were stored; `tail` follows
+    /// them. A reader finds a tail that is not inline behind the whole blocks, wherever the file's address says that these
+    /// are. So it is stored before an equal run is looked for, and shared with the blocks or not at all.
+    fn end_flat(&mut self, first_block: u32, source: &Source, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
+        let whole = (source.size >> self.options.block_bits()) as u32;
+        debug_assert_eq!(self.blocks.next(), first_block + whole);
         if !tail_fits && !tail.is_empty() {
             tail.resize(self.options.block_bytes as usize, 0);
-            self.append(&tail)?;
+            self.blocks.append(&tail)?;
             tail.clear();
         }
-        Ok(FileData::Flat { blkaddr: first_block, tail })
+        let blkaddr = if self.shares() { self.blocks.share_run(first_block, whole)? } else { first_block };
+        Ok(FileData::Flat { blkaddr, tail })
     }
 }
 
@@ -685,9 +499,8 @@ struct OpenFile {
 
 impl OpenFile {
     fn new(writer: &mut Writer<'_>) -> Self {
-        writer.stored_here.clear();
         Self {
-            first_block: writer.next_block,
+            first_block: writer.blocks.begin_file(),
             extents: Vec::new(),
             chunks: Vec::new(),
             zeros: 0,
@@ -696,11 +509,16 @@ impl OpenFile {
         }
     }
 
-    /// Whether the file's whole blocks lie one after another as they are.
-    fn is_plain(&self) -> bool {
-        (self.first_block..).zip(&self.extents).all(|(block, extent)| match extent.place {
-            BuiltPlace::Blocks { blkaddr, .. } => !extent.compressed && blkaddr == block,
-            BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => !extent.compressed,
+    /// Whether the file's whole blocks lie one after another as they are: each extent holds the next block of the file and
+    /// has the next address.
+    fn is_plain(&self, block: u64) -> bool {
+        let last = self.extents.len().saturating_sub(1);
+        (self.first_block..).zip(self.extents.iter().enumerate()).all(|(expected, (number, extent))| {
+            let at = match extent.place {
+                BuiltPlace::Blocks { blkaddr, .. } => blkaddr == expected,
+                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => true,
+            };
+            at && !extent.compressed && (number == last || u64::from(extent.len) == block)
         })
     }
 }

@@ -32,8 +32,10 @@ struct Record {
     layout: DataLayout,
     size: u64,
     i_u: u32,
-    /// Bytes after the xattrs, from the next 8-byte boundary if there are any: indexes or chunks.
+    /// Bytes after the xattrs, from the next boundary of `indexes_align` if there are any: indexes or chunks.
     indexes: Vec<u8>,
+    /// 8 bytes for indexes; for chunks the bytes of an address, where readers look for the first.
+    indexes_align: u64,
     /// Bytes after those, which must not cross a block boundary. For directories, whose bytes are not known yet,
     /// zeros.
     tail: Vec<u8>,
@@ -41,7 +43,7 @@ struct Record {
 
 impl Record {
     fn flat(layout: DataLayout, size: u64, i_u: u32, tail: Vec<u8>) -> Self {
-        Self { layout, size, i_u, indexes: Vec::new(), tail }
+        Self { layout, size, i_u, indexes: Vec::new(), indexes_align: 8, tail }
     }
 
     fn bytes(&self, header_bytes: u64) -> u64 {
@@ -49,7 +51,7 @@ impl Record {
     }
 
     fn indexes_at(&self, header_bytes: u64) -> u64 {
-        if self.indexes.is_empty() { header_bytes } else { align(header_bytes, 8) }
+        if self.indexes.is_empty() { header_bytes } else { align(header_bytes, self.indexes_align) }
     }
 }
 
@@ -325,6 +327,7 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
         Some(FileData::Chunks(addresses)) => Record {
             indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
             // Chunks of one block, as 4-byte addresses.
+            indexes_align: 4,
             ..Record::flat(DataLayout::ChunkBased, size, 0, Vec::new())
         },
         Some(FileData::Compressed { indexes, tail, blocks }) => {

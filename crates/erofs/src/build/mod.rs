@@ -14,6 +14,7 @@
 //! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
 //! alone, and the writer alone decides addresses.
 
+mod blocks;
 mod choices;
 mod data;
 mod directory;
@@ -31,6 +32,7 @@ mod scan;
 mod segment;
 mod spare;
 mod sparse;
+mod spool;
 mod tar;
 mod tree;
 mod zeros;

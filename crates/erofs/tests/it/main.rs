@@ -12,6 +12,7 @@ mod long_paths;
 mod matrix;
 mod mkfs;
 mod reading;
+mod regressions;
 mod sizes;
 mod tools;
 mod trees;

@@ -1,0 +1,240 @@
+//! The image's data: blocks in the order in which files are stored, and which of them later files may share.
+//!
+//! A block that an index, an inode or the tables below refer to never moves and never changes. Only the blocks of the file
+//! being stored may be dropped again, from any of them to the last ([`Blocks::rewind`]); that drops what the tables say of
+//! them as well. A run of blocks is entered into the tables, or replaced by an equal one, once all of it is stored:
+//!
+//! ```text
+//! plain file    | whole block | whole block | ... | tail block, padded |    the tail block only if the tail is not inline
+//!               ^ i_u                                                       one run: it is shared whole or not at all
+//! ```
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use pagefold_codec::cluster::ClusterFormat;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::error::{Error, Result};
+use crate::format::NULL_ADDR;
+
+/// Blocks that are gathered before they are written, in bytes.
+const PENDING_BYTES: usize = 1 << 20;
+
+/// What makes two clusters the same: the sum and the number of their bytes, and what decodes them (`None`: nothing).
+type ClusterKey = (u128, usize, Option<ClusterFormat>);
+
+/// The data area of an image that is being built.
+///
+/// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them; every address in `clusters`
+/// and `runs` is below `next` with all of its blocks.
+pub(super) struct Blocks<'a> {
+    out: &'a File,
+    block_bits: u32,
+    next: u32,
+    pending: Vec<u8>,
+    clusters: HashMap<ClusterKey, u32>,
+    /// Keys in `clusters` that the file being stored has added.
+    clusters_here: Vec<ClusterKey>,
+    /// Addresses of plain files' blocks, by the sum and the number of these.
+    runs: HashMap<(u128, u32), u32>,
+    shared: u64,
+    digest: Xxh3,
+}
+
+impl<'a> Blocks<'a> {
+    /// A data area whose first block is `first`.
+    pub(super) fn new(out: &'a File, block_bits: u32, first: u32) -> Self {
+        Self {
+            out,
+            block_bits,
+            next: first,
+            pending: Vec::new(),
+            clusters: HashMap::new(),
+            clusters_here: Vec::new(),
+            runs: HashMap::new(),
+            shared: 0,
+            digest: Xxh3::new(),
+        }
+    }
+
+    /// The address of the next block.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Blocks that were not stored because an equal one was.
+    pub(super) fn shared(&self) -> u64 {
+        self.shared
+    }
+
+    /// Starts a file: what is stored so far stays. Returns the address of the file's first block.
+    pub(super) fn begin_file(&mut self) -> u32 {
+        self.clusters_here.clear();
+        self.next
+    }
+
+    /// Counts bytes that are stored elsewhere than in blocks towards [`digest`](Self::digest).
+    pub(super) fn digest_more(&mut self, bytes: &[u8]) {
+        self.digest.update(bytes);
+    }
+
+    /// A sum of everything that was stored.
+    pub(super) fn digest(&self) -> u128 {
+        self.digest.digest128()
+    }
+
+    /// Appends whole blocks and returns the address of the first.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<u32> {
+        debug_assert!(bytes.len().is_multiple_of(1 << self.block_bits));
+        let blkaddr = self.next;
+        let blocks = u32::try_from(bytes.len() >> self.block_bits).ok();
+        let Some(next) = blocks.and_then(|blocks| blkaddr.checked_add(blocks)).filter(|next| *next < NULL_ADDR) else {
+            return Err(Error::Options("the image needs more than 2^32 blocks".to_owned()));
+        };
+        self.digest.update(bytes);
+        if bytes.len() >= PENDING_BYTES / 4 {
+            self.flush()?;
+            self.write_at(bytes, blkaddr)?;
+            self.next = next;
+            return Ok(blkaddr);
+        }
+        self.pending.extend_from_slice(bytes);
+        self.next = next;
+        if self.pending.len() >= PENDING_BYTES {
+            self.flush()?;
+        }
+        Ok(blkaddr)
+    }
+
+    /// The address of a cluster in whole blocks, which are appended unless they are stored already.
+    pub(super) fn add_cluster(&mut self, bytes: &[u8], format: Option<ClusterFormat>) -> Result<u32> {
+        let key = (xxh3_128(bytes), bytes.len(), format);
+        if let Some(&blkaddr) = self.clusters.get(&key)
+            && self.holds(blkaddr, bytes)?
+        {
+            self.shared += (bytes.len() >> self.block_bits) as u64;
+            return Ok(blkaddr);
+        }
+        let blkaddr = self.append(bytes)?;
+        self.clusters.insert(key, blkaddr);
+        self.clusters_here.push(key);
+        Ok(blkaddr)
+    }
+
+    /// The address of blocks equal to those from `first` to the last, which are all of a plain file: drops them if an
+    /// earlier plain file has the same. The first `whole` of them are full, and others may share these alone.
+    pub(super) fn share_run(&mut self, first: u32, whole: u32) -> Result<u32> {
+        let blocks = self.next - first;
+        if blocks == 0 {
+            return Ok(first);
+        }
+        self.flush()?;
+        let whole_bytes = u64::from(whole) << self.block_bits;
+        let mut sum = Xxh3::new();
+        let mut whole_sum = None;
+        self.read_back(first, blocks, |at, bytes| {
+            if let Some(rest) = whole_bytes.checked_sub(at).filter(|rest| *rest < bytes.len() as u64) {
+                let (front, tail) = bytes.split_at(rest as usize);
+                sum.update(front);
+                whole_sum = Some(sum.digest128());
+                sum.update(tail);
+            } else {
+                sum.update(bytes);
+            }
+            Ok(true)
+        })?;
+        let key = (sum.digest128(), blocks);
+        match self.runs.entry(key) {
+            Entry::Vacant(unknown) => {
+                unknown.insert(first);
+                if whole > 0
+                    && whole < blocks
+                    && let Some(whole_sum) = whole_sum
+                {
+                    self.runs.entry((whole_sum, whole)).or_insert(first);
+                }
+                return Ok(first);
+            }
+            Entry::Occupied(known) => {
+                let known = *known.get();
+                if !self.same(known, first, blocks)? {
+                    return Ok(first);
+                }
+                self.rewind(first)?;
+                self.shared += u64::from(blocks);
+                Ok(known)
+            }
+        }
+    }
+
+    /// Drops the blocks from `block` on, which all belong to the file being stored, and all of its clusters from what
+    /// others may share.
+    pub(super) fn rewind(&mut self, block: u32) -> Result<()> {
+        let bytes = ((self.next - block) as usize) << self.block_bits;
+        match self.pending.len().checked_sub(bytes) {
+            Some(kept) => self.pending.truncate(kept),
+            None => self.flush()?,
+        }
+        self.next = block;
+        for key in self.clusters_here.drain(..) {
+            self.clusters.remove(&key);
+        }
+        Ok(())
+    }
+
+    /// Writes everything appended so far.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let first = self.next - (self.pending.len() >> self.block_bits) as u32;
+        self.write_at(&self.pending, first)?;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], block: u32) -> Result<()> {
+        let at = u64::from(block) << self.block_bits;
+        self.out.write_all_at(bytes, at).map_err(Error::io("writing the image"))
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+        self.out.read_exact_at(bytes, at).map_err(Error::io("reading the image back"))
+    }
+
+    /// Whether the blocks at `blkaddr` are these bytes: a sum can be the same for others.
+    fn holds(&mut self, blkaddr: u32, bytes: &[u8]) -> Result<bool> {
+        self.flush()?;
+        let mut there = vec![0; bytes.len()];
+        self.read_at(&mut there, u64::from(blkaddr) << self.block_bits)?;
+        Ok(there == bytes)
+    }
+
+    /// Whether two runs of written blocks are equal.
+    fn same(&self, known: u32, first: u32, blocks: u32) -> Result<bool> {
+        let mut there = Vec::new();
+        self.read_back(first, blocks, |at, bytes| {
+            there.resize(bytes.len(), 0);
+            self.read_at(&mut there, (u64::from(known) << self.block_bits) + at)?;
+            Ok(there == bytes)
+        })
+    }
+
+    /// Reads blocks that were written, and shows them with their distance in bytes from the first until `show` has seen
+    /// enough. Returns whether it never had.
+    fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
+        let start = u64::from(first) << self.block_bits;
+        let len = u64::from(blocks) << self.block_bits;
+        let mut bytes = vec![0; len.min(PENDING_BYTES as u64) as usize];
+        let mut at = 0;
+        while at < len {
+            bytes.truncate((len - at).min(PENDING_BYTES as u64) as usize);
+            self.read_at(&mut bytes, start + at)?;
+            if !show(at, &bytes)? {
+                return Ok(false);
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(true)
+    }
+}
