@@ -60,8 +60,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
     indexes: IndexKind,
 
-    /// Put each compressed file's last cluster beside its inode
-    #[arg(long, conflicts_with = "fragments")]
+    /// Put each compressed file's last cluster beside its inode where it fits; with --fragments, the others go there
+    #[arg(long)]
     ztailpacking: bool,
 
     /// Put the ends of files (tails, unless given), or all files up to 16 MiB (all), together and compress that

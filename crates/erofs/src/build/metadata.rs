@@ -85,6 +85,8 @@ pub(crate) fn write(
         back_start: meta_start,
     };
     metadata.put(meta_start, &plan.shared_xattrs);
+    let mut digest = Xxh3::new();
+    digest.update(&data.digest.to_le_bytes());
     for (number, visit) in plan.visits.iter().enumerate() {
         let (offset, inode) = (offsets[&visit.id], &plan.inodes[&visit.id]);
         let Some(mut record) = records.remove(&visit.id) else { continue };
@@ -95,7 +97,11 @@ pub(crate) fn write(
         };
         if let Some(bytes) = bytes {
             let (in_blocks, tail) = bytes.split_at(bytes.len() - record.tail.len());
-            out.write_all_at(in_blocks, u64::from(record.i_u) * block).map_err(Error::io("writing the image"))?;
+            // Blocks of files that were dropped again may have lain here: what is behind the end is cleared.
+            let mut in_blocks = in_blocks.to_vec();
+            in_blocks.resize(in_blocks.len().next_multiple_of(block as usize), 0);
+            digest.update(&in_blocks);
+            out.write_all_at(&in_blocks, u64::from(record.i_u) * block).map_err(Error::io("writing the image"))?;
             record.tail.copy_from_slice(tail);
         }
         let bytes = encode_inode(tree, &plan, visit, &record, number as u32 + 1);
@@ -106,7 +112,7 @@ pub(crate) fn write(
     }
     let packed_nid = packed_at / SLOT;
     let inodes = plan.visits.len() as u64 + u64::from(packed_nid > 0);
-    let uuid = options.uuid.unwrap_or_else(|| metadata.derive_uuid(data.digest));
+    let uuid = options.uuid.unwrap_or_else(|| metadata.derive_uuid(digest));
     let superblock = SuperBlock {
         magic: SUPER_MAGIC,
         checksum: 0,
@@ -236,10 +242,8 @@ impl Metadata {
         self.put(indexes_at + record.indexes.len() as u64, &record.tail);
     }
 
-    /// A version 8 UUID (RFC 9562) from what the image holds.
-    fn derive_uuid(&self, digest: u128) -> [u8; 16] {
-        let mut sum = Xxh3::new();
-        sum.update(&digest.to_le_bytes());
+    /// A version 8 UUID (RFC 9562) from what the image holds: `sum` is of what lies elsewhere.
+    fn derive_uuid(&self, mut sum: Xxh3) -> [u8; 16] {
         sum.update(&self.front);
         sum.update(&self.back);
         let mut uuid = sum.digest128().to_be_bytes();

@@ -103,7 +103,7 @@ pub struct BuildOptions {
     pub hints: Vec<Hint>,
     /// The size of indexes.
     pub indexes: Indexes,
-    /// Put a compressed file's last cluster behind its inode where it fits.
+    /// Put a compressed file's last cluster behind its inode where it fits. With `fragments`, ends that do not fit go there.
     pub ztailpacking: bool,
     /// Put ends of files, or files, together.
     pub fragments: Fragments,
@@ -175,9 +175,6 @@ impl BuildOptions {
         }
         if self.codec.is_none() && (self.ztailpacking || self.dedupe || self.fragments != Fragments::Off) {
             return refuse("packing tails, fragments and sharing clusters need a codec");
-        }
-        if self.ztailpacking && self.fragments != Fragments::Off {
-            return refuse("a file's end goes behind its inode or into a fragment, not both");
         }
         Ok(())
     }

@@ -360,21 +360,19 @@ impl SegmentOptions {
     }
 }
 
-/// What becomes of the end of a file that fits into one cluster, if it is packed.
+/// What becomes of the end of a file that fits into one cluster, if it is packed: it lies inline where it fits, else in a
+/// fragment if the options have these.
 fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option<Tail> {
-    if options.fragments {
-        return Some(Tail::Fragment(rest.to_vec()));
-    }
-    if !options.ztailpacking {
-        return None;
-    }
     let (bytes, compressed) = match cluster {
         Some(cluster) => (cluster, true),
         None => (rest, false),
     };
     // The inode before it, and the indexes of what it holds, share its block.
-    let room = options.block_bytes.checked_sub(64 + 8 + 8 + 8)?;
-    (bytes.len() <= room).then(|| Tail::Inline { bytes: bytes.to_vec(), len: rest.len() as u32, compressed })
+    let room = options.block_bytes - (64 + 8 + 8 + 8);
+    if options.ztailpacking && bytes.len() <= room {
+        return Some(Tail::Inline { bytes: bytes.to_vec(), len: rest.len() as u32, compressed });
+    }
+    options.fragments.then(|| Tail::Fragment(rest.to_vec()))
 }
 
 #[cfg(test)]

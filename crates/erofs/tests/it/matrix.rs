@@ -22,9 +22,15 @@ const CODECS: [(&str, ClusterCodec); 5] = [
     ("zstd", ClusterCodec::Zstd { level: 1, window_log: 16 }),
 ];
 const CLUSTERS: [u32; 3] = [4096, 65_536, 1 << 20];
-/// Tails packed, and what are fragments: all that there is but both, for which a file has one place.
-const PACKINGS: [(bool, Fragments); 4] =
-    [(false, Fragments::Off), (true, Fragments::Off), (false, Fragments::Tails), (false, Fragments::All)];
+/// Whether ends lie behind inodes, and what are fragments.
+const PACKINGS: [(bool, Fragments); 6] = [
+    (false, Fragments::Off),
+    (true, Fragments::Off),
+    (false, Fragments::Tails),
+    (false, Fragments::All),
+    (true, Fragments::Tails),
+    (true, Fragments::All),
+];
 
 /// Features as the kernel calls them, which options need.
 fn features(options: &BuildOptions) -> impl Iterator<Item = &'static str> {
@@ -97,7 +103,7 @@ fn every_way_to_build_an_image_mounts() {
     let large = scanned();
     let cases: Vec<_> =
         CODECS.iter().flat_map(|(name, codec)| cases(*codec).into_iter().map(move |case| (*name, case))).collect();
-    assert_eq!(cases.len(), 5 * 3 * 2 * 4 * 2);
+    assert_eq!(cases.len(), 5 * 3 * 2 * 6 * 2);
     let (next, lacking, images) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(HashSet::new()));
     std::thread::scope(|scope| {
         for thread in 0..2 {
