@@ -11,11 +11,17 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
-    BuildOptions, Compression, Content, Error, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeKind, ScanOptions,
-    Tree, build_watched,
+    BuildOptions, Compression, Content, Difference, Error, Fragments, Hint, IdMap, IdRange, Image, Indexes, Node,
+    NodeKind, ScanOptions, Tree, build_watched,
 };
 
-use crate::{destination::Destination, image::compressor, misuse, progress::ProgressLine, size};
+use crate::{
+    destination::Destination,
+    image::{compressor, show},
+    misuse,
+    progress::ProgressLine,
+    size,
+};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -71,6 +77,10 @@ pub(crate) struct Args {
     /// Store content that lies in several places once, also where it moved; files are read twice
     #[arg(long)]
     dedupe: bool,
+
+    /// Compare the finished image with the source, both read again; after a difference there is no image
+    #[arg(long)]
+    verify: bool,
 
     /// Threads; 0 for one a processor
     #[arg(long, default_value_t = 0)]
@@ -146,6 +156,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     })?;
     drop(line);
+    if args.verifies(&options) {
+        verify(&tree, draft.file(), args)?;
+    }
     let is_file = matches!(destination, Destination::File(_));
     destination.take(draft)?;
     if is_file {
@@ -160,7 +173,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Compares the finished image with its source, both read again. A difference is an error, and the image gets no name.
+fn verify(tree: &Tree, image: &File, args: &Args) -> anyhow::Result<()> {
+    let image = image.try_clone().context("opening the image again")?;
+    let report = Image::open(image).context("the image cannot be read")?.compare(tree, args.threads);
+    for Difference { path, what } in &report.differences {
+        eprintln!("{}: {what}", show(path));
+    }
+    let count = report.differences.len() as u64 + report.more_differences;
+    if count == 0 {
+        return Ok(());
+    }
+    bail!(
+        "{}: not written: {count} difference{} between the image and its source. If the source changed while it was \
+         packed, pack it again; else this is a fault of pagefold, please report it",
+        args.output.display(),
+        if count == 1 { "" } else { "s" }
+    )
+}
+
 impl Args {
+    /// Whether the image is compared with its source.
+    fn verifies(&self, _options: &BuildOptions) -> bool {
+        self.verify
+    }
+
     fn build_options(&self) -> anyhow::Result<BuildOptions> {
         let block_bytes = u32::try_from(self.block).ok().context("the block is too large")?;
         let cluster = self.cluster.unwrap_or(self.block);

@@ -41,6 +41,7 @@ mod buffers;
 mod build;
 mod cache;
 mod check;
+mod compare;
 mod compressed;
 mod directory;
 mod error;
@@ -65,6 +66,7 @@ pub use build::{
     Progress, ScanOptions, SourcePath, Span, Tree, build, build_watched,
 };
 pub use check::{CheckReport, Problem};
+pub use compare::{CompareReport, Difference};
 pub use directory::DirEntry;
 pub use error::{Error, Result};
 pub use extract::{ExtractOptions, ExtractReport};

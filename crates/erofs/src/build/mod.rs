@@ -37,7 +37,7 @@ mod tar;
 mod tree;
 mod zeros;
 
-pub(crate) use self::holes::is_zeros;
+pub(crate) use self::holes::{Found, is_zeros};
 use std::fs::File;
 
 use pagefold_codec::cluster::ClusterCodec;

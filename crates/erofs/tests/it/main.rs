@@ -3,6 +3,7 @@
 mod archives;
 mod built;
 mod choices;
+mod comparing;
 mod corpus;
 mod extracting;
 mod holes;

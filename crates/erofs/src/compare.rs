@@ -1,0 +1,354 @@
+//! Comparing an image with a tree: names, metadata, links and every byte of content.
+//!
+//! One thread walks both together and compares what inodes say; others read content from both sides meanwhile. The image is
+//! read by the code that reads any image, and the tree's files are read again where they are. What is found, and in which
+//! order it is told, does not depend on the threads.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::build::{Content, Found, Node, NodeId, NodeKind, Tree, is_zeros};
+use crate::error::Result;
+use crate::file::File;
+use crate::image::Image;
+use crate::inode::{FileKind, Inode};
+use crate::walk::{PathId, Paths};
+use crate::work::{Work, thread_count};
+use crate::xattr::Xattr;
+
+/// Differences that a report holds; further ones are counted.
+const MAX_DIFFERENCES: usize = 1000;
+/// Bytes of a file that one thread compares; a longer file has several such parts.
+const PART_BYTES: u64 = 4 << 20;
+/// Bytes that are read from both sides at once, while a processor's cache still has them.
+const PIECE_BYTES: usize = 512 << 10;
+
+/// Something that an image has otherwise than a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The path of the file, from the root; at most the last 4 KiB.
+    pub path: Vec<u8>,
+    /// What differs.
+    pub what: String,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default)]
+pub struct CompareReport {
+    /// Names compared, the root included.
+    pub names: u64,
+    /// Bytes of regular files compared.
+    pub file_bytes: u64,
+    /// The first thousand differences by path, at most one of content for each file.
+    pub differences: Vec<Difference>,
+    /// Differences beyond those.
+    pub more_differences: u64,
+}
+
+/// A part of a file's content.
+struct Part<'a> {
+    path: PathId,
+    content: &'a Content,
+    inode: Inode,
+    /// Opened by the first thread that has a part of the file.
+    file: Arc<OnceLock<File>>,
+    start: u64,
+    end: u64,
+}
+
+struct Comparison<'a> {
+    image: &'a Image,
+    tree: &'a Tree,
+    parts: &'a Work<Part<'a>>,
+    paths: Paths,
+    report: CompareReport,
+    differences: Vec<(PathId, String)>,
+    /// Names that each node of the tree has.
+    nlinks: HashMap<NodeId, u32>,
+    /// Which inode each node is that was compared and is not a directory, and the reverse.
+    nids: HashMap<NodeId, u64>,
+    nodes: HashMap<u64, NodeId>,
+}
+
+impl Image {
+    /// Compares the image with a tree, such as the one it was built of: names, kinds, modes, owners, times, sizes, device
+    /// numbers, xattrs, which names are of one file, and all content, in `threads` threads (at most 1024; 0 for one a
+    /// processor). A hole is the zeros it reads as.
+    ///
+    /// What cannot be read, in the image or in the tree, is a difference. Memory is linear in the names.
+    pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
+        let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
+        let compare_parts = || {
+            let mut buffers = Buffers::default();
+            while let Some(part) = parts.next() {
+                if let Err((at, what)) = part.compare(self, &mut buffers) {
+                    let mut contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
+                    let first = contents.entry(part.path).or_insert_with(|| (at, what.clone()));
+                    if at < first.0 {
+                        *first = (at, what);
+                    }
+                }
+            }
+        };
+        let mut comparison = Comparison {
+            image: self,
+            tree,
+            parts: &parts,
+            paths: Paths::new(),
+            report: CompareReport::default(),
+            differences: Vec::new(),
+            nlinks: tree.walk().iter().map(|visit| (visit.id, visit.nlink)).collect(),
+            nids: HashMap::new(),
+            nodes: HashMap::new(),
+        };
+        std::thread::scope(|scope| {
+            let finder = parts.finder();
+            // The system may allow fewer.
+            let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, compare_parts).is_ok();
+            let _ = (1..thread_count(threads)).all(spawn);
+            comparison.walk();
+            drop(finder);
+            compare_parts();
+        });
+        let contents = contents.into_inner().unwrap_or_else(PoisonError::into_inner);
+        comparison.differences.extend(contents.into_iter().map(|(path, (_, what))| (path, what)));
+        comparison.into_report()
+    }
+}
+
+impl<'a> Comparison<'a> {
+    fn differs(&mut self, path: PathId, what: impl Into<String>) {
+        self.differences.push((path, what.into()));
+    }
+
+    fn walk(&mut self) {
+        let tree = self.tree;
+        let root = match self.image.root() {
+            Ok(root) => root,
+            Err(error) => return self.differs(0, error.to_string()),
+        };
+        self.compare_inode(0, tree.root(), &root);
+        let mut directories = vec![(0, tree.root(), root)];
+        while let Some((path, id, inode)) = directories.pop() {
+            let NodeKind::Directory(names) = &tree.node(id).kind else { continue };
+            let mut found = BTreeMap::new();
+            let listed = self.image.for_each_entry(&inode, |entry| {
+                if entry.name != b"." && entry.name != b".." {
+                    found.insert(entry.name, entry.nid);
+                }
+                Ok(())
+            });
+            if let Err(error) = listed {
+                self.differs(path, error.to_string());
+            }
+            let mut below = Vec::new();
+            for (name, &child) in names {
+                let child_path = self.paths.add(path, name.clone());
+                let Some(nid) = found.remove(name) else {
+                    self.differs(child_path, "is missing in the image");
+                    continue;
+                };
+                match self.image.inode(nid) {
+                    Ok(inode) => {
+                        if self.compare_inode(child_path, child, &inode) {
+                            below.push((child_path, child, inode));
+                        }
+                    }
+                    Err(error) => self.differs(child_path, error.to_string()),
+                }
+            }
+            for name in found.into_keys() {
+                let extra = self.paths.add(path, name);
+                self.differs(extra, "is in the image alone");
+            }
+            // Depth is the tree's, so that an image whose directories form a circle is left when the tree ends.
+            directories.extend(below.into_iter().rev());
+        }
+    }
+
+    /// Compares what an inode says, and hands over its content. Returns whether both are directories.
+    fn compare_inode(&mut self, path: PathId, id: NodeId, inode: &Inode) -> bool {
+        let node = self.tree.node(id);
+        self.report.names += 1;
+        if let Some(what) = different_kind(node, inode) {
+            self.differs(path, what);
+            return false;
+        }
+        let is_directory = inode.kind == FileKind::Directory;
+        if !is_directory {
+            if let Some(nid) = self.nids.get(&id) {
+                if *nid != inode.nid {
+                    self.differs(path, "is not the same file as its other names in the image");
+                }
+                return false;
+            }
+            self.nids.insert(id, inode.nid);
+            if self.nodes.insert(inode.nid, id).is_some() {
+                self.differs(path, "is one file with another name in the image, and should be its own");
+            }
+        }
+        let mut facts = vec![
+            ("mode", format!("{:04o}", node.permissions & 0o7777), format!("{:04o}", inode.permissions())),
+            ("owner", node.uid.to_string(), inode.uid.to_string()),
+            ("group", node.gid.to_string(), inode.gid.to_string()),
+            ("time", show_time(node.mtime_s, node.mtime_nsec), show_time(inode.mtime_s, inode.mtime_nsec)),
+        ];
+        if let Some(nlink) = self.nlinks.get(&id) {
+            facts.push(("number of links", nlink.to_string(), inode.nlink.to_string()));
+        }
+        match &node.kind {
+            NodeKind::Regular { size, .. } => facts.push(("size", size.to_string(), inode.size.to_string())),
+            NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
+                let (of_image, of_image_minor) = inode.device().unwrap_or_default();
+                facts.push(("device number", format!("{major},{minor}"), format!("{of_image},{of_image_minor}")));
+            }
+            _ => {}
+        }
+        let differing: Vec<_> = facts.into_iter().filter(|(_, expected, found)| expected != found).collect();
+        for (what, expected, found) in differing {
+            self.differs(path, format!("{what} is {found} in the image, not {expected}"));
+        }
+        match self.image.xattrs(inode) {
+            Ok(found) => {
+                if let Some(what) = different_xattrs(&node.xattrs, &found) {
+                    self.differs(path, what);
+                }
+            }
+            Err(error) => self.differs(path, error.to_string()),
+        }
+        match &node.kind {
+            NodeKind::Symlink(target) => match self.image.read_link(inode) {
+                Ok(found) if found == *target => {}
+                Ok(_) => self.differs(path, "the link has another target"),
+                Err(error) => self.differs(path, error.to_string()),
+            },
+            NodeKind::Regular { content, size } if inode.size == *size => self.hand_over(path, content, inode),
+            _ => {}
+        }
+        is_directory
+    }
+
+    fn hand_over(&mut self, path: PathId, content: &'a Content, inode: &Inode) {
+        self.report.file_bytes += inode.size;
+        let file = Arc::new(OnceLock::new());
+        let mut start = 0;
+        while start < inode.size {
+            let end = inode.size.min(start + PART_BYTES);
+            self.parts.push(Part { path, content, inode: inode.clone(), file: Arc::clone(&file), start, end });
+            start = end;
+        }
+    }
+
+    fn into_report(mut self) -> CompareReport {
+        let paths = self.paths;
+        let mut differences: Vec<_> = std::mem::take(&mut self.differences)
+            .into_iter()
+            .map(|(path, what)| Difference { path: paths.display(path), what })
+            .collect();
+        differences.sort_by(|left, right| (&left.path, &left.what).cmp(&(&right.path, &right.what)));
+        let more_differences = differences.len().saturating_sub(MAX_DIFFERENCES) as u64;
+        differences.truncate(MAX_DIFFERENCES);
+        CompareReport { differences, more_differences, ..self.report }
+    }
+}
+
+/// What a thread reads into.
+#[derive(Default)]
+struct Buffers {
+    of_image: Vec<u8>,
+    of_tree: Vec<u8>,
+}
+
+impl Part<'_> {
+    /// The first difference: where, and what it is.
+    fn compare(&self, image: &Image, buffers: &mut Buffers) -> std::result::Result<(), (u64, String)> {
+        let file = match self.file.get() {
+            Some(file) => file,
+            None => {
+                let file = image.file(&self.inode).map_err(|error| (self.start, error.to_string()))?;
+                self.file.get_or_init(|| file)
+            }
+        };
+        let mut at = self.start;
+        while at < self.end {
+            let len = self.compare_piece(file, at, buffers)?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Compares whole extents where some end within the piece, and returns the bytes compared.
+    fn compare_piece(&self, file: &File, at: u64, buffers: &mut Buffers) -> std::result::Result<usize, (u64, String)> {
+        let Buffers { of_image, of_tree } = buffers;
+        let room = File::room_bytes(PIECE_BYTES);
+        if of_image.len() < room {
+            of_image.resize(room, 0);
+        }
+        let most = (self.end - at).min(PIECE_BYTES as u64) as usize;
+        let read = |of_image: &mut [u8]| -> Result<usize> {
+            let len = file.whole_extents(most, most, at)?.min(most);
+            file.read_alone(of_image, len, at)?;
+            Ok(len)
+        };
+        let len = read(of_image).map_err(|error| (at, error.to_string()))?;
+        let found = self.content.read(at, len, of_tree).map_err(|error| {
+            let what = match error.kind() {
+                io::ErrorKind::UnexpectedEof => "is shorter than it was".to_owned(),
+                _ => format!("cannot be read again: {error}"),
+            };
+            (at, what)
+        })?;
+        let of_image = &of_image[..len];
+        let same = match found {
+            Found::Bytes => of_image == of_tree.as_slice(),
+            Found::Zeros => is_zeros(of_image),
+        };
+        if same {
+            return Ok(len);
+        }
+        if found == Found::Zeros {
+            of_tree.clear();
+            of_tree.resize(len, 0);
+        }
+        let differs = of_image.iter().zip(of_tree.iter()).position(|(left, right)| left != right);
+        let at = at + differs.unwrap_or_default() as u64;
+        Err((at, format!("content differs from byte {at} on")))
+    }
+}
+
+/// What kind of file each is, if they are of two kinds.
+fn different_kind(node: &Node, inode: &Inode) -> Option<String> {
+    let expected = match node.kind {
+        NodeKind::Directory(_) => FileKind::Directory,
+        NodeKind::Regular { .. } => FileKind::Regular,
+        NodeKind::Symlink(_) => FileKind::Symlink,
+        NodeKind::CharDevice(..) => FileKind::CharDevice,
+        NodeKind::BlockDevice(..) => FileKind::BlockDevice,
+        NodeKind::Fifo => FileKind::Fifo,
+        NodeKind::Socket => FileKind::Socket,
+    };
+    (inode.kind != expected).then(|| format!("is {:?} in the image, not {expected:?}", inode.kind))
+}
+
+fn show_time(seconds: i64, nanoseconds: u32) -> String {
+    format!("{seconds}.{nanoseconds:09}")
+}
+
+/// The first xattr that only one side has, or that has two values.
+fn different_xattrs(expected: &[Xattr], found: &[Xattr]) -> Option<String> {
+    let by_name = |xattrs: &[Xattr]| -> BTreeMap<Vec<u8>, Vec<u8>> {
+        xattrs.iter().map(|xattr| (xattr.name.clone(), xattr.value.clone())).collect()
+    };
+    let (expected, found) = (by_name(expected), by_name(found));
+    let show = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    for (name, value) in &expected {
+        match found.get(name) {
+            None => return Some(format!("the xattr {} is missing in the image", show(name))),
+            Some(other) if other != value => return Some(format!("the xattr {} has another value", show(name))),
+            Some(_) => {}
+        }
+    }
+    let extra = found.keys().find(|name| !expected.contains_key(*name))?;
+    Some(format!("the xattr {} is in the image alone", show(extra)))
+}
