@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Error, Result};
+use crate::format::MAX_EXTENT_BYTES;
 
 /// Files that end alike share so much or more. What is before it then takes whole blocks of its own, half a block more than
 /// in a fragment.
@@ -69,7 +70,11 @@ impl Spool {
             self.file.read_exact_at(&mut there, from).map_err(failed)?;
             let pairs = bytes.iter().rev().zip(there.iter().rev());
             let shared = pairs.take_while(|(here, there)| here == there).count();
-            let head_len = (bytes.len() - shared).next_multiple_of(block);
+            let mut head_len = (bytes.len() - shared).next_multiple_of(block);
+            if head_len > 0 {
+                // What is not a whole file is an extent, and no longer than one may be.
+                head_len = head_len.max(bytes.len().saturating_sub(MAX_EXTENT_BYTES as usize).next_multiple_of(block));
+            }
             if head_len + SHARED_END_BLOCKS * block <= bytes.len() && (may_split || head_len == 0) {
                 return Ok(Fragment { head_len, offset: known.end - (bytes.len() - head_len) as u64 });
             }

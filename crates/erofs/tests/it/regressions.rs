@@ -134,3 +134,13 @@ fn files_with_holes_and_xattrs_of_any_length() {
         round_trip(&[tagged, file("b", bytes)], &BuildOptions { codec: None, ..BuildOptions::default() });
     }
 }
+
+/// A fragment that is not a whole file is an extent, which may have 12 MiB: here 14 MiB were shared.
+#[test]
+fn long_ends_that_files_share() {
+    let first = noise(15_000_000, 1);
+    let second = [noise(100_000, 2), first[100_000..].to_vec()].concat();
+    let options = BuildOptions { fragments: Fragments::All, ..BuildOptions::default() };
+    let image_bytes = round_trip(&[file("a", first), file("b", second)], &options);
+    assert!(image_bytes < 18_000_000, "{image_bytes}");
+}
