@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{anyhow, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{Place, open, resolve, show};
+use crate::image::{ImageArgs, Place, resolve, show};
 use crate::misuse;
 use crate::output::output;
 
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// The image and a path in it
     #[arg(value_name = "IMAGE:PATH")]
     place: Place,
+
+    #[command(flatten)]
+    image: ImageArgs,
 }
 
 /// Symbolic links that are followed from one to the next, as in Linux.
@@ -47,7 +50,7 @@ fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let image = open(&args.place.image)?;
+    let image = args.image.open(&args.place.image)?;
     if args.place.path.is_empty() {
         return Err(misuse(anyhow!("which file? Name it behind the image: {}:PATH", args.place.image.display())));
     }

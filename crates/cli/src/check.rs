@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::bail;
 
-use crate::image::{Place, open, resolve, show_below};
+use crate::image::{ImageArgs, Place, resolve, show_below};
 use crate::output::output;
 use crate::size;
 
@@ -21,6 +21,9 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
+    #[command(flatten)]
+    image: ImageArgs,
+
     /// Threads; 0 for one a processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -28,7 +31,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Place { image: file, path } = &args.place;
-    let image = open(file)?;
+    let image = args.image.open(file)?;
     let report = match path.as_slice() {
         [] => image.check(args.threads),
         path => image.check_below(&resolve(&image, path)?, args.threads),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use pagefold_erofs::{Error, ExtractOptions, FileKind, Problem};
 
-use crate::image::{Place, open, resolve, show, show_below};
+use crate::image::{ImageArgs, Place, resolve, show, show_below};
 use crate::size;
 
 /// Extract all files of an EROFS image, or those in a directory of it
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// The image, and a directory in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
+
+    #[command(flatten)]
+    image: ImageArgs,
 
     /// The directory, which is made if it does not exist
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
@@ -44,7 +47,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Place { image: file, path } = &args.place;
-    let image = open(file)?;
+    let image = args.image.open(file)?;
     let start = resolve(&image, path)?;
     if start.kind != FileKind::Directory {
         let place = format!("{}:{}", file.display(), show(path));

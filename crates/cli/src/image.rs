@@ -10,8 +10,10 @@ use std::{
     io,
 };
 
-use anyhow::{Context, bail};
-use pagefold_erofs::{Error, FileKind, Image, Inode};
+use anyhow::{Context, bail, ensure};
+use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, ReadAt};
+
+use crate::size;
 
 /// An image file and a path in it, as `IMAGE[:PATH]` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,46 +38,82 @@ impl From<OsString> for Place {
     }
 }
 
-/// Opens an image.
-pub(crate) fn open(path: &Path) -> anyhow::Result<Image> {
-    Image::open(open_file(path)?).with_context(|| path.display().to_string())
+/// Where an image lies, as all commands that read one are told.
+#[derive(clap::Args)]
+pub(crate) struct ImageArgs {
+    /// The image begins at this byte of its file, behind a header
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0", hide_default_value = true)]
+    #[arg(allow_negative_numbers = true)]
+    offset: u64,
 }
 
-/// Opens the file of an image. What is none is refused, and called by its name if it is something well known.
-pub(crate) fn open_file(path: &Path) -> anyhow::Result<File> {
-    const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
-    const OTHERS: [(u64, &[u8], &str); 6] = [
-        (0, b"hsqs", "a squashfs image"),
-        (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
-        (0, b"XFSB", "an XFS file system"),
-        (0x8001, b"CD001", "an ISO 9660 image"),
-        (257, b"ustar", "a tar archive: 'pagefold pack' makes an image of it"),
-        (0, b"PK\x03\x04", "a zip archive"),
-    ];
-    let shown = || path.display().to_string();
-    let file = File::open(path).with_context(shown)?;
-    if file.metadata().with_context(shown)?.is_dir() {
-        bail!("{} is a directory, not an image", shown());
+impl ImageArgs {
+    /// Opens an image.
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Image> {
+        self.open_with(path, Image::DEFAULT_CACHE_BYTES)
     }
-    let mut front = [0; 6];
-    let mut has = |at: u64, magic: &[u8]| {
-        let front = &mut front[..magic.len()];
-        file.read_exact_at(front, at).is_ok() && front == magic
-    };
-    if !has(SUPERBLOCK.0, SUPERBLOCK.1) {
+
+    /// Opens an image, with at most `cache_bytes` of decoded clusters kept.
+    pub(crate) fn open_with(&self, path: &Path, cache_bytes: usize) -> anyhow::Result<Image> {
+        let shown = || path.display().to_string();
+        let file = self.open_file(path)?;
+        // Without an offset the file itself is read, so that nothing stands between.
+        let image = match self.offset {
+            0 => Image::open_with(file, cache_bytes),
+            offset => Image::open_with(Embedded::new(file, offset).with_context(shown)?, cache_bytes),
+        };
+        image.with_context(shown)
+    }
+
+    /// Opens the file of an image. Anything else is refused, and called by its name if it is something well known.
+    fn open_file(&self, path: &Path) -> anyhow::Result<File> {
+        const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
+        const OTHERS: [(u64, &[u8], &str); 6] = [
+            (0, b"hsqs", "a squashfs image"),
+            (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+            (0, b"XFSB", "an XFS file system"),
+            (0x8001, b"CD001", "an ISO 9660 image"),
+            (257, b"ustar", "a tar archive: 'pagefold pack' makes an image of it"),
+            (0, b"PK\x03\x04", "a zip archive"),
+        ];
+        let shown = || path.display().to_string();
+        let file = File::open(path).with_context(shown)?;
+        if file.metadata().with_context(shown)?.is_dir() {
+            bail!("{} is a directory, not an image", shown());
+        }
+        if self.offset > 0 {
+            let len = file.len_bytes().with_context(shown)?;
+            let offset = self.offset;
+            ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
+        }
+        let mut front = [0; 6];
+        let mut has = |at: u64, magic: &[u8]| {
+            let front = &mut front[..magic.len()];
+            let at = self.offset.checked_add(at);
+            at.is_some_and(|at| ReadAt::read_exact_at(&file, front, at).is_ok()) && front == magic
+        };
+        if has(SUPERBLOCK.0, SUPERBLOCK.1) {
+            return Ok(file);
+        }
+        let there = if self.offset == 0 { String::new() } else { format!(" at byte {}", self.offset) };
         if let Some((_, _, what)) = OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
-            bail!("{} is no EROFS image; it is {what}", shown());
+            bail!("{}{there} is not an EROFS image; it is {what}", shown());
         }
-        if let Some(program) = compressor(&file).with_context(shown)? {
-            bail!("{} is no EROFS image; it is compressed by {program}", shown());
+        if let Some(program) = compressor_at(&file, self.offset).with_context(shown)? {
+            bail!("{}{there} is not an EROFS image; it is compressed by {program}", shown());
         }
-        bail!("{} is no EROFS image: no EROFS magic number at byte {}", shown(), SUPERBLOCK.0);
+        let magic = self.offset.saturating_add(SUPERBLOCK.0);
+        bail!("{}{there} is not an EROFS image: no EROFS magic number at byte {magic}", shown());
     }
-    Ok(file)
 }
 
 /// The program that has compressed a file, and decompresses it with `-dc`.
 pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
+    compressor_at(file, 0)
+}
+
+/// As [`compressor`], for what begins at `offset`.
+fn compressor_at(file: &File, offset: u64) -> io::Result<Option<&'static str>> {
     const MAGIC: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -85,7 +123,7 @@ pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
         (b"LZIP", "lzip"),
     ];
     let mut front = [0; 6];
-    let len = file.read_at(&mut front, 0)?;
+    let len = file.read_at(&mut front, offset)?;
     Ok(MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)).map(|(_, program)| *program))
 }
 

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, io::Write as _};
 
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::Place;
+use crate::image::{ImageArgs, Place};
 use crate::output::output;
 use crate::size;
 
@@ -19,13 +19,16 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
+    #[command(flatten)]
+    image: ImageArgs,
+
     /// Read all files, or those at the path and below, and say how many clusters were decoded in place
     #[arg(long)]
     read: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let image = crate::image::open(&args.place.image)?;
+    let image = args.image.open(&args.place.image)?;
     let mut out = output();
     if args.place.path.is_empty() {
         write!(out, "{}", superblock(&image))?;

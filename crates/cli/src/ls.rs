@@ -4,7 +4,7 @@ use std::io::Write;
 
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{Place, long, open, resolve, show};
+use crate::image::{ImageArgs, Place, long, resolve, show};
 use crate::output::output;
 
 /// List what is in an EROFS image
@@ -17,6 +17,9 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
+    #[command(flatten)]
+    image: ImageArgs,
+
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
     long: bool,
@@ -27,7 +30,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let image = open(&args.place.image)?;
+    let image = args.image.open(&args.place.image)?;
     let inode = resolve(&image, &args.place.path)?;
     let mut out = output();
     if inode.kind == FileKind::Directory {

@@ -15,11 +15,10 @@ use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Context, bail};
-use pagefold_erofs::Image;
 use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
-use crate::{image::open_file, signals, size, tell};
+use crate::{image::ImageArgs, signals, size, tell};
 
 /// What the table of processes calls the second process, which would be `exe`.
 const NAME: &CStr = c"pagefold";
@@ -40,7 +39,11 @@ A damaged part of the image is an I/O error to whoever reads it and a line in th
 foreground, else in the system's log, unless --log says where.")]
 pub(crate) struct Args {
     /// The image
-    image: PathBuf,
+    #[arg(value_name = "IMAGE")]
+    path: PathBuf,
+
+    #[command(flatten)]
+    image: ImageArgs,
 
     /// The directory to mount it on
     directory: PathBuf,
@@ -103,10 +106,9 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     if args.announce {
         rustix::thread::set_name(NAME).context("cannot take a name")?;
     }
-    let shown = args.image.display();
-    let file = open_file(&args.image)?;
+    let shown = args.path.display();
     let cache = usize::try_from(args.cache).context("--cache is larger than any memory")?;
-    let image = Image::open_with(file, cache).with_context(|| shown.to_string())?;
+    let image = args.image.open_with(&args.path, cache)?;
     let options =
         MountOptions { name: shown.to_string(), allow_other: args.allow_other, threads: args.threads, log: log(args)? };
     // Signals are caught from before the mount exists, so that none is left behind.

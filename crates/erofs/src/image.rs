@@ -21,8 +21,6 @@ use crate::visits::Visits;
 use crate::xattr::LongPrefix;
 use crate::zmap::Lcluster;
 
-/// Memory for decoded clusters unless [`Image::open_with`] says otherwise, in bytes.
-const DEFAULT_CACHE_BYTES: usize = 128 << 20;
 /// Memory for blocks of directories, in bytes, and what one takes besides its own.
 const NAMES_CACHE_BYTES: usize = 1 << 20;
 const KEPT_BYTES: usize = 128;
@@ -134,6 +132,9 @@ pub struct Counts {
 }
 
 impl Image {
+    /// Bytes of decoded clusters that [`open`](Self::open) keeps at most.
+    pub const DEFAULT_CACHE_BYTES: usize = 128 << 20;
+
     /// Opens an image file.
     pub fn open_path(path: &Path) -> Result<Self> {
         let file = OsFile::open(path).map_err(Error::io(format!("opening {}", path.display())))?;
@@ -142,7 +143,7 @@ impl Image {
 
     /// Opens the image that `source` holds.
     pub fn open(source: impl ReadAt + 'static) -> Result<Self> {
-        Self::open_with(source, DEFAULT_CACHE_BYTES)
+        Self::open_with(source, Self::DEFAULT_CACHE_BYTES)
     }
 
     /// Opens the image that `source` holds, with at most `cache_bytes` of decoded clusters kept.

@@ -75,6 +75,6 @@ pub use format::DataLayout;
 pub use image::{Counts, Image};
 pub use inode::{FileKind, Inode};
 pub use pagefold_codec::cluster::ClusterCodec;
-pub use source::ReadAt;
+pub use source::{Embedded, ReadAt};
 pub use superblock::Superblock;
 pub use xattr::Xattr;

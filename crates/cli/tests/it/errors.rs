@@ -204,10 +204,10 @@ fn what_is_no_image_is_called_by_its_name() {
         bytes[at..at + magic.len()].copy_from_slice(magic);
         fs::write(&path, &bytes).expect("a file");
         for command in ["ls", "check", "info"] {
-            assert_names(&run_to_fail(pagefold().arg(command).arg(&path)), &["no EROFS image", name]);
+            assert_names(&run_to_fail(pagefold().arg(command).arg(&path)), &["not an EROFS image", name]);
         }
     }
     assert_names(&run_to_fail(pagefold().arg("ls").arg(folder.path())), &["is a directory"]);
     fs::write(&path, "").expect("a file");
-    assert_names(&run_to_fail(pagefold().arg("ls").arg(&path)), &["no EROFS image"]);
+    assert_names(&run_to_fail(pagefold().arg("ls").arg(&path)), &["not an EROFS image"]);
 }
