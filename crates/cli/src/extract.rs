@@ -13,36 +13,45 @@ use crate::size;
 #[command(after_help = "Examples:
   pagefold extract rootfs.erofs -C rootfs/
   pagefold extract rootfs.erofs:/etc -C etc/
+  pagefold extract --no-owners --no-same-permissions untrusted.erofs -C out/
+  pagefold extract --offset 1M firmware.bin -C rootfs/
 
-Modes, times, links, holes and xattrs are restored; owners and devices if root does it. Nothing is written \
-outside the directory, and nothing that exists is replaced.")]
+Modes, times, links, holes and xattrs are restored; owners and device files only if root extracts. Nothing is written \
+outside the directory, and nothing that exists is replaced.
+
+Modes are restored as the image has them, set-user-ID and set-group-ID bits too. Without owners a set-id program \
+belongs to the user who extracts it and runs with that user's rights: --no-same-permissions leaves such bits out.")]
 pub(crate) struct Args {
     /// The image, and a directory in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    #[command(flatten)]
-    image: ImageArgs,
-
-    /// The directory, which is made if it does not exist
+    /// The directory to extract into; it is created if it does not exist
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
     directory: PathBuf,
 
-    /// Threads; 0 for one a processor
+    /// Threads; 0 for one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Leave owners as they are made, and device files out
-    #[arg(long)]
+    /// Leave out device files and do not restore owners: files belong to the user who extracts
+    #[arg(long, visible_alias = "no-same-owner")]
     no_owners: bool,
 
-    /// Leave extended attributes out; some may be set by root alone
+    /// Leave out set-user-ID, set-group-ID and sticky bits and file capabilities, and apply the umask, as tar does
+    #[arg(long)]
+    no_same_permissions: bool,
+
+    /// Leave extended attributes out; some can only be set by root
     #[arg(long)]
     no_xattrs: bool,
 
     /// Extract at most this much content
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_size: Option<u64>,
+
+    #[command(flatten)]
+    image: ImageArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -51,12 +60,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let start = resolve(&image, path)?;
     if start.kind != FileKind::Directory {
         let place = format!("{}:{}", file.display(), show(path));
-        bail!("{place} is no directory; for the content of a file there is: pagefold cat {place}");
+        bail!("{place} is not a directory; to get the content of a file: pagefold cat {place}");
     }
     let default = ExtractOptions::default();
     let options = ExtractOptions {
         threads: args.threads,
         owners: default.owners && !args.no_owners,
+        permissions: !args.no_same_permissions,
         xattrs: !args.no_xattrs,
         max_bytes: args.max_size,
     };

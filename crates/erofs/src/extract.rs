@@ -56,6 +56,9 @@ pub struct ExtractOptions {
     pub threads: usize,
     /// Set owners, and make device files, which are left out otherwise. Needs root.
     pub owners: bool,
+    /// Set modes as the image has them. Otherwise programs gain no rights of others, and modes are those of new files: without set-id and
+    /// sticky bits and what the process's umask takes, and `security.capability` is not set.
+    pub permissions: bool,
     /// Set extended attributes.
     pub xattrs: bool,
     /// Bytes of content after which nothing more is extracted, against images made to fill disks.
@@ -64,7 +67,8 @@ pub struct ExtractOptions {
 
 impl Default for ExtractOptions {
     fn default() -> Self {
-        Self { threads: 0, owners: rustix::process::geteuid().is_root(), xattrs: true, max_bytes: None }
+        let owners = rustix::process::geteuid().is_root();
+        Self { threads: 0, owners, permissions: true, xattrs: true, max_bytes: None }
     }
 }
 
@@ -166,6 +170,8 @@ struct Extraction<'a> {
 struct Made {
     /// Owner and group, if they are certain.
     owner: Option<(u32, u32)>,
+    /// Bits of modes that are kept: all, or those that new files have.
+    kept_mode: u16,
     /// Bits that a mode asked for may lose.
     lost_mode: u16,
     /// Directories get a bit that their modes may not have (`S_ISGID`).
@@ -174,7 +180,7 @@ struct Made {
 
 impl Made {
     /// Directories in the target are made by us and get what it gives to what is made in it.
-    fn in_directory(root: &OwnedFd) -> Self {
+    fn in_directory(root: &OwnedFd, options: &ExtractOptions) -> Self {
         let ours = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         // Whether a group comes from the process or from the directory is then the same.
         let certain = |stat: &rustix::fs::Stat| {
@@ -187,17 +193,30 @@ impl Made {
         let acl = rustix::fs::fgetxattr(root, "system.posix_acl_default", &mut [0; 0]).is_ok();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok());
-        Self { owner, lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 }, passes_group_on }
+        Self {
+            owner,
+            // A system that does not tell its mask (Linux before 4.7) leaves all to the owner.
+            kept_mode: if options.permissions { 0o7777 } else { 0o777 & !mask.unwrap_or(0o077) },
+            lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 },
+            passes_group_on,
+        }
     }
 
     fn has_owner(&self, inode: &Inode) -> bool {
         self.owner == Some((inode.uid, inode.gid))
     }
 
-    /// The mode to make a file with: its own, if it is certain to get it.
+    /// The mode that a file is to have.
+    fn final_mode(&self, inode: &Inode) -> Mode {
+        Mode::from_raw_mode((inode.permissions() & self.kept_mode).into())
+    }
+
+    /// The mode to make a file with: its final one, if it is certain to get and to keep it. An ACL among its xattrs would bring back what
+    /// is not kept.
     fn mode(&self, inode: &Inode) -> Option<Mode> {
-        let mode = inode.permissions();
-        (mode & self.lost_mode == 0).then(|| Mode::from_raw_mode(mode.into()))
+        let mode = self.final_mode(inode);
+        let keeps = self.kept_mode == 0o7777 || inode.xattr_start == inode.xattr_end;
+        (keeps && mode.as_raw_mode() & u32::from(self.lost_mode) == 0).then_some(mode)
     }
 
     /// As [`mode`](Self::mode), for a directory in which we make files.
@@ -265,7 +284,7 @@ impl Image {
         let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).map_err(failed("opening the target"))?;
         let target = Target {
             image: self,
-            made: Made::in_directory(&root),
+            made: Made::in_directory(&root, options),
             root,
             options,
             threads: thread_count(options.threads),
@@ -600,19 +619,19 @@ impl Target<'_> {
             Some(kind) => {
                 let (major, minor) = inode.device().unwrap_or_default();
                 let device = rustix::fs::makedev(major, minor);
-                let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
+                let mode = self.made.final_mode(inode);
                 rustix::fs::mknodat(directory, name, kind, mode, device).map_err(failed("making a device or pipe"))?;
             }
         }
         self.set_owner(inode, directory, &file.name)?;
-        if kind.is_some() && self.made.mode(inode).is_none() {
-            let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
-            rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed("setting the mode"))?;
-        }
         // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
         let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
         let xattrs =
             self.set_xattrs(inode, |name, value| rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty()));
+        if kind.is_some() && self.made.mode(inode).is_none() {
+            rustix::fs::chmodat(directory, name, self.made.final_mode(inode), AtFlags::empty())
+                .map_err(failed("setting the mode"))?;
+        }
         set_times(inode, directory, &file.name)?;
         xattrs
     }
@@ -629,7 +648,8 @@ impl Target<'_> {
 
     /// Sets all xattrs that can be set, and says why the first of the others could not.
     fn set_xattrs(&self, inode: &Inode, set: impl Fn(&OsStr, &[u8]) -> rustix::io::Result<()>) -> Result<()> {
-        let xattrs = if self.options.xattrs { self.image.xattrs(inode)? } else { Vec::new() };
+        let mut xattrs = if self.options.xattrs { self.image.xattrs(inode)? } else { Vec::new() };
+        xattrs.retain(|xattr| self.options.permissions || xattr.name != b"security.capability");
         let done =
             xattrs.iter().map(|xattr| set(os(&xattr.name), &xattr.value).map_err(|error| no_xattr(&xattr.name, error)));
         done.fold(Ok(()), Result::and)
@@ -695,8 +715,7 @@ impl Target<'_> {
         let xattrs =
             self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         if !has_mode {
-            let mode = Mode::from_raw_mode(u32::from(inode.permissions()));
-            rustix::fs::fchmod(file, mode).map_err(failed("setting the mode"))?;
+            rustix::fs::fchmod(file, self.made.final_mode(inode)).map_err(failed("setting the mode"))?;
         }
         rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time"))?;
         xattrs

@@ -58,7 +58,7 @@ fn a_tree_is_packed_and_comes_back() {
     output(pagefold().args(["extract", &(at("image") + ":/etc"), "-C", &at("etc")]));
     assert_eq!(fs::read_to_string(at("etc/text")).expect("the file"), text);
     let message = run_to_fail(pagefold().args(["extract", &(at("image") + ":/etc/text"), "-C", &at("file")]));
-    assert!(message.contains("image:/etc/text is no directory") && message.contains("pagefold cat "), "{message}");
+    assert!(message.contains("image:/etc/text is not a directory") && message.contains("pagefold cat "), "{message}");
     assert!(!fs::exists(at("file")).expect("a folder"));
     let list = output(pagefold().args(["ls", "-l", &at("image")]));
     assert!(list.ends_with(" 2001-09-09 01:46:40.000000000 etc\n"), "{list}");

@@ -6,6 +6,7 @@ mod errors;
 mod file_system;
 mod images;
 mod mount;
+mod permissions;
 mod server;
 mod signals;
 mod stat;

@@ -249,7 +249,13 @@ fn errors(case: &Case) -> String {
             say("check", check);
             say("read", read_all(&image).err());
             let target = tempfile::tempdir().unwrap();
-            let options = ExtractOptions { threads: 1, owners: false, xattrs: false, max_bytes: Some(1 << 20) };
+            let options = ExtractOptions {
+                threads: 1,
+                owners: false,
+                permissions: true,
+                xattrs: false,
+                max_bytes: Some(1 << 20),
+            };
             let extracted = image.extract(&target.path().join("out"), &options);
             say("extract", extracted.map_or_else(|error| Some(error.to_string()), |report| show(&report.problems)));
         }
