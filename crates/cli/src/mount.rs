@@ -11,6 +11,7 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::str::FromStr;
 use std::sync::Mutex;
 use std::thread;
 
@@ -31,19 +32,18 @@ const MOUNTED: &[u8] = b"mounted\n";
 #[command(after_help = "Examples:
   pagefold mount rootfs.erofs /mnt
   fusermount3 -u /mnt
+  pagefold mount -o dev,suid,allow_other rootfs.erofs /mnt
+  pagefold mount --offset 1M firmware.bin /mnt
 
-Root is not needed where fusermount3 is installed. Set-id bits and device files are without effect; as root, \
-'mount -t erofs -o loop' has the kernel do it, with them. SIGINT, SIGTERM and SIGHUP unmount; while files are open \
-their users keep them, and a second signal ends at once.
-A damaged part of the image is an I/O error to whoever reads it and a line in the log: on standard error in the \
-foreground, else in the system's log, unless --log says where.")]
+Root is not needed where fusermount3 is installed. Device files and set-id programs have no effect unless root mounts with \
+-o dev,suid; do so only with images that you trust. As root, 'mount -t erofs -o loop' has the kernel read the image instead. \
+SIGINT, SIGTERM and SIGHUP unmount. Users keep the files that they have open, and a second signal ends the program at once.
+A damaged part of the image is an I/O error to its readers and a line in the log: on standard error in the \
+foreground, otherwise in the system's log, unless --log names a file.")]
 pub(crate) struct Args {
     /// The image
     #[arg(value_name = "IMAGE")]
     path: PathBuf,
-
-    #[command(flatten)]
-    image: ImageArgs,
 
     /// The directory to mount it on
     directory: PathBuf,
@@ -52,15 +52,20 @@ pub(crate) struct Args {
     #[arg(short, long)]
     foreground: bool,
 
-    /// Let other users in, as the permissions in the image say; not only root may do this if /etc/fuse.conf says so
+    /// Mount options, separated by commas: dev, nodev, suid, nosuid, exec, noexec, allow_other, ro. Of two opposites the
+    /// later applies; dev and suid need root
+    #[arg(short = 'o', long = "options", value_name = "LIST", value_delimiter = ',')]
+    flags: Vec<Flag>,
+
+    /// Let other users in, as the permissions in the image say; needs root, or user_allow_other in /etc/fuse.conf
     #[arg(long)]
     allow_other: bool,
 
-    /// The most memory for decompressed clusters, beside the kernel's page cache
+    /// The most memory for decompressed clusters, in addition to the kernel's page cache
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     cache: u64,
 
-    /// Threads; 0 for one a processor, but at least 4 and at most 16
+    /// Threads; 0 for one per processor, but at least 4 and at most 16
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
@@ -71,6 +76,64 @@ pub(crate) struct Args {
     /// Be the second process: see the module's comment
     #[arg(long, hide = true)]
     announce: bool,
+
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+/// An option as mount(8) knows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flag {
+    Dev(bool),
+    Suid(bool),
+    Exec(bool),
+    AllowOther,
+    ReadOnly,
+}
+
+impl FromStr for Flag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "dev" => Self::Dev(true),
+            "nodev" => Self::Dev(false),
+            "suid" => Self::Suid(true),
+            "nosuid" => Self::Suid(false),
+            "exec" => Self::Exec(true),
+            "noexec" => Self::Exec(false),
+            "allow_other" => Self::AllowOther,
+            "ro" => Self::ReadOnly,
+            "rw" => return Err("an EROFS image can only be read; leave 'rw' out".to_owned()),
+            _ => {
+                let known = "dev, nodev, suid, nosuid, exec, noexec, allow_other or ro";
+                return Err(format!("'{text}' is not a mount option here; write {known}"));
+            }
+        })
+    }
+}
+
+impl Args {
+    fn mount_options(&self) -> anyhow::Result<MountOptions> {
+        let mut options = MountOptions {
+            name: self.path.display().to_string(),
+            allow_other: self.allow_other,
+            threads: self.threads,
+            log: log(self)?,
+            ..MountOptions::default()
+        };
+        for flag in &self.flags {
+            match *flag {
+                Flag::Dev(on) => options.dev = on,
+                Flag::Suid(on) => options.suid = on,
+                Flag::Exec(on) => options.exec = on,
+                Flag::AllowOther => options.allow_other = true,
+                // As every mount of an image is.
+                Flag::ReadOnly => {}
+            }
+        }
+        Ok(options)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -109,8 +172,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     let shown = args.path.display();
     let cache = usize::try_from(args.cache).context("--cache is larger than any memory")?;
     let image = args.image.open_with(&args.path, cache)?;
-    let options =
-        MountOptions { name: shown.to_string(), allow_other: args.allow_other, threads: args.threads, log: log(args)? };
+    let options = args.mount_options()?;
     // Signals are caught from before the mount exists, so that none is left behind.
     let signals = signals::catch().context("cannot catch signals")?;
     let mount = Mount::new(image, &args.directory, options)

@@ -29,6 +29,12 @@ pub struct MountOptions {
     pub name: String,
     /// Let other users in, as the permissions in the image say. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
+    /// Let device files of the image be opened. Needs root.
+    pub dev: bool,
+    /// Let set-id bits and file capabilities of the image give programs rights. Needs root.
+    pub suid: bool,
+    /// Let programs of the image be run.
+    pub exec: bool,
     /// Threads that answer, at most 128; 0 for one a processor, but at least 4 and at most 16.
     pub threads: usize,
     /// Where errors of the image are told.
@@ -37,7 +43,15 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { name: "pagefold".to_owned(), allow_other: false, threads: 0, log: Log::default() }
+        Self {
+            name: "pagefold".to_owned(),
+            allow_other: false,
+            dev: false,
+            suid: false,
+            exec: true,
+            threads: 0,
+            log: Log::default(),
+        }
     }
 }
 
@@ -61,12 +75,17 @@ struct Place {
 
 impl Mount {
     /// Mounts `image` at the directory `at`. When this returns the image is mounted, and those who use it wait for
-    /// [`serve`](Self::serve). Set-id bits and device files in it are without effect.
+    /// [`serve`](Self::serve).
     ///
     /// # Errors
-    /// `at` is no directory or may not be mounted on, there is no `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is
+    /// `at` is not a directory or may not be mounted on, the options need root, there is no `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is
     /// mounted then.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
+        if (options.dev || options.suid) && !rustix::process::geteuid().is_root() {
+            let what = if options.dev { "dev: device files" } else { "suid: set-id programs" };
+            let what = format!("only root may mount with {what} of the image would take effect");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
         let at = at.canonicalize()?;
         match at.metadata() {
             Ok(metadata) if metadata.is_dir() => {}
@@ -85,8 +104,9 @@ impl Mount {
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::RO,
-            MountOption::NoSuid,
-            MountOption::NoDev,
+            if options.suid { MountOption::Suid } else { MountOption::NoSuid },
+            if options.dev { MountOption::Dev } else { MountOption::NoDev },
+            if options.exec { MountOption::Exec } else { MountOption::NoExec },
             MountOption::NoAtime,
             MountOption::DefaultPermissions,
             MountOption::FSName(plain(&options.name)),

@@ -274,6 +274,73 @@ fn a_mounted_image_is_what_was_packed() {
     }
 }
 
+/// Device files and set-id programs have an effect if root says so, and not otherwise.
+#[test]
+fn root_may_have_devices_and_set_id_programs() {
+    const TEST: &str = "root_may_have_devices_and_set_id_programs";
+    if !can_mount(TEST) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip_for_good(TEST, "device files need root");
+    }
+    let Some([id, setpriv]) = programs(TEST, ["id", "setpriv"]) else { return };
+    let place = Place::new(|root| {
+        mknodat(CWD, root.join("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(1, 3))
+            .expect("a device");
+        fs::copy(id, root.join("id")).expect("a copy");
+        fs::set_permissions(root.join("id"), fs::Permissions::from_mode(0o4755)).expect("a mode");
+    });
+    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    place.pack(&[]);
+    if fs::read(place.at("tree/null")).is_err() {
+        return skip_for_good(TEST, "this file system has no devices");
+    }
+    for (options, dev, user) in [
+        (&["-o", "allow_other"][..], false, Some("65534")),
+        (&["-o", "allow_other,dev,suid"], true, Some("0")),
+        (&["--allow-other", "-o", "ro,dev", "-o", "exec"], true, Some("65534")),
+        (&["--allow-other", "-o", "dev,suid,nodev"], false, Some("0")),
+        (&["--allow-other", "-o", "noexec"], false, None),
+    ] {
+        if !place.mount(TEST, options) {
+            return;
+        }
+        assert_eq!(fs::read(place.at("mount/null")).is_ok(), dev, "{options:?}");
+        let mut command = Command::new(&setpriv);
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(place.at("mount/id")).arg("-u");
+        let output = command.output().expect("a start");
+        let found = output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned());
+        assert_eq!(found.as_deref().map(str::trim), user, "{options:?}");
+        place.unmount();
+    }
+    for (options, why) in [("dev,color", "'color' is not a mount option"), ("rw", "can only be read"), ("", "''")] {
+        let message = run_to_fail(place.mount_command().args(["-o", options]));
+        assert!(message.contains(why) && !place.is_mounted(), "{message}");
+    }
+}
+
+/// In the background too, which is a second process.
+#[test]
+fn an_image_behind_a_header_is_mounted() {
+    const TEST: &str = "an_image_behind_a_header_is_mounted";
+    if !can_mount(TEST) {
+        return;
+    }
+    let content = text(3_000_000, 1);
+    let place = Place::new(|root| fs::write(root.join("file"), &content).expect("a file"));
+    place.pack(&["--cluster", "64K"]);
+    let image = fs::read(place.at("image")).expect("an image");
+    fs::write(place.at("image"), [&[7; 1500][..], &image].concat()).expect("a file");
+    if !place.mount(TEST, &["--offset", "1500"]) {
+        return;
+    }
+    assert!(fs::read(place.at("mount/file")).expect("the file") == content);
+    place.unmount();
+    let message = run_to_fail(place.mount_command().args(["--offset", "1501"]));
+    assert!(message.contains("at byte 1501 is not an EROFS image") && !place.is_mounted(), "{message}");
+}
+
 /// More threads than files may be open: the mount works, and does not end after it was said to be there.
 #[test]
 fn threads_beyond_reason_are_not_started() {
@@ -345,7 +412,7 @@ if [ "$(stat -c %a /dev/fuse)" != 666 ]; then
 fi
 fails() { if "$@"; then echo "this should fail: $*" >&2; exit 1; fi; }
 user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
-user ./pagefold mount image mount
+user ./pagefold mount -o ro,dev,nodev,suid,nosuid image mount
 user cmp tree/text mount/text
 user cmp tree/text mount/below/linked
 fails user ls mount/closed
@@ -361,6 +428,11 @@ trap - EXIT
 fails grep -q " $1/mount " /proc/self/mounts
 fails user ./pagefold mount image theirs 2> message
 grep -q "theirs.*no write access" message
+for option in dev suid; do
+    fails user ./pagefold mount -o $option image mount 2> message
+    grep -q "only root may mount with $option" message
+done
+fails grep -q " $1/mount " /proc/self/mounts
 "#;
 
 #[test]
