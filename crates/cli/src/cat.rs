@@ -14,8 +14,9 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Write a file of an EROFS image to standard output
 #[derive(clap::Args)]
-#[command(after_help = "Example:
-  pagefold cat rootfs.erofs:/etc/os-release")]
+#[command(after_help = "Examples:
+  pagefold cat rootfs.erofs:/etc/os-release
+  pagefold cat --offset 1M firmware.bin:/etc/os-release")]
 pub(crate) struct Args {
     /// The image and a path in it
     #[arg(value_name = "IMAGE:PATH")]

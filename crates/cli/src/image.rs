@@ -135,8 +135,12 @@ pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     })
 }
 
-/// The path of what is at `below` in the directory at `path`, as it can be shown.
+/// The path of what is at `below` in the directory at `path`, as it can be shown. Without a slash in front `below` is the name of
+/// something that no directory has.
 pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
+    if !below.starts_with(b"/") {
+        return show(below);
+    }
     let start = path.strip_suffix(b"/").unwrap_or(path);
     let below = if start.is_empty() || below != b"/" { below } else { b"" };
     show(&[start, below].concat())
@@ -220,6 +224,20 @@ mod tests {
             assert_eq!(place(&format!("{image}:{path}")), expected);
         }
         assert_eq!(place(image).path, b"");
+    }
+
+    #[test]
+    fn paths_are_shown_from_where_they_begin() {
+        for (path, below, shown) in [
+            ("", "/a/b", "/a/b"),
+            ("/etc", "/a", "/etc/a"),
+            ("etc/", "/a", "etc/a"),
+            ("/etc/a", "/", "/etc/a"),
+            ("/", "/", "/"),
+            ("/etc", "packed inode", "packed inode"),
+        ] {
+            assert_eq!(show_below(path.as_bytes(), below.as_bytes()), shown, "{path} {below}");
+        }
     }
 
     #[test]

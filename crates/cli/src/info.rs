@@ -2,48 +2,71 @@
 
 use std::{fmt::Write as _, io::Write as _};
 
-use pagefold_erofs::{FileKind, Image, Inode};
+use anyhow::Context;
+use pagefold_erofs::{Counts, FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, Place};
+use crate::image::{ImageArgs, Place, date, long, resolve, show};
 use crate::output::output;
-use crate::size;
+use crate::{record, size};
 
-/// Show what an EROFS image is, or a file in it
+/// Describe an EROFS image, or a file in it
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold info rootfs.erofs
   pagefold info rootfs.erofs:/usr/bin/env
-  pagefold info --read rootfs.erofs")]
+  pagefold info --read rootfs.erofs
+  pagefold info --json rootfs.erofs
+  pagefold info --offset 1M firmware.bin")]
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    #[command(flatten)]
-    image: ImageArgs,
-
-    /// Read all files, or those at the path and below, and say how many clusters were decoded in place
+    /// Read all files, or those at the path and below, and count the clusters that were decoded in place
     #[arg(long)]
     read: bool,
+
+    /// The same as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    image: ImageArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = args.image.open(&args.place.image)?;
+    let path = &args.place.path;
+    let inode = if path.is_empty() { None } else { Some(resolve(&image, path)?) };
     let mut out = output();
-    if args.place.path.is_empty() {
-        write!(out, "{}", superblock(&image))?;
-    } else {
-        let inode = crate::image::resolve(&image, &args.place.path)?;
-        writeln!(out, "{}", crate::image::long(&inode))?;
-        writeln!(out, "nid            {}", inode.nid)?;
-        writeln!(out, "layout         {:?}", inode.layout)?;
-        for xattr in image.xattrs(&inode)? {
-            writeln!(out, "xattr          {} ({} bytes)", crate::image::show(&xattr.name), xattr.value.len())?;
+    if args.json {
+        let mut record = match &inode {
+            Some(inode) => record::file(&image, inode, &record::path(path, b"")).with_context(|| show(path))?,
+            None => record::image(&image),
+        };
+        if args.read {
+            let counts = read(&image, inode)?;
+            record = record
+                .field("decoded", counts.decoded_in_place + counts.decoded_by_copy)
+                .field("decoded_in_place", counts.decoded_in_place);
+        }
+        record.write(&mut out)?;
+        out.flush()?;
+        return Ok(());
+    }
+    match &inode {
+        None => write!(out, "{}", superblock(&image))?,
+        Some(inode) => {
+            writeln!(out, "{}", long(inode))?;
+            writeln!(out, "nid            {}", inode.nid)?;
+            writeln!(out, "layout         {:?}", inode.layout)?;
+            for xattr in image.xattrs(inode)? {
+                writeln!(out, "xattr          {} ({} bytes)", show(&xattr.name), xattr.value.len())?;
+            }
         }
     }
     if args.read {
-        read_all(&image, crate::image::resolve(&image, &args.place.path)?)?;
-        let counts = image.counts();
+        let counts = read(&image, inode)?;
         let all = counts.decoded_in_place + counts.decoded_by_copy;
         writeln!(out, "decoded        {all} clusters, {} of them in place", counts.decoded_in_place)?;
     }
@@ -63,17 +86,18 @@ fn superblock(image: &Image) -> String {
     line("size", &format!("{} ({} bytes)", size::show(image.len_bytes()), image.len_bytes()));
     line("block", &format!("{} bytes", superblock.block_bytes()));
     line("inodes", &superblock.inos.to_string());
-    line("time", &crate::image::date(superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
+    line("time", &date(superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
     line("uuid", &uuid);
-    line("volume", &crate::image::show(name));
+    line("volume", &show(name));
     line("formats", &formats.join(" ").to_lowercase());
     let bits = format!("compatible {:#x}, incompatible {:#x}", superblock.feature_compat, superblock.feature_incompat);
     line("features", &format!("{bits}: {}", superblock.feature_names().join(", ")));
     text
 }
 
-/// Reads what is at `start` and below it.
-fn read_all(image: &Image, start: Inode) -> anyhow::Result<()> {
+/// Reads `start`, or the root, and what is below it. Returns what that took.
+fn read(image: &Image, start: Option<Inode>) -> anyhow::Result<Counts> {
+    let start = start.map_or_else(|| image.root(), Ok)?;
     let mut piece = vec![0; 1 << 20];
     let mut seen = std::collections::HashSet::from([start.nid]);
     let mut stack = vec![start];
@@ -92,5 +116,5 @@ fn read_all(image: &Image, start: Inode) -> anyhow::Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(image.counts())
 }

@@ -2,31 +2,39 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use pagefold_erofs::{FileKind, Image, Inode};
 
 use crate::image::{ImageArgs, Place, long, resolve, show};
 use crate::output::output;
+use crate::record;
 
 /// List what is in an EROFS image
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold ls rootfs.erofs
-  pagefold ls -lR rootfs.erofs:/etc")]
+  pagefold ls -lR rootfs.erofs:/etc
+  pagefold ls -R --json rootfs.erofs | jq -r 'select(.mode >= \"2000\") | .path'
+  pagefold ls --offset 1M firmware.bin")]
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    #[command(flatten)]
-    image: ImageArgs,
-
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
     long: bool,
 
-    /// List directories in directories too
+    /// List subdirectories too
     #[arg(short = 'R', long)]
     recursive: bool,
+
+    /// One JSON object a line, with all metadata of a file
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    image: ImageArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -36,7 +44,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if inode.kind == FileKind::Directory {
         list(&image, &inode, args, &mut out)?;
     } else {
-        line(&image, &inode, &args.place.path, args, &mut out)?;
+        let name: &[u8] = if args.json { b"" } else { &args.place.path };
+        line(&image, &inode, name, args, &mut out)?;
     }
     out.flush()?;
     Ok(())
@@ -51,7 +60,7 @@ fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> 
         for entry in image.read_dir(&directory)? {
             let mut name: Vec<u8> = path.clone();
             name.extend_from_slice(&entry.name);
-            if args.long || args.recursive {
+            if args.long || args.recursive || args.json {
                 let inode = image.inode(entry.nid)?;
                 line(image, &inode, &name, args, out)?;
                 if args.recursive && inode.kind == FileKind::Directory && seen.insert(inode.nid) {
@@ -68,6 +77,11 @@ fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> 
 }
 
 fn line(image: &Image, inode: &Inode, name: &[u8], args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+    if args.json {
+        let path = record::path(&args.place.path, name);
+        record::file(image, inode, &path).with_context(|| show(&path))?.write(out)?;
+        return Ok(());
+    }
     if !args.long {
         writeln!(out, "{}", show(name))?;
         return Ok(());

@@ -16,6 +16,7 @@ mod output;
 mod pack;
 mod peer;
 mod progress;
+mod record;
 mod serve;
 mod signals;
 mod size;

@@ -134,7 +134,9 @@ fn standard_output_that_fails_is_named() {
     run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
     let file = format!("{}:/text", at("image"));
     let image = at("image");
-    for args in [&["ls", &image][..], &["cat", &file], &["info", &image], &["check", &image], &["man"]] {
+    let commands = [&["ls", &image][..], &["cat", &file], &["info", &image], &["check", &image], &["man"]];
+    let json = [&["ls", "--json", &image][..], &["info", "--json", &image], &["check", "--json", &image]];
+    for args in commands.into_iter().chain(json) {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
         let message = run_to_fail(pagefold().args(args).stdout(full));
         assert_names(&message, &["standard output", "No space left"]);
@@ -171,11 +173,14 @@ fn the_exit_status_says_whose_fault_it_is() {
         pack(&["--hint", "foo"]),
         pack(&["--exclude", ""]),
         format!("cat\n{}", at("image")),
+        format!("ls\n--offset\n-1\n{}", at("image")),
+        format!("mount\n-o\ndev,color\n{}\n{}", at("image"), at("tree")),
     ];
     let failed = [
         format!("pack\n{}\n-o\n{}", at("none"), at("other")),
         format!("ls\n{}", at("tree")),
         format!("cat\n{inside}"),
+        format!("ls\n--offset\n1G\n{}", at("image")),
         format!("extract\n{inside}\n-C\n{}", at("out")),
         format!("stat\n--unix\n{}", at("none")),
     ];

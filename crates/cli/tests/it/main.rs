@@ -8,6 +8,7 @@ mod file_system;
 mod images;
 mod mount;
 mod permissions;
+mod records;
 mod server;
 mod signals;
 mod stat;
