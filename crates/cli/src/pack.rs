@@ -115,6 +115,10 @@ pub(crate) struct Args {
     #[arg(long)]
     no_xattrs: bool,
 
+    /// Store the front of xattr names that begin so, such as trusted.overlay., once; can be given 128 times (Linux 6.4)
+    #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
+    xattr_prefix: Vec<String>,
+
     /// Leave out a name anywhere, or with a slash before or in it a path below the source; * and ? stand for bytes
     /// within a name
     #[arg(long, value_name = "PATTERN")]
@@ -219,6 +223,7 @@ impl Args {
             ztailpacking: self.ztailpacking,
             fragments: self.fragments.unwrap_or(Fragments::Off),
             dedupe: self.dedupe,
+            xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
             threads: self.threads,
             uuid: self.uuid,
             volume_name,

@@ -135,7 +135,7 @@ pub(crate) fn write(
         ways: plan.choices.ways(),
         style: plan.index_style(options),
         blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()),
-        spool: None,
+        spool: Spool::beginning_with(&plan.packed_front(), options.block_bytes)?,
         worker: Worker::new(plan.choices.ways()),
         spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),

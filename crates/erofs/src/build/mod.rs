@@ -26,6 +26,7 @@ mod pipeline;
 mod place;
 mod placer;
 mod plan;
+mod prefixes;
 mod reach;
 mod repeats;
 mod scan;
@@ -110,6 +111,8 @@ pub struct BuildOptions {
     /// Store clusters that are equal once, and make them begin where content begins that lies elsewhere too. Files are then
     /// read twice.
     pub dedupe: bool,
+    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once; those that no name has are left out. At most 128.
+    pub xattr_prefixes: Vec<Vec<u8>>,
     /// Threads that compress, at most 1024; 0 for one a processor. No effect on the image.
     pub threads: usize,
     /// The volume's identity; `None` derives it from the image.
@@ -129,6 +132,7 @@ impl Default for BuildOptions {
             ztailpacking: false,
             fragments: Fragments::Off,
             dedupe: false,
+            xattr_prefixes: Vec::new(),
             threads: 0,
             uuid: None,
             volume_name: [0; 16],
@@ -158,6 +162,7 @@ impl BuildOptions {
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
             return refuse("the block must be a power of two from 512 to 65536");
         }
+        prefixes::check(&self.xattr_prefixes)?;
         // Before the work, and also if no file has the hint.
         let hinted = self.hints.iter().filter_map(|hint| Some((pattern(hint), hint.compression?)));
         let hinted = hinted.map(|(who, Compression { codec, pcluster_bytes })| (who, Some(codec), pcluster_bytes));
