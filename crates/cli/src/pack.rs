@@ -82,6 +82,11 @@ pub(crate) struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Store files that are not compressed in chunks of this size, a power of two from the block to 16M, and equal chunks once; a
+    /// mount with DAX maps such files, with 2M or more by huge pages
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    chunk: Option<u64>,
+
     /// Threads; 0 for one a processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -223,6 +228,7 @@ impl Args {
             ztailpacking: self.ztailpacking,
             fragments: self.fragments.unwrap_or(Fragments::Off),
             dedupe: self.dedupe,
+            chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk is too large")?,
             xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
             threads: self.threads,
             uuid: self.uuid,

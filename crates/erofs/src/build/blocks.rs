@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use pagefold_codec::cluster::ClusterFormat;
@@ -29,7 +30,8 @@ type ClusterKey = (u128, usize, Option<ClusterFormat>);
 /// The data area of an image that is being built.
 ///
 /// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them; every address in `clusters`
-/// and `runs` is below `next` with all of its blocks.
+/// and `runs` is below `next` with all of its blocks. Nothing refers to the blocks of `gap`, which are zeros, in `out`, and
+/// before the file being stored or dropped by none of it.
 pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
@@ -40,6 +42,8 @@ pub(super) struct Blocks<'a> {
     clusters_here: Vec<ClusterKey>,
     /// Addresses of plain files' blocks, by the sum and the number of these.
     runs: HashMap<(u128, u32), u32>,
+    /// Blocks before an aligned chunk, free for shorter ones.
+    gap: Range<u32>,
     shared: u64,
     digest: Xxh3,
 }
@@ -55,6 +59,7 @@ impl<'a> Blocks<'a> {
             clusters: HashMap::new(),
             clusters_here: Vec::new(),
             runs: HashMap::new(),
+            gap: 0..0,
             shared: 0,
             digest: Xxh3::new(),
         }
@@ -111,6 +116,33 @@ impl<'a> Blocks<'a> {
 
     /// The address of a cluster in whole blocks, which are appended unless they are stored already.
     pub(super) fn add_cluster(&mut self, bytes: &[u8], format: Option<ClusterFormat>) -> Result<u32> {
+        self.add_as(bytes, format, Self::append)
+    }
+
+    /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped. One of `unit` blocks or
+    /// more begins at a multiple of `unit` blocks; a shorter one may lie in front of such.
+    pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {
+        let blocks = (bytes.len() >> self.block_bits) as u32;
+        self.add_as(bytes, None, |this, bytes| {
+            if blocks >= unit {
+                this.align(unit)?;
+            } else if this.gap.len() >= blocks as usize {
+                let blkaddr = this.gap.start;
+                this.gap.start += blocks;
+                this.digest.update(bytes);
+                this.write_at(bytes, blkaddr)?;
+                return Ok(blkaddr);
+            }
+            this.append(bytes)
+        })
+    }
+
+    fn add_as(
+        &mut self,
+        bytes: &[u8],
+        format: Option<ClusterFormat>,
+        store: impl FnOnce(&mut Self, &[u8]) -> Result<u32>,
+    ) -> Result<u32> {
         let key = (xxh3_128(bytes), bytes.len(), format);
         if let Some(&blkaddr) = self.clusters.get(&key)
             && self.holds(blkaddr, bytes)?
@@ -118,10 +150,24 @@ impl<'a> Blocks<'a> {
             self.shared += (bytes.len() >> self.block_bits) as u64;
             return Ok(blkaddr);
         }
-        let blkaddr = self.append(bytes)?;
+        let blkaddr = store(self, bytes)?;
         self.clusters.insert(key, blkaddr);
         self.clusters_here.push(key);
         Ok(blkaddr)
+    }
+
+    /// Appends zeros up to a multiple of `unit` blocks. The longest such gap stays free for chunks.
+    fn align(&mut self, unit: u32) -> Result<()> {
+        let start = self.next;
+        let zeros = self.next.checked_next_multiple_of(unit).map_or(0, |next| next - start);
+        if zeros > 0 {
+            self.append(&vec![0; (zeros as usize) << self.block_bits])?;
+            self.flush()?;
+            if zeros as usize > self.gap.len() {
+                self.gap = start..self.next;
+            }
+        }
+        Ok(())
     }
 
     /// The address of blocks equal to those from `first` to the last, which are all of a plain file: drops them if an

@@ -68,7 +68,7 @@ pub(crate) fn write(
     let mut records = HashMap::with_capacity(plan.visits.len());
     for visit in &plan.visits {
         let stored = data.files.remove(&visit.id);
-        chunked |= matches!(stored, Some(FileData::Chunks(_)));
+        chunked |= matches!(stored, Some(FileData::Chunks { .. }));
         records.insert(visit.id, record(tree, options, &plan, visit.id, stored, &mut next_block));
     }
 
@@ -331,11 +331,10 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
             Record::flat(DataLayout::FlatPlain, size, blkaddr, tail)
         }
         Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
-        Some(FileData::Chunks(addresses)) => Record {
+        Some(FileData::Chunks { addresses, format }) => Record {
             indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
-            // Chunks of one block, as 4-byte addresses.
             indexes_align: 4,
-            ..Record::flat(DataLayout::ChunkBased, size, 0, Vec::new())
+            ..Record::flat(DataLayout::ChunkBased, size, format, Vec::new())
         },
         Some(FileData::Compressed { indexes, tail, blocks }) => {
             let layout = if indexes.compact { DataLayout::CompressedCompact } else { DataLayout::CompressedFull };
