@@ -9,6 +9,7 @@
 //!               ^ i_u                                                       one run: it is shared whole or not at all
 //! ```
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
@@ -24,14 +25,17 @@ use crate::format::NULL_ADDR;
 /// Blocks that are gathered before they are written, in bytes.
 const PENDING_BYTES: usize = 1 << 20;
 
+/// Gaps that are kept for chunks, the longest: each chunk looks through all.
+const MOST_GAPS: usize = 64;
+
 /// What makes two clusters the same: the sum and the number of their bytes, and what decodes them (`None`: nothing).
 type ClusterKey = (u128, usize, Option<ClusterFormat>);
 
 /// The data area of an image that is being built.
 ///
 /// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them; every address in `clusters`
-/// and `runs` is below `next` with all of its blocks. Nothing refers to the blocks of `gap`, which are zeros, in `out`, and
-/// before the file being stored or dropped by none of it.
+/// and `runs` is below `next` with all of its blocks. Nothing refers to the blocks of `gaps`, which are zeros and in `out`, not
+/// in `pending`. No blocks are dropped of a file that has made a gap or has blocks in one.
 pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
@@ -42,8 +46,8 @@ pub(super) struct Blocks<'a> {
     clusters_here: Vec<ClusterKey>,
     /// Addresses of plain files' blocks, by the sum and the number of these.
     runs: HashMap<(u128, u32), u32>,
-    /// Blocks before an aligned chunk, free for shorter ones.
-    gap: Range<u32>,
+    /// Free blocks in front of aligned chunks.
+    gaps: Vec<Range<u32>>,
     shared: u64,
     digest: Xxh3,
 }
@@ -59,7 +63,7 @@ impl<'a> Blocks<'a> {
             clusters: HashMap::new(),
             clusters_here: Vec::new(),
             runs: HashMap::new(),
-            gap: 0..0,
+            gaps: Vec::new(),
             shared: 0,
             digest: Xxh3::new(),
         }
@@ -126,9 +130,11 @@ impl<'a> Blocks<'a> {
         self.add_as(bytes, None, |this, bytes| {
             if blocks >= unit {
                 this.align(unit)?;
-            } else if this.gap.len() >= blocks as usize {
-                let blkaddr = this.gap.start;
-                this.gap.start += blocks;
+            } else if let Some(gap) =
+                this.gaps.iter_mut().filter(|gap| gap.len() >= blocks as usize).min_by_key(|gap| gap.len())
+            {
+                let blkaddr = gap.start;
+                gap.start += blocks;
                 this.digest.update(bytes);
                 this.write_at(bytes, blkaddr)?;
                 return Ok(blkaddr);
@@ -156,16 +162,16 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
-    /// Appends zeros up to a multiple of `unit` blocks. The longest such gap stays free for chunks.
+    /// Appends zeros up to a multiple of `unit` blocks.
     fn align(&mut self, unit: u32) -> Result<()> {
         let start = self.next;
         let zeros = self.next.checked_next_multiple_of(unit).map_or(0, |next| next - start);
         if zeros > 0 {
             self.append(&vec![0; (zeros as usize) << self.block_bits])?;
             self.flush()?;
-            if zeros as usize > self.gap.len() {
-                self.gap = start..self.next;
-            }
+            self.gaps.push(start..self.next);
+            self.gaps.sort_unstable_by_key(|gap| Reverse(gap.len()));
+            self.gaps.truncate(MOST_GAPS);
         }
         Ok(())
     }

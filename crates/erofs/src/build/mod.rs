@@ -171,7 +171,9 @@ impl BuildOptions {
         if let Some(chunking) = self.chunking() {
             chunking.check()?;
             if self.codec.is_some() && self.hints.iter().all(|hint| hint.compression.is_some()) {
-                return refuse("chunks are for files that are not compressed, and all are; name no codec for all or some");
+                return refuse(
+                    "chunks are for files that are not compressed, and all are; name no codec for all or some",
+                );
             }
         }
         // Before the work, and also if no file has the hint.

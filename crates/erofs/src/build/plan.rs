@@ -5,13 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use super::choices::Choices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
-use super::tree::{NodeId, NodeKind, Tree, Visit};
 use super::prefixes::Prefixes;
+use super::tree::{NodeId, NodeKind, Tree, Visit};
 use super::{BuildOptions, Fragments, Indexes};
 use crate::error::{Error, Result};
-use crate::format::{
-    InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XattrEntry, XattrHeader, align,
-};
+use crate::format::{InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XattrEntry, XattrHeader, align};
 use crate::xattr::Xattr;
 
 /// Nodes that must have an xattr for it to be stored once for all.

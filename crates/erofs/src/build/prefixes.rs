@@ -39,7 +39,10 @@ pub(crate) fn check(wanted: &[LongPrefix]) -> Result<()> {
     distinct.sort_unstable();
     distinct.dedup();
     if distinct.len() > MOST {
-        return Err(Error::Options(format!("there are {} xattr prefixes; an image has at most {MOST}", distinct.len())));
+        return Err(Error::Options(format!(
+            "there are {} xattr prefixes; an image has at most {MOST}",
+            distinct.len()
+        )));
     }
     Ok(())
 }
@@ -127,7 +130,9 @@ mod tests {
     #[test]
     fn prefixes_that_cannot_be_are_refused() {
         let long = format!("user.{}", "n".repeat(251));
-        for wrong in ["", "user", "user.", "overlay.", "system.posix_acl_access", "system.posix_acl_access.x", "user.\0", &long] {
+        for wrong in
+            ["", "user", "user.", "overlay.", "system.posix_acl_access", "system.posix_acl_access.x", "user.\0", &long]
+        {
             assert!(check(&[wrong.as_bytes().to_vec()]).is_err(), "{wrong}");
         }
         let numbered = |count: u32| (0..count).map(|number| format!("user.{number}").into_bytes()).collect::<Vec<_>>();
