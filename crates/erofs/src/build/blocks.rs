@@ -46,7 +46,7 @@ pub(super) struct Blocks<'a> {
     clusters_here: Vec<ClusterKey>,
     /// Addresses of plain files' blocks, by the sum and the number of these.
     runs: HashMap<(u128, u32), u32>,
-    /// Free blocks in front of aligned chunks.
+    /// Free blocks in front of aligned chunks, the longest first.
     gaps: Vec<Range<u32>>,
     shared: u64,
     digest: Xxh3,
@@ -130,13 +130,12 @@ impl<'a> Blocks<'a> {
         self.add_as(bytes, None, |this, bytes| {
             if blocks >= unit {
                 this.align(unit)?;
-            } else if let Some(gap) =
-                this.gaps.iter_mut().filter(|gap| gap.len() >= blocks as usize).min_by_key(|gap| gap.len())
-            {
+            } else if let Some(gap) = this.gaps.iter_mut().rev().find(|gap| gap.len() >= blocks as usize) {
                 let blkaddr = gap.start;
                 gap.start += blocks;
                 this.digest.update(bytes);
                 this.write_at(bytes, blkaddr)?;
+                this.sort_gaps();
                 return Ok(blkaddr);
             }
             this.append(bytes)
@@ -170,10 +169,14 @@ impl<'a> Blocks<'a> {
             self.append(&vec![0; (zeros as usize) << self.block_bits])?;
             self.flush()?;
             self.gaps.push(start..self.next);
-            self.gaps.sort_unstable_by_key(|gap| Reverse(gap.len()));
-            self.gaps.truncate(MOST_GAPS);
+            self.sort_gaps();
         }
         Ok(())
+    }
+
+    fn sort_gaps(&mut self) {
+        self.gaps.sort_unstable_by_key(|gap| (Reverse(gap.len()), gap.start));
+        self.gaps.truncate(MOST_GAPS);
     }
 
     /// The address of blocks equal to those from `first` to the last, which are all of a plain file: drops them if an
