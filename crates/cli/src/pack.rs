@@ -82,6 +82,11 @@ pub(crate) struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Store files that are not compressed in chunks of this size, a power of two from the block to 16M, and equal chunks once; a
+    /// mount with DAX maps such files, with 2M or more by huge pages
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    chunk: Option<u64>,
+
     /// Threads; 0 for one a processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -114,6 +119,10 @@ pub(crate) struct Args {
     /// Leave extended attributes out
     #[arg(long)]
     no_xattrs: bool,
+
+    /// Store the front of xattr names that begin so, such as trusted.overlay., once; can be given 128 times (Linux 6.4)
+    #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
+    xattr_prefix: Vec<String>,
 
     /// Leave out a name anywhere, or with a slash before or in it a path below the source; * and ? stand for bytes
     /// within a name
@@ -219,6 +228,8 @@ impl Args {
             ztailpacking: self.ztailpacking,
             fragments: self.fragments.unwrap_or(Fragments::Off),
             dedupe: self.dedupe,
+            chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk is too large")?,
+            xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
             threads: self.threads,
             uuid: self.uuid,
             volume_name,

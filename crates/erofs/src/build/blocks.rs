@@ -9,9 +9,11 @@
 //!               ^ i_u                                                       one run: it is shared whole or not at all
 //! ```
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use pagefold_codec::cluster::ClusterFormat;
@@ -23,13 +25,17 @@ use crate::format::NULL_ADDR;
 /// Blocks that are gathered before they are written, in bytes.
 const PENDING_BYTES: usize = 1 << 20;
 
+/// Gaps that are kept for chunks, the longest: each chunk looks through all.
+const MOST_GAPS: usize = 64;
+
 /// What makes two clusters the same: the sum and the number of their bytes, and what decodes them (`None`: nothing).
 type ClusterKey = (u128, usize, Option<ClusterFormat>);
 
 /// The data area of an image that is being built.
 ///
 /// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them; every address in `clusters`
-/// and `runs` is below `next` with all of its blocks.
+/// and `runs` is below `next` with all of its blocks. Nothing refers to the blocks of `gaps`, which are zeros and in `out`, not
+/// in `pending`. No blocks are dropped of a file that has made a gap or has blocks in one.
 pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
@@ -40,6 +46,8 @@ pub(super) struct Blocks<'a> {
     clusters_here: Vec<ClusterKey>,
     /// Addresses of plain files' blocks, by the sum and the number of these.
     runs: HashMap<(u128, u32), u32>,
+    /// Free blocks in front of aligned chunks, the longest first.
+    gaps: Vec<Range<u32>>,
     shared: u64,
     digest: Xxh3,
 }
@@ -55,6 +63,7 @@ impl<'a> Blocks<'a> {
             clusters: HashMap::new(),
             clusters_here: Vec::new(),
             runs: HashMap::new(),
+            gaps: Vec::new(),
             shared: 0,
             digest: Xxh3::new(),
         }
@@ -111,6 +120,34 @@ impl<'a> Blocks<'a> {
 
     /// The address of a cluster in whole blocks, which are appended unless they are stored already.
     pub(super) fn add_cluster(&mut self, bytes: &[u8], format: Option<ClusterFormat>) -> Result<u32> {
+        self.add_as(bytes, format, Self::append)
+    }
+
+    /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped. One of `unit` blocks or
+    /// more begins at a multiple of `unit` blocks; a shorter one may lie in front of such.
+    pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {
+        let blocks = (bytes.len() >> self.block_bits) as u32;
+        self.add_as(bytes, None, |this, bytes| {
+            if blocks >= unit {
+                this.align(unit)?;
+            } else if let Some(gap) = this.gaps.iter_mut().rev().find(|gap| gap.len() >= blocks as usize) {
+                let blkaddr = gap.start;
+                gap.start += blocks;
+                this.digest.update(bytes);
+                this.write_at(bytes, blkaddr)?;
+                this.sort_gaps();
+                return Ok(blkaddr);
+            }
+            this.append(bytes)
+        })
+    }
+
+    fn add_as(
+        &mut self,
+        bytes: &[u8],
+        format: Option<ClusterFormat>,
+        store: impl FnOnce(&mut Self, &[u8]) -> Result<u32>,
+    ) -> Result<u32> {
         let key = (xxh3_128(bytes), bytes.len(), format);
         if let Some(&blkaddr) = self.clusters.get(&key)
             && self.holds(blkaddr, bytes)?
@@ -118,10 +155,28 @@ impl<'a> Blocks<'a> {
             self.shared += (bytes.len() >> self.block_bits) as u64;
             return Ok(blkaddr);
         }
-        let blkaddr = self.append(bytes)?;
+        let blkaddr = store(self, bytes)?;
         self.clusters.insert(key, blkaddr);
         self.clusters_here.push(key);
         Ok(blkaddr)
+    }
+
+    /// Appends zeros up to a multiple of `unit` blocks.
+    fn align(&mut self, unit: u32) -> Result<()> {
+        let start = self.next;
+        let zeros = self.next.checked_next_multiple_of(unit).map_or(0, |next| next - start);
+        if zeros > 0 {
+            self.append(&vec![0; (zeros as usize) << self.block_bits])?;
+            self.flush()?;
+            self.gaps.push(start..self.next);
+            self.sort_gaps();
+        }
+        Ok(())
+    }
+
+    fn sort_gaps(&mut self) {
+        self.gaps.sort_unstable_by_key(|gap| (Reverse(gap.len()), gap.start));
+        self.gaps.truncate(MOST_GAPS);
     }
 
     /// The address of blocks equal to those from `first` to the last, which are all of a plain file: drops them if an

@@ -9,6 +9,7 @@ use pagefold_codec::cluster::ClusterCodec;
 
 use super::blocks::Blocks;
 use super::choices::algorithm;
+use super::chunks::Chunking;
 use super::holes::{self, Found};
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
@@ -28,8 +29,8 @@ use crate::format::{NULL_ADDR, align};
 pub(crate) enum FileData {
     /// Blocks from an address, and what is behind the inode instead of in the last block.
     Flat { blkaddr: u32, tail: Vec<u8> },
-    /// A block each, or a hole.
-    Chunks(Vec<u32>),
+    /// The addresses of chunks, of holes too, and what the inode says of their length.
+    Chunks { addresses: Vec<u32>, format: u32 },
     /// Indexes, what is behind them, and the blocks that the file takes.
     Compressed { indexes: Indexes, tail: Vec<u8>, blocks: u32 },
     /// A range of the packed inode.
@@ -135,7 +136,8 @@ pub(crate) fn write(
         ways: plan.choices.ways(),
         style: plan.index_style(options),
         blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()),
-        spool: None,
+        chunking: options.chunking(),
+        spool: Spool::beginning_with(&plan.packed_front(), options.block_bytes)?,
         worker: Worker::new(plan.choices.ways()),
         spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),
@@ -181,6 +183,8 @@ struct Writer<'a> {
     ways: &'a [Option<Compression>],
     style: IndexStyle,
     blocks: Blocks<'a>,
+    /// Of plain files; `None` where only holes make chunks, of a block.
+    chunking: Option<Chunking>,
     spool: Option<Spool>,
     /// For what is compressed when it is stored.
     worker: Worker<'a>,
@@ -283,11 +287,18 @@ impl Writer<'_> {
     fn add(&mut self, file: &mut OpenFile, part: &Part, work: Work, spare: &Spare) -> Result<()> {
         match work {
             Work::Raw(bytes) => {
-                self.add_raw(file, &bytes)?;
+                match self.chunking {
+                    Some(chunking) => chunking.add(&bytes, &mut self.blocks, &mut file.chunks)?,
+                    None => self.add_raw(file, &bytes)?,
+                }
                 spare.give(bytes);
                 Ok(())
             }
             Work::RawZeros(len) => {
+                if let Some(chunking) = self.chunking {
+                    chunking.add_zeros(len, &mut file.chunks);
+                    return Ok(());
+                }
                 let blocks = len >> self.options.block_bits();
                 file.chunks.resize(file.chunks.len() + blocks as usize, NULL_ADDR);
                 let tail = len & (u64::from(self.options.block_bytes) - 1);
@@ -428,6 +439,9 @@ impl Writer<'_> {
     }
 
     fn finish_raw(&mut self, mut file: OpenFile, source: &Source, tail_fits: bool) -> Result<FileData> {
+        if let Some(chunking) = self.chunking {
+            return Ok(FileData::Chunks { addresses: file.chunks, format: chunking.format() });
+        }
         let block = self.options.block_bytes as usize;
         let holes = file.chunks.iter().filter(|blkaddr| **blkaddr == NULL_ADDR).count();
         if holes * block <= (file.chunks.len() + 1) * 4 {
@@ -440,7 +454,7 @@ impl Writer<'_> {
             file.tail.resize(block, 0);
             file.chunks.push(self.blocks.append(&file.tail)?);
         }
-        Ok(FileData::Chunks(file.chunks))
+        Ok(FileData::Chunks { addresses: file.chunks, format: 0 })
     }
 
     /// Stores a file anew, as it is.

@@ -7,7 +7,6 @@ use std::os::unix::fs::FileExt;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::choices::Choices;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::indexes::whole_fragment;
@@ -69,7 +68,7 @@ pub(crate) fn write(
     let mut records = HashMap::with_capacity(plan.visits.len());
     for visit in &plan.visits {
         let stored = data.files.remove(&visit.id);
-        chunked |= matches!(stored, Some(FileData::Chunks(_)));
+        chunked |= matches!(stored, Some(FileData::Chunks { .. }));
         records.insert(visit.id, record(tree, options, &plan, visit.id, stored, &mut next_block));
     }
 
@@ -84,6 +83,9 @@ pub(crate) fn write(
         back: vec![0; (image_bytes - meta_start) as usize],
         back_start: meta_start,
     };
+    if plan.plain_prefixes {
+        metadata.put(plan.prefixes_at(), &plan.prefixes.table());
+    }
     metadata.put(meta_start, &plan.shared_xattrs);
     let mut digest = Xxh3::new();
     digest.update(&data.digest.to_le_bytes());
@@ -128,13 +130,13 @@ pub(crate) fn write(
         xattr_blkaddr: if plan.shared_xattrs.is_empty() { 0 } else { next_block },
         uuid,
         volume_name: options.volume_name,
-        feature_incompat: features(options, &plan.choices, chunked, packed_nid > 0),
+        feature_incompat: features(options, &plan, chunked, packed_nid > 0),
         available_compr_algs: plan.choices.formats(),
         extra_devices: 0,
         devt_slotoff: 0,
         dirblkbits: 0,
-        xattr_prefix_count: 0,
-        xattr_prefix_start: 0,
+        xattr_prefix_count: plan.prefixes.count(),
+        xattr_prefix_start: if plan.plain_prefixes { (plan.prefixes_at() / 4) as u32 } else { 0 },
         packed_nid,
         xattr_filter_reserved: 0,
         reserved: [0; 23],
@@ -179,7 +181,7 @@ fn places(
     });
     let mut offsets = HashMap::with_capacity(plan.visits.len());
     // The root comes first, before the data, since the superblock has 16 bits for its number.
-    let mut front = align(plan.super_end(), SLOT);
+    let mut front = plan.root_at();
     if let Some((root, len, _)) = wants.next() {
         offsets.insert(root, front);
         front += len;
@@ -253,14 +255,15 @@ impl Metadata {
     }
 }
 
-fn features(options: &BuildOptions, choices: &Choices, chunked: bool, packed: bool) -> u32 {
+fn features(options: &BuildOptions, plan: &Plan, chunked: bool, packed: bool) -> u32 {
     let mut features = 0;
     let mut set = |bit, on| features |= if on { bit } else { 0 };
-    set(incompat::ZERO_PADDING, choices.any());
-    set(incompat::COMPR_CFGS, choices.has_configs());
+    set(incompat::ZERO_PADDING, plan.choices.any());
+    set(incompat::COMPR_CFGS, plan.choices.has_configs());
     set(incompat::CHUNKED_FILE, chunked);
     set(incompat::ZTAILPACKING, options.ztailpacking);
     set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
+    set(incompat::XATTR_PREFIXES, plan.prefixes.count() > 0);
     features
 }
 
@@ -290,7 +293,7 @@ fn record(
             let tail = size % block;
             let fits = if id == tree.root() {
                 // The root lies behind the superblock, in what is left of the last block before the data.
-                let end = align(plan.super_end(), SLOT) + inode.header_bytes();
+                let end = plan.root_at() + inode.header_bytes();
                 end % block + tail <= block && end + tail <= plan.front_bytes
             } else {
                 inode.header_bytes() + tail <= block
@@ -328,11 +331,10 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
             Record::flat(DataLayout::FlatPlain, size, blkaddr, tail)
         }
         Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
-        Some(FileData::Chunks(addresses)) => Record {
+        Some(FileData::Chunks { addresses, format }) => Record {
             indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
-            // Chunks of one block, as 4-byte addresses.
             indexes_align: 4,
-            ..Record::flat(DataLayout::ChunkBased, size, 0, Vec::new())
+            ..Record::flat(DataLayout::ChunkBased, size, format, Vec::new())
         },
         Some(FileData::Compressed { indexes, tail, blocks }) => {
             let layout = if indexes.compact { DataLayout::CompressedCompact } else { DataLayout::CompressedFull };

@@ -16,6 +16,7 @@
 
 mod blocks;
 mod choices;
+mod chunks;
 mod data;
 mod directory;
 mod holes;
@@ -26,6 +27,7 @@ mod pipeline;
 mod place;
 mod placer;
 mod plan;
+mod prefixes;
 mod reach;
 mod repeats;
 mod scan;
@@ -42,6 +44,7 @@ use std::fs::File;
 
 use pagefold_codec::cluster::ClusterCodec;
 
+use self::chunks::Chunking;
 pub use ids::{IdMap, IdRange};
 pub use place::SourcePath;
 pub use scan::ScanOptions;
@@ -110,6 +113,10 @@ pub struct BuildOptions {
     /// Store clusters that are equal once, and make them begin where content begins that lies elsewhere too. Files are then
     /// read twice.
     pub dedupe: bool,
+    /// Store each file that is not compressed in chunks of so many bytes, equal ones once: a power of two from the block to 16 MiB.
+    pub chunk_bytes: Option<u32>,
+    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once; those that no name has are left out. At most 128.
+    pub xattr_prefixes: Vec<Vec<u8>>,
     /// Threads that compress, at most 1024; 0 for one a processor. No effect on the image.
     pub threads: usize,
     /// The volume's identity; `None` derives it from the image.
@@ -129,6 +136,8 @@ impl Default for BuildOptions {
             ztailpacking: false,
             fragments: Fragments::Off,
             dedupe: false,
+            chunk_bytes: None,
+            xattr_prefixes: Vec::new(),
             threads: 0,
             uuid: None,
             volume_name: [0; 16],
@@ -158,6 +167,15 @@ impl BuildOptions {
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
             return refuse("the block must be a power of two from 512 to 65536");
         }
+        prefixes::check(&self.xattr_prefixes)?;
+        if let Some(chunking) = self.chunking() {
+            chunking.check()?;
+            if self.codec.is_some() && self.hints.iter().all(|hint| hint.compression.is_some()) {
+                return refuse(
+                    "chunks are for files that are not compressed, and all are; name no codec for all or some",
+                );
+            }
+        }
         // Before the work, and also if no file has the hint.
         let hinted = self.hints.iter().filter_map(|hint| Some((pattern(hint), hint.compression?)));
         let hinted = hinted.map(|(who, Compression { codec, pcluster_bytes })| (who, Some(codec), pcluster_bytes));
@@ -177,6 +195,10 @@ impl BuildOptions {
             return refuse("packing tails, fragments and sharing clusters need a codec");
         }
         Ok(())
+    }
+
+    fn chunking(&self) -> Option<Chunking> {
+        self.chunk_bytes.map(|chunk_bytes| Chunking::new(chunk_bytes, self.block_bytes))
     }
 
     pub(crate) fn block_bits(&self) -> u32 {

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use super::choices::Choices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
+use super::prefixes::Prefixes;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
-use super::{BuildOptions, Indexes};
+use super::{BuildOptions, Fragments, Indexes};
 use crate::error::{Error, Result};
-use crate::format::{
-    InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XATTR_PREFIXES, XattrEntry, XattrHeader,
-};
+use crate::format::{InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XattrEntry, XattrHeader, align};
 use crate::xattr::Xattr;
 
 /// Nodes that must have an xattr for it to be stored once for all.
@@ -27,6 +26,9 @@ pub(crate) struct Plan {
     pub(crate) choices: Choices,
     /// Configurations that follow the superblock.
     pub(crate) configs: Vec<u8>,
+    pub(crate) prefixes: Prefixes,
+    /// The table of those follows the configurations; else it begins the packed inode.
+    pub(crate) plain_prefixes: bool,
     /// Bytes before the data: the superblock and the root, in whole blocks.
     pub(crate) front_bytes: u64,
     block_bits: u32,
@@ -51,7 +53,9 @@ impl Plan {
     pub(crate) fn new(tree: &Tree, options: &BuildOptions) -> Result<Self> {
         let visits = tree.walk();
         let time = most_frequent_time(tree, &visits);
-        let (shared_xattrs, ids) = share_xattrs(tree, &visits);
+        let all_xattrs = visits.iter().flat_map(|visit| &tree.node(visit.id).xattrs);
+        let prefixes = Prefixes::new(&options.xattr_prefixes, all_xattrs);
+        let (shared_xattrs, ids) = share_xattrs(tree, &visits, &prefixes);
         let mut inodes = HashMap::with_capacity(visits.len());
         for visit in &visits {
             let node = tree.node(visit.id);
@@ -72,29 +76,42 @@ impl Plan {
                 || node.gid > u32::from(u16::MAX)
                 || visit.nlink > u32::from(u16::MAX)
                 || size > u64::from(u32::MAX);
-            let xattrs = encode_xattrs(&node.xattrs, &ids)?;
+            let xattrs = encode_xattrs(&node.xattrs, &ids, &prefixes)?;
             inodes.insert(visit.id, InodePlan { extended, xattrs, directory });
         }
         let choices = Choices::new(tree, options);
         let configs = choices.configs();
-        let block = u64::from(options.block_bytes);
-        let super_end = SUPER_OFFSET + SuperBlock::SIZE as u64 + configs.len() as u64;
-        let root = inodes[&tree.root()].header_bytes();
-        let front_bytes = (super_end.next_multiple_of(SLOT) + root).next_multiple_of(block);
-        Ok(Self {
+        let root_bytes = inodes[&tree.root()].header_bytes();
+        let mut plan = Self {
             visits,
             inodes,
             time,
             shared_xattrs,
             choices,
             configs,
-            front_bytes,
+            prefixes,
+            plain_prefixes: options.fragments == Fragments::Off,
+            front_bytes: 0,
             block_bits: options.block_bits(),
-        })
+        };
+        plan.front_bytes = (plan.root_at() + root_bytes).next_multiple_of(u64::from(options.block_bytes));
+        Ok(plan)
     }
 
-    pub(crate) fn super_end(&self) -> u64 {
-        SUPER_OFFSET + SuperBlock::SIZE as u64 + self.configs.len() as u64
+    /// Where the table of prefixes lies, unless the packed inode has it.
+    pub(crate) fn prefixes_at(&self) -> u64 {
+        align(SUPER_OFFSET + SuperBlock::SIZE as u64 + self.configs.len() as u64, 4)
+    }
+
+    /// Where the root's inode lies.
+    pub(crate) fn root_at(&self) -> u64 {
+        let table_bytes = if self.plain_prefixes { self.prefixes.table().len() as u64 } else { 0 };
+        align(self.prefixes_at() + table_bytes, SLOT)
+    }
+
+    /// What the packed inode begins with.
+    pub(crate) fn packed_front(&self) -> Vec<u8> {
+        if self.plain_prefixes { Vec::new() } else { self.prefixes.table() }
     }
 
     pub(crate) fn first_data_block(&self) -> u32 {
@@ -132,7 +149,7 @@ fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
 }
 
 /// Encodes the xattrs that several nodes have, in order, and gives each its id: its offset in units of 4 bytes.
-fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit]) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
+fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit], prefixes: &Prefixes) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
     let mut counts: BTreeMap<&Xattr, usize> = BTreeMap::new();
     for visit in visits {
         for xattr in &tree.node(visit.id).xattrs {
@@ -143,7 +160,7 @@ fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit]) -> (Vec<u8>, HashMap<&'a X
     let mut ids = HashMap::new();
     for (xattr, count) in counts {
         if count >= SHARED_BY
-            && let Some(entry) = encode_xattr(xattr)
+            && let Some(entry) = encode_xattr(xattr, prefixes)
         {
             ids.insert(xattr, (bytes.len() / 4) as u32);
             bytes.extend_from_slice(&entry);
@@ -153,12 +170,11 @@ fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit]) -> (Vec<u8>, HashMap<&'a X
 }
 
 /// One entry, padded to 4 bytes; `None` if the format cannot hold it.
-fn encode_xattr(xattr: &Xattr) -> Option<Vec<u8>> {
-    let (index, prefix) = XATTR_PREFIXES.iter().find(|(_, prefix)| xattr.name.starts_with(prefix))?;
-    let suffix = &xattr.name[prefix.len()..];
+fn encode_xattr(xattr: &Xattr, prefixes: &Prefixes) -> Option<Vec<u8>> {
+    let (index, suffix) = prefixes.split(&xattr.name)?;
     let entry = XattrEntry {
         e_name_len: u8::try_from(suffix.len()).ok()?,
-        e_name_index: *index,
+        e_name_index: index,
         e_value_size: u16::try_from(xattr.value.len()).ok()?,
     };
     let mut bytes = [&entry.encode()[..], suffix, &xattr.value].concat();
@@ -166,7 +182,7 @@ fn encode_xattr(xattr: &Xattr) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>) -> Result<Vec<u8>> {
+fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>, prefixes: &Prefixes) -> Result<Vec<u8>> {
     if xattrs.is_empty() {
         return Ok(Vec::new());
     }
@@ -176,7 +192,7 @@ fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>) -> Result<Vec<u8>
         match ids.get(xattr) {
             Some(id) if shared.len() < 4 * usize::from(u8::MAX) => shared.extend_from_slice(&id.to_le_bytes()),
             _ => {
-                let entry = encode_xattr(xattr).ok_or_else(|| {
+                let entry = encode_xattr(xattr, prefixes).ok_or_else(|| {
                     let name = String::from_utf8_lossy(&xattr.name);
                     Error::Options(format!("xattr {name} has a name or a value that EROFS cannot hold"))
                 })?;

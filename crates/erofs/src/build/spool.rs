@@ -46,6 +46,16 @@ impl Spool {
         Ok(Self { file, block_bytes, len: 0, known: HashMap::new(), ends: HashMap::new() })
     }
 
+    /// One with `front` before all fragments; `None` if that is empty.
+    pub(super) fn beginning_with(front: &[u8], block_bytes: u32) -> Result<Option<Self>> {
+        if front.is_empty() {
+            return Ok(None);
+        }
+        let mut spool = Self::new(block_bytes)?;
+        spool.add(front, false)?;
+        Ok(Some(spool))
+    }
+
     /// The file with all fragments, and its length.
     pub(super) fn into_file(self) -> (File, u64) {
         (self.file, self.len)

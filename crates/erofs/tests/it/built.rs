@@ -62,7 +62,7 @@ pub(crate) fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> page
     report
 }
 
-fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
+pub(crate) fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("tree");
     fs::create_dir(&source).unwrap();
@@ -73,7 +73,7 @@ fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) {
 
 /// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can. Linux mounts no
 /// blocks above its page.
-fn round_trip(
+pub(crate) fn round_trip(
     directory: &Path,
     tree: &Tree,
     expected: &tools::Tree,

@@ -3,6 +3,7 @@
 mod archives;
 mod built;
 mod choices;
+mod chunks;
 mod comparing;
 mod corpus;
 mod extracting;
@@ -12,6 +13,7 @@ mod interoperation;
 mod long_paths;
 mod matrix;
 mod mkfs;
+mod prefixes;
 mod reading;
 mod regressions;
 mod sizes;

@@ -1,0 +1,68 @@
+//! Plain files in chunks of equal length, each stored once, wherever it comes again, or a hole if it is zeros.
+//!
+//! A chunk takes whole blocks, and no end lies beside its inode, so that a mount with DAX maps all of a file from where it lies. The
+//! last chunk of a file may be shorter; zeros fill its last block. It is shared with what is equal up to there: behind a file's end a
+//! mapping shows the rest of the block, which must not be another file's.
+
+use std::borrow::Cow;
+
+use super::blocks::Blocks;
+use super::holes::is_zeros;
+use super::segment::SEGMENT_BYTES;
+use crate::error::{Error, Result};
+use crate::format::NULL_ADDR;
+
+/// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as in their file, as a mapping by
+/// huge pages needs it.
+const HUGE_PAGE_BYTES: u32 = 2 << 20;
+
+/// How files are cut into chunks.
+#[derive(Clone, Copy)]
+pub(super) struct Chunking {
+    chunk_bytes: u32,
+    block_bytes: u32,
+}
+
+impl Chunking {
+    pub(super) fn new(chunk_bytes: u32, block_bytes: u32) -> Self {
+        Self { chunk_bytes, block_bytes }
+    }
+
+    pub(super) fn check(self) -> Result<()> {
+        let Self { chunk_bytes, block_bytes } = self;
+        if !chunk_bytes.is_power_of_two() || chunk_bytes < block_bytes || u64::from(chunk_bytes) > SEGMENT_BYTES {
+            let most = SEGMENT_BYTES >> 20;
+            return Err(Error::Options(format!("the chunk must be a power of two from the block to {most} MiB")));
+        }
+        Ok(())
+    }
+
+    /// What an inode says of its chunks' length: the logarithm of their blocks.
+    pub(super) fn format(self) -> u32 {
+        (self.chunk_bytes / self.block_bytes).trailing_zeros()
+    }
+
+    /// Adds the chunks of a segment, which is its file's last or has whole chunks, to the file's addresses.
+    pub(super) fn add(self, segment: &[u8], blocks: &mut Blocks, addresses: &mut Vec<u32>) -> Result<()> {
+        let unit = if self.chunk_bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES / self.block_bytes } else { 1 };
+        for chunk in segment.chunks(self.chunk_bytes as usize) {
+            if is_zeros(chunk) {
+                addresses.push(NULL_ADDR);
+                continue;
+            }
+            let padded = chunk.len().next_multiple_of(self.block_bytes as usize);
+            let mut chunk = Cow::Borrowed(chunk);
+            if padded > chunk.len() {
+                chunk.to_mut().resize(padded, 0);
+            }
+            addresses.push(blocks.add_chunk(&chunk, unit)?);
+        }
+        Ok(())
+    }
+
+    /// Adds the chunks of a segment of `len` zeros.
+    pub(super) fn add_zeros(self, len: u64, addresses: &mut Vec<u32>) {
+        let chunks = len.div_ceil(u64::from(self.chunk_bytes)) as usize;
+        addresses.resize(addresses.len() + chunks, NULL_ADDR);
+    }
+}
