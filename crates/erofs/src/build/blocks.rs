@@ -211,7 +211,7 @@ impl<'a> Blocks<'a> {
                 {
                     self.runs.entry((whole_sum, whole)).or_insert(first);
                 }
-                return Ok(first);
+                Ok(first)
             }
             Entry::Occupied(known) => {
                 let known = *known.get();
