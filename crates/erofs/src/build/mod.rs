@@ -14,12 +14,14 @@
 //! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
 //! alone, and the writer alone decides addresses.
 
+mod acl;
 mod choices;
 mod data;
 mod directory;
 mod holes;
 mod ids;
 mod indexes;
+mod layer;
 mod metadata;
 mod pipeline;
 mod place;
@@ -33,6 +35,7 @@ mod spare;
 mod sparse;
 mod tar;
 mod tree;
+mod warnings;
 mod zeros;
 
 pub(crate) use self::holes::is_zeros;
@@ -41,10 +44,13 @@ use std::fs::File;
 use pagefold_codec::cluster::ClusterCodec;
 
 pub use ids::{IdMap, IdRange};
+pub use layer::{Layer, Whiteouts};
 pub use place::SourcePath;
 pub use scan::ScanOptions;
 pub use sparse::Span;
+pub use tar::MemberContent;
 pub use tree::{Content, Node, NodeId, NodeKind, Tree};
+pub use warnings::{Warning, WarningKind};
 
 use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
@@ -150,7 +156,11 @@ pub struct BuildReport {
 }
 
 impl BuildOptions {
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Whether images can be built in this way; [`build()`] asks that first.
+    ///
+    /// # Errors
+    /// [`Error::Options`], which says what cannot be.
+    pub fn check(&self) -> Result<()> {
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
         let pattern = |hint: &Hint| format!("the hint for '{}': ", String::from_utf8_lossy(&hint.pattern));
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
