@@ -114,6 +114,16 @@ pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
 
 /// As [`compressor`], for what begins at `offset`.
 fn compressor_at(file: &File, offset: u64) -> io::Result<Option<&'static str>> {
+    let mut front = [0; MAGIC_BYTES];
+    let len = file.read_at(&mut front, offset)?;
+    Ok(compressor_of(&front[..len]))
+}
+
+/// The longest of the numbers by which compressed files are known.
+pub(crate) const MAGIC_BYTES: usize = 6;
+
+/// The program that has compressed what begins with `front`.
+pub(crate) fn compressor_of(front: &[u8]) -> Option<&'static str> {
     const MAGIC: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -122,9 +132,7 @@ fn compressor_at(file: &File, offset: u64) -> io::Result<Option<&'static str>> {
         (b"\x04\x22\x4d\x18", "lz4"),
         (b"LZIP", "lzip"),
     ];
-    let mut front = [0; 6];
-    let len = file.read_at(&mut front, offset)?;
-    Ok(MAGIC.iter().find(|(magic, _)| front[..len].starts_with(magic)).map(|(_, program)| *program))
+    MAGIC.iter().find(|(magic, _)| front.starts_with(magic)).map(|(_, program)| *program)
 }
 
 /// What is at a path of an image.

@@ -1,27 +1,23 @@
 //! `pagefold pack`: a directory, an archive or a disk becomes an image.
 
+mod decompress;
+mod source;
+
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
-    BuildOptions, Compression, Content, Difference, Error, Fragments, Hint, IdMap, IdRange, Image, Indexes, Node,
-    NodeKind, ScanOptions, Tree, build_watched,
+    BuildOptions, Compression, Difference, Error, Fragments, Hint, IdMap, IdRange, Image, Indexes, ScanOptions, Tree,
+    WarningKind, build_watched,
 };
 
-use crate::{
-    destination::Destination,
-    image::{compressor, show},
-    misuse,
-    progress::ProgressLine,
-    size,
-};
+use crate::{destination::Destination, image::show, misuse, progress::ProgressLine, size, tell};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -29,6 +25,8 @@ use crate::{
   pagefold pack rootfs/ -o rootfs.erofs
   pagefold pack --codec lz4hc,9 --cluster 64K disk.img -o disk.erofs
   tar -c rootfs | pagefold pack - -o rootfs.erofs
+  pagefold pack base.tar.gz app.tar.zst config/ -o rootfs.erofs
+  pagefold pack --layer app.tar.zst -o app.erofs
   pagefold pack rootfs/ -o rootfs.erofs \\
     --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
   pagefold pack rootfs/ -o rootfs.erofs \\
@@ -39,8 +37,10 @@ Linux mounts lz4 from 5.4 on, larger clusters 5.13, lzma 5.16, ztailpacking 5.17
 The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
 --timestamp.")]
 pub(crate) struct Args {
-    /// A directory, a tar archive (- for standard input), or any other file or disk, which the image then holds
-    source: PathBuf,
+    /// Directories and tar archives, plain or compressed by gzip, zstd or xz (- for standard input), each laid over those before
+    /// as a container's layers are; or one other file or disk, which the image then holds
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
 
     /// The image, written under another name until it is whole; or a disk or pipe; - for standard output
     #[arg(short, long, value_name = "IMAGE")]
@@ -129,6 +129,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
+    /// Make a layer for overlayfs: whiteouts stay, in its form, instead of deleting from the sources before
+    #[arg(long)]
+    layer: bool,
+
+    /// Leave out files and directories that cannot be read, with a warning, instead of ending at the first
+    #[arg(long)]
+    skip_unreadable: bool,
+
     /// The volume's UUID; made from the image's content if it is not given
     #[arg(long, value_parser = parse_uuid)]
     uuid: Option<[u8; 16]>,
@@ -148,9 +156,11 @@ enum IndexKind {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options().map_err(misuse)?;
+    options.check().map_err(misuse)?;
     let scan = args.scan_options().map_err(misuse)?;
     let destination = Destination::of(&args.output)?;
-    let tree = args.tree(scan)?;
+    let tree = args.tree(&scan)?;
+    warn_of(&tree);
     let draft = destination.make_draft()?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
@@ -158,11 +168,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
     .map_err(|error| {
         let full = matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull);
-        match error {
-            Error::Options(_) => misuse(error),
-            _ if full => anyhow::Error::new(error).context(destination.place()),
-            _ => error.into(),
-        }
+        let error = anyhow::Error::new(error);
+        if full { error.context(destination.place()) } else { error }
     })?;
     drop(line);
     if args.verifies(&options) {
@@ -201,6 +208,19 @@ fn verify(tree: &Tree, image: &File, args: &Args) -> anyhow::Result<()> {
     )
 }
 
+/// Says what of the sources the image will not hold as it was: a line for each kind, but for files that are left out, which
+/// are named.
+fn warn_of(tree: &Tree) {
+    for warning in tree.warnings() {
+        if warning.kind == WarningKind::Unreadable {
+            for example in &warning.examples {
+                tell(&format!("left out: {}", show(example.as_bytes())));
+            }
+        }
+        tell(&format!("warning: {}", show(warning.to_string().as_bytes())));
+    }
+}
+
 impl Args {
     /// Whether the image is compared with its source.
     fn verifies(&self, _options: &BuildOptions) -> bool {
@@ -236,27 +256,6 @@ impl Args {
         })
     }
 
-    /// The tree of an archive that is read once, from front to back.
-    fn archive(&self, mut source: impl io::Read, shown: &str, options: &ScanOptions) -> anyhow::Result<Tree> {
-        let folder = std::env::temp_dir();
-        let failed = || format!("keeping the archive in {}", folder.display());
-        let mut archive = tempfile::tempfile_in(&folder).with_context(failed)?;
-        io::copy(&mut source, &mut archive).with_context(failed)?;
-        refuse_compressed(&archive, shown)?;
-        Tree::from_tar(archive, options).with_context(|| shown.to_owned())
-    }
-
-    /// An image that is made in the directory that it is made of is not part of it.
-    fn without_output(&self, mut options: ScanOptions) -> ScanOptions {
-        if let (Ok(source), Ok(output)) = (fs::canonicalize(&self.source), fs::canonicalize(&self.output))
-            && let Ok(below) = output.strip_prefix(&source)
-            && !below.as_os_str().as_bytes().iter().any(|byte| b"*?".contains(byte))
-        {
-            options.excludes.push([b"/", below.as_os_str().as_bytes()].concat());
-        }
-        options
-    }
-
     fn scan_options(&self) -> anyhow::Result<ScanOptions> {
         for pattern in &self.exclude {
             let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');
@@ -270,60 +269,10 @@ impl Args {
             uid_map: id_map(&self.uid_map)?,
             gid_map: id_map(&self.gid_map)?,
             no_xattrs: self.no_xattrs,
+            skip_unreadable: self.skip_unreadable,
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         })
     }
-
-    fn tree(&self, options: ScanOptions) -> anyhow::Result<Tree> {
-        if self.source == Path::new("-") {
-            return self.archive(io::stdin().lock(), "standard input", &options);
-        }
-        let shown = || self.source.display().to_string();
-        let metadata = fs::metadata(&self.source).with_context(shown)?;
-        let kind = metadata.file_type();
-        if kind.is_dir() {
-            return Ok(Tree::scan(&self.source, &self.without_output(options))?);
-        }
-        if kind.is_char_device() || kind.is_socket() {
-            bail!("{}: not a directory, a file, a pipe or a disk", shown());
-        }
-        let mut file = File::open(&self.source).with_context(shown)?;
-        if kind.is_fifo() {
-            return self.archive(file, &shown(), &options);
-        }
-        let Some(name) = self.source.file_name() else { bail!("{} has no name", shown()) };
-        let suffix = |suffix: &str| name.as_bytes().ends_with(suffix.as_bytes());
-        if suffix(".tar") || suffix("tgz") || name.as_bytes().windows(5).any(|part| part == b".tar.") {
-            refuse_compressed(&file, &shown())?;
-        }
-        let mut magic = [0; 5];
-        if file.read_exact_at(&mut magic, 257).is_ok_and(|()| &magic == b"ustar") || suffix(".tar") {
-            return Tree::from_tar(file, &options).with_context(shown);
-        }
-        let size = file.seek(SeekFrom::End(0))?;
-        let node = |kind, permissions| Node {
-            kind,
-            permissions,
-            uid: options.uid.unwrap_or_else(|| options.uid_map.apply(metadata.uid())),
-            gid: options.gid.unwrap_or_else(|| options.gid_map.apply(metadata.gid())),
-            mtime_s: options.mtime_s.unwrap_or(metadata.mtime()),
-            mtime_nsec: if options.mtime_s.is_some() { 0 } else { metadata.mtime_nsec() as u32 },
-            xattrs: Vec::new(),
-        };
-        let mut tree = Tree::new(node(NodeKind::Fifo, 0o755));
-        let content = Content::Path(self.source.as_path().into());
-        let permissions = (metadata.mode() & 0o777) as u16;
-        tree.add(tree.root(), name.as_bytes(), node(NodeKind::Regular { content, size }, permissions))?;
-        Ok(tree)
-    }
-}
-
-/// Refuses an archive that has to be decompressed first, and says how.
-fn refuse_compressed(archive: &File, shown: &str) -> anyhow::Result<()> {
-    if let Some(program) = compressor(archive)? {
-        bail!("{shown} is compressed; have it decompressed: {program} -dc ARCHIVE | pagefold pack - -o IMAGE");
-    }
-    Ok(())
 }
 
 /// What `--codec` takes.

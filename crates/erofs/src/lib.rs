@@ -62,8 +62,9 @@ mod xattr;
 mod zmap;
 
 pub use build::{
-    BuildOptions, BuildReport, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Node, NodeId, NodeKind,
-    Progress, ScanOptions, SourcePath, Span, Tree, build, build_watched,
+    BuildOptions, BuildReport, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer, MemberContent,
+    Node, NodeId, NodeKind, Progress, ScanOptions, SourcePath, Span, Tree, Warning, WarningKind, Whiteouts, build,
+    build_watched,
 };
 pub use check::{CheckReport, Problem};
 pub use compare::{CompareReport, Difference};

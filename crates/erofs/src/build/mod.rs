@@ -14,6 +14,7 @@
 //! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
 //! alone, and the writer alone decides addresses.
 
+mod acl;
 mod blocks;
 mod choices;
 mod chunks;
@@ -22,6 +23,7 @@ mod directory;
 mod holes;
 mod ids;
 mod indexes;
+mod layer;
 mod metadata;
 mod pipeline;
 mod place;
@@ -37,6 +39,7 @@ mod sparse;
 mod spool;
 mod tar;
 mod tree;
+mod warnings;
 mod zeros;
 
 pub(crate) use self::holes::{Found, is_zeros};
@@ -46,10 +49,13 @@ use pagefold_codec::cluster::ClusterCodec;
 
 use self::chunks::Chunking;
 pub use ids::{IdMap, IdRange};
+pub use layer::{Layer, Whiteouts};
 pub use place::SourcePath;
 pub use scan::ScanOptions;
 pub use sparse::Span;
+pub use tar::MemberContent;
 pub use tree::{Content, Node, NodeId, NodeKind, Tree};
+pub use warnings::{Warning, WarningKind};
 
 use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
@@ -161,7 +167,11 @@ pub struct BuildReport {
 }
 
 impl BuildOptions {
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Whether images can be built in this way; [`build()`] asks that first.
+    ///
+    /// # Errors
+    /// [`Error::Options`], which says what cannot be.
+    pub fn check(&self) -> Result<()> {
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
         let pattern = |hint: &Hint| format!("the hint for '{}': ", String::from_utf8_lossy(&hint.pattern));
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {

@@ -14,6 +14,9 @@ use crate::xattr::Xattr;
 
 /// Nodes that must have an xattr for it to be stored once for all.
 const SHARED_BY: usize = 2;
+/// The greatest numbers of a device: 12 and 20 bits.
+const MAX_MAJOR: u32 = (1 << 12) - 1;
+const MAX_MINOR: u32 = (1 << 20) - 1;
 
 /// The plan of an image.
 pub(crate) struct Plan {
@@ -69,14 +72,22 @@ impl Plan {
             };
             if size >> options.block_bits() >= u64::from(u32::MAX) {
                 let what = "it is longer than 2^32 blocks".to_owned();
-                return Err(Error::Source { path: tree.path_of(visit.id), what });
+                return Err(Error::Source { path: tree.name_of(visit.id), what });
             }
             let extended = (node.mtime_s, node.mtime_nsec) != time
                 || node.uid > u32::from(u16::MAX)
                 || node.gid > u32::from(u16::MAX)
                 || visit.nlink > u32::from(u16::MAX)
                 || size > u64::from(u32::MAX);
-            let xattrs = encode_xattrs(&node.xattrs, &ids, &prefixes)?;
+            let refuse = |what| Error::Source { path: tree.name_of(visit.id), what };
+            if let NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) = node.kind
+                && (major > MAX_MAJOR || minor > MAX_MINOR)
+            {
+                return Err(refuse(format!(
+                    "the device number {major}:{minor} is beyond EROFS's {MAX_MAJOR}:{MAX_MINOR}"
+                )));
+            }
+            let xattrs = encode_xattrs(&node.xattrs, &ids, &prefixes).map_err(refuse)?;
             inodes.insert(visit.id, InodePlan { extended, xattrs, directory });
         }
         let choices = Choices::new(tree, options);
@@ -182,7 +193,11 @@ fn encode_xattr(xattr: &Xattr, prefixes: &Prefixes) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>, prefixes: &Prefixes) -> Result<Vec<u8>> {
+fn encode_xattrs(
+    xattrs: &[Xattr],
+    ids: &HashMap<&Xattr, u32>,
+    prefixes: &Prefixes,
+) -> std::result::Result<Vec<u8>, String> {
     if xattrs.is_empty() {
         return Ok(Vec::new());
     }
@@ -194,7 +209,7 @@ fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>, prefixes: &Prefix
             _ => {
                 let entry = encode_xattr(xattr, prefixes).ok_or_else(|| {
                     let name = String::from_utf8_lossy(&xattr.name);
-                    Error::Options(format!("xattr {name} has a name or a value that EROFS cannot hold"))
+                    format!("its xattr {name} has a name or a value that EROFS cannot hold")
                 })?;
                 inline.extend_from_slice(&entry);
             }
@@ -204,7 +219,7 @@ fn encode_xattrs(xattrs: &[Xattr], ids: &HashMap<&Xattr, u32>, prefixes: &Prefix
         XattrHeader { h_name_filter: 0, h_shared_count: (shared.len() / 4) as u8, h_reserved: [0; 7] }.encode();
     let bytes = [&header[..], &shared, &inline].concat();
     if (bytes.len() - XattrHeader::SIZE) / 4 >= usize::from(u16::MAX) {
-        return Err(Error::Options("a file has more than 256 KiB of xattrs".to_owned()));
+        return Err("it has more than 256 KiB of xattrs".to_owned());
     }
     Ok(bytes)
 }

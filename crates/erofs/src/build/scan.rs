@@ -1,16 +1,20 @@
 //! A directory of the operating system becomes a tree.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use super::acl;
 use super::ids::IdMap;
+use super::layer::Layer;
 use super::place::SourcePath;
 use super::reach::reach;
-use super::tree::{Content, Node, NodeId, NodeKind, Tree};
+use super::tree::{Content, Node, NodeId, NodeKind, Origin, Tree};
+use super::warnings::{WarningKind, Warnings};
 use crate::error::{Error, Result};
 use crate::format::XATTR_PREFIXES;
 use crate::xattr::Xattr;
@@ -24,12 +28,15 @@ pub struct ScanOptions {
     pub uid: Option<u32>,
     /// The group of every file.
     pub gid: Option<u32>,
-    /// What becomes of owners where `uid` says nothing.
+    /// What becomes of owners where `uid` says nothing, and of users in ACLs.
     pub uid_map: IdMap,
-    /// What becomes of groups where `gid` says nothing.
+    /// What becomes of groups where `gid` says nothing, and of those in ACLs.
     pub gid_map: IdMap,
     /// Leave extended attributes out.
     pub no_xattrs: bool,
+    /// Leave out files and directories that cannot be read when the tree is scanned, each with a
+    /// [`WarningKind::Unreadable`].
+    pub skip_unreadable: bool,
     /// Paths below the root that are left out with what is below them. `*` stands for any bytes within a name, `?` for
     /// one; a pattern without a slash applies to names at any depth, one with a slash before it to those in the root.
     pub excludes: Vec<Vec<u8>>,
@@ -44,6 +51,13 @@ impl ScanOptions {
     pub(crate) fn apply(&self, node: &mut Node) {
         if let Some(mtime_s) = self.mtime_s {
             (node.mtime_s, node.mtime_nsec) = (mtime_s, 0);
+        }
+        for xattr in &mut node.xattrs {
+            if [acl::ACCESS, acl::DEFAULT].contains(&&xattr.name[..])
+                && let Some(value) = acl::with_ids(&xattr.value, &self.uid_map, &self.gid_map)
+            {
+                xattr.value = value;
+            }
         }
         node.uid = self.uid.unwrap_or_else(|| self.uid_map.apply(node.uid));
         node.gid = self.gid.unwrap_or_else(|| self.gid_map.apply(node.gid));
@@ -92,103 +106,202 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 impl Tree {
     /// The tree under `root`. Files that have several names in it are kept as one. Other file systems mounted in it
     /// are part of it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for the first file that cannot be read, unless it may be left out.
+    pub fn scan(root: &Path, options: &ScanOptions) -> Result<Self> {
+        Layer::scan(root, options)?.into_tree()
+    }
+}
+
+impl Layer {
+    /// The tree under `root`, as [`Tree::scan`] has it, to be laid over others.
+    ///
+    /// # Errors
+    /// As of [`Tree::scan`].
     pub fn scan(root: &Path, options: &ScanOptions) -> Result<Self> {
         let metadata = fs::metadata(root).map_err(Error::io(root.display().to_string()))?;
         if !metadata.is_dir() {
             return Err(Error::Source { path: root.to_owned(), what: "not a directory".to_owned() });
         }
         let place = SourcePath::from(root);
-        let mut top = node_of(&place, root, &metadata)?;
-        options.apply(&mut top);
-        let mut tree = Self::new(top);
-        let mut links: HashMap<(u64, u64), NodeId> = HashMap::new();
-        let mut stack = vec![(place, tree.root())];
-        while let Some((place, directory)) = stack.pop() {
-            let here = place.to_path_buf();
-            let below = here.strip_prefix(root).unwrap_or(&here);
-            let failed = |error| Error::io(format!("listing {}", here.display()))(error);
-            let reached = reach(&here).map_err(failed)?;
-            for entry in fs::read_dir(&reached).map_err(failed)? {
-                let entry = entry.map_err(failed)?;
-                let name = entry.file_name();
-                if options.excludes(below.join(&name).as_os_str().as_bytes()) {
-                    continue;
-                }
-                let told = |error| Error::io(here.join(&name).display().to_string())(error);
-                let metadata = entry.metadata().map_err(told)?;
-                let shared = metadata.nlink() > 1 && !metadata.is_dir();
-                let inode = (metadata.dev(), metadata.ino());
-                if let Some(node) = links.get(&inode).filter(|_| shared) {
-                    tree.link(directory, name.as_bytes(), *node)?;
-                    continue;
-                }
-                let path = place.join(name.clone());
-                let mut node = node_of(&path, &reached.as_ref().join(&name), &metadata)?;
-                options.apply(&mut node);
-                let id = tree.add(directory, name.as_bytes(), node)?;
-                if shared {
-                    links.insert(inode, id);
-                }
-                if metadata.is_dir() {
-                    stack.push((path, id));
-                }
+        let mut scanner = Scanner { root, options, warnings: Warnings::default(), links: HashMap::new() };
+        let top = scanner.node_of(&place, root, &metadata)?;
+        let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
+        let top = layer.tree.root();
+        layer.take_in(top, options);
+        let mut stack = vec![Found { place, id: top, parent: None }];
+        while let Some(found) = stack.pop() {
+            match scanner.list(&found.place) {
+                Ok(names) => scanner.add(&mut layer, &found, names, &mut stack)?,
+                Err(error) => match &found.parent {
+                    Some((parent, name)) if scanner.skips(&error) => {
+                        if let Some(names) = layer.tree.names_mut(*parent) {
+                            names.remove(name);
+                        }
+                    }
+                    _ => return Err(error),
+                },
             }
         }
-        Ok(tree)
+        layer.tree.warnings_mut().append(scanner.warnings);
+        Ok(layer)
     }
 }
 
-/// The node of the file at `path`, which the system has at `reached`.
-fn node_of(path: &SourcePath, reached: &Path, metadata: &Metadata) -> Result<Node> {
-    let kind = metadata.file_type();
-    let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let kind = if kind.is_dir() {
-        NodeKind::Directory(Default::default())
-    } else if kind.is_file() {
-        NodeKind::Regular { content: Content::Path(path.clone()), size: metadata.size() }
-    } else if kind.is_symlink() {
-        let target =
-            fs::read_link(reached).map_err(|error| Error::io(path.to_path_buf().display().to_string())(error))?;
-        NodeKind::Symlink(target.into_os_string().into_vec())
-    } else if kind.is_char_device() {
-        NodeKind::CharDevice(device.0, device.1)
-    } else if kind.is_block_device() {
-        NodeKind::BlockDevice(device.0, device.1)
-    } else if kind.is_fifo() {
-        NodeKind::Fifo
-    } else {
-        NodeKind::Socket
-    };
-    Ok(Node {
-        kind,
-        permissions: (metadata.mode() & 0o7777) as u16,
-        uid: metadata.uid(),
-        gid: metadata.gid(),
-        mtime_s: metadata.mtime(),
-        mtime_nsec: metadata.mtime_nsec() as u32,
-        xattrs: xattrs_of(path, reached)?,
-    })
+/// A directory that was found.
+struct Found {
+    place: SourcePath,
+    id: NodeId,
+    /// What has its name, and that.
+    parent: Option<(NodeId, Vec<u8>)>,
 }
 
-/// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their own file system
-/// understands, are left out.
-fn xattrs_of(path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
-    let failed =
-        |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
-    let names = match sized(|buf| rustix::fs::llistxattr(reached, buf)) {
-        Ok(names) => names,
-        Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut xattrs = Vec::new();
-    for name in names.split(|byte| *byte == 0) {
-        if !XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix)) {
-            continue;
+struct Scanner<'a> {
+    root: &'a Path,
+    options: &'a ScanOptions,
+    warnings: Warnings,
+    /// Files that have further names, by device and inode.
+    links: HashMap<(u64, u64), NodeId>,
+}
+
+impl Scanner<'_> {
+    /// Whether a file of which this is said is left out. It is then counted.
+    fn skips(&mut self, error: &Error) -> bool {
+        use rustix::io::Errno;
+        let Error::Io { what, source } = error else { return false };
+        // The want of these would leave out all that follows.
+        let of_process = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+        let skips =
+            self.options.skip_unreadable && Errno::from_io_error(source).is_some_and(|e| !of_process.contains(&e));
+        if skips {
+            self.warnings.add(WarningKind::Unreadable, || format!("{what}: {source}"));
         }
-        let value = sized(|buf| rustix::fs::lgetxattr(reached, OsStr::from_bytes(name), buf)).map_err(failed)?;
-        xattrs.push(Xattr { name: name.to_vec(), value });
+        skips
     }
-    Ok(xattrs)
+
+    /// The names in a directory.
+    fn list(&self, place: &SourcePath) -> Result<Vec<OsString>> {
+        let here = place.to_path_buf();
+        let failed = |error| Error::io(format!("listing {}", here.display()))(error);
+        let entries = fs::read_dir(reach(&here).map_err(failed)?).map_err(failed)?;
+        entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>().map_err(failed)
+    }
+
+    /// Adds files of these names in a directory, and to `stack` those that are directories.
+    fn add(&mut self, layer: &mut Layer, found: &Found, names: Vec<OsString>, stack: &mut Vec<Found>) -> Result<()> {
+        let here = found.place.to_path_buf();
+        let below = here.strip_prefix(self.root).unwrap_or(&here);
+        let reached = reach(&here).map_err(|error| Error::io(format!("listing {}", here.display()))(error))?;
+        for name in names {
+            if self.options.excludes(below.join(&name).as_os_str().as_bytes()) {
+                continue;
+            }
+            match self.add_file(layer, found, reached.as_ref(), &here, name) {
+                Ok(directory) => stack.extend(directory),
+                Err(error) if self.skips(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file; it is returned if it is a directory.
+    fn add_file(
+        &mut self,
+        layer: &mut Layer,
+        above: &Found,
+        reached: &Path,
+        here: &Path,
+        name: OsString,
+    ) -> Result<Option<Found>> {
+        let told = |error| Error::io(here.join(&name).display().to_string())(error);
+        let reached = reached.join(&name);
+        let metadata = fs::symlink_metadata(&reached).map_err(told)?;
+        let shared = metadata.nlink() > 1 && !metadata.is_dir();
+        let inode = (metadata.dev(), metadata.ino());
+        if let Some(node) = self.links.get(&inode).filter(|_| shared) {
+            layer.tree.link(above.id, name.as_bytes(), *node)?;
+            return Ok(None);
+        }
+        if self.options.skip_unreadable && metadata.is_file() {
+            File::open(&reached).map_err(told)?;
+        }
+        let place = above.place.join(name.clone());
+        let node = self.node_of(&place, &reached, &metadata)?;
+        let id = layer.tree.add(above.id, name.as_bytes(), node)?;
+        layer.take_in(id, self.options);
+        if shared {
+            self.links.insert(inode, id);
+        }
+        Ok(metadata.is_dir().then(|| Found { place, id, parent: Some((above.id, name.into_vec())) }))
+    }
+
+    /// The node of the file at `path`, which the system has at `reached`.
+    fn node_of(&mut self, path: &SourcePath, reached: &Path, metadata: &Metadata) -> Result<Node> {
+        let kind = metadata.file_type();
+        let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+        let kind = if kind.is_dir() {
+            NodeKind::Directory(Default::default())
+        } else if kind.is_file() {
+            NodeKind::Regular { content: Content::Path(path.clone()), size: metadata.size() }
+        } else if kind.is_symlink() {
+            let target =
+                fs::read_link(reached).map_err(|error| Error::io(path.to_path_buf().display().to_string())(error))?;
+            NodeKind::Symlink(target.into_os_string().into_vec())
+        } else if kind.is_char_device() {
+            NodeKind::CharDevice(device.0, device.1)
+        } else if kind.is_block_device() {
+            NodeKind::BlockDevice(device.0, device.1)
+        } else if kind.is_fifo() {
+            NodeKind::Fifo
+        } else {
+            NodeKind::Socket
+        };
+        Ok(Node {
+            kind,
+            permissions: (metadata.mode() & 0o7777) as u16,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            mtime_s: metadata.mtime(),
+            mtime_nsec: metadata.mtime_nsec() as u32,
+            xattrs: self.xattrs_of(path, reached)?,
+        })
+    }
+
+    /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their own file system
+    /// understands, are left out and counted.
+    fn xattrs_of(&mut self, path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
+        let failed =
+            |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
+        let names = match sized(|buf| rustix::fs::llistxattr(reached, buf)) {
+            Ok(names) => names,
+            Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut xattrs = Vec::new();
+        for name in names.split(|byte| *byte == 0) {
+            if name.is_empty() {
+                continue;
+            }
+            if !is_storable(name) {
+                if !self.options.no_xattrs {
+                    let path = path.to_path_buf();
+                    let example = || format!("{} of {}", String::from_utf8_lossy(name), path.display());
+                    self.warnings.add(WarningKind::XattrName, example);
+                }
+                continue;
+            }
+            let value = sized(|buf| rustix::fs::lgetxattr(reached, OsStr::from_bytes(name), buf)).map_err(failed)?;
+            xattrs.push(Xattr { name: name.to_vec(), value });
+        }
+        Ok(xattrs)
+    }
+}
+
+/// Whether EROFS has a prefix for an xattr of this name.
+pub(crate) fn is_storable(name: &[u8]) -> bool {
+    XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
 }
 
 /// Calls `fill` with ever longer buffers until the answer fits. Linux limits both answers to 64 KiB.

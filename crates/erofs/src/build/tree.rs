@@ -6,13 +6,15 @@ use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::holes::{self, Found};
 use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
+use super::tar::{MemberContent, of_archive};
+use super::warnings::{Warning, WarningKind, Warnings};
 use crate::error::{Error, Result};
 use crate::format::{NAME_LEN, mode};
 use crate::xattr::Xattr;
@@ -30,6 +32,8 @@ pub enum Content {
     Range(Arc<File>, u64),
     /// Parts of an open file, in order and none twice, with zeros between them and behind.
     Spans(Arc<File>, Arc<[Span]>),
+    /// A member of an archive.
+    Member(MemberContent),
     /// In memory.
     Bytes(Arc<[u8]>),
 }
@@ -44,6 +48,7 @@ impl Content {
                 file.read_exact_at(bytes, start + offset)?;
             }
             Self::Spans(file, spans) => return sparse::read(file, spans, offset, len, bytes),
+            Self::Member(member) => return member.read(offset, len, bytes),
             Self::Bytes(source) => {
                 bytes.resize(len, 0);
                 crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
@@ -55,7 +60,8 @@ impl Content {
     pub(crate) fn name(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.to_path_buf(),
-            Self::Range(..) | Self::Spans(..) => PathBuf::from("archive member"),
+            Self::Member(member) => member.name(),
+            Self::Range(..) | Self::Spans(..) => PathBuf::from("part of an open file"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
     }
@@ -119,17 +125,94 @@ impl Node {
     }
 }
 
+/// Where nodes come from, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// They were made by hand.
+    None,
+    /// This directory of the operating system.
+    Directory(PathBuf),
+    /// The archive of this name.
+    Archive(PathBuf),
+}
+
 /// A tree of files. Node 0 is the root directory.
 #[derive(Clone, Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
+    /// For each node its place in `sources`; those behind the end have the last one.
+    origins: Vec<u32>,
+    sources: Vec<Origin>,
+    warnings: Warnings,
 }
 
 impl Tree {
     /// A tree of a root directory alone. A `root` of another kind becomes an empty directory.
-    pub fn new(mut root: Node) -> Self {
+    pub fn new(root: Node) -> Self {
+        Self::of_origin(root, Origin::None)
+    }
+
+    /// As [`new`](Self::new), of what comes from `origin`.
+    pub(crate) fn of_origin(mut root: Node, origin: Origin) -> Self {
         root.kind = NodeKind::Directory(BTreeMap::new());
-        Self { nodes: vec![root] }
+        Self { nodes: vec![root], origins: Vec::new(), sources: vec![origin], warnings: Warnings::default() }
+    }
+
+    /// What of the tree's source an image of it does not hold as it was.
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.warnings.list()
+    }
+
+    pub(crate) fn warnings_mut(&mut self) -> &mut Warnings {
+        &mut self.warnings
+    }
+
+    /// Counts a warning about a file, which `name` is asked for only if it is an example.
+    pub(crate) fn warn(&mut self, kind: WarningKind, name: impl FnOnce(&Self) -> PathBuf) {
+        let name = self.warnings.wants_example(kind).then(|| name(self).display().to_string());
+        self.warnings.add(kind, || name.unwrap_or_default());
+    }
+
+    /// Adds the nodes of another tree, none of which has a name in this one, and returns the number that its ids are
+    /// moved by.
+    pub(crate) fn append(&mut self, other: Self) -> usize {
+        let (moved, sources) = (self.nodes.len(), self.sources.len());
+        self.origins.resize(moved, sources as u32 - 1);
+        self.origins.extend(other.origins.iter().map(|origin| origin + sources as u32));
+        self.origins.resize(moved + other.nodes.len(), (sources + other.sources.len()) as u32 - 1);
+        self.sources.extend(other.sources);
+        self.nodes.extend(other.nodes.into_iter().map(|mut node| {
+            if let NodeKind::Directory(names) = &mut node.kind {
+                names.values_mut().for_each(|id| id.0 += moved);
+            }
+            node
+        }));
+        self.warnings.append(other.warnings);
+        moved
+    }
+
+    fn source_of(&self, id: NodeId) -> usize {
+        self.origins.get(id.0).map_or(self.sources.len() - 1, |source| *source as usize)
+    }
+
+    /// What a directory's names are, and what they name.
+    pub(crate) fn names_mut(&mut self, directory: NodeId) -> Option<&mut BTreeMap<Vec<u8>, NodeId>> {
+        match &mut self.nodes[directory.0].kind {
+            NodeKind::Directory(names) => Some(names),
+            _ => None,
+        }
+    }
+
+    /// Makes a directory what another is, but for its names.
+    pub(crate) fn describe_as(&mut self, id: NodeId, other: NodeId) {
+        let node = Node { kind: NodeKind::Fifo, ..self.nodes[other.0].clone() };
+        let kind = std::mem::replace(&mut self.nodes[id.0].kind, NodeKind::Fifo);
+        self.nodes[id.0] = Node { kind, ..node };
+        let (source, last) = (self.source_of(other) as u32, self.sources.len() as u32 - 1);
+        if self.origins.len() <= id.0 {
+            self.origins.resize(id.0 + 1, last);
+        }
+        self.origins[id.0] = source;
     }
 
     /// The root directory.
@@ -197,8 +280,29 @@ impl Tree {
         }
     }
 
+    /// A node's path below the root, with the source that it comes from, for people.
+    pub(crate) fn name_of(&self, id: NodeId) -> PathBuf {
+        self.at_source(id, &self.path_of(id))
+    }
+
+    /// As [`name_of`](Self::name_of), of a node that is to be `name` in a directory.
+    pub(crate) fn name_below(&self, directory: NodeId, name: &[u8], id: NodeId) -> PathBuf {
+        self.at_source(id, &self.path_of(directory).join(OsStr::from_bytes(name)))
+    }
+
+    /// A path in the source that a node comes from, for people.
+    pub(crate) fn at_source(&self, id: NodeId, path: &Path) -> PathBuf {
+        let is_root = path.as_os_str().is_empty();
+        match &self.sources[self.source_of(id)] {
+            Origin::None => path.to_owned(),
+            Origin::Directory(root) if is_root => root.clone(),
+            Origin::Directory(root) => root.join(path),
+            Origin::Archive(name) => of_archive(name, if is_root { Path::new("/") } else { path }),
+        }
+    }
+
     /// A path of a node below the root, for people.
-    pub(crate) fn path_of(&self, id: NodeId) -> PathBuf {
+    fn path_of(&self, id: NodeId) -> PathBuf {
         let mut names = Vec::new();
         let mut below = id;
         while below != self.root() && names.len() < self.nodes.len() {

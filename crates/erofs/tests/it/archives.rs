@@ -343,6 +343,6 @@ fn archives_of_which_a_part_would_be_left_out_are_refused() {
     assert_eq!(error, "././@LongLink: the archive ends inside it");
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 3, b"abc")]).unwrap_err();
     assert_eq!(error, "byte 2048: the archive ends before the member that a header is about");
-    assert_eq!(names_of(&[]).unwrap_err(), "an archive is never empty");
+    assert_eq!(names_of(&[]).unwrap_err(), "byte 0: an archive is never empty");
     assert_eq!(names_of(&[one()]).unwrap(), ["", "one"]);
 }

@@ -1,0 +1,482 @@
+//! Layers of a container: trees that are laid over each other, with marks for what a layer deletes below it.
+//!
+//! ```text
+//!                           an OCI layer       overlayfs
+//! NAME is deleted           file .wh.NAME      NAME: character device 0:0, or empty with xattr *.overlay.whiteout
+//! nothing below is seen     file .wh..wh..opq  the directory's xattr *.overlay.opaque
+//! of no meaning             .wh..wh.*
+//! ```
+//!
+//! Both forms are read. A mark counts for the layers below its own, wherever in the archive it is.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
+
+use super::scan::ScanOptions;
+use super::tar::undescribed;
+use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
+use super::warnings::WarningKind;
+use crate::error::{Error, Result};
+use crate::xattr::Xattr;
+
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
+const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
+const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
+/// The xattr by which overlayfs knows an opaque directory.
+const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
+/// Links in a path before it is taken for a loop, as Linux has it.
+const MOST_LINKS: u32 = 40;
+
+/// What becomes of marks for deleted files when layers are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whiteouts {
+    /// They delete what the layers below have, and are not in the tree: it is a container's root.
+    Apply,
+    /// They also stay, in the form of overlayfs: the tree is a layer itself.
+    Keep,
+}
+
+/// A tree to be laid over others.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    pub(super) tree: Tree,
+    /// Directories that are there only since something is below them.
+    pub(super) undescribed: HashSet<NodeId>,
+    /// Nodes that stand for files of layers below.
+    pub(super) pending: HashMap<NodeId, Pending>,
+    marks: HashMap<NodeId, Mark>,
+}
+
+/// A hard link to a file that its own layer does not have.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    /// The names that lead to it.
+    pub(super) target: Vec<Vec<u8>>,
+    /// The link, for people.
+    pub(super) path: PathBuf,
+}
+
+/// What an xattr of overlayfs says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    Opaque,
+    Whiteout,
+    /// Its content or its names are at another place of the layers below.
+    Elsewhere,
+}
+
+impl Mark {
+    /// The mark that an xattr is; `xattr` is without the prefix.
+    fn of(xattr: &[u8], value: &[u8]) -> Option<Self> {
+        match xattr {
+            // x: there are whiteouts by xattr in it.
+            b"opaque" => (value == b"y").then_some(Self::Opaque),
+            b"whiteout" => Some(Self::Whiteout),
+            b"redirect" | b"metacopy" => Some(Self::Elsewhere),
+            _ => None,
+        }
+    }
+}
+
+/// The name of an xattr of overlayfs behind its prefix.
+fn of_overlayfs(xattr: &Xattr) -> Option<&[u8]> {
+    xattr.name.strip_prefix(b"trusted.overlay.").or_else(|| xattr.name.strip_prefix(b"user.overlay."))
+}
+
+impl Layer {
+    pub(super) fn new(tree: Tree) -> Self {
+        Self { tree, undescribed: HashSet::new(), pending: HashMap::new(), marks: HashMap::new() }
+    }
+
+    /// Takes over what a node's source says of it, as the options have it.
+    pub(super) fn take_in(&mut self, id: NodeId, options: &ScanOptions) {
+        let node = self.tree.node_mut(id);
+        let mark = |xattr: &Xattr| of_overlayfs(xattr).and_then(|name| Mark::of(name, &xattr.value));
+        let mark = node.xattrs.iter().find_map(mark).filter(|mark| match node.kind {
+            NodeKind::Directory(_) => *mark != Mark::Whiteout,
+            NodeKind::Regular { size, .. } => *mark == Mark::Elsewhere || *mark == Mark::Whiteout && size == 0,
+            _ => false,
+        });
+        options.apply(node);
+        self.undescribed.remove(&id);
+        match mark {
+            Some(mark) => self.marks.insert(id, mark),
+            None => self.marks.remove(&id),
+        };
+    }
+
+    /// The tree alone. Files whose names mark whiteouts are files.
+    ///
+    /// # Errors
+    /// [`Error::Source`] for a hard link to a file that is not in it.
+    pub fn into_tree(mut self) -> Result<Tree> {
+        let visits = self.tree.walk();
+        if let Some(pending) = visits.iter().find_map(|visit| self.pending.get(&visit.id)) {
+            let what = "it is a hard link to a file that the archive does not have before it".to_owned();
+            return Err(Error::Source { path: self.tree.at_source(self.tree.root(), &pending.path), what });
+        }
+        let mut whiteouts = Vec::new();
+        for visit in &visits {
+            let NodeKind::Directory(names) = &self.tree.node(visit.id).kind else { continue };
+            let marks =
+                names.range(WHITEOUT_PREFIX.to_vec()..).take_while(|(name, _)| name.starts_with(WHITEOUT_PREFIX));
+            whiteouts.extend(marks.map(|(_, id)| *id));
+        }
+        for id in whiteouts {
+            self.tree.warn(WarningKind::WhiteoutFile, |tree| tree.name_of(id));
+        }
+        Ok(self.tree)
+    }
+
+    /// The tree that layers give, the lowest first.
+    ///
+    /// Directories that several have are one, described as by the last that describes it. Anything else replaces what the
+    /// layers below have there. Whiteouts count for the layers below their own. A hard link may be to a file of a layer
+    /// below. Where a layer has a directory only since something is below it, and the layers below it a symbolic link, that is
+    /// followed, and never leads out of the root.
+    ///
+    /// # Errors
+    /// [`Error::Source`] for what cannot be put together, with its name.
+    pub fn stack(layers: impl IntoIterator<Item = Self>, whiteouts: Whiteouts) -> Result<Tree> {
+        let layers: Vec<_> = layers.into_iter().collect();
+        let root = undescribed(&ScanOptions::default());
+        let root = layers.first().map_or(root, |layer| layer.tree.node(layer.tree.root()).clone());
+        let tree = Tree::of_origin(root, Origin::None);
+        let is_described = |layer: &Self| !layer.undescribed.contains(&layer.tree.root());
+        let described = layers.iter().any(is_described);
+        let mut stack = Stack { tree, keeps: whiteouts == Whiteouts::Keep, alone: layers.len() == 1, parents: None };
+        for layer in layers {
+            stack.lay(layer)?;
+        }
+        if stack.keeps && !described {
+            stack.tree.warn(WarningKind::UndescribedDirectory, |tree| tree.name_of(tree.root()));
+        }
+        Ok(stack.tree)
+    }
+}
+
+/// What a name in a layer means.
+enum Meaning<'a> {
+    Name,
+    Whiteout(&'a [u8]),
+    Opaque,
+    Nothing,
+}
+
+impl<'a> Meaning<'a> {
+    fn of(name: &'a [u8]) -> Self {
+        match name.strip_prefix(WHITEOUT_PREFIX) {
+            None => Self::Name,
+            Some(_) if name == OPAQUE_NAME => Self::Opaque,
+            Some(_) if name.starts_with(WHITEOUT_META_PREFIX) => Self::Nothing,
+            Some(name) => Self::Whiteout(name),
+        }
+    }
+}
+
+/// Layers that are being put together.
+struct Stack {
+    tree: Tree,
+    keeps: bool,
+    /// There is one layer.
+    alone: bool,
+    /// The directories that directories are in, once they are asked for.
+    parents: Option<HashMap<NodeId, NodeId>>,
+}
+
+/// The layer that is being laid over the others. Its nodes are in the tree, its names not yet.
+struct Upper {
+    /// What its ids were moved by: lower ones are of layers below.
+    first: usize,
+    undescribed: HashSet<NodeId>,
+    marks: HashMap<NodeId, Mark>,
+    /// Hard links to files of layers below.
+    links: HashMap<NodeId, NodeId>,
+}
+
+impl Upper {
+    fn own(&self, id: NodeId) -> Option<NodeId> {
+        id.0.checked_sub(self.first).map(NodeId)
+    }
+
+    fn mark(&self, id: NodeId) -> Option<Mark> {
+        self.marks.get(&self.own(id)?).copied()
+    }
+
+    fn is_undescribed(&self, id: NodeId) -> bool {
+        self.own(id).is_some_and(|own| self.undescribed.contains(&own))
+    }
+}
+
+/// A directory of a layer that a symbolic link takes the place of.
+struct Redirected {
+    directory: NodeId,
+    name: Vec<u8>,
+    upper: NodeId,
+}
+
+/// What is to be done for a layer.
+#[derive(Default)]
+struct Work {
+    /// Directories of the tree, and those of the layer that go there.
+    directories: Vec<(NodeId, NodeId)>,
+    /// Put off until all else is in its place, since a link may lead to what the layer itself has.
+    redirected: VecDeque<Redirected>,
+}
+
+impl Stack {
+    fn lay(&mut self, layer: Layer) -> Result<()> {
+        let links = self.links(&layer)?;
+        let Layer { tree, undescribed, marks, .. } = layer;
+        let first = self.tree.append(tree);
+        let upper = Upper { first, undescribed, marks, links };
+        let mut work = Work::default();
+        work.directories.push((self.tree.root(), NodeId(first)));
+        loop {
+            if let Some((target, directory)) = work.directories.pop() {
+                self.merge(&upper, target, directory, &mut work)?;
+            } else if let Some(Redirected { directory, name, upper }) = work.redirected.pop_front() {
+                match self.resolve(directory, [name.clone()].into(), true, true) {
+                    Some(target) if self.is_directory(target) => work.directories.push((target, upper)),
+                    _ => {
+                        let what = "a layer below has a symbolic link there, which leads to no directory";
+                        return Err(self.error(directory, &name, upper, what));
+                    }
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the nodes stand for that are hard links to files of layers below.
+    fn links(&mut self, layer: &Layer) -> Result<HashMap<NodeId, NodeId>> {
+        let mut links = HashMap::new();
+        if layer.pending.is_empty() {
+            return Ok(links);
+        }
+        for visit in layer.tree.walk() {
+            let Some(pending) = layer.pending.get(&visit.id) else { continue };
+            let found = self.resolve(self.tree.root(), pending.target.iter().cloned().collect(), false, false);
+            let is_file =
+                |id: &NodeId| !matches!(self.tree.node(*id).kind, NodeKind::Directory(_) | NodeKind::CharDevice(0, 0));
+            let Some(found) = found.filter(is_file) else {
+                let what = "it is a hard link to a file that neither its archive has before it nor a layer below";
+                let path = layer.tree.at_source(layer.tree.root(), &pending.path);
+                return Err(Error::Source { path, what: what.to_owned() });
+            };
+            links.insert(visit.id, found);
+        }
+        Ok(links)
+    }
+
+    /// Puts what `directory` of the layer has into `target`, which may be the same.
+    fn merge(&mut self, upper: &Upper, target: NodeId, directory: NodeId, work: &mut Work) -> Result<()> {
+        let names = self.tree.names_mut(directory).map(std::mem::take).unwrap_or_default();
+        let mut opaque = upper.mark(directory) == Some(Mark::Opaque);
+        if target != directory && !upper.is_undescribed(directory) {
+            // What is below all layers stays hidden.
+            let stays_opaque = self.keeps && is_opaque(self.tree.node(target));
+            self.tree.describe_as(target, directory);
+            if stays_opaque {
+                self.set_opaque(target);
+            }
+        }
+        let mut entries = BTreeMap::new();
+        let mut deleted = BTreeMap::new();
+        for (name, id) in names {
+            let id = upper.own(id).and_then(|own| upper.links.get(&own).copied()).unwrap_or(id);
+            match Meaning::of(&name) {
+                Meaning::Nothing => {}
+                Meaning::Opaque => opaque = true,
+                Meaning::Whiteout(b"" | b"." | b"..") => {
+                    return Err(self.error(target, &name, id, "it is a whiteout of what cannot be a name"));
+                }
+                Meaning::Whiteout(of) => _ = deleted.insert(of.to_vec(), id),
+                Meaning::Name if self.is_whiteout(upper, id) => _ = deleted.insert(name, id),
+                Meaning::Name => _ = entries.insert(name, id),
+            }
+        }
+        self.delete(upper, target, opaque, &deleted, &entries);
+        for (name, id) in entries {
+            self.place(upper, target, name, id, &deleted, work)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the layer deletes out of `target`.
+    fn delete(
+        &mut self,
+        upper: &Upper,
+        target: NodeId,
+        opaque: bool,
+        deleted: &BTreeMap<Vec<u8>, NodeId>,
+        entries: &BTreeMap<Vec<u8>, NodeId>,
+    ) {
+        if !self.keeps {
+            let node = self.tree.node_mut(target);
+            node.xattrs.retain(|xattr| of_overlayfs(xattr) != Some(b"opaque"));
+        } else if opaque {
+            self.set_opaque(target);
+        }
+        let mut made = Vec::new();
+        if self.keeps {
+            for (name, mark) in deleted.iter().filter(|(name, _)| !entries.contains_key(*name)) {
+                let kind = NodeKind::CharDevice(0, 0);
+                let mark = self.tree.node(*mark);
+                let node = Node { kind, permissions: 0, xattrs: Vec::new(), ..without_content(mark) };
+                made.push((name.clone(), self.tree.add_unnamed(node)));
+            }
+        }
+        let Some(names) = self.tree.names_mut(target) else { return };
+        let is_lower = |id: &NodeId| id.0 < upper.first;
+        if opaque {
+            names.retain(|_, id| !is_lower(id));
+        }
+        for name in deleted.keys() {
+            if names.get(name).is_some_and(is_lower) {
+                names.remove(name);
+            }
+        }
+        for (name, id) in made {
+            names.entry(name).or_insert(id);
+        }
+    }
+
+    /// Puts a file of the layer into `target`.
+    fn place(
+        &mut self,
+        upper: &Upper,
+        target: NodeId,
+        name: Vec<u8>,
+        id: NodeId,
+        deleted: &BTreeMap<Vec<u8>, NodeId>,
+        work: &mut Work,
+    ) -> Result<()> {
+        if upper.mark(id) == Some(Mark::Elsewhere) && !(self.keeps && self.alone) {
+            let what = "overlayfs has left a part of it in another layer (xattr overlay.redirect or overlay.metacopy); \
+                        mount the layers and pack what the mount shows";
+            return Err(self.error(target, &name, id, what));
+        }
+        if !self.is_directory(id) {
+            return self.tree.link(target, &name, id);
+        }
+        match self.tree.child(target, &name) {
+            Some(lower) if self.is_directory(lower) => work.directories.push((lower, id)),
+            Some(lower) if self.is_symlink(lower) && upper.is_undescribed(id) => {
+                work.redirected.push_back(Redirected { directory: target, name, upper: id });
+            }
+            lower => {
+                // What is below all layers may be a directory.
+                if self.keeps && (lower.is_some() || deleted.contains_key(&name)) {
+                    self.set_opaque(id);
+                }
+                self.add_directory(target, &name, id)?;
+                if self.keeps && upper.is_undescribed(id) {
+                    self.tree.warn(WarningKind::UndescribedDirectory, |tree| tree.name_of(id));
+                }
+                work.directories.push((id, id));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_directory(&mut self, target: NodeId, name: &[u8], id: NodeId) -> Result<()> {
+        self.tree.link(target, name, id)?;
+        if let Some(parents) = &mut self.parents {
+            parents.insert(id, target);
+        }
+        Ok(())
+    }
+
+    /// What the names lead to from `start` on, which is a directory. Links on the way are followed, the last only if
+    /// `follows`. Directories that are missing are made if `makes`.
+    fn resolve(&mut self, start: NodeId, mut names: VecDeque<Vec<u8>>, follows: bool, makes: bool) -> Option<NodeId> {
+        let mut here = start;
+        let mut links = 0;
+        while let Some(name) = names.pop_front() {
+            match &name[..] {
+                b"" | b"." => continue,
+                b".." => {
+                    here = self.parent(here);
+                    continue;
+                }
+                _ if !self.is_directory(here) => return None,
+                _ => {}
+            }
+            let Some(child) = self.tree.child(here, &name) else {
+                if !makes {
+                    return None;
+                }
+                let made = self.tree.add_unnamed(undescribed(&ScanOptions::default()));
+                self.add_directory(here, &name, made).ok()?;
+                here = made;
+                continue;
+            };
+            let NodeKind::Symlink(target) = &self.tree.node(child).kind else {
+                here = child;
+                continue;
+            };
+            if names.is_empty() && !follows {
+                return Some(child);
+            }
+            links += 1;
+            if links > MOST_LINKS {
+                return None;
+            }
+            if target.starts_with(b"/") {
+                here = self.tree.root();
+            }
+            for name in target.split(|byte| *byte == b'/').rev() {
+                names.push_front(name.to_vec());
+            }
+        }
+        Some(here)
+    }
+
+    /// The directory that a directory is in; the root is in itself.
+    fn parent(&mut self, directory: NodeId) -> NodeId {
+        let tree = &self.tree;
+        let parents = self.parents.get_or_insert_with(|| {
+            let is_directory = |id| matches!(tree.node(id).kind, NodeKind::Directory(_));
+            let visits = tree.walk().into_iter().filter(|visit| is_directory(visit.id));
+            visits.map(|visit| (visit.id, visit.parent)).collect()
+        });
+        parents.get(&directory).copied().unwrap_or(tree.root())
+    }
+
+    fn is_directory(&self, id: NodeId) -> bool {
+        matches!(self.tree.node(id).kind, NodeKind::Directory(_))
+    }
+
+    fn is_symlink(&self, id: NodeId) -> bool {
+        matches!(self.tree.node(id).kind, NodeKind::Symlink(_))
+    }
+
+    fn is_whiteout(&self, upper: &Upper, id: NodeId) -> bool {
+        matches!(self.tree.node(id).kind, NodeKind::CharDevice(0, 0)) || upper.mark(id) == Some(Mark::Whiteout)
+    }
+
+    fn set_opaque(&mut self, id: NodeId) {
+        let xattrs = &mut self.tree.node_mut(id).xattrs;
+        xattrs.retain(|xattr| xattr.name != OPAQUE_XATTR);
+        xattrs.push(Xattr { name: OPAQUE_XATTR.to_vec(), value: b"y".to_vec() });
+        xattrs.sort();
+    }
+
+    /// An error about `id` of a layer, which is to be `name` in `directory`.
+    fn error(&self, directory: NodeId, name: &[u8], id: NodeId, what: &str) -> Error {
+        let path = self.tree.name_below(directory, name, id);
+        Error::Source { path, what: what.to_owned() }
+    }
+}
+
+fn is_opaque(node: &Node) -> bool {
+    let opaque = |xattr: &Xattr| of_overlayfs(xattr) == Some(b"opaque") && xattr.value == b"y";
+    node.xattrs.iter().any(opaque)
+}
+
+/// What a node says but for what only its kind has.
+fn without_content(node: &Node) -> Node {
+    Node { kind: NodeKind::Fifo, xattrs: Vec::new(), ..*node }
+}

@@ -1,0 +1,248 @@
+//! The members of an archive, one after the other.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use tar::{EntryType, Header};
+
+use super::describe::XATTR_KEYS;
+use super::{LABEL, source_error};
+use crate::build::sparse::{self, Sparse};
+use crate::error::{Error, Result};
+
+/// The longest PAX header or long name.
+const MAX_EXTENSION_BYTES: u64 = 8 << 20;
+const BLOCK: u64 = 512;
+/// A directory in GNU's incremental archives.
+const INCREMENTAL_DIRECTORY: u8 = b'D';
+/// Where file systems, volumes and partitions have what tells them.
+const DISK_FRONT_BYTES: u64 = 1 << 20;
+
+/// PAX records by key.
+pub(super) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A member of an archive, with what precedes it applied.
+pub(super) struct Member {
+    pub(super) header: Header,
+    pub(super) kind: EntryType,
+    pub(super) records: Records,
+    pub(super) path: Vec<u8>,
+    pub(super) link: Vec<u8>,
+    /// Where its content is.
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    /// And which parts of it, if the archive has not all.
+    pub(super) sparse: Option<Sparse>,
+}
+
+/// The members of an archive.
+pub(super) struct Members<'a> {
+    archive: &'a File,
+    /// Its length.
+    len: u64,
+    at: u64,
+    global: Records,
+}
+
+impl<'a> Members<'a> {
+    pub(super) fn new(archive: &'a File) -> Result<Self> {
+        let len = (&*archive).seek(SeekFrom::End(0));
+        let len = len.map_err(Error::io("asking for the archive's length"))?;
+        Ok(Self { archive, len, at: 0, global: Records::new() })
+    }
+
+    /// The next member; `None` at the archive's end.
+    pub(super) fn next(&mut self) -> Result<Option<Member>> {
+        let (mut records, mut path, mut link) = (self.global.clone(), None, None);
+        let mut extended = false;
+        loop {
+            let Some((header, mut offset)) = self.header()? else {
+                let what = "the archive ends before the member that a header is about";
+                return if extended { Err(self.here(what)) } else { Ok(None) };
+            };
+            let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
+            let number = |key: &[u8], own: Option<u64>| -> Result<u64> {
+                let recorded =
+                    records.get(key).map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()));
+                let number = recorded.unwrap_or(own);
+                number.ok_or_else(|| source_error(&name, "a number in its header cannot be read"))
+            };
+            let mut kind = header.entry_type();
+            let extension = matches!(
+                kind,
+                EntryType::XHeader | EntryType::XGlobalHeader | EntryType::GNULongName | EntryType::GNULongLink
+            );
+            let size = if extension {
+                header.entry_size().map_err(|_| source_error(&name, "a number in its header cannot be read"))?
+            } else if has_no_content(kind) {
+                0
+            } else {
+                number(b"size", in_field(&header.as_old().size, header.entry_size()))?
+            };
+            if kind.as_byte() == INCREMENTAL_DIRECTORY {
+                // Its content is the names that were in it.
+                kind = EntryType::Directory;
+            }
+            let named = |what| source_error(&name, what);
+            let mut sparse = None;
+            if kind == EntryType::GNUSparse {
+                let (map, behind) = sparse::gnu(self.archive, &header, offset, size).map_err(named)?;
+                (sparse, offset) = (Some(map), behind);
+            }
+            self.at = match offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK)) {
+                Some(next) => next,
+                None => return Err(source_error(&name, "it is longer than any file")),
+            };
+            if offset + size > self.len {
+                return Err(source_error(&name, "the archive ends inside it"));
+            }
+            if !extension {
+                let is_file = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
+                if is_file && sparse.is_none() {
+                    sparse = sparse::pax(self.archive, &records, offset, size).map_err(named)?;
+                }
+                let recorded = records.remove(&b"path"[..]);
+                let path = records
+                    .remove(sparse::NAME)
+                    .or(recorded)
+                    .or(path)
+                    .unwrap_or_else(|| header.path_bytes().into_owned());
+                let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
+                let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
+                // Before ustar a directory was told by its name alone.
+                let kind = if is_file && path.ends_with(b"/") { EntryType::Directory } else { kind };
+                return Ok(Some(Member { header, kind, records, path, link, offset, size, sparse }));
+            }
+            if size > MAX_EXTENSION_BYTES {
+                return Err(source_error(&name, "its extended header is longer than 8 MiB"));
+            }
+            let mut bytes = vec![0; size as usize];
+            self.archive.read_exact_at(&mut bytes, offset).map_err(Error::io("reading the archive"))?;
+            extended |= kind != EntryType::XGlobalHeader;
+            match kind {
+                EntryType::XHeader => parse_records(&bytes, &mut records).map_err(named)?,
+                EntryType::XGlobalHeader => {
+                    parse_records(&bytes, &mut self.global).map_err(named)?;
+                    records = self.global.clone();
+                }
+                _ => {
+                    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+                    *(if kind == EntryType::GNULongName { &mut path } else { &mut link }) = Some(text);
+                }
+            }
+        }
+    }
+
+    /// The header at the current position and where its content starts; `None` at the archive's end.
+    fn header(&self) -> Result<Option<(Header, u64)>> {
+        if self.len == 0 {
+            return Err(self.here("an archive is never empty"));
+        }
+        if self.at >= self.len {
+            return Ok(None);
+        }
+        let mut bytes = [0; BLOCK as usize];
+        self.archive.read_exact_at(&mut bytes, self.at).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.here("the archive ends inside a header"),
+            _ => Error::io("reading the archive")(error),
+        })?;
+        if bytes == [0; BLOCK as usize] {
+            self.refuse_data_behind_zeros()?;
+            return Ok(None);
+        }
+        match header_of(&bytes) {
+            Some(header) => Ok(Some((header, self.at + BLOCK))),
+            None => Err(self.here("the header's checksum does not match; is this a tar archive?")),
+        }
+    }
+
+    fn here(&self, what: &str) -> Error {
+        source_error(format!("byte {}", self.at).as_bytes(), what)
+    }
+
+    /// An archive ends with zeros. Disks begin with them, and an image of nothing would be made of one; archives that were put one behind
+    /// the other have them between, and all but the first would be left out.
+    fn refuse_data_behind_zeros(&self) -> Result<()> {
+        let mut behind = vec![0; (self.len - self.at).min(DISK_FRONT_BYTES) as usize];
+        self.archive.read_exact_at(&mut behind, self.at).map_err(Error::io("reading the archive"))?;
+        let Some(first) = behind.iter().position(|byte| *byte != 0) else { return Ok(()) };
+        let (blocks, _) = behind.as_chunks();
+        let is_header = blocks.get(first / BLOCK as usize).is_some_and(|block| header_of(block).is_some());
+        let what = match self.at {
+            0 => "data behind nothing but zeros: not a tar archive. A disk is packed from a file, not a pipe",
+            _ if is_header => "another archive begins behind the end of the first; join them with tar --concatenate",
+            _ => return Ok(()),
+        };
+        Err(source_error(format!("byte {}", self.at + first as u64).as_bytes(), what))
+    }
+}
+
+/// The header that a block is, if its checksum is right.
+fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
+    // The sum counts its own eight bytes as spaces.
+    let counted = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
+    let sum: u32 = block.iter().enumerate().map(counted).sum();
+    let header = Header::from_byte_slice(block);
+    (header.cksum().ok() == Some(sum)).then(|| header.clone())
+}
+
+/// Whether nothing follows such a member's header. A size in it is not of content: some archivers write that of a directory, of a link's target, or of
+/// the file that a hard link is to.
+fn has_no_content(kind: EntryType) -> bool {
+    use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
+    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
+}
+
+/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with owners, it is zero.
+pub(super) fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
+    if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
+}
+
+/// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
+fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result<(), &'static str> {
+    while !bytes.is_empty() {
+        let parsed = bytes.iter().position(|byte| *byte == b' ').and_then(|space| {
+            let len: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+            let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;
+            let equals = record.iter().position(|byte| *byte == b'=')?;
+            Some((len, &record[..equals], &record[equals + 1..]))
+        });
+        let Some((len, key, value)) = parsed else {
+            return Err("the PAX header cannot be read");
+        };
+        if [&b"GNU.sparse.offset"[..], b"GNU.sparse.numbytes"].contains(&key) {
+            // Version 0.0 has these again and again; 0.1 has the same numbers in one record.
+            let map = records.entry(sparse::MAP.to_vec()).or_default();
+            if !map.is_empty() {
+                map.push(b',');
+            }
+            map.extend_from_slice(value);
+        // An xattr may be empty, and tar writes it so.
+        } else if value.is_empty() && !XATTR_KEYS.iter().any(|xattrs| key.starts_with(xattrs)) {
+            records.remove(key);
+        } else {
+            records.insert(key.to_vec(), value.to_vec());
+        }
+        bytes = &bytes[len..];
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pax_records_are_taken_by_length() {
+        let mut records = Records::new();
+        parse_records(b"9 a=1\n2\n\n12 key=val\n\n", &mut records).unwrap();
+        assert_eq!(records[&b"a"[..]], b"1\n2\n");
+        assert_eq!(records[&b"key"[..]], b"val\n");
+        for bad in [&b"99 a=1\n"[..], b"x a=1\n", b"6 a=11", b"5 a1\n", b"1 "] {
+            assert!(parse_records(bad, &mut records).is_err());
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What of a source an image does not hold as it was, counted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// How many examples of one kind are kept.
+const MOST_EXAMPLES: usize = 20;
+
+/// What a [`Warning`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum WarningKind {
+    /// Files and directories that could not be read were left out
+    /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
+    Unreadable,
+    /// Extended attributes were left out whose names have none of EROFS's prefixes.
+    XattrName,
+    /// NFSv4 ACLs were left out.
+    Nfs4Acl,
+    /// POSIX ACLs were left out that name users or groups without an id, which this system does not know.
+    AclName,
+    /// Files whose names mark whiteouts in layers of containers are files of the tree.
+    WhiteoutFile,
+    /// A layer has directories that it does not describe, so that their mode and owner hide those of the layers below.
+    UndescribedDirectory,
+}
+
+/// One kind of things that an image does not hold as its source did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// What happened.
+    pub kind: WarningKind,
+    /// How often.
+    pub count: u64,
+    /// Where: the first of them, at most 20, for people to read.
+    pub examples: Vec<String>,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, count, examples } = self;
+        let (one, more, what) = match kind {
+            WarningKind::Unreadable => ("file", "files", "left out, since it cannot be read"),
+            WarningKind::XattrName => {
+                ("extended attribute", "extended attributes", "left out, since EROFS has no prefix for the name")
+            }
+            WarningKind::Nfs4Acl => ("NFSv4 ACL", "NFSv4 ACLs", "left out, since EROFS has only POSIX ACLs"),
+            WarningKind::AclName => {
+                ("ACL", "ACLs", "left out, since it names an account without a number that this system does not have")
+            }
+            WarningKind::WhiteoutFile => {
+                ("whiteout", "whiteouts", "kept as a plain file; --layer makes it one that overlayfs understands")
+            }
+            WarningKind::UndescribedDirectory => {
+                ("directory", "directories", "given mode 0755 and root as owner, since the layer does not describe it")
+            }
+        };
+        write!(f, "{count} {} {what}", if *count == 1 { one } else { more })?;
+        match &examples[..] {
+            [] => Ok(()),
+            [only] if *count == 1 => write!(f, ": {only}"),
+            [first, ..] => write!(f, ", such as {first}"),
+        }
+    }
+}
+
+/// Warnings, by kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warnings {
+    kinds: BTreeMap<WarningKind, (u64, Vec<String>)>,
+}
+
+impl Warnings {
+    pub(crate) fn add(&mut self, kind: WarningKind, example: impl FnOnce() -> String) {
+        let (count, examples) = self.kinds.entry(kind).or_default();
+        *count += 1;
+        if examples.len() < MOST_EXAMPLES {
+            examples.push(example());
+        }
+    }
+
+    /// Whether an example of this kind would be kept.
+    pub(crate) fn wants_example(&self, kind: WarningKind) -> bool {
+        self.kinds.get(&kind).is_none_or(|(_, examples)| examples.len() < MOST_EXAMPLES)
+    }
+
+    pub(crate) fn append(&mut self, other: Self) {
+        for (kind, (more, further)) in other.kinds {
+            let (count, examples) = self.kinds.entry(kind).or_default();
+            *count += more;
+            examples.extend(further.into_iter().take(MOST_EXAMPLES.saturating_sub(examples.len())));
+        }
+    }
+
+    pub(crate) fn list(&self) -> Vec<Warning> {
+        let warning = |(kind, (count, examples)): (&WarningKind, &(u64, Vec<String>))| Warning {
+            kind: *kind,
+            count: *count,
+            examples: examples.clone(),
+        };
+        self.kinds.iter().map(warning).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_counted_and_the_first_are_named() {
+        let mut warnings = Warnings::default();
+        warnings.add(WarningKind::Nfs4Acl, || "a/b".to_owned());
+        assert_eq!(warnings.list()[0].to_string(), "1 NFSv4 ACL left out, since EROFS has only POSIX ACLs: a/b");
+        let mut more = Warnings::default();
+        for number in 0..100 {
+            more.add(WarningKind::Nfs4Acl, || number.to_string());
+        }
+        warnings.append(more);
+        let list = warnings.list();
+        assert_eq!((list.len(), list[0].count, list[0].examples.len()), (1, 101, MOST_EXAMPLES));
+        assert_eq!(list[0].to_string(), "101 NFSv4 ACLs left out, since EROFS has only POSIX ACLs, such as a/b");
+    }
+}
