@@ -1,15 +1,16 @@
 //! `pagefold check`: whether an image is sound, or what is at a path of it.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::bail;
-use pagefold_erofs::CheckReport;
+use anyhow::{anyhow, bail};
+use pagefold_erofs::{CheckReport, CompareReport};
 
-use crate::image::{ImageArgs, Place, resolve, show_below};
+use crate::image::{ImageArgs, Place, resolve, show, show_below};
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
-use crate::size;
+use crate::source::{SourceArgs, tell_differences};
+use crate::{misuse, size};
 
 /// Check an EROFS image: its structure, and that everything in it decodes
 #[derive(clap::Args)]
@@ -18,6 +19,8 @@ use crate::size;
   pagefold check rootfs.erofs:/usr/lib
   pagefold check --json rootfs.erofs
   pagefold check --offset 1M firmware.bin
+  pagefold check --against rootfs/ rootfs.erofs
+  pagefold check --against base.tar --against app.tar.gz --all-root rootfs.erofs
 
 With a path, only the file or directory there and what is below it are checked, not links from elsewhere or the \
 superblock's counts.
@@ -35,54 +38,102 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Compare the image with the source that it was packed from, too: a directory or an archive; several as they were given to
+    /// pack
+    #[arg(long, value_name = "SOURCE")]
+    against: Vec<PathBuf>,
+
     #[command(flatten)]
     image: ImageArgs,
+
+    #[command(flatten, next_help_heading = "Options for --against, as they were given to pack")]
+    source: SourceArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Place { image: file, path } = &args.place;
+    if !args.against.is_empty() && !path.is_empty() {
+        return Err(misuse(anyhow!("--against compares the whole image; leave ':{}' out", show(path))));
+    }
     let image = args.image.open(file)?;
     let report = match path.as_slice() {
         [] => image.check(args.threads),
         path => image.check_below(&resolve(&image, path)?, args.threads),
     };
-    let count = report.problems.len() as u64 + report.more_problems;
+    let comparison = match args.against.as_slice() {
+        [] => None,
+        sources => Some(image.compare(&args.source.tree(sources, Some(file))?, args.threads)),
+    };
+    let found = Found { report, comparison };
     if args.json {
-        match print_json(path, &report, count) {
+        match found.print_json(path) {
             // Nobody reads the problems any more, but there are some.
-            Err(error) if count == 0 || !is_closed(&error) => return Err(error),
-            _ if count == 0 => return Ok(()),
-            _ => bail!("{}", verdict(file, count)),
+            Err(error) if found.is_nothing() || !is_closed(&error) => return Err(error),
+            _ if found.is_nothing() => return Ok(()),
+            _ => bail!("{}", found.verdict(file)),
         }
     }
+    let report = &found.report;
     for problem in &report.problems {
         eprintln!("{}: {}", show_below(path, &problem.path), problem.error);
     }
-    if report.problems.is_empty() {
-        let mut out = output();
-        writeln!(out, "sound: {} inodes, {} of files", report.inodes, size::show(report.file_bytes))?;
-        out.flush()?;
-        return Ok(());
+    found.comparison.as_ref().map(tell_differences);
+    if !found.is_nothing() {
+        bail!("{}", found.verdict(file));
     }
-    bail!("{}", verdict(file, count));
-}
-
-fn verdict(file: &Path, count: u64) -> String {
-    format!("{}: {count} problem{}", file.display(), if count == 1 { "" } else { "s" })
-}
-
-fn print_json(place: &[u8], report: &CheckReport, count: u64) -> anyhow::Result<()> {
     let mut out = output();
-    for problem in &report.problems {
-        record::problem(place, problem).write(&mut out)?;
-    }
-    Record::new()
-        .field("sound", count == 0)
-        .field("problems", count)
-        .field("inodes", report.inodes)
-        .field("directories", report.directories)
-        .field("file_bytes", report.file_bytes)
-        .write(&mut out)?;
+    let equal = if found.comparison.is_some() { ", equal to its source" } else { "" };
+    writeln!(out, "sound: {} inodes, {} of files{equal}", report.inodes, size::show(report.file_bytes))?;
     out.flush()?;
     Ok(())
+}
+
+/// What is wrong with an image.
+struct Found {
+    report: CheckReport,
+    /// With its source.
+    comparison: Option<CompareReport>,
+}
+
+impl Found {
+    fn problems(&self) -> u64 {
+        self.report.problems.len() as u64 + self.report.more_problems
+    }
+
+    fn differences(&self) -> Option<u64> {
+        self.comparison.as_ref().map(|report| report.differences.len() as u64 + report.more_differences)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.problems() + self.differences().unwrap_or(0) == 0
+    }
+
+    fn verdict(&self, file: &Path) -> String {
+        let counted = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let parts = [
+            (self.problems() > 0).then(|| counted(self.problems(), "problem")),
+            self.differences().filter(|count| *count > 0).map(|count| counted(count, "difference")),
+        ];
+        format!("{}: {}", file.display(), parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+
+    fn print_json(&self, place: &[u8]) -> anyhow::Result<()> {
+        let mut out = output();
+        for problem in &self.report.problems {
+            record::problem(place, problem).write(&mut out)?;
+        }
+        for difference in self.comparison.iter().flat_map(|report| &report.differences) {
+            record::difference(difference).write(&mut out)?;
+        }
+        Record::new()
+            .field("sound", self.problems() == 0)
+            .field("problems", self.problems())
+            .field("differences", self.differences())
+            .field("inodes", self.report.inodes)
+            .field("directories", self.report.directories)
+            .field("file_bytes", self.report.file_bytes)
+            .write(&mut out)?;
+        out.flush()?;
+        Ok(())
+    }
 }

@@ -20,6 +20,7 @@ mod record;
 mod serve;
 mod signals;
 mod size;
+mod source;
 mod stat;
 
 use std::{

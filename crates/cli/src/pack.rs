@@ -1,8 +1,5 @@
 //! `pagefold pack`: a directory, an archive or a disk becomes an image.
 
-mod decompress;
-mod source;
-
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -12,12 +9,10 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{
-    BuildOptions, Compression, Difference, Error, Fragments, Hint, IdMap, IdRange, Image, Indexes, ScanOptions, Tree,
-    WarningKind, build_watched,
-};
+use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
-use crate::{destination::Destination, image::show, misuse, progress::ProgressLine, size, tell};
+use crate::source::{self, SourceArgs};
+use crate::{destination::Destination, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -91,51 +86,12 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// The modification time of all files, in seconds since 1970
-    #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", value_parser = parse_seconds,
-        allow_negative_numbers = true)]
-    timestamp: Option<i64>,
-
-    /// Root owns all files
-    #[arg(long, conflicts_with_all = ["uid", "gid"])]
-    all_root: bool,
-
-    /// The owner of all files
-    #[arg(long, visible_alias = "force-uid")]
-    uid: Option<u32>,
-
-    /// The group of all files
-    #[arg(long, visible_alias = "force-gid")]
-    gid: Option<u32>,
-
-    /// Change COUNT owners from FROM on into those from TO on (COUNT is 1 if left out); others stay
-    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["uid", "all_root"])]
-    uid_map: Vec<IdRange>,
-
-    /// Change groups, in the same way
-    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["gid", "all_root"])]
-    gid_map: Vec<IdRange>,
-
-    /// Leave extended attributes out
-    #[arg(long)]
-    no_xattrs: bool,
-
     /// Store the front of xattr names that begin so, such as trusted.overlay., once; can be given 128 times (Linux 6.4)
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
     xattr_prefix: Vec<String>,
 
-    /// Leave out a name anywhere, or with a slash before or in it a path below the source; * and ? stand for bytes
-    /// within a name
-    #[arg(long, value_name = "PATTERN")]
-    exclude: Vec<std::ffi::OsString>,
-
-    /// Make a layer for overlayfs: whiteouts stay, in its form, instead of deleting from the sources before
-    #[arg(long)]
-    layer: bool,
-
-    /// Leave out files and directories that cannot be read, with a warning, instead of ending at the first
-    #[arg(long)]
-    skip_unreadable: bool,
+    #[command(flatten)]
+    source: SourceArgs,
 
     /// The volume's UUID; made from the image's content if it is not given
     #[arg(long, value_parser = parse_uuid)]
@@ -157,10 +113,8 @@ enum IndexKind {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options().map_err(misuse)?;
     options.check().map_err(misuse)?;
-    let scan = args.scan_options().map_err(misuse)?;
     let destination = Destination::of(&args.output)?;
-    let tree = args.tree(&scan)?;
-    warn_of(&tree);
+    let tree = args.source.tree(&args.sources, Some(&args.output))?;
     let draft = destination.make_draft()?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
@@ -173,7 +127,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     drop(line);
     if args.verifies(&options) {
-        verify(&tree, draft.file(), args)?;
+        args.verify(&tree, draft.file())?;
     }
     let is_file = matches!(destination, Destination::File(_));
     destination.take(draft)?;
@@ -189,42 +143,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compares the finished image with its source, both read again. A difference is an error, and the image gets no name.
-fn verify(tree: &Tree, image: &File, args: &Args) -> anyhow::Result<()> {
-    let image = image.try_clone().context("opening the image again")?;
-    let report = Image::open(image).context("the image cannot be read")?.compare(tree, args.threads);
-    for Difference { path, what } in &report.differences {
-        eprintln!("{}: {what}", show(path));
-    }
-    let count = report.differences.len() as u64 + report.more_differences;
-    if count == 0 {
-        return Ok(());
-    }
-    bail!(
-        "{}: not written: {count} difference{} between the image and its source. If the source changed while it was \
-         packed, pack it again; else this is a fault of pagefold, please report it",
-        args.output.display(),
-        if count == 1 { "" } else { "s" }
-    )
-}
-
-/// Says what of the sources the image will not hold as it was: a line for each kind, but for files that are left out, which
-/// are named.
-fn warn_of(tree: &Tree) {
-    for warning in tree.warnings() {
-        if warning.kind == WarningKind::Unreadable {
-            for example in &warning.examples {
-                tell(&format!("left out: {}", show(example.as_bytes())));
-            }
-        }
-        tell(&format!("warning: {}", show(warning.to_string().as_bytes())));
-    }
-}
-
 impl Args {
     /// Whether the image is compared with its source.
     fn verifies(&self, _options: &BuildOptions) -> bool {
         self.verify
+    }
+
+    /// Compares the finished image with its source, both read again. A difference is an error, and the image gets no name.
+    fn verify(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
+        let image = image.try_clone().context("opening the image again")?;
+        let report = Image::open(image).context("the image cannot be read")?.compare(tree, self.threads);
+        let count = source::tell_differences(&report);
+        ensure!(
+            count == 0,
+            "{}: not written: {count} difference{} between the image and its source. If the source changed while it was \
+             packed, pack it again; otherwise this is a fault of pagefold: please report it",
+            self.output.display(),
+            if count == 1 { "" } else { "s" }
+        );
+        Ok(())
     }
 
     fn build_options(&self) -> anyhow::Result<BuildOptions> {
@@ -253,24 +190,6 @@ impl Args {
             threads: self.threads,
             uuid: self.uuid,
             volume_name,
-        })
-    }
-
-    fn scan_options(&self) -> anyhow::Result<ScanOptions> {
-        for pattern in &self.exclude {
-            let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');
-            ensure!(names, "--exclude '{}': the pattern is empty and stands for no file", pattern.display());
-        }
-        let root = self.all_root.then_some(0);
-        Ok(ScanOptions {
-            mtime_s: self.timestamp,
-            uid: self.uid.or(root),
-            gid: self.gid.or(root),
-            uid_map: id_map(&self.uid_map)?,
-            gid_map: id_map(&self.gid_map)?,
-            no_xattrs: self.no_xattrs,
-            skip_unreadable: self.skip_unreadable,
-            excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
         })
     }
 }
@@ -322,31 +241,12 @@ fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
     Ok(Hint { pattern: bytes[..equals].to_vec(), compression })
 }
 
-/// A range of ids: `FROM:TO`, with `:COUNT` behind it unless that is 1.
-fn parse_range(text: &str) -> Result<IdRange, String> {
-    let wrong = || format!("'{text}' is not FROM:TO or FROM:TO:COUNT, as in 0:100000:65536");
-    let numbers: Vec<u32> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
-    match numbers[..] {
-        [from, to] => Ok(IdRange { from, to, count: 1 }),
-        [from, to, count] => Ok(IdRange { from, to, count }),
-        _ => Err(wrong()),
-    }
-}
-
 fn parse_fragments(text: &str) -> Result<Fragments, String> {
     match text {
         "tails" => Ok(Fragments::Tails),
         "all" => Ok(Fragments::All),
         _ => Err(format!("not tails or all; before the source, write --fragments=tails {text}")),
     }
-}
-
-fn parse_seconds(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| format!("'{text}', given or in SOURCE_DATE_EPOCH, is no number of seconds"))
-}
-
-fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {
-    IdMap::new(ranges.to_vec()).context("a range of ids is empty or goes beyond 4294967295")
 }
 
 fn parse_uuid(text: &str) -> Result<[u8; 16], String> {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use pagefold_erofs::{DataLayout, Error, FileKind, Image, Inode, Problem};
+use pagefold_erofs::{DataLayout, Difference, Error, FileKind, Image, Inode, Problem};
 use serde_json::Value;
 
 /// A JSON object whose fields stay in the order in which they are added.
@@ -120,6 +120,11 @@ pub(crate) fn problem(place: &[u8], problem: &Problem) -> Record {
         Error::Corrupt { what, offset } => record.field("offset", *offset).field("what", *what),
         other => record.field("offset", Value::Null).field("what", other.to_string()),
     }
+}
+
+/// What an image has otherwise than its source.
+pub(crate) fn difference(difference: &Difference) -> Record {
+    Record::new().bytes("path", &difference.path).field("offset", Value::Null).field("what", &*difference.what)
 }
 
 fn kind(kind: FileKind) -> &'static str {

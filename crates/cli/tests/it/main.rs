@@ -2,6 +2,7 @@
 
 mod clients;
 mod compact;
+mod comparing;
 mod embedded;
 mod errors;
 mod file_system;
