@@ -8,4 +8,5 @@ mod images;
 mod mount;
 mod server;
 mod signals;
+mod sources;
 mod stat;

@@ -155,6 +155,17 @@ impl Layer {
     }
 }
 
+impl From<Tree> for Layer {
+    /// A tree that was made by hand, or of layers that [`Whiteouts::Keep`] their marks.
+    fn from(tree: Tree) -> Self {
+        let mut layer = Self::new(tree);
+        for visit in layer.tree.walk() {
+            layer.take_in(visit.id, &ScanOptions::default());
+        }
+        layer
+    }
+}
+
 /// What a name in a layer means.
 enum Meaning<'a> {
     Name,

@@ -8,6 +8,7 @@ mod extracting;
 mod holes;
 mod hostile;
 mod interoperation;
+mod layers;
 mod long_paths;
 mod matrix;
 mod mkfs;
