@@ -151,6 +151,9 @@ impl Layer {
         if stack.keeps && !described {
             stack.tree.warn(WarningKind::UndescribedDirectory, |tree| tree.name_of(tree.root()));
         }
+        if stack.keeps && is_opaque(stack.tree.node(stack.tree.root())) {
+            stack.tree.warn(WarningKind::OpaqueRoot, |tree| tree.name_of(tree.root()));
+        }
         Ok(stack.tree)
     }
 }

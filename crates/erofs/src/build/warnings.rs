@@ -23,6 +23,8 @@ pub enum WarningKind {
     WhiteoutFile,
     /// A layer has directories that it does not describe, so that their mode and owner hide those of the layers below.
     UndescribedDirectory,
+    /// A layer hides all that is below it, for which overlayfs has no mark.
+    OpaqueRoot,
 }
 
 /// One kind of things that an image does not hold as its source did.
@@ -62,6 +64,10 @@ impl fmt::Display for Warning {
             WarningKind::UndescribedDirectory => (
                 "directory that the layer does not describe has mode 0755 and root as owner",
                 "directories that the layer does not describe have mode 0755 and root as owner",
+            ),
+            WarningKind::OpaqueRoot => (
+                "layer hides all that is below it, which overlayfs does not: mount it without what is below",
+                "layers hide all that is below them, which overlayfs does not: mount them without what is below",
             ),
         };
         write!(f, "{count} {}", if *count == 1 { one } else { more })?;

@@ -225,6 +225,9 @@ fn whiteouts_of_a_single_archive_stay_files_and_are_counted() {
     let tree = Layer::stack([layer(&members)], Whiteouts::Keep).unwrap();
     let found: Vec<_> = tree.warnings().iter().map(|warning| (warning.kind, warning.count)).collect();
     assert_eq!(found, [(WarningKind::UndescribedDirectory, 2)]);
+    let tree = Layer::stack([layer(&[directory("./", 0o755), file(".wh..wh..opq", 0)])], Whiteouts::Keep).unwrap();
+    let found: Vec<_> = tree.warnings().iter().map(|warning| (warning.kind, warning.count)).collect();
+    assert_eq!(found, [(WarningKind::OpaqueRoot, 1)]);
 }
 
 #[derive(Clone, Debug)]
