@@ -12,4 +12,5 @@ mod permissions;
 mod records;
 mod server;
 mod signals;
+mod sources;
 mod stat;

@@ -201,6 +201,8 @@ fn rights_of(text: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::ids::IdRange;
     use super::*;
 
@@ -258,6 +260,23 @@ mod tests {
         }
         let unknown = acl("user::rwx,user:bart:r-x,group::rw-,mask::r-x,other::---");
         assert_eq!(unknown, Err(Problem::Unknown { name: "user:bart".to_owned(), group_rights: 4 }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_acl_or_is_refused(
+            text in "((user|group|mask|other|u|default:user)?:?(lisa|bart|[0-9]{0,11})?:?[rwx-]{0,3}(:[0-9]{0,11})?[,\n#]?){0,8}",
+            bytes in prop::collection::vec(any::<u8>(), 0..50),
+        ) {
+            let _ = acl(&text);
+            let _ = Acl::from_text(&bytes, &mut |_, _| None);
+            let text = format!("{text},user::rwx,group::r-x,mask::r-x,other::---");
+            if let Ok(acl) = acl(&text) {
+                prop_assert!(acl.entries.is_sorted());
+                prop_assert_eq!(Acl::decode(&acl.encode()), Some(acl));
+            }
+            let _ = with_ids(&bytes, &IdMap::default(), &IdMap::default());
+        }
     }
 
     #[test]

@@ -151,7 +151,21 @@ impl Layer {
         if stack.keeps && !described {
             stack.tree.warn(WarningKind::UndescribedDirectory, |tree| tree.name_of(tree.root()));
         }
+        if stack.keeps && is_opaque(stack.tree.node(stack.tree.root())) {
+            stack.tree.warn(WarningKind::OpaqueRoot, |tree| tree.name_of(tree.root()));
+        }
         Ok(stack.tree)
+    }
+}
+
+impl From<Tree> for Layer {
+    /// A tree that was made by hand, or of layers that [`Whiteouts::Keep`] their marks.
+    fn from(tree: Tree) -> Self {
+        let mut layer = Self::new(tree);
+        for visit in layer.tree.walk() {
+            layer.take_in(visit.id, &ScanOptions::default());
+        }
+        layer
     }
 }
 

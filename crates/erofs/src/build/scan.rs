@@ -1,8 +1,8 @@
 //! A directory of the operating system becomes a tree.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata};
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry, File, Metadata};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -133,7 +133,7 @@ impl Layer {
         let mut stack = vec![Found { place, id: top, parent: None }];
         while let Some(found) = stack.pop() {
             match scanner.list(&found.place) {
-                Ok(names) => scanner.add(&mut layer, &found, names, &mut stack)?,
+                Ok(entries) => scanner.add(&mut layer, &found, entries, &mut stack)?,
                 Err(error) => match &found.parent {
                     Some((parent, name)) if scanner.skips(&error) => {
                         if let Some(names) = layer.tree.names_mut(*parent) {
@@ -180,24 +180,24 @@ impl Scanner<'_> {
         skips
     }
 
-    /// The names in a directory.
-    fn list(&self, place: &SourcePath) -> Result<Vec<OsString>> {
+    /// What is in a directory.
+    fn list(&self, place: &SourcePath) -> Result<Vec<DirEntry>> {
         let here = place.to_path_buf();
         let failed = |error| Error::io(format!("listing {}", here.display()))(error);
         let entries = fs::read_dir(reach(&here).map_err(failed)?).map_err(failed)?;
-        entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>().map_err(failed)
+        entries.collect::<io::Result<_>>().map_err(failed)
     }
 
-    /// Adds files of these names in a directory, and to `stack` those that are directories.
-    fn add(&mut self, layer: &mut Layer, found: &Found, names: Vec<OsString>, stack: &mut Vec<Found>) -> Result<()> {
+    /// Adds what is in a directory, and to `stack` those that are directories.
+    fn add(&mut self, layer: &mut Layer, found: &Found, entries: Vec<DirEntry>, stack: &mut Vec<Found>) -> Result<()> {
         let here = found.place.to_path_buf();
         let below = here.strip_prefix(self.root).unwrap_or(&here);
         let reached = reach(&here).map_err(|error| Error::io(format!("listing {}", here.display()))(error))?;
-        for name in names {
-            if self.options.excludes(below.join(&name).as_os_str().as_bytes()) {
+        for entry in entries {
+            if self.options.excludes(below.join(entry.file_name()).as_os_str().as_bytes()) {
                 continue;
             }
-            match self.add_file(layer, found, reached.as_ref(), &here, name) {
+            match self.add_file(layer, found, reached.as_ref(), &here, &entry) {
                 Ok(directory) => stack.extend(directory),
                 Err(error) if self.skips(&error) => {}
                 Err(error) => return Err(error),
@@ -213,11 +213,12 @@ impl Scanner<'_> {
         above: &Found,
         reached: &Path,
         here: &Path,
-        name: OsString,
+        entry: &DirEntry,
     ) -> Result<Option<Found>> {
+        let name = entry.file_name();
         let told = |error| Error::io(here.join(&name).display().to_string())(error);
         let reached = reached.join(&name);
-        let metadata = fs::symlink_metadata(&reached).map_err(told)?;
+        let metadata = entry.metadata().map_err(told)?;
         let shared = metadata.nlink() > 1 && !metadata.is_dir();
         let inode = (metadata.dev(), metadata.ino());
         if let Some(node) = self.links.get(&inode).filter(|_| shared) {

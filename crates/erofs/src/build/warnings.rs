@@ -23,6 +23,8 @@ pub enum WarningKind {
     WhiteoutFile,
     /// A layer has directories that it does not describe, so that their mode and owner hide those of the layers below.
     UndescribedDirectory,
+    /// A layer hides all that is below it, for which overlayfs has no mark.
+    OpaqueRoot,
 }
 
 /// One kind of things that an image does not hold as its source did.
@@ -39,23 +41,36 @@ pub struct Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count, examples } = self;
-        let (one, more, what) = match kind {
-            WarningKind::Unreadable => ("file", "files", "left out, since it cannot be read"),
-            WarningKind::XattrName => {
-                ("extended attribute", "extended attributes", "left out, since EROFS has no prefix for the name")
+        let (one, more) = match kind {
+            WarningKind::Unreadable => {
+                ("file left out, since it cannot be read", "files left out, since they cannot be read")
             }
-            WarningKind::Nfs4Acl => ("NFSv4 ACL", "NFSv4 ACLs", "left out, since EROFS has only POSIX ACLs"),
-            WarningKind::AclName => {
-                ("ACL", "ACLs", "left out, since it names an account without a number that this system does not have")
-            }
-            WarningKind::WhiteoutFile => {
-                ("whiteout", "whiteouts", "kept as a plain file; --layer makes it one that overlayfs understands")
-            }
-            WarningKind::UndescribedDirectory => {
-                ("directory", "directories", "given mode 0755 and root as owner, since the layer does not describe it")
-            }
+            WarningKind::XattrName => (
+                "extended attribute left out, since EROFS has no prefix for its name",
+                "extended attributes left out, since EROFS has no prefix for their names",
+            ),
+            WarningKind::Nfs4Acl => (
+                "NFSv4 ACL left out, since EROFS has only POSIX ACLs",
+                "NFSv4 ACLs left out, since EROFS has only POSIX ACLs",
+            ),
+            WarningKind::AclName => (
+                "ACL left out, since it names an account without a number that this system does not have",
+                "ACLs left out, since they name accounts without a number that this system does not have",
+            ),
+            WarningKind::WhiteoutFile => (
+                "whiteout kept as a plain file; --layer keeps it as overlayfs has it, a source before it lets it delete",
+                "whiteouts kept as plain files; --layer keeps them as overlayfs has them, a source before them lets them delete",
+            ),
+            WarningKind::UndescribedDirectory => (
+                "directory that the layer does not describe has mode 0755 and root as owner",
+                "directories that the layer does not describe have mode 0755 and root as owner",
+            ),
+            WarningKind::OpaqueRoot => (
+                "layer hides all that is below it, which overlayfs does not: mount it without what is below",
+                "layers hide all that is below them, which overlayfs does not: mount them without what is below",
+            ),
         };
-        write!(f, "{count} {} {what}", if *count == 1 { one } else { more })?;
+        write!(f, "{count} {}", if *count == 1 { one } else { more })?;
         match &examples[..] {
             [] => Ok(()),
             [only] if *count == 1 => write!(f, ": {only}"),

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use pagefold_erofs::{BuildOptions, Image, NodeKind, ScanOptions, Tree, build};
+use pagefold_erofs::{BuildOptions, IdMap, IdRange, Image, Layer, NodeKind, ScanOptions, Tree, WarningKind, build};
 
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
@@ -30,18 +30,142 @@ fn an_archive_gives_the_tree_that_it_was_made_of() {
     // tar leaves sockets out.
     let _ = fs::remove_file(source.join("socket"));
     let archive = directory.path().join("tree.tar");
-    let options = ["--format=pax", "--xattrs", "--xattrs-include=*", "--sort=name", "-C"].map(OsStr::new);
-    let paths = [source.as_os_str(), "-cf".as_ref(), archive.as_os_str(), ".".as_ref()];
-    if run("tar", options.into_iter().chain(paths)).is_none() {
-        return skip("an_archive_gives_the_tree_that_it_was_made_of", "tar is not installed");
-    }
     let mut expected = tree_of_directory(&source);
-    let mut found = image(directory.path(), &archive);
-    // tar has a form of its own for ACLs.
-    for facts in expected.values_mut().chain(found.values_mut()) {
-        facts.forget_acls();
+    let tar = &["--format=pax", "--xattrs", "--xattrs-include=*", "--sort=name"];
+    let with_acls = &["--format=pax", "--acls", "--xattrs", "--xattrs-include=[!s]*", "--xattrs-include=security.*"];
+    let bsdtar = &["--format=pax", "--acls", "--xattrs", "--no-read-sparse", "--no-fflags"];
+    for (program, options) in [("tar", &tar[..]), ("tar", with_acls), ("bsdtar", bsdtar)] {
+        let paths = [source.as_os_str(), "-cf".as_ref(), archive.as_os_str(), ".".as_ref()];
+        if run(program, options.iter().chain(&["-C"]).map(OsStr::new).chain(paths)).is_none() {
+            skip("an_archive_gives_the_tree_that_it_was_made_of", &format!("{program} is not installed"));
+            continue;
+        }
+        let found = image(directory.path(), &archive);
+        assert_same(&expected, &found, &format!("{program} {options:?}"));
+        // libarchive writes the fraction of a time before 1970 with the wrong sign.
+        File::open(source.join("text-1")).unwrap().set_modified(UNIX_EPOCH - Duration::from_secs(5)).unwrap();
+        expected = tree_of_directory(&source);
     }
-    assert_same(&expected, &found, "archive");
+}
+
+/// What a tree says of a file, and the warnings of its tree.
+fn read(members: &[Vec<u8>], options: &ScanOptions) -> Result<Tree, String> {
+    let mut archive = tempfile::tempfile().unwrap();
+    archive.write_all(&members.concat()).unwrap();
+    let layer = Layer::from_tar(archive, Path::new("the.tar"), options);
+    layer.and_then(Layer::into_tree).map_err(|error| error.to_string())
+}
+
+fn warnings_of(tree: &Tree) -> Vec<(WarningKind, u64, String)> {
+    tree.warnings().into_iter().map(|warning| (warning.kind, warning.count, warning.examples[0].clone())).collect()
+}
+
+#[test]
+fn acls_as_text_become_xattrs() {
+    let id = |from| IdMap::new(vec![IdRange { from, to: 77, count: 1 }]).unwrap();
+    let options = ScanOptions { uid_map: id(1000), ..ScanOptions::default() };
+    let xattrs = |record: (&str, &str), options: &ScanOptions| {
+        let tree = read(&[member(&[record], "file", b"")], options)?;
+        let node = tree.node(tree.child(tree.root(), b"file").unwrap());
+        Ok::<_, String>((node.xattrs.clone(), node.permissions, warnings_of(&tree)))
+    };
+    let access = |text| ("SCHILY.acl.access", text);
+    let (found, _, warnings) =
+        xattrs(access("user::rwx,user:x:r-x:1000,user:root:r--,group::r-x,mask::r-x,other::---"), &options).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].name, b"system.posix_acl_access");
+    // Root before the id that 1000 becomes.
+    assert_eq!((found[0].value.len(), found[0].value[16], found[0].value[24]), (4 + 6 * 8, 0, 77));
+    assert_eq!(warnings, []);
+    assert_eq!(xattrs(access("user::rw-,group::r--,other::r--"), &options).unwrap(), (vec![], 0o644, vec![]));
+    // Only directories have one for what is made in them.
+    assert_eq!(xattrs(("SCHILY.acl.default", "user::rw-,group::r--,other::r--"), &options).unwrap().0, []);
+    let unknown = access("user::rwx,user:no-such-user-here:r-x,group::---,mask::r-x,other::---");
+    let (found, permissions, warnings) = xattrs(unknown, &options).unwrap();
+    let example = "user:no-such-user-here in that of the.tar: file".to_owned();
+    // What stood for the mask is not the group's.
+    assert_eq!((found, permissions, warnings), (vec![], 0o604, vec![(WarningKind::AclName, 1, example)]));
+    let error = xattrs(access("user::rwx,group:7:r-x,group::---,other::---"), &options).unwrap_err();
+    assert!(error.starts_with("the.tar: file: its ACL (SCHILY.acl.access) cannot be read"), "{error}");
+    let none = ScanOptions { no_xattrs: true, ..ScanOptions::default() };
+    assert_eq!(xattrs(access("nonsense"), &none).unwrap(), (vec![], 0o644, vec![]));
+    let (found, _, warnings) = xattrs(("SCHILY.acl.ace", "owner@:rw::allow"), &options).unwrap();
+    assert_eq!((found, warnings), (vec![], vec![(WarningKind::Nfs4Acl, 1, "the.tar: file".to_owned())]));
+}
+
+#[test]
+fn xattrs_are_read_in_libarchives_form_and_counted_where_they_cannot_be_held() {
+    let encoded = ("LIBARCHIVE.xattr.user.a%3db", "AAFi");
+    let both = ("LIBARCHIVE.xattr.user.c", "QQ");
+    let plain = ("SCHILY.xattr.user.c", "other");
+    let foreign = ("SCHILY.xattr.system.nfs4_acl", "x");
+    let members = [member(&[encoded, both, plain, foreign], "one", b""), member(&[foreign], "two", b"")];
+    let tree = read(&members, &ScanOptions::default()).unwrap();
+    let node = tree.node(tree.child(tree.root(), b"one").unwrap());
+    let found: Vec<_> = node.xattrs.iter().map(|xattr| (&xattr.name[..], &xattr.value[..])).collect();
+    assert_eq!(found, [(&b"user.a=b"[..], &b"\0\x01b"[..]), (b"user.c", b"other")]);
+    let example = "system.nfs4_acl of the.tar: one".to_owned();
+    assert_eq!(warnings_of(&tree), [(WarningKind::XattrName, 2, example)]);
+    let none = ScanOptions { no_xattrs: true, ..ScanOptions::default() };
+    assert_eq!(warnings_of(&read(&members, &none).unwrap()), []);
+    let error = read(&[member(&[("LIBARCHIVE.xattr.user.a", "*")], "one", b"")], &none).map(|_| ());
+    assert_eq!(error, Ok(()));
+    let error = read(&[member(&[("LIBARCHIVE.xattr.user.a", "*")], "one", b"")], &ScanOptions::default());
+    assert_eq!(error.unwrap_err(), "the.tar: one: the value of its xattr user.a cannot be read");
+}
+
+/// Before the image is made, or while it is: with the names of the archive and the member.
+#[test]
+fn what_an_image_cannot_hold_is_refused_by_name() {
+    let pack = |members: &[Vec<u8>]| {
+        let tree = read(members, &ScanOptions::default())?;
+        let out = tempfile::tempfile().unwrap();
+        build(&tree, &BuildOptions::default(), &out).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let long = "v".repeat(65_536);
+    let many: Vec<_> = (0..5).map(|n| (format!("SCHILY.xattr.user.{n}"), "v".repeat(60_000))).collect();
+    let many: Vec<_> = many.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let mut bad_header = member(&[("a", "b")], "file", b"");
+    bad_header[512] = b'x';
+    let device = |major: &str, minor: &str| {
+        let mut bytes = member(&[("SCHILY.devmajor", major), ("SCHILY.devminor", minor)], "d/device", b"");
+        bytes[1024 + 156] = b'3';
+        let mut header = tar::Header::from_byte_slice(bytes[1024..].first_chunk::<512>().unwrap()).clone();
+        header.set_cksum();
+        bytes[1024..].copy_from_slice(header.as_bytes());
+        bytes
+    };
+    for (members, expected) in [
+        (member(&[("SCHILY.xattr.user.x", &long)], "d/file", b""), "the.tar: d/file: its xattr user.x has a name"),
+        (member(&many, "d/file", b""), "the.tar: d/file: it has more than 256 KiB of xattrs"),
+        (bad_header, "the.tar: pax: the PAX header cannot be read"),
+        (device("4096", "0"), "the.tar: d/device: the device number 4096:0 is beyond EROFS's 4095:1048575"),
+        (device("1", "1048576"), "the.tar: d/device: the device number 1:1048576 is beyond"),
+        (device("1", "x"), "the.tar: d/device: its device number cannot be read"),
+        (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory, but an image's root is one"),
+        (old_member(b'2', "./", "x", 0, b""), "the.tar: ./: it is not a directory"),
+        (old_member(b'1', "link", "none", 0, b""), "the.tar: link: it is a hard link to a file that the archive"),
+    ] {
+        let error = pack(&[members]).unwrap_err();
+        assert!(error.starts_with(expected), "{expected}: {error}");
+    }
+    assert_eq!(pack(&[device("4095", "1048575")]), Ok(()));
+    let path = format!("d/{}", "n".repeat(256));
+    let error = pack(&[member(&[("path", &path)], "x", b"")]).unwrap_err();
+    assert_eq!(error, format!("the.tar: {path}: the name is longer than 255 bytes"));
+}
+
+/// An archive that is cut behind the reader's back.
+#[test]
+fn members_that_can_no_longer_be_read_are_named() {
+    let archive = tempfile::NamedTempFile::new().unwrap();
+    let noise = trees::noise(100_000, 1);
+    fs::write(&archive, member(&[("path", "d/file")], "x", &noise)).unwrap();
+    let layer = Layer::from_tar(archive.reopen().unwrap(), Path::new("the.tar"), &ScanOptions::default()).unwrap();
+    archive.as_file().set_len(50_000).unwrap();
+    let out = tempfile::tempfile().unwrap();
+    let error = build(&layer.into_tree().unwrap(), &BuildOptions::default(), &out).unwrap_err();
+    assert_eq!(error.to_string(), "the.tar: d/file: became shorter while the image was built");
 }
 
 /// In each of the ways in which GNU tar leaves holes out.

@@ -10,6 +10,7 @@ mod extracting;
 mod holes;
 mod hostile;
 mod interoperation;
+mod layers;
 mod long_paths;
 mod matrix;
 mod mkfs;
