@@ -182,7 +182,7 @@ impl BuildOptions {
             chunking.check()?;
             if self.codec.is_some() && self.hints.iter().all(|hint| hint.compression.is_some()) {
                 return refuse(
-                    "chunks are for files that are not compressed, and all are; name no codec for all or some",
+                    "chunks are for files that are not compressed: give no codec, or some files a hint of none",
                 );
             }
         }
