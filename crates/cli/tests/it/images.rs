@@ -490,3 +490,35 @@ fn threads_that_cannot_be_had_are_no_panic() {
     output(without_threads().args(["check", &at("image"), "--threads", "50"]));
     output(without_threads().args(["extract", &at("image"), "-C", &at("out"), "--threads", "50"]));
 }
+
+#[test]
+fn plain_files_are_packed_in_chunks() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    let same: Vec<u8> = (0..65_536u32).map(|number| ((number * number) >> 7) as u8).collect();
+    fs::write(at("tree/first"), [&same[..], b"first"].concat()).expect("a file");
+    fs::write(at("tree/second"), [&same[..], b"second"].concat()).expect("a file");
+    let pack = |options: &[&str]| {
+        let mut command = pagefold();
+        command.args(["pack", &at("tree"), "-o", &at("image")]).args(options);
+        command
+    };
+    output(&mut pack(&["--codec", "none", "--chunk", "16K", "--xattr-prefix", "user.of-no-file."]));
+    assert!(fs::metadata(at("image")).expect("an image").len() < 2 * 65_536);
+    let info = output(pagefold().args(["info", &at("image")]));
+    assert!(info.contains("incompatible 0x4: checksum, modification times, chunks\n"), "{info}");
+    assert!(output(pagefold().args(["check", &at("image")])).starts_with("sound: 3 inodes"));
+    output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
+    assert_eq!(fs::read(at("out/second")).expect("the file"), fs::read(at("tree/second")).expect("a file"));
+    for (options, why) in [
+        (&["--codec", "none", "--chunk", "12K"][..], "the chunk must be a power of two from the block to 16 MiB"),
+        (&["--codec", "none", "--chunk", "32M"], "the chunk must be a power of two from the block to 16 MiB"),
+        (&["--codec", "none", "--chunk", "8G"], "the chunk is too large"),
+        (&["--chunk", "16K"], "chunks are for files that are not compressed"),
+        (&["--xattr-prefix", "overlay."], "the xattr prefix 'overlay.' must be longer than user."),
+    ] {
+        let message = run_to_fail(&mut pack(options));
+        assert!(message.contains(why), "{message}");
+    }
+}

@@ -127,7 +127,7 @@ impl<'a> Blocks<'a> {
     /// more begins at a multiple of `unit` blocks; a shorter one may lie in front of such.
     pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {
         let blocks = (bytes.len() >> self.block_bits) as u32;
-        self.add_as(bytes, None, |this, bytes| {
+        let blkaddr = self.add_as(bytes, None, |this, bytes| {
             if blocks >= unit {
                 this.align(unit)?;
             } else if let Some(gap) = this.gaps.iter_mut().rev().find(|gap| gap.len() >= blocks as usize) {
@@ -139,7 +139,9 @@ impl<'a> Blocks<'a> {
                 return Ok(blkaddr);
             }
             this.append(bytes)
-        })
+        })?;
+        self.clusters_here.clear();
+        Ok(blkaddr)
     }
 
     fn add_as(

@@ -182,7 +182,7 @@ impl BuildOptions {
             chunking.check()?;
             if self.codec.is_some() && self.hints.iter().all(|hint| hint.compression.is_some()) {
                 return refuse(
-                    "chunks are for files that are not compressed, and all are; name no codec for all or some",
+                    "chunks are for files that are not compressed: give no codec, or some files a hint of none",
                 );
             }
         }
@@ -231,7 +231,7 @@ pub struct Progress {
 
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 16 MiB of input a thread, and
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 60 to 120 bytes for each different chunk, 16 MiB of input a thread, and
 /// what at most `2 * threads + 2` pieces of 16 MiB are compressed to.
 ///
 /// # Errors

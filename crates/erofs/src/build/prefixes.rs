@@ -30,8 +30,8 @@ pub(crate) fn check(wanted: &[LongPrefix]) -> Result<()> {
         if !longer || prefix.starts_with(b"system.") || prefix.len() > XATTR_NAME_BYTES || prefix.contains(&0) {
             let shown = String::from_utf8_lossy(prefix);
             return Err(Error::Options(format!(
-                "the xattr prefix '{shown}' must be user., trusted., security. or lustre. and more, as trusted.overlay., \
-                 up to 255 bytes"
+                "the xattr prefix '{shown}' must be longer than user., trusted., security. or lustre. and begin with it, as \
+                 trusted.overlay., and have at most 255 bytes"
             )));
         }
     }
