@@ -13,6 +13,7 @@ mod interoperation;
 mod long_paths;
 mod matrix;
 mod mkfs;
+mod modern;
 mod prefixes;
 mod reading;
 mod regressions;
