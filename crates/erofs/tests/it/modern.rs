@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pagefold_erofs::{ExtractOptions, FileKind, Image};
+use pagefold_erofs::{ExtractOptions, FileKind, Image, Run};
 
 use crate::tools::{Facts, Mount, Refused, Tree, assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
@@ -95,7 +95,7 @@ fn reads_what_new_mkfs_builds() {
     };
     let expected = without_times(tree_of_directory(&source));
     let mut unmounted = Vec::new();
-    for (options, features) in VARIANTS {
+    for (number, (options, features)) in VARIANTS.iter().enumerate() {
         let path = directory.path().join("image");
         let image = mkfs(&path, &source, options);
         let found = image.superblock().feature_incompat & (BIT_48 | METABOX);
@@ -104,6 +104,10 @@ fn reads_what_new_mkfs_builds() {
         assert_same(&expected, &without_times(found.clone()), &format!("mkfs.erofs {options:?}"));
         let report = image.check(2);
         assert!(report.problems.is_empty(), "{options:?}: {:?}", report.problems);
+        if number == 0 {
+            let run = image.file(&image.resolve(b"hole").unwrap()).unwrap().run_at(1).unwrap();
+            assert_eq!(run, Run { len: (3 << 20) - 1, hole: true }, "a file without data has no blocks");
+        }
         match Mount::attempt(&path) {
             Ok(Ok(mount)) => {
                 assert_same(&tree_of_directory(mount.path()), &found, &format!("mounted: {options:?}"));
@@ -223,4 +227,90 @@ fn committed_images_are_read() {
             assert!(fs::read(target.path().join("out").join(file)).unwrap() == expected, "{name}: {file}");
         }
     }
+}
+
+/// Where the map header of a file lies in an image whose inodes are not in a box.
+fn map_header(bytes: &[u8], image: &Image, path: &str) -> usize {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let inode = (word(1024 + 40) << bytes[1024 + 12]) + image.resolve(path.as_bytes()).unwrap().nid as usize * 32;
+    assert!(word(inode) >> 16 == 0, "no xattrs");
+    inode + if bytes[inode] & 1 == 0 { 32 } else { 64 }
+}
+
+/// The file `mixed` has records of 16 bytes, `text` of 4.
+#[test]
+fn extents_that_are_wrong_are_refused() {
+    let mut good = fs::read(committed("zstd-extents")).unwrap();
+    good[1024 + 8] &= !1;
+    let image = Image::open(good.clone()).unwrap();
+    let (mixed, text) = (map_header(&good, &image, "mixed"), map_header(&good, &image, "text"));
+    let count = u32::from_le_bytes(good[mixed..mixed + 4].try_into().unwrap()) as usize;
+    assert!(good[mixed + 4] == 1 | 2 << 1 && good[text + 4] == 1 && count > 3);
+    let edited = |edits: &[(usize, &[u8])]| {
+        let mut bad = good.clone();
+        for (at, new) in edits {
+            bad[*at..at + new.len()].copy_from_slice(new);
+        }
+        Image::open(bad).unwrap()
+    };
+    let wrong = |edits: &[(usize, &[u8])], what: &str| {
+        let found: Vec<_> = edited(edits).check(1).problems.iter().map(|found| found.error.to_string()).collect();
+        assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");
+    };
+    let record = |number: usize| (mixed + 8).next_multiple_of(16) + 16 * number;
+    let word = |value: u32| value.to_le_bytes();
+    wrong(&[(mixed, &word(1 << 30))], "more extents than bytes");
+    wrong(&[(mixed, &word(20_000))], "extents end after the image");
+    wrong(&[(mixed + 4, &[1 | 2 << 1 | 8])], "encoded extents and an inline cluster");
+    wrong(&[(mixed + 4, &[1 | 2 << 1 | 0x20])], "fragment");
+    wrong(&[(record(1) + 12, &word(0))], "extents are not in order");
+    wrong(&[(record(1) + 12, &word(40_000))], "extents are not in order");
+    wrong(&[(record(0), &word(1 << 20 | 1 | 4 << 28))], "longer than 1 MiB");
+    wrong(&[(record(0), &word(100))], "plain extent is longer than its cluster");
+    wrong(&[(record(0), &word(100 | 5 << 28))], "algorithm that the image does not declare");
+    wrong(&[(record(0), &word(100 | 3 << 28))], "algorithm that the image does not declare");
+    wrong(&[(record(0) + 4, &word(0))], "cluster lies outside the image");
+    wrong(&[(record(0) + 8, &word(1 << 31))], "cluster lies outside the image");
+    wrong(&[(text + 8, &u64::MAX.to_le_bytes())], "cluster lies outside the image");
+    wrong(&[(text + 8, &(1u64 << 63).to_le_bytes())], "cluster lies outside the image");
+    // Logical clusters of 16 MiB, and a file that has as much.
+    wrong(&[(text + 7, &[15])], "shorter than its extent");
+    wrong(&[(text + 7, &[15]), (text - 32 + 8, &word(16 << 20))], "extent is longer than 12 MiB");
+
+    // What is not stored is zeros, also before the first extent.
+    let content = |image: &Image| {
+        let inode = image.resolve(b"mixed").unwrap();
+        let mut content = vec![1; inode.size as usize];
+        image.read_exact_at(&inode, &mut content, 0).unwrap();
+        content
+    };
+    let second = u32::from_le_bytes(good[record(1) + 12..][..4].try_into().unwrap()) as usize;
+    let whole = content(&image);
+    assert!(whole[..second].iter().any(|byte| *byte != 0));
+    for hole in [edited(&[(record(0), &word(0))]), edited(&[(record(0), &word(7 << 28)), (record(0) + 4, &word(0))])] {
+        assert!(content(&hole)[..second].iter().all(|byte| *byte == 0) && content(&hole)[second..] == whole[second..]);
+        let file = hole.file(&hole.resolve(b"mixed").unwrap()).unwrap();
+        assert_eq!(file.run_at(1).unwrap(), Run { len: second as u64 - 1, hole: true });
+        assert!(!file.run_at(second as u64).unwrap().hole);
+    }
+    let late = edited(&[(record(0) + 12, &word(10))]);
+    let mut front = [1; 10];
+    late.read_exact_at(&late.resolve(b"mixed").unwrap(), &mut front, 0).unwrap();
+    assert_eq!(front, [0; 10]);
+    let none = edited(&[(mixed, &word(0))]);
+    assert!(content(&none).iter().all(|byte| *byte == 0));
+    // A hole of any length takes no memory and no time.
+    let size = mixed - 32 + 8;
+    let endless = edited(&[(record(count - 1), &word(0)), (size, &word(u32::MAX))]);
+    assert_eq!(endless.check(1).problems.len(), 0);
+    let file = endless.file(&endless.resolve(b"mixed").unwrap()).unwrap();
+    let mut piece = vec![1; 300_000];
+    for at in (0..8 << 20).step_by(piece.len()) {
+        assert_eq!(file.read_at(&mut piece, at).unwrap(), piece.len());
+        assert!(at == 0 || piece.iter().all(|byte| *byte == 0));
+    }
+    let target = tempfile::tempdir().unwrap();
+    let options = ExtractOptions { owners: false, xattrs: false, ..ExtractOptions::default() };
+    assert!(endless.extract(&target.path().join("out"), &options).unwrap().problems.is_empty());
+    assert_eq!(fs::metadata(target.path().join("out/mixed")).unwrap().len(), u64::from(u32::MAX));
 }
