@@ -114,7 +114,7 @@ pub(crate) struct CompressedMap {
     index_end: u64,
     total: u64,
     /// In place of indexes.
-    extents: Option<Extents>,
+    extents: Option<Box<Extents>>,
     compact: Option<CompactLayout>,
     idata_len: u32,
     fragment_offset: u64,
@@ -190,7 +190,7 @@ impl CompressedMap {
         if !compact && map.has(advise::EXTENTS) {
             let extents = Extents::open(image, inode.size, ExtentsHeader::decode(&bytes), map.index_start)?;
             map.index_end = extents.records_end();
-            map.extents = Some(extents);
+            map.extents = Some(Box::new(extents));
             return Ok(map);
         }
         if header.h_clusterbits & 15 != 0 {
