@@ -47,3 +47,19 @@ pub fn images(block_bytes: u32, lens: &[usize]) -> Vec<Vec<u8>> {
     })
     .collect()
 }
+
+/// Images of what our builder does not write: encoded extents, directories without `.`, a metadata box. Their checksum's feature is off too.
+pub fn foreign_images() -> Vec<Vec<u8>> {
+    let images: [&[u8]; 3] = [
+        include_bytes!("../../crates/erofs/tests/images/zstd-extents.erofs"),
+        include_bytes!("../../crates/erofs/tests/images/lz4-extents.erofs"),
+        include_bytes!("../../crates/erofs/tests/images/metabox.erofs"),
+    ];
+    images
+        .map(|image| {
+            let mut bytes = image.to_vec();
+            bytes[1024 + 8] &= !1;
+            bytes
+        })
+        .into()
+}

@@ -11,7 +11,7 @@ use pagefold_codec::{
     Codec, Dictionary, Lz4Tables, NAMES, PAGE_SIZE, Page, Tables, ZstdTables, by_name, cluster::ClusterCodec,
 };
 
-pub use images::images;
+pub use images::{foreign_images, images};
 
 /// The cluster codecs to fuzz.
 pub const CLUSTER_CODECS: [&str; 5] = ["lz4", "lz4hc", "lzma", "deflate", "zstd"];

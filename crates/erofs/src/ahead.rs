@@ -24,6 +24,7 @@ use crate::error::Result;
 use crate::file::{Data, File};
 use crate::segments::{Decoded, Found, Segment};
 use crate::workers::{Busy, Workers};
+use crate::zmap::Place;
 
 /// Bytes that must be read in order before anything is decoded ahead.
 const START_BYTES: u64 = 128 << 10;
@@ -228,9 +229,12 @@ impl Ahead {
         if start >= stream.limit {
             return false;
         }
-        let Ok(last) = data.extent_around((start + SEGMENT_BYTES).min(data.inode.size) - 1) else { return false };
-        stream.frontier = last.end();
-        let added = data.image.segments().add(data.inode.nid, start, last.end());
+        let enough = (start + SEGMENT_BYTES).min(data.inode.size);
+        let Ok(last) = data.extent_around(enough - 1) else { return false };
+        // A hole may have any length, and takes no time wherever it is cut.
+        let end = if last.place == Place::Hole { enough } else { last.end() };
+        stream.frontier = end;
+        let added = data.image.segments().add(data.inode.nid, start, end);
         drop(streams);
         if let Some(segment) = added {
             // Who reads it meets the error.

@@ -12,6 +12,7 @@ use crate::file::Data;
 use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
+use crate::metabox::IN_BOX;
 use crate::walk::{PathId, Paths, Step, Visitor, walk, walk_from};
 use crate::work::{Work, thread_count};
 
@@ -151,8 +152,10 @@ impl Checker<'_> {
     fn end_listing(&mut self, paths: &Paths) {
         let listing = std::mem::take(&mut self.listing);
         let Some((path, offset, nlink)) = listing.directory else { return };
-        if listing.dots != 2 {
-            self.problem(paths, path, "directory lacks . or ..", offset);
+        match listing.dots {
+            0 | 1 => self.problem(paths, path, "directory lacks . or ..", offset),
+            2 => {}
+            _ => self.problem(paths, path, "directory has . twice", offset),
         }
         if nlink != listing.subdirectories + 2 {
             self.problem(paths, path, "directory has a wrong number of links", offset);
@@ -277,10 +280,12 @@ impl Image {
                 None => walk(self, &mut checker)?,
             };
             checker.end_listing(&paths);
-            if let Some(nid) = self.superblock().packed_nid {
+            let superblock = self.superblock();
+            for (nid, name) in [(superblock.packed_nid, "packed inode"), (superblock.metabox_nid, "metadata box")] {
+                let Some(nid) = nid else { continue };
                 match self.inode(nid).and_then(|inode| checker.claim_record(&inode).map(|()| inode)) {
                     Ok(inode) => files.push((0, inode)),
-                    Err(error) => checker.report.add(b"packed inode".to_vec(), error),
+                    Err(error) => checker.report.add(name.into(), error),
                 }
             }
             drop(finder);
@@ -304,7 +309,9 @@ impl Image {
         }
         let claims = claims.claims.into_inner().unwrap_or_else(PoisonError::into_inner);
         let records = checker.records.iter().map(|(&start, &end)| Claim { start, end, shareable: false });
-        let mut claims: Vec<_> = claims.into_keys().chain(records).collect();
+        // Those in the metadata box were held against each other when they were claimed.
+        let in_image = |claim: &Claim| claim.start < IN_BOX;
+        let mut claims: Vec<_> = claims.into_keys().chain(records).filter(in_image).collect();
         claims.sort_unstable();
         let mut reach = Claim { start: 0, end: 0, shareable: false };
         for claim in claims {
@@ -321,7 +328,7 @@ impl Image {
             checker.report.sort();
             return checker.report;
         }
-        let said_end = u64::from(self.superblock().blocks) << self.superblock().blkszbits;
+        let said_end = self.superblock().blocks.saturating_mul(self.superblock().block_bytes());
         let blocks = match () {
             () if said_end > self.len_bytes() => Some("image is shorter than its superblock says"),
             () if said_end < reach.end => Some("image has more blocks than its superblock says"),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! for each extent that the buffer meets:
+//!     a hole              is zeros
 //!     a fragment          is read from the packed inode
 //!     interlaced          is read from the image
 //!     a part of a cluster is copied out of the cluster, decoded whole and cached, or as far as it takes (`read_part`)
@@ -103,8 +104,11 @@ impl Data {
             let whole = skipped == 0 && here as u64 == extent.len;
             let out = &mut room[done..done + here];
             match extent.place {
+                Place::Hole => out.fill(0),
                 Place::Fragment { offset } => self.read_fragment(out, offset, skipped)?,
-                Place::Plain { pa, interlaced: true, .. } => self.read_interlaced(out, &extent, pa, skipped)?,
+                Place::Plain { pa, plen, interlaced: true } => {
+                    self.read_interlaced(out, &extent, (pa, plen), skipped)?;
+                }
                 Place::Plain { pa, .. } if !whole => self.image.read_meta(out, pa + skipped)?,
                 Place::Encoded { .. } if !whole => self.read_part(&extent, out, skipped as usize, forward)?,
                 _ => {
@@ -157,12 +161,16 @@ impl Data {
         }
     }
 
-    fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, pa: u64, skipped: u64) -> Result<()> {
+    /// The front of an interlaced extent, up to the end of the block in which it starts in the file, lies at its cluster's end, the
+    /// rest at the cluster's front.
+    fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
         let block = self.block_bytes();
-        let at = (extent.start + skipped) % block;
-        let (right, left) = buf.split_at_mut((block - at).min(buf.len() as u64) as usize);
-        self.image.read_meta(right, pa + at)?;
-        if left.is_empty() { Ok(()) } else { self.image.read_meta(left, pa) }
+        let front = block - extent.start % block;
+        let (at_end, at_front) = buf.split_at_mut(front.saturating_sub(skipped).min(buf.len() as u64) as usize);
+        if !at_end.is_empty() {
+            self.image.read_meta(at_end, pa + u64::from(plen) - front + skipped)?;
+        }
+        if at_front.is_empty() { Ok(()) } else { self.image.read_meta(at_front, pa + skipped.saturating_sub(front)) }
     }
 
     /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that is then cached.
@@ -422,6 +430,7 @@ impl Data {
         while at < self.inode.size {
             let extent = map.extent_at(&self.image, &mut cursor, at)?;
             match extent.place {
+                Place::Hole => {}
                 Place::Fragment { offset } => {
                     let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
                     if offset.checked_add(extent.len).is_none_or(|end| end > size) {
@@ -476,7 +485,7 @@ fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
 fn cluster_bytes(extent: &Extent) -> usize {
     match extent.place {
         Place::Encoded { plen, .. } | Place::Plain { plen, .. } => plen as usize,
-        Place::Fragment { .. } => 0,
+        Place::Fragment { .. } | Place::Hole => 0,
     }
 }
 

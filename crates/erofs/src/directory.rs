@@ -3,14 +3,14 @@
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
-use crate::format::{Dirent, NAME_LEN};
+use crate::format::{Dirent, NAME_LEN, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too.
+    /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too, wherever the image stores them.
     pub name: Vec<u8>,
     /// The inode that it names.
     pub nid: u64,
@@ -89,7 +89,7 @@ impl<'a> DirBlock<'a> {
 
 impl Image {
     /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that the names ascend, so
-    /// that none comes twice. Memory is one block.
+    /// that none comes twice. A `.` that the image leaves out comes last. Memory is one block.
     pub fn for_each_entry(&self, directory: &Inode, mut each: impl FnMut(DirEntry) -> Result<()>) -> Result<()> {
         let mut failed = None;
         self.for_each_entry_from(directory, 0, |entry, _| match each(entry) {
@@ -113,7 +113,8 @@ impl Image {
     ) -> Result<()> {
         let mut last_name: Vec<u8> = Vec::new();
         let mut first = (position & ((1 << ENTRY_BITS) - 1)) as usize;
-        for number in position >> ENTRY_BITS..self.dir_blocks(directory)? {
+        let blocks = self.dir_blocks(directory)?;
+        for number in position >> ENTRY_BITS..blocks {
             let offset = directory.offset;
             let block = self.names(directory, number)?;
             let entries = DirBlock::new(&block, offset)?;
@@ -130,6 +131,11 @@ impl Image {
                 }
             }
             first = 0;
+        }
+        let end = blocks << ENTRY_BITS;
+        if directory.dot_omitted && position <= end {
+            let file_type = file_type::from_mode(directory.mode);
+            let _ = each(DirEntry { name: b".".to_vec(), nid: directory.nid, file_type }, end + 1);
         }
         Ok(())
     }
@@ -172,9 +178,9 @@ impl Image {
                     std::cmp::Ordering::Greater => end = middle,
                 }
             }
-            return Ok(None);
+            break;
         }
-        Ok(None)
+        Ok((directory.dot_omitted && name == b".").then_some(directory.nid))
     }
 
     fn dir_blocks(&self, directory: &Inode) -> Result<u64> {

@@ -3,16 +3,18 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::metabox::IN_BOX;
+
 /// Why an image could not be read or built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The image breaks the format. Bytes from outside cause this and nothing worse.
-    #[error("corrupt image at byte {offset}: {what}")]
+    #[error("corrupt image at byte {}: {what}", place(*offset))]
     Corrupt {
         /// What was found wrong.
         what: &'static str,
-        /// Where: an offset into the image, in bytes.
+        /// Where: an offset into the image, in bytes; from 2⁶³ on, into its metadata box.
         offset: u64,
     },
     /// The image uses something that this crate does not read.
@@ -55,6 +57,14 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// An offset in words.
+fn place(offset: u64) -> String {
+    match offset.checked_sub(IN_BOX) {
+        Some(offset) => format!("{offset} of its metadata box"),
+        None => offset.to_string(),
+    }
+}
 
 impl Error {
     pub(crate) fn corrupt<T>(what: &'static str, offset: u64) -> Result<T> {

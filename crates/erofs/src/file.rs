@@ -11,7 +11,8 @@ use crate::buffers::Content;
 use crate::check::{Claim, Claims};
 use crate::error::{Error, Result};
 use crate::format::{
-    CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_PCLUSTER_BYTES, NULL_ADDR, align, incompat,
+    CHUNK_48BIT, CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_PCLUSTER_BYTES, NULL_ADDR, NULL_ADDR_48BIT,
+    align, incompat,
 };
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
@@ -180,7 +181,14 @@ impl Data {
     fn run_at(&self, offset: u64) -> Result<Run> {
         let left = self.inode.size - offset;
         if self.inode.layout != DataLayout::ChunkBased {
-            return Ok(Run { len: left, hole: false });
+            return match &self.map {
+                Some(map) if map.may_have_holes() => {
+                    let extent = self.extent_around(offset)?;
+                    let hole = extent.place == Place::Hole;
+                    Ok(Run { len: if hole { extent.end() - offset } else { left }, hole })
+                }
+                _ => Ok(Run { len: left, hole: self.inode.is_hole }),
+            };
         }
         let (bits, ..) = self.chunk_format()?;
         let hole = self.chunk_addresses(offset >> bits, 1)?[0].is_none();
@@ -207,13 +215,12 @@ impl Data {
     pub(crate) fn check(&self, claims: &Claims) -> Result<()> {
         let size = self.inode.size;
         let claim = |start, len| Claim { start, end: start + len, shareable: true };
-        let bits = self.image.superblock().blkszbits;
         match self.inode.layout {
             DataLayout::FlatPlain | DataLayout::FlatInline => {
                 let inline = self.inode.layout == DataLayout::FlatInline;
                 let in_blocks = if inline { size - size % self.block_bytes() } else { size };
-                if in_blocks > 0 {
-                    let start = u64::from(self.inode.raw) << bits;
+                if in_blocks > 0 && !self.inode.is_hole {
+                    let start = self.block_offset(self.inode.raw)?;
                     self.image.check_range(in_blocks, start)?;
                     claims.add(claim(start, align(in_blocks, self.block_bytes())));
                 }
@@ -232,8 +239,9 @@ impl Data {
                     for (number, address) in (first..).zip(self.chunk_addresses(first, count)?) {
                         let Some(blkaddr) = address else { continue };
                         let len = (size - (number << chunk_bits)).min(1 << chunk_bits);
-                        self.image.check_range(len, u64::from(blkaddr) << bits)?;
-                        claims.add(claim(u64::from(blkaddr) << bits, align(len, self.block_bytes())));
+                        let start = self.block_offset(blkaddr)?;
+                        self.image.check_range(len, start)?;
+                        claims.add(claim(start, align(len, self.block_bytes())));
                     }
                     first += count;
                 }
@@ -247,14 +255,25 @@ impl Data {
         self.image.superblock().block_bytes()
     }
 
+    fn block_offset(&self, blkaddr: u64) -> Result<u64> {
+        match self.image.block_offset(blkaddr) {
+            Some(offset) => Ok(offset),
+            None => Error::corrupt("file's blocks lie outside the image", self.inode.offset),
+        }
+    }
+
     fn read_flat(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        if self.inode.is_hole {
+            buf.fill(0);
+            return Ok(());
+        }
         let block = self.block_bytes();
         let tail_len = self.inode.size % block;
         let inline = self.inode.layout == DataLayout::FlatInline;
         let in_blocks = if inline { self.inode.size - tail_len } else { self.inode.size };
         let (blocks, tail) = buf.split_at_mut(in_blocks.saturating_sub(offset).min(buf.len() as u64) as usize);
         if !blocks.is_empty() {
-            self.image.read_meta(blocks, (u64::from(self.inode.raw) << self.image.superblock().blkszbits) + offset)?;
+            self.image.read_meta(blocks, self.block_offset(self.inode.raw)? + offset)?;
         }
         if !tail.is_empty() {
             let at = self.inode.xattr_end;
@@ -269,11 +288,11 @@ impl Data {
     /// The chunk's logarithm, the bytes of an index, and where the indexes start.
     fn chunk_format(&self) -> Result<(u32, u64, u64)> {
         let superblock = self.image.superblock();
-        let format = self.inode.raw;
+        let format = self.inode.raw as u32;
         if !superblock.has(incompat::CHUNKED_FILE) {
             return Error::corrupt("file has chunks and the image has not", self.inode.offset);
         }
-        if format & !(CHUNK_BLKBITS | CHUNK_INDEXES) & 0xffff != 0 {
+        if format & !(CHUNK_BLKBITS | CHUNK_INDEXES | CHUNK_48BIT) & 0xffff != 0 {
             return Err(Error::Unsupported(format!("chunk format {format:#x} of nid {}", self.inode.nid)));
         }
         let unit = if format & CHUNK_INDEXES != 0 { ChunkIndex::SIZE as u64 } else { 4 };
@@ -281,27 +300,34 @@ impl Data {
     }
 
     /// The block addresses of `count` chunks from chunk `first`; `None` for holes.
-    fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<u32>>> {
+    fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<u64>>> {
         let (_, unit, start) = self.chunk_format()?;
         let mut bytes = vec![0; (count * unit) as usize];
         let Some(at) = first.checked_mul(unit).and_then(|at| at.checked_add(start)) else {
             return Error::corrupt("file's chunks end after the image", start);
         };
         self.image.read_meta(&mut bytes, at)?;
-        let address = |blkaddr| (blkaddr != NULL_ADDR).then_some(blkaddr);
+        let address = |low| (low != NULL_ADDR).then_some(u64::from(low));
         if unit == 4 {
             return Ok(bytes.as_chunks().0.iter().map(|bytes| address(u32::from_le_bytes(*bytes))).collect());
         }
+        let wide = self.inode.raw as u32 & CHUNK_48BIT != 0;
         bytes
             .as_chunks()
             .0
             .iter()
             .map(|bytes| {
                 let index = ChunkIndex::decode(bytes);
-                if index.blkaddr != NULL_ADDR && index.device_id != 0 {
+                let address = if wide {
+                    let blkaddr = u64::from(index.startblk_hi) << 32 | u64::from(index.startblk_lo);
+                    (blkaddr != NULL_ADDR_48BIT).then_some(blkaddr)
+                } else {
+                    address(index.startblk_lo)
+                };
+                if address.is_some() && index.device_id != 0 {
                     return Err(Error::Unsupported(format!("chunks on device {}", index.device_id)));
                 }
-                Ok(address(index.blkaddr))
+                Ok(address)
             })
             .collect()
     }
@@ -318,8 +344,7 @@ impl Data {
                 match address {
                     None => here.fill(0),
                     Some(blkaddr) => {
-                        self.image
-                            .read_meta(here, (u64::from(blkaddr) << self.image.superblock().blkszbits) + in_chunk)?;
+                        self.image.read_meta(here, self.block_offset(blkaddr)? + in_chunk)?;
                     }
                 }
                 offset += len;

@@ -89,12 +89,14 @@ on_disk! {
         blkszbits: u8,
         /// The superblock is `128 + 16 * sb_extslots` bytes long.
         sb_extslots: u8,
-        root_nid: u16,
+        /// The root's nid; where `rootnid_8b` has it, bits 32 to 47 of the number of blocks.
+        rootnid_2b_or_blocks_hi: u16,
         inos: u64,
-        /// Modification time of compact inodes, in seconds.
-        build_time: u64,
-        build_time_nsec: u32,
-        blocks: u32,
+        /// What the times of compact inodes are added to, in seconds.
+        epoch: u64,
+        /// Their nanoseconds.
+        fixed_nsec: u32,
+        blocks_lo: u32,
         meta_blkaddr: u32,
         xattr_blkaddr: u32,
         uuid: [u8; 16],
@@ -109,7 +111,22 @@ on_disk! {
         xattr_prefix_start: u32,
         packed_nid: u64,
         xattr_filter_reserved: u8,
-        reserved: [u8; 23],
+        ishare_xattr_prefix_id: u8,
+        reserved: [u8; 2],
+        /// When the image was built: seconds after `epoch`.
+        build_time: u32,
+        /// With 48-bit addresses: the root's nid, unless 0.
+        rootnid_8b: u64,
+        reserved2: u64,
+    }
+}
+
+on_disk! {
+    /// The superblock's first extension slot, which lies behind it if `sb_extslots` is not 0.
+    SuperBlockSlot1: 16 {
+        /// The inode that holds the metadata box.
+        metabox_nid: u64,
+        reserved3: u64,
     }
 }
 
@@ -119,7 +136,8 @@ on_disk! {
         i_format: u16,
         i_xattr_icount: u16,
         i_mode: u16,
-        i_nlink: u16,
+        /// The number of links; with [`I_NLINK_1`] bits 32 to 47 of what `i_u` has bits 0 to 31 of.
+        i_nb: u16,
         i_size: u32,
         i_mtime: u32,
         i_u: u32,
@@ -136,7 +154,8 @@ on_disk! {
         i_format: u16,
         i_xattr_icount: u16,
         i_mode: u16,
-        i_reserved: u16,
+        /// Bits 32 to 47 of what `i_u` has bits 0 to 31 of.
+        i_nb: u16,
         i_size: u64,
         i_u: u32,
         i_ino: u32,
@@ -180,9 +199,10 @@ on_disk! {
 on_disk! {
     /// One chunk of a chunk-based file.
     ChunkIndex: 8 {
-        advise: u16,
+        /// With [`CHUNK_48BIT`].
+        startblk_hi: u16,
         device_id: u16,
-        blkaddr: u32,
+        startblk_lo: u32,
     }
 }
 
@@ -197,6 +217,33 @@ on_disk! {
         /// Bits 0–3: logical cluster bits less block bits; 7: the whole file is a fragment, and the other 63 bits of
         /// this header are its offset.
         h_clusterbits: u8,
+    }
+}
+
+on_disk! {
+    /// How a compressed file with encoded extents is mapped. Records of 4 or 8 bytes say the logical cluster in bits 0 to 3 of the
+    /// last byte, as [`MapHeader`] does; longer ones are counted.
+    ExtentsHeader: 8 {
+        h_extents_lo: u32,
+        /// [`advise::EXTENTS`], the records' length above it, and the other bits.
+        h_advise: u16,
+        h_extents_hi: u16,
+    }
+}
+
+on_disk! {
+    /// An encoded extent. Shorter records are its first 4, 8 or 16 bytes.
+    EncodedExtent: 32 {
+        /// Bits 0 to 20: bytes of the physical cluster, 0 for a hole; 27: the extent is a prefix of its content; 28 to 31: 0 if it is
+        /// plain, else its algorithm and one. For the fragment at a file's end: bits 0 to 31 of its offset.
+        plen: u32,
+        /// Where the physical cluster starts, in bytes. For a fragment: bits 32 to 63 of its offset.
+        pstart_lo: u32,
+        pstart_hi: u32,
+        /// Where the extent starts in the file.
+        lstart_lo: u32,
+        lstart_hi: u32,
+        reserved: [u8; 12],
     }
 }
 
@@ -249,12 +296,13 @@ on_disk! {
 pub(crate) mod compat {
     pub(crate) const SB_CHKSUM: u32 = 0x1;
     pub(crate) const MTIME: u32 = 0x2;
+    pub(crate) const SHARED_XATTRS_IN_METABOX: u32 = 0x8;
 
     pub(crate) const NAMES: &[(u32, &str)] = &[
         (SB_CHKSUM, "checksum"),
         (MTIME, "modification times"),
         (0x4, "xattr filter"),
-        (0x8, "shared xattrs in the metadata box"),
+        (SHARED_XATTRS_IN_METABOX, "shared xattrs in the metadata box"),
         (0x10, "plain xattr prefixes"),
     ];
 }
@@ -270,9 +318,20 @@ pub(crate) mod incompat {
     /// Also deduplication.
     pub(crate) const FRAGMENTS: u32 = 0x20;
     pub(crate) const XATTR_PREFIXES: u32 = 0x40;
+    /// 48-bit block addresses; also encoded extents, and directories without `.`.
+    pub(crate) const ADDRESSES_48BIT: u32 = 0x80;
+    /// Metadata in a file of its own, which may be compressed.
+    pub(crate) const METABOX: u32 = 0x100;
 
-    pub(crate) const SUPPORTED: u32 =
-        ZERO_PADDING | COMPR_CFGS | CHUNKED_FILE | DEVICE_TABLE_OR_HEAD2 | ZTAILPACKING | FRAGMENTS | XATTR_PREFIXES;
+    pub(crate) const SUPPORTED: u32 = ZERO_PADDING
+        | COMPR_CFGS
+        | CHUNKED_FILE
+        | DEVICE_TABLE_OR_HEAD2
+        | ZTAILPACKING
+        | FRAGMENTS
+        | XATTR_PREFIXES
+        | ADDRESSES_48BIT
+        | METABOX;
 
     /// Names of those. Some bits stand for two features.
     pub(crate) const NAMES: &[(u32, &str)] = &[
@@ -283,17 +342,19 @@ pub(crate) mod incompat {
         (ZTAILPACKING, "ztailpacking"),
         (FRAGMENTS, "fragments or dedupe"),
         (XATTR_PREFIXES, "xattr prefixes"),
+        (ADDRESSES_48BIT, "48-bit addresses"),
+        (METABOX, "metadata box"),
     ];
-
-    /// Names of the features that are known and not supported.
-    pub(crate) const REFUSED: &[(u32, &str)] =
-        &[(0x80, "48-bit block addresses"), (0x100, "metadata box (compressed metadata)")];
 }
 
 /// Bit 0 of `i_format`.
 pub(crate) const I_EXTENDED: u16 = 1;
-/// All bits of `i_format` that are defined without 48-bit addresses.
-pub(crate) const I_ALL: u16 = 0xf;
+/// Bit 4 of a compact inode's `i_format`, unless it is a directory's: it has one link, and `i_nb` is part of an address or a count.
+pub(crate) const I_NLINK_1: u16 = 0x10;
+/// Bit 4 of a directory's `i_format`: it has no entry `.`.
+pub(crate) const I_DOT_OMITTED: u16 = 0x10;
+/// All bits of `i_format` that are defined.
+pub(crate) const I_ALL: u16 = 0x1f;
 
 /// How an inode's data is laid out (bits 1–3 of `i_format`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,11 +398,17 @@ impl DataLayout {
 pub(crate) const CHUNK_BLKBITS: u32 = 0x1f;
 /// Chunks are 8-byte indexes, not 4-byte block addresses.
 pub(crate) const CHUNK_INDEXES: u32 = 0x20;
+/// Those have addresses of 48 bits.
+pub(crate) const CHUNK_48BIT: u32 = 0x40;
 /// The block address of a hole.
 pub(crate) const NULL_ADDR: u32 = u32::MAX;
+/// And of 48 bits.
+pub(crate) const NULL_ADDR_48BIT: u64 = (1 << 48) - 1;
 
 /// Bytes to which nids refer.
 pub(crate) const SLOT: u64 = 32;
+/// A nid with this bit counts from the start of the metadata box.
+pub(crate) const NID_IN_METABOX: u64 = 1 << 63;
 
 /// The longest file name.
 pub(crate) const NAME_LEN: usize = 255;
@@ -394,8 +461,12 @@ pub(crate) const MAX_EXTENT_BYTES: u64 = 12 << 20;
 pub(crate) const MAX_LZMA_DICT_BYTES: u32 = 8 << 20;
 
 pub(crate) mod advise {
-    /// With full indexes the same bit means encoded extents.
     pub(crate) const COMPACTED_2B: u16 = 0x01;
+    /// The same bit where the layout says full indexes: there are encoded extents in their place.
+    pub(crate) const EXTENTS: u16 = 0x01;
+    /// With those, bits 1 and 2: the record has `4 << n` bytes.
+    pub(crate) const EXTENT_RECORD_SHIFT: u32 = 1;
+    pub(crate) const EXTENT_RECORD_MASK: u16 = 3;
     pub(crate) const BIG_PCLUSTER_1: u16 = 0x02;
     pub(crate) const BIG_PCLUSTER_2: u16 = 0x04;
     pub(crate) const INLINE_PCLUSTER: u16 = 0x08;
@@ -403,6 +474,13 @@ pub(crate) mod advise {
     pub(crate) const FRAGMENT_PCLUSTER: u16 = 0x20;
     pub(crate) const ALL: u16 = 0x3f;
 }
+
+/// Bits of an encoded extent's `plen` that are the cluster's length.
+pub(crate) const EXTENT_PLEN_MASK: u32 = (1 << 21) - 1;
+/// Its cluster decodes to more.
+pub(crate) const EXTENT_PARTIAL: u32 = 1 << 27;
+/// From this bit on: 0 for plain, else the algorithm and one.
+pub(crate) const EXTENT_FORMAT_SHIFT: u32 = 28;
 
 /// Bit 7 of `h_clusterbits`: the whole file is a fragment.
 pub(crate) const FRAGMENT_INODE: u8 = 0x80;
@@ -540,7 +618,8 @@ mod tests {
             }
             there_and_back!(
                 SuperBlock, InodeCompact, InodeExtended, XattrHeader, XattrEntry, Dirent, ChunkIndex, MapHeader,
-                FullIndex, Lz4Config, LzmaConfig, DeflateConfig, ZstdConfig
+                FullIndex, Lz4Config, LzmaConfig, DeflateConfig, ZstdConfig, SuperBlockSlot1, ExtentsHeader,
+                EncodedExtent
             );
         }
 

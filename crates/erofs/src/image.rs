@@ -14,6 +14,7 @@ use crate::cache::{Cache, Kept};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::inode::{FileKind, Inode};
+use crate::metabox::{IN_BOX, Metabox};
 use crate::segments::{Segments, max_bytes};
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
@@ -70,6 +71,8 @@ impl Near {
 pub struct Image {
     shared: Arc<Shared>,
     long_prefixes: Arc<[LongPrefix]>,
+    /// The metadata box reads its own file through an image that has none.
+    metabox: Option<Arc<Metabox>>,
 }
 
 struct Shared {
@@ -164,7 +167,10 @@ impl Image {
             segments: Segments::new(max_bytes()),
             counters: Default::default(),
         };
-        let image = Self { shared: Arc::new(shared), long_prefixes: Arc::default() };
+        let mut image = Self { shared: Arc::new(shared), long_prefixes: Arc::default(), metabox: None };
+        if let Some(nid) = image.superblock().metabox_nid {
+            image.metabox = Some(Arc::new(Metabox::open(&image, nid)?));
+        }
         Ok(Self { long_prefixes: image.read_long_prefixes()?.into(), ..image })
     }
 
@@ -261,18 +267,24 @@ impl Image {
         if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before it is said to", inode.offset) }
     }
 
-    /// Reads what an image must have where it says.
+    /// Reads what an image must have where it says, which may be in its metadata box.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         if buf.len() <= SHORT_BYTES {
             return self.read_near(buf, offset);
         }
         self.check_range(buf.len() as u64, offset)?;
+        if offset >= IN_BOX {
+            return self.read_box(buf, offset);
+        }
         self.read_source(buf, offset)
     }
 
     /// As [`read_meta`](Self::read_meta), for what lies beside what was read, or will be.
     pub(crate) fn read_near(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
+        if offset >= IN_BOX {
+            return self.read_box(buf, offset);
+        }
         let (area, end) = (offset / AREA_BYTES * AREA_BYTES, offset + buf.len() as u64);
         if end > area + AREA_BYTES {
             return self.read_source(buf, offset);
@@ -298,6 +310,11 @@ impl Image {
         Ok(())
     }
 
+    #[cold]
+    fn read_box(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.metabox.as_ref().map_or(Ok(()), |metabox| metabox.read(buf, offset - IN_BOX))
+    }
+
     fn read_source(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
         self.shared.source.read_exact_at(buf, offset).map_err(reading)
@@ -318,8 +335,23 @@ impl Image {
     pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.shared.len_bytes => Ok(()),
+            Some(end) if offset >= IN_BOX && end <= self.end_around(offset) => Ok(()),
             _ => Error::corrupt("image ends before what is said to lie here", offset),
         }
+    }
+
+    /// The end of what holds `offset`: of the image, or of its metadata box.
+    pub(crate) fn end_around(&self, offset: u64) -> u64 {
+        match &self.metabox {
+            _ if offset < IN_BOX => self.shared.len_bytes,
+            Some(metabox) => IN_BOX + metabox.len_bytes(),
+            None => IN_BOX,
+        }
+    }
+
+    /// Where a block starts whose address has 48 bits; `None` for one that no image has.
+    pub(crate) fn block_offset(&self, blkaddr: u64) -> Option<u64> {
+        blkaddr.checked_mul(self.superblock().block_bytes()).filter(|offset| *offset < IN_BOX)
     }
 
     /// Where an inode ends, with its xattrs, indexes and inline data.
@@ -361,7 +393,7 @@ impl Image {
     /// Bytes of the image that the source has in memory, if it has.
     pub(crate) fn bytes_at(&self, len: usize, offset: u64) -> Result<Option<&[u8]>> {
         self.check_range(len as u64, offset)?;
-        Ok(self.shared.source.bytes_at(len, offset))
+        Ok(if offset < IN_BOX { self.shared.source.bytes_at(len, offset) } else { None })
     }
 
     /// Counts what was done with a cluster at `pa`.

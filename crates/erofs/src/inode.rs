@@ -1,7 +1,10 @@
 //! An inode, checked.
 
 use crate::error::{Error, Result};
-use crate::format::{DataLayout, I_ALL, I_EXTENDED, InodeCompact, InodeExtended, XattrHeader, mode};
+use crate::format::{
+    DataLayout, I_ALL, I_DOT_OMITTED, I_EXTENDED, I_NLINK_1, InodeCompact, InodeExtended, NULL_ADDR, NULL_ADDR_48BIT,
+    XattrHeader, mode,
+};
 use crate::image::Image;
 use crate::superblock::Superblock;
 
@@ -63,9 +66,13 @@ pub struct Inode {
     pub mtime_nsec: u32,
     /// How its data is laid out.
     pub layout: DataLayout,
-    /// The layout's word: a block address, a device number, a chunk format or a count of blocks.
-    pub(crate) raw: u32,
-    /// Where it lies in the image.
+    /// The layout's word: a block address, a device number, a chunk format or a count of blocks, of 48 bits at most.
+    pub(crate) raw: u64,
+    /// None of its content is stored, as all of it is zeros.
+    pub(crate) is_hole: bool,
+    /// A directory that has no entry `.`.
+    pub(crate) dot_omitted: bool,
+    /// Where it lies in the image, or in the metadata box.
     pub(crate) offset: u64,
     /// Where its xattrs end, or it ends if it has none.
     pub(crate) xattr_end: u64,
@@ -75,12 +82,12 @@ pub struct Inode {
 impl Inode {
     pub(crate) fn read(image: &Image, nid: u64) -> Result<Self> {
         let offset = match image.superblock().inode_offset(nid) {
-            Some(offset) if offset < image.len_bytes() => offset,
+            Some(offset) if offset < image.end_around(offset) => offset,
             _ => return Error::corrupt("inode lies outside the image", image.superblock().meta_offset),
         };
         // One read for either size; a compact inode may be the image's last bytes.
         let mut bytes = [0; InodeExtended::SIZE];
-        let there = (image.len_bytes() - offset).min(InodeExtended::SIZE as u64) as usize;
+        let there = (image.end_around(offset) - offset).min(InodeExtended::SIZE as u64) as usize;
         image.read_meta(&mut bytes[..there], offset)?;
         let i_format = u16::from_le_bytes([bytes[0], bytes[1]]);
         if i_format & !I_ALL != 0 {
@@ -103,11 +110,16 @@ impl Inode {
             n => XattrHeader::SIZE as u64 + 4 * (u64::from(n) - 1),
         };
         let xattr_start = offset + size_on_disk;
+        let with_high = |low: u32, high: u16| u64::from(high) << 32 | u64::from(low);
+        let dot_omitted = |kind| kind == FileKind::Directory && i_format & I_DOT_OMITTED != 0;
+        let is_hole = |word, null| layout == DataLayout::FlatPlain && word == null;
         let inode = if extended {
             let raw = InodeExtended::decode(&bytes);
+            let kind = kind_of(raw.i_mode)?;
+            let word = with_high(raw.i_u, raw.i_nb);
             Self {
                 nid,
-                kind: kind_of(raw.i_mode)?,
+                kind,
                 mode: raw.i_mode,
                 nlink: raw.i_nlink,
                 uid: raw.i_uid,
@@ -116,7 +128,9 @@ impl Inode {
                 mtime_s: raw.i_mtime.cast_signed(),
                 mtime_nsec: raw.i_mtime_nsec,
                 layout,
-                raw: raw.i_u,
+                raw: word,
+                is_hole: is_hole(word, NULL_ADDR_48BIT),
+                dot_omitted: dot_omitted(kind),
                 offset,
                 xattr_start,
                 xattr_end: xattr_start + xattr_bytes(raw.i_xattr_icount),
@@ -125,18 +139,27 @@ impl Inode {
             let mut short = [0; InodeCompact::SIZE];
             short.copy_from_slice(&bytes[..InodeCompact::SIZE]);
             let raw = InodeCompact::decode(&short);
+            let kind = kind_of(raw.i_mode)?;
+            let (nlink, high, null) = if kind != FileKind::Directory && i_format & I_NLINK_1 != 0 {
+                (1, raw.i_nb, NULL_ADDR_48BIT)
+            } else {
+                (raw.i_nb, 0, u64::from(NULL_ADDR))
+            };
+            let word = with_high(raw.i_u, high);
             Self {
                 nid,
-                kind: kind_of(raw.i_mode)?,
+                kind,
                 mode: raw.i_mode,
-                nlink: u32::from(raw.i_nlink),
+                nlink: u32::from(nlink),
                 uid: u32::from(raw.i_uid),
                 gid: u32::from(raw.i_gid),
                 size: u64::from(raw.i_size),
-                mtime_s: superblock.build_time_s.wrapping_add(u64::from(raw.i_mtime)).cast_signed(),
+                mtime_s: superblock.epoch_s.wrapping_add(u64::from(raw.i_mtime)).cast_signed(),
                 mtime_nsec: superblock.build_time_nsec,
                 layout,
-                raw: raw.i_u,
+                raw: word,
+                is_hole: is_hole(word, null),
+                dot_omitted: dot_omitted(kind),
                 offset,
                 xattr_start,
                 xattr_end: xattr_start + xattr_bytes(raw.i_xattr_icount),
@@ -147,7 +170,7 @@ impl Inode {
     }
 
     fn check(&self, image: &Image) -> Result<()> {
-        if self.xattr_end > image.len_bytes() {
+        if self.xattr_end > image.end_around(self.offset) {
             return Error::corrupt("inode ends after the image", self.offset);
         }
         if self.mtime_nsec >= 1_000_000_000 {
@@ -172,8 +195,9 @@ impl Inode {
 
     /// The device number of a device file, as (major, minor).
     pub fn device(&self) -> Option<(u32, u32)> {
+        let raw = self.raw as u32;
         matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice)
-            .then_some(((self.raw & 0xfff00) >> 8, (self.raw & 0xff) | (self.raw >> 12 & 0xfff00)))
+            .then_some(((raw & 0xfff00) >> 8, (raw & 0xff) | (raw >> 12 & 0xfff00)))
     }
 
     /// Permission bits, set-id and sticky bits.
@@ -184,7 +208,7 @@ impl Inode {
     /// Blocks of the image that hold its content, for a compressed file as it says itself. Ends that lie with the inode
     /// are counted as a block, holes too.
     pub fn stored_blocks(&self, superblock: &Superblock) -> u64 {
-        if self.is_compressed() { u64::from(self.raw) } else { self.size.div_ceil(superblock.block_bytes()) }
+        if self.is_compressed() { self.raw } else { self.size.div_ceil(superblock.block_bytes()) }
     }
 
     pub(crate) fn is_compressed(&self) -> bool {

@@ -51,6 +51,7 @@ mod filling;
 mod format;
 mod image;
 mod inode;
+mod metabox;
 mod segments;
 mod source;
 mod superblock;
@@ -59,6 +60,7 @@ mod walk;
 mod work;
 mod workers;
 mod xattr;
+mod zextents;
 mod zmap;
 
 pub use build::{

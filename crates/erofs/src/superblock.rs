@@ -4,8 +4,10 @@ use pagefold_codec::cluster::ClusterFormat;
 
 use crate::error::{Error, Result};
 use crate::format::{
-    Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, align, compat, incompat,
+    Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, NID_IN_METABOX, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
+    SuperBlockSlot1, align, compat, incompat,
 };
+use crate::metabox::IN_BOX;
 use crate::source::ReadAt;
 
 /// What an image says of itself.
@@ -17,12 +19,12 @@ pub struct Superblock {
     pub root_nid: u64,
     /// Inodes in the image.
     pub inos: u64,
-    /// The modification time of compact inodes: seconds since 1970.
+    /// When the image was built: seconds since 1970.
     pub build_time_s: u64,
-    /// And nanoseconds.
+    /// And nanoseconds, which are those of compact inodes too.
     pub build_time_nsec: u32,
-    /// Blocks of the image.
-    pub blocks: u32,
+    /// Blocks of the image, less than 2⁴⁸.
+    pub blocks: u64,
     /// The volume's identity.
     pub uuid: [u8; 16],
     /// The volume's name, padded with zeros.
@@ -33,6 +35,10 @@ pub struct Superblock {
     pub feature_compat: u32,
     /// The inode that holds fragments.
     pub packed_nid: Option<u64>,
+    /// The inode that holds the metadata box.
+    pub metabox_nid: Option<u64>,
+    /// What the modification times of compact inodes are added to: seconds since 1970.
+    pub(crate) epoch_s: u64,
     pub(crate) meta_offset: u64,
     pub(crate) xattr_offset: u64,
     pub(crate) xattr_prefixes: Option<(u8, u64)>,
@@ -85,10 +91,7 @@ impl Superblock {
         }
         let unknown = raw.feature_incompat & !incompat::SUPPORTED;
         if unknown != 0 {
-            let named: Vec<_> =
-                incompat::REFUSED.iter().filter(|(bit, _)| unknown & bit != 0).map(|(_, name)| *name).collect();
-            let names = if named.is_empty() { "unknown".to_owned() } else { named.join(", ") };
-            return Err(Error::Unsupported(format!("incompatible feature {unknown:#x} ({names})")));
+            return Err(Error::Unsupported(format!("incompatible feature {unknown:#x} (unknown)")));
         }
         if raw.extra_devices != 0 {
             return Err(Error::Unsupported(format!("data on {} other devices", raw.extra_devices)));
@@ -96,19 +99,30 @@ impl Superblock {
         if raw.dirblkbits != 0 {
             return Err(Error::Unsupported("directory blocks larger than blocks".to_owned()));
         }
+        let two_bytes = u64::from(raw.rootnid_2b_or_blocks_hi);
+        let (root_nid, blocks_hi) = match raw.rootnid_8b {
+            nid @ 1.. if raw.feature_incompat & incompat::ADDRESSES_48BIT != 0 => (nid, two_bytes),
+            _ => (two_bytes, 0),
+        };
+        let metabox_nid = match raw.feature_incompat & incompat::METABOX {
+            0 => None,
+            _ => Some(read_metabox_nid(source, image_len, &raw)?),
+        };
         let mut superblock = Self {
             blkszbits,
-            root_nid: u64::from(raw.root_nid),
+            root_nid,
             inos: raw.inos,
-            build_time_s: raw.build_time,
-            build_time_nsec: raw.build_time_nsec,
-            blocks: raw.blocks,
+            build_time_s: raw.epoch.wrapping_add(u64::from(raw.build_time)),
+            build_time_nsec: raw.fixed_nsec,
+            blocks: blocks_hi << 32 | u64::from(raw.blocks_lo),
             uuid: raw.uuid,
             volume_name: raw.volume_name,
             feature_incompat: raw.feature_incompat,
             feature_compat: raw.feature_compat,
             packed_nid: (raw.feature_incompat & incompat::FRAGMENTS != 0 && raw.packed_nid > 0)
                 .then_some(raw.packed_nid),
+            metabox_nid,
+            epoch_s: raw.epoch,
             meta_offset: u64::from(raw.meta_blkaddr) << blkszbits,
             xattr_offset: u64::from(raw.xattr_blkaddr) << blkszbits,
             xattr_prefixes: (raw.feature_incompat & incompat::XATTR_PREFIXES != 0 && raw.xattr_prefix_count > 0)
@@ -190,6 +204,10 @@ impl Superblock {
         self.feature_incompat & feature != 0
     }
 
+    pub(crate) fn has_compatible(&self, feature: u32) -> bool {
+        self.feature_compat & feature != 0
+    }
+
     /// The algorithm numbered `algorithm`, if the image declares it.
     pub(crate) fn algorithm(&self, algorithm: u8) -> Option<ClusterFormat> {
         let format = match algorithm {
@@ -207,8 +225,27 @@ impl Superblock {
         (0..4).filter_map(|algorithm| self.algorithm(algorithm)).collect()
     }
 
-    /// The image offset of an inode; `None` past the end of the address space.
+    /// The image offset of an inode, or that in the metadata box ([`IN_BOX`]); `None` past the end of the address space.
     pub(crate) fn inode_offset(&self, nid: u64) -> Option<u64> {
-        nid.checked_mul(crate::format::SLOT)?.checked_add(self.meta_offset)
+        let (nid, base, space) = match nid & NID_IN_METABOX {
+            0 => (nid, self.meta_offset, 0),
+            _ => (nid & !NID_IN_METABOX, 0, IN_BOX),
+        };
+        nid.checked_mul(SLOT)?.checked_add(base).filter(|offset| *offset < IN_BOX).map(|offset| offset | space)
     }
+}
+
+/// The inode of the metadata box, which lies outside of it: a box in itself has no beginning.
+fn read_metabox_nid(source: &dyn ReadAt, image_len: u64, raw: &SuperBlock) -> Result<u64> {
+    let at = SUPER_OFFSET + SuperBlock::SIZE as u64;
+    let mut bytes = [0; SuperBlockSlot1::SIZE];
+    if raw.sb_extslots == 0 || image_len < at + bytes.len() as u64 {
+        return Error::corrupt("superblock is too short for the metadata box that it has", SUPER_OFFSET);
+    }
+    source.read_exact_at(&mut bytes, at).map_err(Error::io("reading the superblock"))?;
+    let nid = SuperBlockSlot1::decode(&bytes).metabox_nid;
+    if nid & NID_IN_METABOX != 0 {
+        return Error::corrupt("metadata box lies in itself", at);
+    }
+    Ok(nid)
 }

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use crate::error::{Error, Result};
-use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, XattrEntry, XattrHeader, align};
+use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, XattrEntry, XattrHeader, align, compat};
 use crate::image::Image;
 use crate::inode::Inode;
+use crate::metabox::IN_BOX;
 
 /// One extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,12 +37,14 @@ impl Image {
         };
         let header = XattrHeader::decode(header);
         let mut xattrs = Vec::new();
+        let in_box = self.superblock().has_compatible(compat::SHARED_XATTRS_IN_METABOX);
+        let shared_start = self.superblock().xattr_offset | if in_box { IN_BOX } else { 0 };
         for _ in 0..header.h_shared_count {
             let Some((id, after)) = rest.split_first_chunk() else {
                 return Error::corrupt("shared xattr ids are longer than the xattrs", inode.xattr_start);
             };
             rest = after;
-            let at = self.superblock().xattr_offset + 4 * u64::from(u32::from_le_bytes(*id));
+            let at = shared_start + 4 * u64::from(u32::from_le_bytes(*id));
             xattrs.push(self.shared_xattr(at)?);
         }
         while let Some((entry, after)) = rest.split_first_chunk::<{ XattrEntry::SIZE }>() {
@@ -95,11 +98,12 @@ impl Image {
     }
 
     /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and what follows it;
-    /// aligned to 4, in the packed inode where there is one.
+    /// aligned to 4, in the metadata box or else in the packed inode where there is one.
     pub(crate) fn read_long_prefixes(&self) -> Result<Vec<LongPrefix>> {
         let Some((count, mut at)) = self.superblock().xattr_prefixes else { return Ok(Vec::new()) };
-        let packed = self.superblock().packed_nid.map(|nid| self.inode(nid)).transpose()?;
-        let read = |buf: &mut [u8], at: u64| match &packed {
+        let holder = self.superblock().metabox_nid.or(self.superblock().packed_nid);
+        let holder = holder.map(|nid| self.inode(nid)).transpose()?;
+        let read = |buf: &mut [u8], at: u64| match &holder {
             Some(inode) => self.read_exact_at(inode, buf, at),
             None => self.read_meta(buf, at),
         };

@@ -20,11 +20,12 @@ use pagefold_codec::cluster::ClusterFormat;
 use crate::cache::Kept;
 use crate::error::{Error, Result};
 use crate::format::{
-    CompactLayout, DataLayout, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LI_PARTIAL_REF, LclusterType, MAX_EXTENT_BYTES,
-    MAX_PCLUSTER_BYTES, MapHeader, PackFormat, advise, align, incompat,
+    CompactLayout, DataLayout, ExtentsHeader, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LI_PARTIAL_REF, LclusterType,
+    MAX_EXTENT_BYTES, MAX_PCLUSTER_BYTES, MapHeader, PackFormat, advise, align, incompat,
 };
 use crate::image::{Budget, Image};
 use crate::inode::Inode;
+use crate::zextents::{ExtentCursor, Extents};
 
 /// One logical cluster's index, decoded.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +75,8 @@ pub(crate) enum Place {
     },
     /// A range of the packed inode.
     Fragment { offset: u64 },
+    /// Nowhere: zeros, any number of them.
+    Hole,
 }
 
 /// A run of a file's bytes that is stored together.
@@ -110,6 +113,8 @@ pub(crate) struct CompressedMap {
     /// And of what follows the last: inline data.
     index_end: u64,
     total: u64,
+    /// In place of indexes.
+    extents: Option<Box<Extents>>,
     compact: Option<CompactLayout>,
     idata_len: u32,
     fragment_offset: u64,
@@ -126,6 +131,7 @@ pub(crate) struct CompressedMap {
 #[derive(Default)]
 pub(crate) struct Cursor {
     window: Option<(u64, Kept<Box<[Lcluster]>>)>,
+    extents: ExtentCursor,
 }
 
 impl Drop for CompressedMap {
@@ -156,6 +162,7 @@ impl CompressedMap {
             index_start: at + MapHeader::SIZE as u64,
             index_end: 0,
             total: inode.size.div_ceil(1 << bits),
+            extents: None,
             compact: None,
             idata_len: 0,
             fragment_offset: 0,
@@ -177,11 +184,17 @@ impl CompressedMap {
         if header.h_advise & !advise::ALL != 0 {
             return Err(Error::Unsupported(format!("map advice {:#x} of nid {}", header.h_advise, inode.nid)));
         }
+        if map.has(advise::FRAGMENT_PCLUSTER) && !fragments {
+            return Error::corrupt("file ends in a fragment of no packed inode", at);
+        }
+        if !compact && map.has(advise::EXTENTS) {
+            let extents = Extents::open(image, inode.size, ExtentsHeader::decode(&bytes), map.index_start)?;
+            map.index_end = extents.records_end();
+            map.extents = Some(Box::new(extents));
+            return Ok(map);
+        }
         if header.h_clusterbits & 15 != 0 {
             return Err(Error::Unsupported(format!("logical clusters larger than blocks (nid {})", inode.nid)));
-        }
-        if inode.layout == DataLayout::CompressedFull && map.has(advise::COMPACTED_2B) {
-            return Err(Error::Unsupported(format!("encoded extents (nid {})", inode.nid)));
         }
         let big = (map.has(advise::BIG_PCLUSTER_1), map.has(advise::BIG_PCLUSTER_2));
         if (big.0 || big.1) && !superblock.has(incompat::COMPR_CFGS) {
@@ -204,10 +217,10 @@ impl CompressedMap {
             map.index_start += 8;
             map.total.saturating_mul(FullIndex::SIZE as u64)
         };
-        map.index_end = match map.index_start.checked_add(index_bytes) {
-            Some(end) if end <= image.len_bytes() => end,
-            _ => return Error::corrupt("file's indexes end after the image", at),
-        };
+        if image.check_range(index_bytes, map.index_start).is_err() {
+            return Error::corrupt("file's indexes end after the image", at);
+        }
+        map.index_end = map.index_start + index_bytes;
         map.kept = (0..map.total.div_ceil(WINDOW).min(KEPT_WINDOWS)).map(|_| OnceLock::new()).collect();
         if map.has(advise::INLINE_PCLUSTER) {
             if !superblock.has(incompat::ZTAILPACKING) {
@@ -216,9 +229,6 @@ impl CompressedMap {
             map.idata_len = header.h_fragmentoff >> 16;
         }
         if map.has(advise::FRAGMENT_PCLUSTER) {
-            if !fragments {
-                return Error::corrupt("file ends in a fragment of no packed inode", at);
-            }
             if map.has(advise::INLINE_PCLUSTER) {
                 return Error::corrupt("file ends both inline and in a fragment", at);
             }
@@ -249,6 +259,11 @@ impl CompressedMap {
         self.whole_fragment || self.has(advise::FRAGMENT_PCLUSTER)
     }
 
+    /// Whether an extent may be a hole.
+    pub(crate) fn may_have_holes(&self) -> bool {
+        self.extents.is_some()
+    }
+
     fn has(&self, bits: u16) -> bool {
         self.advise & bits != 0
     }
@@ -257,6 +272,9 @@ impl CompressedMap {
     pub(crate) fn extent_at(&self, image: &Image, cursor: &mut Cursor, offset: u64) -> Result<Extent> {
         if self.whole_fragment {
             return Ok(Extent { start: 0, len: self.size, place: Place::Fragment { offset: self.fragment_offset } });
+        }
+        if let Some(extents) = &self.extents {
+            return extents.extent_at(image, &mut cursor.extents, offset);
         }
         let (head, index) = self.head(image, cursor, offset)?;
         let start = (head << self.bits) + u64::from(index.low);

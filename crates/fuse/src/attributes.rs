@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, INodeNo};
 use pagefold_erofs::{FileKind, Inode, Superblock};
 
-/// Added to nids that FUSE has another use for. A nid is less than 2⁵⁹: it numbers 32 bytes of a 64-bit space.
+/// Added to nids that FUSE has another use for. A nid has this bit not: it numbers 32 bytes of a space of 63 bits, and bit 63 says
+/// which one that is.
 const MOVED: u64 = 1 << 62;
 
 /// The inode number of a nid: the nid itself, as in the kernel's EROFS, but for the root, which FUSE wants to be 1, and
@@ -22,7 +23,7 @@ pub(crate) fn number(root_nid: u64, nid: u64) -> INodeNo {
 pub(crate) fn nid(root_nid: u64, number: INodeNo) -> u64 {
     match number {
         INodeNo::ROOT => root_nid,
-        INodeNo(moved) if moved >= MOVED => moved - MOVED,
+        INodeNo(moved) if moved & MOVED != 0 => moved - MOVED,
         INodeNo(nid) => nid,
     }
 }
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn numbers_and_nids_are_one_to_one() {
         for root in [0, 1, 2, 36] {
-            let nids = [0, 1, 2, 36, 1 << 58];
+            let nids = [0, 1, 2, 36, (1 << 58) - 1, 1 << 63, 1 << 63 | 1, u64::MAX >> 6 | 1 << 63];
             let numbers: Vec<_> = nids.iter().map(|nid| number(root, *nid)).collect();
             for (left, number) in numbers.iter().enumerate() {
                 assert_eq!(nid(root, *number), nids[left]);

@@ -298,7 +298,7 @@ impl Filesystem for ImageFilesystem {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let superblock = self.image.superblock();
         let block = superblock.block_bytes() as u32;
-        reply.statfs(superblock.blocks.into(), 0, 0, superblock.inos, 0, block, 255, block);
+        reply.statfs(superblock.blocks, 0, 0, superblock.inos, 0, block, 255, block);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use pagefold_erofs::{ExtractOptions, Image};
 
-static IMAGES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| pagefold_fuzz::images(4096, &[0, 50, 5000, 30_000]));
+static IMAGES: LazyLock<Vec<Vec<u8>>> =
+    LazyLock::new(|| [pagefold_fuzz::images(4096, &[0, 50, 5000, 30_000]), pagefold_fuzz::foreign_images()].concat());
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, edits)) = input.split_first() else { return };

@@ -68,12 +68,13 @@ fn main() -> io::Result<()> {
     // Short enough for the inputs that are tried.
     let whole = folder.join("erofs_image");
     fs::create_dir_all(&whole)?;
-    for (number, image) in pagefold_fuzz::images(512, &[0, 50, 1500]).iter().enumerate() {
+    let images = [pagefold_fuzz::images(512, &[0, 50, 1500]), pagefold_fuzz::foreign_images()].concat();
+    for (number, image) in images.iter().enumerate() {
         fs::write(whole.join(format!("image-{number}")), image)?;
     }
     let edited = folder.join("erofs_edited");
     fs::create_dir_all(&edited)?;
-    for number in 0..6 {
+    for number in 0..9 {
         fs::write(edited.join(format!("image-{number}")), [number, 0, 0, 0, 0])?;
     }
     Ok(())

@@ -94,7 +94,7 @@ const SUPERBLOCK: &[(Field, &[u64])] = &[
     (("blocks", 36, 4), &[0, 1, u32::MAX as u64]),
     (("meta_blkaddr", 40, 4), &[1, u32::MAX as u64]),
     (("xattr_blkaddr", 44, 4), &[u32::MAX as u64]),
-    (("feature_incompat", 80, 4), &[1 << 7, 1 << 31]),
+    (("feature_incompat", 80, 4), &[1 << 8, 1 << 31]),
     (("dirblkbits", 90, 1), &[1, 255]),
     (("extra_devices", 86, 2), &[1]),
 ];

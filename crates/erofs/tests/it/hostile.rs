@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Error, ExtractOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
 
-use crate::trees;
+use crate::{modern, trees};
 
 /// A small image of every kind of file.
 fn image(options: &BuildOptions) -> Vec<u8> {
@@ -63,10 +63,96 @@ fn survives(bytes: Vec<u8>) -> bool {
     sound
 }
 
+const BOXED_NAMES: &[&[&str]] = &[&[".", "..", "directory", "link", "text"], &[".", "..", "short"]];
+
+/// An image whose inodes and names all lie in its metadata box, as they are: a small image without blocks of data, as a file.
+fn boxed() -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let build = |name: &str| {
+        let options = BuildOptions { codec: None, threads: 1, ..BuildOptions::default() };
+        let scan = ScanOptions { mtime_s: Some(1_600_000_000), ..ScanOptions::default() };
+        let path = directory.path().join(name).with_extension("erofs");
+        let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        build(&Tree::scan(&directory.path().join(name), &scan).unwrap(), &options, &out).unwrap();
+        fs::read(path).unwrap()
+    };
+    let inner = directory.path().join("inner");
+    fs::create_dir_all(inner.join("directory")).unwrap();
+    fs::write(inner.join("directory/short"), trees::text(300, 1)).unwrap();
+    fs::write(inner.join("text"), trees::text(200, 2)).unwrap();
+    let _ = rustix::fs::lsetxattr(inner.join("text"), "user.note", b"value", rustix::fs::XattrFlags::empty());
+    std::os::unix::fs::symlink("text", inner.join("link")).unwrap();
+    let mut content = build("inner");
+    for names in BOXED_NAMES {
+        for name in *names {
+            let at = dirent(&content, names, name);
+            content[at + 7] |= 0x80;
+        }
+    }
+    let root = 1 << 63 | u64::from(u16::from_le_bytes([content[1024 + 14], content[1024 + 15]]));
+    fs::create_dir(directory.path().join("outer")).unwrap();
+    fs::write(directory.path().join("outer/box"), &content).unwrap();
+    let mut bytes = without_checksum(build("outer"));
+    let nid = nid(&bytes, dirent(&bytes, &[".", "..", "box"], "box"));
+    // This takes the place of the outer root, which nothing names any more.
+    bytes[1024 + 13] = 1;
+    bytes[1024 + 80] |= 0x80;
+    bytes[1024 + 81] |= 1;
+    bytes[1024 + 14..1024 + 16].fill(0);
+    bytes[1024 + 112..1024 + 120].copy_from_slice(&root.to_le_bytes());
+    bytes[1024 + 128..1024 + 136].copy_from_slice(&nid.to_le_bytes());
+    bytes
+}
+
+/// What is wrong with an image, in words.
+fn problems(bytes: Vec<u8>) -> Vec<String> {
+    match Image::open(bytes) {
+        Err(error) => vec![error.to_string()],
+        Ok(image) => image.check(2).problems.iter().map(|problem| problem.error.to_string()).collect(),
+    }
+}
+
+#[test]
+fn a_metadata_box_that_is_wrong_is_refused() {
+    let good = boxed();
+    assert_eq!(problems(good.clone()), [""; 0]);
+    let image = Image::open(good.clone()).unwrap();
+    let short = image.resolve(b"directory/short").unwrap();
+    let mut content = vec![0; 300];
+    image.read_exact_at(&short, &mut content, 0).unwrap();
+    assert!(content == trees::text(300, 1));
+    let inode = nid(&good, 1024 + 128) as usize * 32;
+    let edit = |at: usize, new: &[u8], what: &str| {
+        let mut bad = good.clone();
+        bad[at..at + new.len()].copy_from_slice(new);
+        let found = problems(bad);
+        assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");
+    };
+    edit(1024 + 13, &[0], "superblock is too short for the metadata box");
+    edit(1024 + 128, &(1u64 << 63).to_le_bytes(), "metadata box lies in itself");
+    edit(1024 + 128, &(u64::MAX >> 1).to_le_bytes(), "inode lies outside the image");
+    edit(1024 + 128, &u64::from(u16::MAX).to_le_bytes(), "inode lies outside the image");
+    edit(inode + 4, &0o040_755u16.to_le_bytes(), "metadata box is not a regular file");
+    edit(inode + 8, &(1u32 << 30).to_le_bytes(), "metadata box of 1073741824 bytes");
+    edit(inode + 8, &1024u32.to_le_bytes(), "inode lies outside the image");
+    // Without the box nothing is in it.
+    edit(1024 + 81, &[good[1024 + 81] & !1], "inode lies outside the image");
+    let text = dirent(&good, BOXED_NAMES[0], "text");
+    edit(text, &(1u64 << 63 | 1 << 57).to_le_bytes(), "inode lies outside the image");
+    edit(text, &(1u64 << 58 | 1).to_le_bytes(), "inode lies outside the image");
+    edit(text + 6, &[0xff], "inode lies outside the image");
+    let root = nid(&good, 1024 + 112);
+    let directory = dirent(&good, BOXED_NAMES[0], "directory");
+    edit(directory, &root.to_le_bytes(), "directory is reached twice");
+    edit(text, &(1u64 << 63).to_le_bytes(), "at byte 0 of its metadata box: inode has no known file type");
+}
+
 #[test]
 fn any_changed_byte_is_survived() {
-    for options in kinds() {
-        let good = without_checksum(image(&options));
+    let built = kinds().into_iter().map(|options| image(&options));
+    let committed = modern::COMMITTED.iter().map(|(name, ..)| fs::read(modern::committed(name)).unwrap());
+    for good in built.chain(committed).chain([boxed()]) {
+        let good = without_checksum(good);
         assert!(survives(good.clone()));
         let mut state = 12345u64;
         let mut random = || {
@@ -177,10 +263,7 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
 #[test]
 fn crafted_images_are_refused_for_what_is_wrong() {
     for (what, bytes) in crafted() {
-        let found: Vec<String> = match Image::open(bytes) {
-            Err(error) => vec![error.to_string()],
-            Ok(image) => image.check(2).problems.iter().map(|problem| problem.error.to_string()).collect(),
-        };
+        let found = problems(bytes);
         assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");
     }
 }
@@ -188,7 +271,7 @@ fn crafted_images_are_refused_for_what_is_wrong() {
 #[test]
 fn unknown_features_are_refused_by_name() {
     let good = without_checksum(image(&BuildOptions::default()));
-    for (byte, bit, name) in [(80, 0x80, "48-bit block addresses"), (81, 1, "metadata box"), (83, 0x80, "unknown")] {
+    for (byte, bit, name) in [(81, 2, "0x200 (unknown)"), (83, 0x80, "unknown")] {
         let mut bad = good.clone();
         bad[1024 + byte] |= bit;
         match Image::open(bad) {

@@ -14,6 +14,7 @@ mod layers;
 mod long_paths;
 mod matrix;
 mod mkfs;
+mod modern;
 mod prefixes;
 mod reading;
 mod regressions;

@@ -56,6 +56,11 @@ impl Facts {
         self.content
     }
 
+    /// Leaves the time out of what is compared.
+    pub(crate) fn forget_time(&mut self) {
+        self.mtime = (0, 0);
+    }
+
     /// Leaves POSIX ACLs out of what is compared.
     pub(crate) fn forget_acls(&mut self) {
         self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
