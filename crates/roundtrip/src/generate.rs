@@ -56,9 +56,9 @@ impl Case {
         maker.case
     }
 
-    /// The case of a seed: one in 128 is large.
+    /// The case of a seed: one in 512 is large.
     pub fn from_seed(seed: u64) -> Self {
-        let size = if seed % 128 == 127 { Size::Large } else { Size::Small };
+        let size = if seed % 512 == 511 { Size::Large } else { Size::Small };
         Self::from_bytes(&seed_bytes(seed), size)
     }
 }
@@ -269,11 +269,11 @@ impl Maker<'_> {
                 let stuff = self.stuff();
                 segments.insert(place, Segment { stuff, from: 777, len: few });
             }
-            5 => {
+            5 if !segments.is_empty() => {
                 let place = self.choices.below(segments.len());
                 segments.remove(place);
             }
-            6 => {
+            6 if !segments.is_empty() => {
                 let place = self.choices.below(segments.len());
                 segments[place].from += 1 + u32::from(self.choices.byte());
             }
@@ -409,7 +409,7 @@ impl Maker<'_> {
             _ => few * 230,
         };
         // Values are often the same.
-        let value = vec![b'v' + (few % 2) as u8; len];
+        let value = vec![b'v' + (few % 2) as u8; len.min(usize::from(u16::MAX))];
         match which {
             // So many that not all can be shared.
             _ if few == 255 => {
