@@ -37,7 +37,7 @@ pub struct Shown {
 }
 
 /// What a copy of an image keeps.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keeps {
     /// Which names are one file, and how many names each has.
     pub links: bool,
@@ -45,11 +45,13 @@ pub struct Keeps {
     pub xattrs: bool,
     /// Directories' times.
     pub directory_times: bool,
+    /// Permissions of symbolic links.
+    pub link_modes: bool,
 }
 
 impl Keeps {
     /// Everything, as a mount does.
-    pub const ALL: Self = Self { links: true, xattrs: true, directory_times: true };
+    pub const ALL: Self = Self { links: true, xattrs: true, directory_times: true, link_modes: true };
 }
 
 impl Shown {
@@ -144,7 +146,7 @@ impl<'a> Comparison<'a> {
         let named = self.expected.paths.get(path).ok_or_else(|| failed("is not in the tree".to_owned()))?;
         let mut wanted = &named.shown;
         let lenient;
-        if !(self.keeps.links && self.keeps.xattrs && self.keeps.directory_times) {
+        if self.keeps != Keeps::ALL {
             let mut other = Shown::clone(wanted);
             if !self.keeps.links {
                 other.links = shown.links;
@@ -155,6 +157,9 @@ impl<'a> Comparison<'a> {
             }
             if !self.keeps.directory_times && other.kind() == DIRECTORY {
                 other.mtime = shown.mtime;
+            }
+            if !self.keeps.link_modes && other.kind() == SYMLINK {
+                other.mode = shown.mode;
             }
             lenient = Arc::new(other);
             wanted = &lenient;
