@@ -44,7 +44,7 @@ pub struct Facts {
     pub gid: u32,
     /// Seconds and nanoseconds.
     pub mtime: (i64, u32),
-    /// Extended attributes, of different names.
+    /// Extended attributes, in the order of their names, which differ.
     pub xattrs: Vec<Xattr>,
 }
 

@@ -47,11 +47,17 @@ pub struct Keeps {
     pub directory_times: bool,
     /// Permissions of symbolic links.
     pub link_modes: bool,
+    /// How many names a directory has: some file systems say 1.
+    pub directory_links: bool,
 }
 
 impl Keeps {
     /// Everything, as a mount does.
-    pub const ALL: Self = Self { links: true, xattrs: true, directory_times: true, link_modes: true };
+    pub const ALL: Self =
+        Self { links: true, xattrs: true, directory_times: true, link_modes: true, directory_links: true };
+
+    /// Everything that a copy in another file system has.
+    pub const COPY: Self = Self { directory_links: false, ..Self::ALL };
 }
 
 impl Shown {
@@ -148,7 +154,7 @@ impl<'a> Comparison<'a> {
         let lenient;
         if self.keeps != Keeps::ALL {
             let mut other = Shown::clone(wanted);
-            if !self.keeps.links {
+            if !self.keeps.links || (!self.keeps.directory_links && other.kind() == DIRECTORY) {
                 other.links = shown.links;
             }
             if !self.keeps.xattrs {

@@ -69,7 +69,7 @@ impl Fsck {
     /// What it extracts.
     pub fn keeps(&self) -> Keeps {
         let newer = self.version >= (1, 8);
-        Keeps { links: newer, xattrs: false, directory_times: false, link_modes: false }
+        Keeps { links: newer, xattrs: false, directory_times: false, ..Keeps::COPY }
     }
 
     /// Extracts an image into a directory that it makes.

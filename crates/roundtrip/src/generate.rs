@@ -147,7 +147,8 @@ impl Maker<'_> {
             18 | 19 => {
                 let len = self.length().clamp(1, 4095) as usize;
                 let target = b"../target/".iter().copied().cycle().take(len).collect();
-                let facts = self.facts(false);
+                // All that Linux makes have these.
+                let facts = Facts { permissions: 0o777, ..self.facts(false) };
                 self.add(Kind::Symlink(target), facts);
             }
             20 => {
@@ -384,6 +385,7 @@ impl Maker<'_> {
                 }
             }
         }
+        facts.xattrs.sort();
         facts
     }
 

@@ -96,7 +96,7 @@ fn refused(case: &Case) -> bool {
     memory_file().and_then(|out| build_in(&empty, &Expected::of(&empty), 1, Store::Memory, &out)).is_err()
 }
 
-fn read_all(file: &File) -> io::Result<Vec<u8>> {
+pub(crate) fn read_all(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; file.metadata()?.len() as usize];
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
