@@ -63,7 +63,8 @@ impl Fsck {
             block => block < 4096 && self.version >= (1, 7),
         };
         let packs = options.dedupe || options.fragments != Fragments::Off;
-        block && codecs.all(knows) && (!packs || self.version >= (1, 6))
+        let prefixes = options.xattr_prefixes.is_empty() || self.version >= (1, 7);
+        block && prefixes && codecs.all(knows) && (!packs || self.version >= (1, 6))
     }
 
     /// What it extracts.

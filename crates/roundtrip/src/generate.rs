@@ -64,15 +64,16 @@ impl Case {
 }
 
 fn codec(choices: &mut Choices<'_>) -> ClusterCodec {
+    let lz4 = ClusterCodec::Lz4;
+    let zstd = ClusterCodec::Zstd { level: 1, window_log: 14 };
+    let deflate = ClusterCodec::Deflate(1);
+    // The slow ones are rare.
+    let lzma = ClusterCodec::MicroLzma { preset: 0, dict_bytes: 4096 };
+    let high = ClusterCodec::Lz4Hc(3);
+    let far = ClusterCodec::Zstd { level: -5, window_log: 17 };
     choices.one_of(&[
-        ClusterCodec::Lz4,
-        ClusterCodec::Zstd { level: 1, window_log: 14 },
-        ClusterCodec::Lz4Hc(3),
-        ClusterCodec::Deflate(1),
-        ClusterCodec::Lz4,
-        ClusterCodec::MicroLzma { preset: 0, dict_bytes: 4096 },
-        ClusterCodec::Zstd { level: -5, window_log: 17 },
-        ClusterCodec::Lz4,
+        lz4, zstd, lz4, deflate, lz4, zstd, lz4, deflate, lz4, far, lz4, zstd, lz4, lz4, lz4, lzma, lz4, zstd, lz4,
+        deflate, lz4, zstd, lz4, deflate, lz4, far, lz4, zstd, lz4, lz4, lz4, high,
     ])
 }
 
@@ -92,8 +93,13 @@ fn options(choices: &mut Choices<'_>) -> BuildOptions {
         };
         hints.push(Hint { pattern: pattern.as_bytes().to_vec(), compression });
     }
-    let packing = choices.byte();
+    let (packing, chunks) = (choices.byte(), choices.byte());
     let packs = codec_of_image.is_some();
+    let any_plain = !packs || hints.iter().any(|hint: &Hint| hint.compression.is_none());
+    let prefixes: &[&[u8]] = match chunks >> 6 {
+        3 => &[b"user.note-", b"trusted.n", b"user.note-1", b"security.unused."],
+        _ => &[],
+    };
     BuildOptions {
         block_bytes,
         codec: codec_of_image,
@@ -108,6 +114,8 @@ fn options(choices: &mut Choices<'_>) -> BuildOptions {
             _ => Fragments::All,
         },
         dedupe: packs && packing >> 6 & 1 == 1,
+        chunk_bytes: (any_plain && chunks & 1 == 1).then_some(block_bytes << (chunks >> 1 & 7) % 5),
+        xattr_prefixes: prefixes.iter().map(|prefix| prefix.to_vec()).collect(),
         threads: 1,
         ..BuildOptions::default()
     }
@@ -348,15 +356,15 @@ impl Maker<'_> {
     fn length(&mut self) -> u32 {
         let (block, cluster) = (self.block, self.cluster);
         let long = 192 << 10;
-        let (number, kind) = (u32::from(self.choices.byte()), self.choices.below(10));
+        let (number, kind) = (u32::from(self.choices.byte()), self.choices.below(20));
         let length = match kind {
-            0 => return number,
-            1..=3 => (1 + number % 4) * block,
-            4 => (1 + number % 3) * cluster,
-            5 => (number % 24) * block,
-            6 => return u32::from(self.choices.two_bytes()) % (4 * block),
-            7 => (1 + number % 12) * (8 << 10),
-            8 => (1 + number % 3) << 16,
+            0 | 1 => return number,
+            2..=6 => (1 + number % 4) * block,
+            7 | 8 => (1 + number % 3) * cluster,
+            9 | 10 => (number % 24) * block,
+            11..=13 => return u32::from(self.choices.two_bytes()) % (4 * block),
+            14 => (1 + number % 12) * (8 << 10),
+            15 => (1 + number % 3) << 16,
             _ => block,
         };
         let few = u32::from(self.choices.byte());

@@ -70,6 +70,11 @@ fn options(case: &Case) -> impl Iterator<Item = Case> + '_ {
     for place in 0..old.hints.len() {
         add(true, &|options| drop(options.hints.remove(place)));
     }
+    add(old.chunk_bytes.is_some(), &|options| options.chunk_bytes = None);
+    add(old.chunk_bytes.is_some_and(|bytes| bytes > old.block_bytes), &|options| {
+        options.chunk_bytes = Some(options.block_bytes);
+    });
+    add(!old.xattr_prefixes.is_empty(), &|options| options.xattr_prefixes.clear());
     add(old.dedupe, &|options| options.dedupe = false);
     add(old.ztailpacking, &|options| options.ztailpacking = false);
     add(old.fragments != Fragments::Off, &|options| options.fragments = Fragments::Off);
