@@ -13,6 +13,8 @@ use crate::segment::{Segment, Stuff, len, truncate};
 /// How large a case may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
+    /// Some ten KiB, in blocks of 8 KiB at most: for fuzzers, which try more of them in a second.
+    Tiny,
     /// Some hundred KiB at most.
     Small,
     /// With files of several MiB too, which the builder cuts into segments.
@@ -34,9 +36,13 @@ impl Case {
     /// The case that `bytes` stand for: any do.
     pub fn from_bytes(bytes: &[u8], size: Size) -> Self {
         let mut choices = Choices::new(bytes);
-        let options = options(&mut choices);
+        let options = options(&mut choices, size);
         let block = options.block_bytes;
-        let most_bytes = (192 << 10).max(16 * u64::from(block)) + if size == Size::Large { 40 << 20 } else { 0 };
+        let most_bytes = match size {
+            Size::Tiny => 40 << 10,
+            Size::Small => (192 << 10).max(16 * u64::from(block)),
+            Size::Large => 40 << 20,
+        };
         let mut maker = Maker {
             cluster: options.pcluster_bytes,
             block,
@@ -77,7 +83,7 @@ fn codec(choices: &mut Choices<'_>) -> ClusterCodec {
     ])
 }
 
-fn options(choices: &mut Choices<'_>) -> BuildOptions {
+fn options(choices: &mut Choices<'_>, size: Size) -> BuildOptions {
     let block_bytes = choices
         .one_of(&[4096, 512, 4096, 512, 4096, 512, 4096, 1024, 4096, 2048, 4096, 512, 8192, 16_384, 65_536, 32_768]);
     let cluster =
@@ -355,7 +361,7 @@ impl Maker<'_> {
     /// A length: often near a multiple of a block or a cluster.
     fn length(&mut self) -> u32 {
         let (block, cluster) = (self.block, self.cluster);
-        let long = 192 << 10;
+        let long = if self.size == Size::Tiny { 20 << 10 } else { 192 << 10 };
         let (number, kind) = (u32::from(self.choices.byte()), self.choices.below(20));
         let length = match kind {
             0 | 1 => return number,

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use pagefold_roundtrip::{Case, Size, round_trip};
 
 fuzz_target!(|input: &[u8]| {
-    let case = Case::from_bytes(input, Size::Small);
+    let case = Case::from_bytes(input, Size::Tiny);
     if let Err(why) = round_trip(&case) {
         panic!("{why}\n{case}");
     }
