@@ -30,11 +30,11 @@ use anyhow::{Context, bail};
 use pagefold_erofs::Image;
 use tempfile::TempDir;
 
+pub(crate) use self::mounted::Mounted;
 use self::{
     builder::Builder,
     case::Case,
     data::Data,
-    mounted::Mounted,
     reads::{Access, Reads},
     results::{Metric, Results},
     tools::Tools,

@@ -3,6 +3,7 @@
 mod codec;
 mod device;
 mod image;
+mod image_soak;
 mod load;
 mod locks;
 mod machine;
@@ -46,6 +47,8 @@ enum Bench {
     Soak(soak::Args),
     /// EROFS images: built, read, mounted and extracted beside erofs-utils, squashfs and ext4
     Image(image::Args),
+    /// Generated trees as images: read back, mounted and extracted
+    ImageSoak(image_soak::Args),
     /// The store against the kernel's zram and against the bare codec
     Device(device::Args),
     /// The stream policies under one to ten jobs
@@ -79,6 +82,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
         Bench::Image(args) => image::run(&args),
+        Bench::ImageSoak(args) => image_soak::run(&args),
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),

@@ -72,6 +72,11 @@ fn main() -> io::Result<()> {
     for (number, image) in images.iter().enumerate() {
         fs::write(whole.join(format!("image-{number}")), image)?;
     }
+    let built = folder.join("erofs_build");
+    fs::create_dir_all(&built)?;
+    for seed in 0..64 {
+        fs::write(built.join(format!("seed-{seed}")), pagefold_roundtrip::seed_bytes(seed))?;
+    }
     let edited = folder.join("erofs_edited");
     fs::create_dir_all(&edited)?;
     for number in 0..9 {

@@ -8,14 +8,14 @@ use tempfile::TempDir;
 use super::process;
 
 /// A mounted image, unmounted with this value.
-pub(super) struct Mounted {
+pub(crate) struct Mounted {
     at: TempDir,
     unmount: &'static [&'static str],
 }
 
 impl Mounted {
     /// Mounts a file with the kernel's `file_system` over a loop device, which needs root.
-    pub(super) fn kernel(image: &Path, file_system: &str) -> anyhow::Result<Self> {
+    pub(crate) fn kernel(image: &Path, file_system: &str) -> anyhow::Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "mounting needs root");
         let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
         ensure!(known.split_whitespace().any(|name| name == file_system), "the kernel has no {file_system}");
@@ -40,7 +40,7 @@ impl Mounted {
         Ok(mounted)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.at.path()
     }
 }

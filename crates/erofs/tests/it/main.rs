@@ -7,6 +7,7 @@ mod chunks;
 mod comparing;
 mod corpus;
 mod extracting;
+mod generated;
 mod holes;
 mod hostile;
 mod interoperation;

@@ -1,0 +1,128 @@
+//! Generated trees, built and read back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_into, shrink};
+
+use crate::tools::{Mount, skip};
+
+/// Cases that are read back.
+const CASES: u64 = 10_000;
+/// Cases that are mounted, and cases that `fsck.erofs` extracts.
+const OTHERS: u64 = 200;
+/// Cases that are tried to make one that fails smaller.
+const SHRINK_TRIES: usize = 4000;
+
+/// Makes a case that fails smaller and panics with it. `check` says why one fails.
+fn fail<T>(seed: u64, case: &Case, check: impl Fn(&Case) -> Result<T, String>) -> ! {
+    let why = check(case).err();
+    let small = shrink(case, SHRINK_TRIES, &mut |case| check(case).is_err());
+    let small_why = check(&small).err();
+    panic!("seed {seed}: {why:?}\nThe smallest case that was found: {small_why:?}\n{small}");
+}
+
+#[test]
+fn generated_trees_are_read_back() {
+    let (next, refused, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(None));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= CASES {
+                        break;
+                    }
+                    match attempt(&Case::from_seed(seed)) {
+                        Ok(Outcome::Sound) => {}
+                        Ok(Outcome::Refused(_)) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(_) => {
+                            next.store(CASES, Ordering::Relaxed);
+                            failed.lock().unwrap().get_or_insert(seed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(seed) = failed.into_inner().unwrap() {
+        fail(seed, &Case::from_seed(seed), attempt);
+    }
+    let refused = refused.into_inner();
+    assert!(refused * 10 < CASES, "{refused} of {CASES} cases have options that are refused");
+}
+
+/// Builds cases until [`OTHERS`] of them were taken by `check`, which gets the image's path and says `None` of one that it does not take.
+fn others(check: impl Fn(&Case, &Expected, &Path) -> Option<Result<(), String>>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let attempt = |case: &Case| -> Result<Option<()>, String> {
+        let expected = Expected::of(case);
+        match build_into(case, &expected, &path) {
+            Err(pagefold_erofs::Error::Options(_)) => Ok(None),
+            Err(error) => Err(error.to_string()),
+            Ok(()) => check(case, &expected, &path).transpose(),
+        }
+    };
+    let (mut seed, mut taken) = (CASES, 0);
+    while taken < OTHERS {
+        let case = Case::from_seed(seed);
+        match attempt(&case) {
+            Ok(None) => {}
+            Ok(Some(())) => taken += 1,
+            Err(_) => fail(seed, &case, attempt),
+        }
+        seed += 1;
+        assert!(seed < CASES + 100 * OTHERS, "{taken} of {} cases were taken", seed - CASES);
+    }
+}
+
+#[test]
+fn generated_trees_mount() {
+    let impossible = Mutex::new(None);
+    others(|_, expected, path| match Mount::attempt(path) {
+        Ok(Ok(mount)) => Some(expected.compare_directory(mount.path(), Keeps::ALL)),
+        // Blocks longer than a page, or a codec that this kernel was built without.
+        Ok(Err(refused)) if refused.unsupported => None,
+        Ok(Err(_)) if blocks_are_long(path) => None,
+        Ok(Err(refused)) => Some(Err(refused.message)),
+        Err(why) => {
+            *impossible.lock().unwrap() = Some(why);
+            Some(Ok(()))
+        }
+    });
+    if let Some(why) = impossible.into_inner().unwrap() {
+        skip("generated_trees_mount", &why);
+    }
+}
+
+/// Whether the image has blocks longer than a page, which Linux does not mount.
+fn blocks_are_long(path: &Path) -> bool {
+    let image = pagefold_erofs::Image::open_path(path).unwrap();
+    image.superblock().block_bytes() > rustix::param::page_size() as u64
+}
+
+#[test]
+fn fsck_extracts_generated_trees() {
+    let test = "fsck_extracts_generated_trees";
+    let Ok(fsck) = Fsck::new(&PathBuf::from("fsck.erofs")) else {
+        return skip(test, "fsck.erofs is not installed");
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "extracting owners and devices needs root");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("extracted");
+    others(|case, expected, path| {
+        if !fsck.takes(case) {
+            return None;
+        }
+        let _ = fs::remove_dir_all(&target);
+        Some(fsck.extract(path, &target).and_then(|()| expected.compare_directory(&target, fsck.keeps())))
+    });
+}

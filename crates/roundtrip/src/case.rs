@@ -1,0 +1,237 @@
+//! A tree and the options of its image, as plain data.
+
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use pagefold_erofs::{BuildOptions, Content, Error, Node, NodeId, NodeKind, Result, Span, Tree, Xattr};
+
+use crate::segment::{self, Segment, Stuff};
+
+/// A tree and how its image is built.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// How the image is built; the number of threads does not count.
+    pub options: BuildOptions,
+    /// What the root directory has.
+    pub root: Facts,
+    /// Names, each after the directory that it is in and the entry that it links to.
+    pub entries: Vec<Entry>,
+}
+
+/// One name in a tree.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The place of its directory's entry; `None` for the root.
+    pub directory: Option<usize>,
+    /// The name, which no other entry of the directory has.
+    pub name: Vec<u8>,
+    /// What the inode has. Those of links do not count.
+    pub facts: Facts,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What an inode of any kind has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Permissions, set-id and sticky bits.
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Seconds and nanoseconds.
+    pub mtime: (i64, u32),
+    /// Extended attributes, in the order of their names, which differ.
+    pub xattrs: Vec<Xattr>,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self { permissions: 0o644, uid: 0, gid: 0, mtime: (1, 0), xattrs: Vec::new() }
+    }
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    Regular(Vec<Segment>),
+    /// A symbolic link and its target.
+    Symlink(Vec<u8>),
+    /// Major and minor number.
+    CharDevice(u32, u32),
+    /// Major and minor number.
+    BlockDevice(u32, u32),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// One more name of the entry at this place, which is neither a directory nor a link.
+    Link(usize),
+}
+
+/// How a tree has its files' bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Memory,
+    /// In a file, without its zeros.
+    Spans,
+}
+
+impl Case {
+    /// A case with an empty root directory.
+    pub fn new(options: BuildOptions) -> Self {
+        Self { options, root: Facts { permissions: 0o755, ..Facts::default() }, entries: Vec::new() }
+    }
+
+    /// Adds a regular file to the root directory.
+    #[must_use]
+    pub fn file(self, name: &str, segments: &[Segment]) -> Self {
+        self.file_with(name, Facts::default(), segments)
+    }
+
+    /// Adds a regular file with facts to the root directory.
+    #[must_use]
+    pub fn file_with(self, name: &str, facts: Facts, segments: &[Segment]) -> Self {
+        self.entry(name, facts, Kind::Regular(segments.to_vec()))
+    }
+
+    /// Adds anything to the root directory.
+    #[must_use]
+    pub fn entry(mut self, name: &str, facts: Facts, kind: Kind) -> Self {
+        self.entries.push(Entry { directory: None, name: name.as_bytes().to_vec(), facts, kind });
+        self
+    }
+
+    /// Bytes of all regular files.
+    pub fn content_bytes(&self) -> u64 {
+        self.entries
+            .iter()
+            .map(|entry| if let Kind::Regular(segments) = &entry.kind { segment::len(segments) } else { 0 })
+            .sum()
+    }
+
+    /// The paths of all entries.
+    pub(crate) fn paths(&self) -> Vec<Vec<u8>> {
+        let mut paths: Vec<Vec<u8>> = Vec::with_capacity(self.entries.len());
+        for entry in &self.entries {
+            let path = match entry.directory {
+                Some(directory) => [&paths[directory][..], b"/", &entry.name].concat(),
+                None => entry.name.clone(),
+            };
+            paths.push(path);
+        }
+        paths
+    }
+
+    /// The tree to be built, whose files have `contents`.
+    pub(crate) fn tree(&self, contents: &[Arc<[u8]>], store: Store) -> Result<Tree> {
+        let node = |facts: &Facts, kind| Node {
+            kind,
+            permissions: facts.permissions,
+            uid: facts.uid,
+            gid: facts.gid,
+            mtime_s: facts.mtime.0,
+            mtime_nsec: facts.mtime.1,
+            xattrs: facts.xattrs.clone(),
+        };
+        let mut spans = match store {
+            Store::Memory => None,
+            Store::Spans => Some(Spans { file: Arc::new(crate::memory_file()?), len: 0 }),
+        };
+        let mut tree = Tree::new(node(&self.root, NodeKind::Fifo));
+        let mut ids: Vec<NodeId> = Vec::with_capacity(self.entries.len());
+        for (entry, content) in self.entries.iter().zip(contents) {
+            let directory = entry.directory.map_or(tree.root(), |directory| ids[directory]);
+            let kind = match &entry.kind {
+                Kind::Directory => NodeKind::Directory(Default::default()),
+                Kind::Regular(segments) => NodeKind::Regular {
+                    size: content.len() as u64,
+                    content: match &mut spans {
+                        None => Content::Bytes(Arc::clone(content)),
+                        Some(spans) => spans.add(segments, content)?,
+                    },
+                },
+                Kind::Symlink(target) => NodeKind::Symlink(target.clone()),
+                Kind::CharDevice(major, minor) => NodeKind::CharDevice(*major, *minor),
+                Kind::BlockDevice(major, minor) => NodeKind::BlockDevice(*major, *minor),
+                Kind::Fifo => NodeKind::Fifo,
+                Kind::Socket => NodeKind::Socket,
+                Kind::Link(to) => {
+                    tree.link(directory, &entry.name, ids[*to])?;
+                    ids.push(ids[*to]);
+                    continue;
+                }
+            };
+            ids.push(tree.add(directory, &entry.name, node(&entry.facts, kind))?);
+        }
+        Ok(tree)
+    }
+}
+
+/// A file with contents without their zeros.
+struct Spans {
+    file: Arc<File>,
+    len: u64,
+}
+
+impl Spans {
+    fn add(&mut self, segments: &[Segment], content: &[u8]) -> Result<Content> {
+        let (mut at, mut spans) = (0, Vec::new());
+        for segment in segments {
+            let len = u64::from(segment.len);
+            if segment.stuff != Stuff::Zeros && len > 0 {
+                let bytes = &content[at as usize..(at + len) as usize];
+                let failed = |source| Error::Io { what: "keeping contents".to_owned(), source };
+                self.file.write_all_at(bytes, self.len).map_err(failed)?;
+                spans.push(Span { at, len, source: self.len });
+                self.len += len;
+            }
+            at += len;
+        }
+        Ok(Content::Spans(Arc::clone(&self.file), spans.into()))
+    }
+}
+
+/// What a person needs to write the case down.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = format!("{:?}", self.options);
+        writeln!(f, "{options}")?;
+        if self.root != Case::new(BuildOptions::default()).root {
+            writeln!(f, "root: {}", self.root)?;
+        }
+        for (number, (entry, path)) in self.entries.iter().zip(self.paths()).enumerate() {
+            let path = path.escape_ascii().to_string();
+            write!(f, "{number} {path}: ")?;
+            match &entry.kind {
+                Kind::Regular(segments) => {
+                    let segments: Vec<_> = segments.iter().map(Segment::to_string).collect();
+                    write!(f, "[{}]", segments.join(", "))?;
+                }
+                Kind::Symlink(target) => write!(f, "symlink of {} bytes", target.len())?,
+                kind => write!(f, "{kind:?}")?,
+            }
+            if entry.facts != Facts::default() && !matches!(entry.kind, Kind::Link(_)) {
+                write!(f, "; {}", entry.facts)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:o} {}:{} {:?}", self.permissions, self.uid, self.gid, self.mtime)?;
+        for xattr in &self.xattrs {
+            write!(f, ", {} of {} bytes", xattr.name.escape_ascii(), xattr.value.len())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! What an image of a case must hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::case::{Case, Kind};
+use crate::compare::Shown;
+use crate::segment;
+
+/// What each path must show, in the order of the paths; the root's is empty.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    pub(crate) paths: BTreeMap<Vec<u8>, Named>,
+    /// Of each entry that is a regular file; of others nothing.
+    pub(crate) contents: Vec<Arc<[u8]>>,
+}
+
+/// What a path must show, and which inode it names.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) shown: Arc<Shown>,
+    /// The place of the entry with the inode; `None` for the root.
+    pub(crate) inode: Option<usize>,
+}
+
+impl Expected {
+    /// What an image of the case must hold.
+    pub fn of(case: &Case) -> Self {
+        let nothing: Arc<[u8]> = Arc::new([]);
+        let contents: Vec<Arc<[u8]>> = case
+            .entries
+            .iter()
+            .map(|entry| match &entry.kind {
+                Kind::Regular(segments) => segment::content(segments).into(),
+                _ => Arc::clone(&nothing),
+            })
+            .collect();
+        let mut links: Vec<u32> =
+            case.entries.iter().map(|entry| if is_directory(&entry.kind) { 2 } else { 1 }).collect();
+        let mut root_links = 2;
+        for entry in &case.entries {
+            match (&entry.kind, entry.directory) {
+                (Kind::Link(to), _) => links[*to] += 1,
+                (Kind::Directory, Some(parent)) => links[parent] += 1,
+                (Kind::Directory, None) => root_links += 1,
+                _ => {}
+            }
+        }
+        let mut shown: Vec<Arc<Shown>> = Vec::with_capacity(case.entries.len());
+        let mut paths = BTreeMap::new();
+        let root = Shown::new(&Kind::Directory, &case.root, root_links, &nothing);
+        paths.insert(Vec::new(), Named { shown: Arc::new(root), inode: None });
+        for (number, (entry, path)) in case.entries.iter().zip(case.paths()).enumerate() {
+            let inode = if let Kind::Link(to) = entry.kind { to } else { number };
+            let here = match entry.kind {
+                Kind::Link(to) => Arc::clone(&shown[to]),
+                _ => Arc::new(Shown::new(&entry.kind, &entry.facts, links[number], &contents[number])),
+            };
+            shown.push(Arc::clone(&here));
+            paths.insert(path, Named { shown: here, inode: Some(inode) });
+        }
+        Self { paths, contents }
+    }
+}
+
+fn is_directory(kind: &Kind) -> bool {
+    matches!(kind, Kind::Directory)
+}

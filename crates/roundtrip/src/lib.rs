@@ -1,0 +1,30 @@
+//! Generated trees, and what an image of each must hold: for tests, fuzzing and soaks.
+//!
+//! ```text
+//! seed or any bytes -> Case (a tree and options, as plain data) -> image, twice -> read back and compared
+//! ```
+//!
+//! A [`Case`] is plain data: it can be shrunk ([`shrink()`]), printed, and written down as a regression test. Its bytes come from two fixed pools, so
+//! that equal heads, equal tails and moved content are frequent.
+#![forbid(unsafe_code)]
+
+mod case;
+mod choices;
+mod compare;
+mod expected;
+mod fsck;
+mod generate;
+mod repack;
+mod segment;
+mod shrink;
+mod verify;
+
+pub use case::{Case, Entry, Facts, Kind};
+pub use compare::{Keeps, Shown};
+pub use expected::Expected;
+pub use fsck::Fsck;
+pub use generate::{Size, seed_bytes};
+pub use repack::repack;
+pub use segment::{Segment, Stuff, noise, period, text, zeros};
+pub use shrink::shrink;
+pub use verify::{Outcome, attempt, build_into, memory_file, round_trip};
