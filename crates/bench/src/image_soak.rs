@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use pagefold_erofs::{BuildOptions, ClusterCodec, Error};
-use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_into, shrink, text};
+use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_into, repack, shrink, text};
 use tempfile::TempDir;
 
 use crate::{image::Mounted, report::Figure, server::program};
@@ -22,7 +22,7 @@ use crate::{image::Mounted, report::Figure, server::program};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Each number stands for a small tree and the options of an image. The image is built twice and read back; every 16th is also mounted by the \
-kernel and extracted by fsck.erofs, where that can be done. The first that differs from its tree is made smaller, shown with its number, and \
+kernel, extracted by fsck.erofs, and extracted and packed again by pagefold, where that can be done. The first that differs from its tree is made smaller, shown with its number, and \
 ends the run with an error: `--seed NUMBER --cases 1` tries it again.")]
 pub(crate) struct Args {
     /// How long
@@ -55,6 +55,7 @@ struct Counts {
     refused: AtomicU64,
     mounted: AtomicU64,
     extracted: AtomicU64,
+    repacked: AtomicU64,
 }
 
 /// What besides our reader looks at images.
@@ -63,6 +64,8 @@ struct Others {
     /// Codecs that the kernel mounts.
     mounts: Vec<ClusterCodec>,
     plain_mounts: bool,
+    /// Else owners and devices are not extracted.
+    is_root: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -113,6 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ("options_refused", count(&counts.refused), "trees"),
         ("mounted", count(&counts.mounted), "images"),
         ("extracted_by_fsck", count(&counts.extracted), "images"),
+        ("extracted_and_packed_again", count(&counts.repacked), "images"),
     ];
     for (metric, value, unit) in figures {
         if args.json {
@@ -162,7 +166,7 @@ impl Others {
                 eprintln!("SKIPPED: this system mounts no EROFS with {codec:?}");
             }
         }
-        Ok(Self { fsck, mounts: mountable, plain_mounts })
+        Ok(Self { fsck, mounts: mountable, plain_mounts, is_root })
     }
 
     fn check(&self, case: &Case, seed: u64, folder: &TempDir, counts: &Counts) -> Result<(), String> {
@@ -186,6 +190,12 @@ impl Others {
             fsck.extract(&image, &target)?;
             expected.compare_directory(&target, fsck.keeps()).map_err(|what| format!("extracted: {what}"))?;
             counts.extracted.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.is_root {
+            remove(&target).map_err(|error| format!("{error:#}"))?;
+            if repack(case, &expected, &image, &target)? {
+                counts.repacked.fetch_add(1, Ordering::Relaxed);
+            }
         }
         Ok(())
     }

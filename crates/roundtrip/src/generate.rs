@@ -13,7 +13,7 @@ use crate::segment::{Segment, Stuff, len, truncate};
 /// How large a case may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Some ten KiB, in blocks of 8 KiB at most: for fuzzers, which try more of them in a second.
+    /// Some ten KiB, if blocks are short: for fuzzers, which try more of them in a second.
     Tiny,
     /// Some hundred KiB at most.
     Small,
@@ -36,7 +36,7 @@ impl Case {
     /// The case that `bytes` stand for: any do.
     pub fn from_bytes(bytes: &[u8], size: Size) -> Self {
         let mut choices = Choices::new(bytes);
-        let options = options(&mut choices, size);
+        let options = options(&mut choices);
         let block = options.block_bytes;
         let most_bytes = match size {
             Size::Tiny => 40 << 10,
@@ -83,7 +83,7 @@ fn codec(choices: &mut Choices<'_>) -> ClusterCodec {
     ])
 }
 
-fn options(choices: &mut Choices<'_>, size: Size) -> BuildOptions {
+fn options(choices: &mut Choices<'_>) -> BuildOptions {
     let block_bytes = choices
         .one_of(&[4096, 512, 4096, 512, 4096, 512, 4096, 1024, 4096, 2048, 4096, 512, 8192, 16_384, 65_536, 32_768]);
     let cluster =
@@ -120,7 +120,7 @@ fn options(choices: &mut Choices<'_>, size: Size) -> BuildOptions {
             _ => Fragments::All,
         },
         dedupe: packs && packing >> 6 & 1 == 1,
-        chunk_bytes: (any_plain && chunks & 1 == 1).then_some(block_bytes << (chunks >> 1 & 7) % 5),
+        chunk_bytes: (any_plain && chunks & 1 == 1).then_some(block_bytes << ((chunks >> 1 & 7) % 5)),
         xattr_prefixes: prefixes.iter().map(|prefix| prefix.to_vec()).collect(),
         threads: 1,
         ..BuildOptions::default()

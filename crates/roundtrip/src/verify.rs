@@ -79,7 +79,7 @@ pub fn round_trip(case: &Case) -> Result<Outcome, String> {
         ));
     }
     let seed = bytes.len() as u64;
-    let in_memory = seed / 512 % 2 == 0;
+    let in_memory = (seed / 512).is_multiple_of(2);
     let image = if in_memory { Image::open_with(bytes, 1 << 20) } else { Image::open_with(first, 1 << 20) };
     let image = image.map_err(|error| format!("not opened: {error}"))?;
     expected.compare_image(&image, seed)?;
