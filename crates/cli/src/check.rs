@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use pagefold_erofs::{CheckReport, CompareReport};
 
-use crate::image::{ImageArgs, Place, resolve, show, show_below};
+use crate::image::{ImageArgs, Place, resolve, show, tell_problems, tell_warnings};
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
 use crate::source::{SourceArgs, tell_differences};
@@ -65,6 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         sources => Some(image.compare(&args.source.tree(sources, Some(file))?, args.threads)),
     };
     let found = Found { report, comparison };
+    tell_warnings(path, &found.report.warnings, found.report.more_warnings);
     if args.json {
         match found.print_json(path) {
             // Nobody reads the problems any more, but there are some.
@@ -74,9 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let report = &found.report;
-    for problem in &report.problems {
-        eprintln!("{}: {}", show_below(path, &problem.path), problem.error);
-    }
+    tell_problems(path, &report.problems);
     found.comparison.as_ref().map(tell_differences);
     if !found.is_nothing() {
         bail!("{}", found.verdict(file));

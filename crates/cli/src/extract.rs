@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use pagefold_erofs::{Error, ExtractOptions, FileKind, Problem};
 
-use crate::image::{ImageArgs, Place, resolve, show, show_below};
+use crate::image::{ImageArgs, Place, resolve, show, show_below, tell_problems, tell_warnings};
 use crate::size;
 
 /// Extract all files of an EROFS image, or those in a directory of it
@@ -73,10 +73,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut report =
         image.extract_below(&start, &args.directory, &options).with_context(|| args.directory.display().to_string())?;
     let last = if report.stopped { report.problems.pop() } else { None };
-    for problem in &report.problems {
-        eprintln!("{}: {}", show_below(path, &problem.path), problem.error);
-    }
-    if let Some(Problem { path: below, error }) = last {
+    tell_warnings(path, &report.warnings, report.more_warnings);
+    tell_problems(path, &report.problems);
+    if let Some(Problem { path: below, error, .. }) = last {
         let got = format!("{} names with {} of files", report.names, size::show(report.file_bytes));
         bail!("{}: {}: {error}; stopped, with {got} extracted", args.directory.display(), show_below(path, &below));
     }

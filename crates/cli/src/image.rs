@@ -10,8 +10,8 @@ use std::{
     io,
 };
 
-use anyhow::{Context, bail, ensure};
-use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, ReadAt};
+use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
 use crate::size;
 
@@ -45,6 +45,10 @@ pub(crate) struct ImageArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0", hide_default_value = true)]
     #[arg(allow_negative_numbers = true)]
     offset: u64,
+
+    /// A file that holds data of the image (mkfs.erofs --blobdev, --tar=i); for several, in the order of the image's table
+    #[arg(long = "device", value_name = "FILE")]
+    devices: Vec<PathBuf>,
 }
 
 impl ImageArgs {
@@ -57,12 +61,22 @@ impl ImageArgs {
     pub(crate) fn open_with(&self, path: &Path, cache_bytes: usize) -> anyhow::Result<Image> {
         let shown = || path.display().to_string();
         let file = self.open_file(path)?;
+        let mut devices: Vec<Box<dyn ReadAt>> = Vec::new();
+        for device in &self.devices {
+            devices.push(Box::new(File::open(device).with_context(|| device.display().to_string())?));
+        }
         // Without an offset the file itself is read, so that nothing stands between.
         let image = match self.offset {
-            0 => Image::open_with(file, cache_bytes),
-            offset => Image::open_with(Embedded::new(file, offset).with_context(shown)?, cache_bytes),
+            0 => Image::open_with_devices(file, devices, cache_bytes),
+            offset => {
+                let embedded = Embedded::new(file, offset).with_context(shown)?;
+                Image::open_with_devices(embedded, devices, cache_bytes)
+            }
         };
-        image.with_context(shown)
+        image.map_err(|error| match error {
+            Error::Devices(_) => anyhow!("{}: {error}; name each with --device, in their order", shown()),
+            error => anyhow::Error::new(error).context(shown()),
+        })
     }
 
     /// Opens the file of an image. Anything else is refused, and called by its name if it is something well known.
@@ -152,6 +166,24 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
     let start = path.strip_suffix(b"/").unwrap_or(path);
     let below = if start.is_empty() || below != b"/" { below } else { b"" };
     show(&[start, below].concat())
+}
+
+/// Writes a line about each problem to standard error.
+pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
+    for Problem { path: below, error, other } in problems {
+        let other = other.as_ref().map_or_else(String::new, |other| format!(": {}", show_below(path, other)));
+        eprintln!("{}: {error}{other}", show_below(path, below));
+    }
+}
+
+/// And about each warning, and the `more` that there were.
+pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
+    for Notice { path: below, what } in warnings {
+        eprintln!("warning: {}: {what}", show_below(path, below));
+    }
+    if more > 0 {
+        eprintln!("warning: {more} more of these");
+    }
 }
 
 /// A time since 1970 as a date, in UTC (Hinnant, *chrono-Compatible Low-Level Date Algorithms*).

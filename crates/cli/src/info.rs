@@ -89,6 +89,9 @@ fn superblock(image: &Image) -> String {
     line("time", &date(superblock.build_time_s.cast_signed(), superblock.build_time_nsec));
     line("uuid", &uuid);
     line("volume", &show(name));
+    if superblock.extra_devices > 0 {
+        line("other devices", &superblock.extra_devices.to_string());
+    }
     line("formats", &formats.join(" ").to_lowercase());
     let bits = format!("compatible {:#x}, incompatible {:#x}", superblock.feature_compat, superblock.feature_incompat);
     line("features", &format!("{bits}: {}", superblock.feature_names().join(", ")));

@@ -116,9 +116,14 @@ pub(crate) fn problem(place: &[u8], problem: &Problem) -> Record {
     let in_file = problem.path.starts_with(b"/");
     let path = if in_file { path(place, &problem.path) } else { problem.path.clone() };
     let record = Record::new().bytes("path", &path);
-    match &problem.error {
+    let record = match &problem.error {
         Error::Corrupt { what, offset } => record.field("offset", *offset).field("what", *what),
         other => record.field("offset", Value::Null).field("what", other.to_string()),
+    };
+    match &problem.other {
+        Some(other) if other.starts_with(b"/") => record.bytes("other", &self::path(place, other)),
+        Some(other) => record.bytes("other", other),
+        None => record,
     }
 }
 
@@ -182,7 +187,8 @@ mod tests {
 
     #[test]
     fn problems_have_offsets_where_these_are_known() {
-        let line = |path: &[u8], error| problem(b"/etc", &Problem { path: path.to_vec(), error }).to_json();
+        let line =
+            |path: &[u8], error| problem(b"/etc", &Problem { path: path.to_vec(), error, other: None }).to_json();
         let corrupt = Error::Corrupt { what: "bad", offset: 7 };
         assert_eq!(line(b"/a", corrupt), r#"{"path":"/etc/a","offset":7,"what":"bad"}"#);
         let other = Error::Unsupported("b".to_owned());

@@ -4,20 +4,23 @@
 //! the threads: problems are sorted, and a cluster that many files share is decoded for one of them and told of each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use crate::claims::{Claim, Claims, Overlap, Owner, Purpose};
+use crate::devices::Spot;
 use crate::directory::DirEntry;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::file::Data;
 use crate::format::{SUPER_OFFSET, file_type};
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
-use crate::metabox::IN_BOX;
 use crate::walk::{PathId, Paths, Step, Visitor, walk, walk_from};
 use crate::work::{Work, thread_count};
 
 /// Problems that a report holds; further ones are counted.
 const MAX_PROBLEMS: usize = 1000;
+/// And warnings.
+const MAX_WARNINGS: usize = 100;
 
 /// Something wrong with an image.
 #[derive(Debug)]
@@ -26,6 +29,46 @@ pub struct Problem {
     pub path: Vec<u8>,
     /// What is wrong.
     pub error: Error,
+    /// Where two things lie in one place, whose the other is: a path as above, or what it is that is no file.
+    pub other: Option<Vec<u8>>,
+}
+
+/// Something odd that harms nothing else.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// The path of the file that it is about, from the root; at most the last 4 KiB.
+    pub path: Vec<u8>,
+    /// What is odd.
+    pub what: String,
+}
+
+/// Notices, the first hundred of them.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    first: Vec<Notice>,
+    more: u64,
+}
+
+impl Notices {
+    /// Takes a warning. Those that stay are the first by path and text, in whatever order they come.
+    pub(crate) fn add(&mut self, path: impl FnOnce() -> Vec<u8>, what: String) {
+        self.first.push(Notice { path: path(), what });
+        if self.first.len() >= 2 * MAX_WARNINGS {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        self.first.sort_unstable();
+        self.more += self.first.len().saturating_sub(MAX_WARNINGS) as u64;
+        self.first.truncate(MAX_WARNINGS);
+    }
+
+    /// The first, and how many more there were.
+    pub(crate) fn take(mut self) -> (Vec<Notice>, u64) {
+        self.cut();
+        (self.first, self.more)
+    }
 }
 
 /// What a check found.
@@ -41,74 +84,30 @@ pub struct CheckReport {
     pub problems: Vec<Problem>,
     /// Problems beyond those.
     pub more_problems: u64,
+    /// What does no harm, the first hundred: xattrs that are left out, as Linux does; blocks that no file has.
+    pub warnings: Vec<Notice>,
+    /// Notices beyond those.
+    pub more_warnings: u64,
 }
 
 impl CheckReport {
-    /// Takes a problem. Those that stay are the first by path and text, in whatever order they come.
     fn add(&mut self, path: Vec<u8>, error: Error) {
-        self.problems.push(Problem { path, error });
+        self.add_problem(Problem { path, error, other: None });
+    }
+
+    /// Takes a problem. Those that stay are the first by path and text, in whatever order they come.
+    fn add_problem(&mut self, problem: Problem) {
+        self.problems.push(problem);
         if self.problems.len() >= 2 * MAX_PROBLEMS {
             self.sort();
         }
     }
 
     fn sort(&mut self) {
-        self.problems.sort_by_cached_key(|problem| (problem.path.clone(), problem.error.to_string()));
+        self.problems
+            .sort_by_cached_key(|problem| (problem.path.clone(), problem.error.to_string(), problem.other.clone()));
         self.more_problems += self.problems.len().saturating_sub(MAX_PROBLEMS) as u64;
         self.problems.truncate(MAX_PROBLEMS);
-    }
-}
-
-/// A part of the image and what it is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Claim {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    /// Data: another file may claim it from the same start.
-    pub(crate) shareable: bool,
-}
-
-/// What is claimed by what was read so far.
-#[derive(Default)]
-pub(crate) struct Claims {
-    claims: Mutex<HashMap<Claim, Arc<OnceLock<Verdict>>>>,
-}
-
-/// What the first who claimed a cluster found.
-enum Verdict {
-    Sound,
-    Corrupt {
-        what: &'static str,
-        offset: u64,
-    },
-    /// The image could not be read, which says nothing about the cluster.
-    Unknown,
-}
-
-impl Claims {
-    /// Claims blocks that need no decoding.
-    pub(crate) fn add(&self, claim: Claim) {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner).entry(claim).or_default();
-    }
-
-    /// Claims a cluster, and decodes it unless somebody did.
-    pub(crate) fn decode(&self, claim: Claim, decode: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let verdict = Arc::clone(self.claims.lock().unwrap_or_else(PoisonError::into_inner).entry(claim).or_default());
-        let mut failed = None;
-        let found = verdict.get_or_init(|| match decode() {
-            Ok(()) => Verdict::Sound,
-            Err(Error::Corrupt { what, offset }) => Verdict::Corrupt { what, offset },
-            Err(error) => {
-                failed = Some(error);
-                Verdict::Unknown
-            }
-        });
-        match (failed, found) {
-            (Some(error), _) => Err(error),
-            (None, Verdict::Sound) => Ok(()),
-            (None, Verdict::Corrupt { what, offset }) => Err(Error::Corrupt { what, offset: *offset }),
-            (None, Verdict::Unknown) => decode(),
-        }
     }
 }
 
@@ -116,11 +115,14 @@ struct Checker<'a> {
     image: &'a Image,
     report: CheckReport,
     /// Regular files and directories, to be read.
-    files: &'a Work<(PathId, Inode)>,
+    files: &'a Work<(Owner, Inode)>,
     /// Names, and names said, of each inode that is not a directory.
     names: HashMap<u64, (u32, u32, PathId)>,
-    /// Ranges of inodes with what follows them, by their starts.
-    records: BTreeMap<u64, u64>,
+    /// Ranges of inodes with what follows them, by their starts: where they end and whose they are.
+    records: BTreeMap<u64, (u64, Owner)>,
+    /// Shared xattrs, by their starts: how long they are, and who had them first.
+    xattrs: BTreeMap<u64, (u64, Owner)>,
+    warnings: Notices,
     /// The directory being listed: subdirectories, and whether `.` and `..` were seen.
     listing: Listing,
 }
@@ -138,15 +140,65 @@ impl Checker<'_> {
     }
 
     /// Claims an inode's bytes and what follows it. Two inodes in one place are how a short image would have endless
-    /// content; the second is not read.
-    fn claim_record(&mut self, inode: &Inode) -> Result<()> {
-        let end = self.image.record_end(inode)?;
-        let before = self.records.range(..end).next_back();
-        if before.is_some_and(|(_, before_end)| *before_end > inode.offset) {
-            return Err(Error::Corrupt { what: "inode overlaps another", offset: inode.offset });
+    /// content; the second is not read. Says whether this one may be.
+    fn claim_record(&mut self, paths: &Paths, owner: Owner, inode: &Inode) -> bool {
+        let end = match self.image.record_end(inode) {
+            Ok(end) => end,
+            Err(error) => {
+                self.report.add(owner.show(paths), error);
+                return false;
+            }
+        };
+        let before = self.records.range(..end).next_back().map(|(_, before)| *before);
+        if let Some((_, other)) = before.filter(|(before_end, _)| *before_end > inode.offset) {
+            let overlap = Overlap { what: "inode overlaps another", offset: inode.offset, owner, other };
+            self.overlap(paths, &overlap);
+            return false;
         }
-        self.records.insert(inode.offset, end);
-        Ok(())
+        self.records.insert(inode.offset, (end, owner));
+        true
+    }
+
+    fn overlap(&mut self, paths: &Paths, overlap: &Overlap) {
+        let Overlap { what, offset, owner, other } = *overlap;
+        let (path, other) = (owner.show(paths), Some(other.show(paths)));
+        self.report.add_problem(Problem { path, error: Error::Corrupt { what, offset }, other });
+    }
+
+    /// Reads an inode's xattrs, and keeps where shared ones lie.
+    fn check_xattrs(&mut self, paths: &Paths, step: &Step) {
+        match self.image.all_xattrs(&step.inode) {
+            Ok(xattrs) => {
+                for what in xattrs.warnings() {
+                    self.warnings.add(|| paths.display(step.path), what);
+                }
+                for place in xattrs.shared {
+                    let claim = (place.end - place.start, Owner::File(step.path));
+                    self.xattrs.entry(place.start).or_insert(claim);
+                }
+            }
+            Err(error) => self.report.add(paths.display(step.path), error),
+        }
+    }
+
+    /// Claims metadata: what was kept of inodes and xattrs, and what belongs to the superblock.
+    fn claim_metadata(&self, claims: &Claims) {
+        let superblock = self.image.superblock();
+        let claim = |offset, len, owner| {
+            if len > 0 {
+                claims.add(Claim { start: Spot { device: 0, offset }, len, purpose: Purpose::Metadata }, owner);
+            }
+        };
+        let (devices, prefixes) = (&superblock.device_table, self.image.long_prefixes_place());
+        for place in [SUPER_OFFSET..superblock.end, devices.clone(), prefixes] {
+            claim(place.start, place.end - place.start, Owner::Superblock);
+        }
+        for (&start, &(end, owner)) in &self.records {
+            claim(start, end - start, owner);
+        }
+        for (&start, &(len, owner)) in &self.xattrs {
+            claim(start, len, owner);
+        }
     }
 
     fn end_listing(&mut self, paths: &Paths) {
@@ -157,7 +209,9 @@ impl Checker<'_> {
             2 => {}
             _ => self.problem(paths, path, "directory has . twice", offset),
         }
-        if nlink != listing.subdirectories + 2 {
+        // 1 stands for more than the number has room for.
+        let too_many = nlink == 1 && listing.subdirectories + 2 > u32::from(u16::MAX);
+        if nlink != listing.subdirectories + 2 && !too_many {
             self.problem(paths, path, "directory has a wrong number of links", offset);
         }
     }
@@ -175,26 +229,26 @@ impl Visitor for Checker<'_> {
             }
         }
         self.report.inodes += 1;
-        if let Err(error) = self.claim_record(inode) {
-            self.report.add(paths.display(step.path), error);
+        let owner = Owner::File(step.path);
+        if !self.claim_record(paths, owner, inode) {
             return false;
         }
-        if let Err(error) = self.image.xattrs(inode) {
-            self.report.add(paths.display(step.path), error);
-        }
+        self.check_xattrs(paths, step);
         match inode.kind {
             FileKind::Directory => {
                 self.report.directories += 1;
                 self.listing.directory = Some((step.path, inode.offset, inode.nlink));
-                self.files.push((step.path, inode.clone()));
+                self.files.push((owner, inode.clone()));
             }
             FileKind::Regular => {
                 self.report.file_bytes = self.report.file_bytes.saturating_add(inode.size);
-                self.files.push((step.path, inode.clone()));
+                self.files.push((owner, inode.clone()));
             }
             FileKind::Symlink => {
-                if let Err(error) = self.image.read_link(inode) {
-                    self.report.add(paths.display(step.path), error);
+                match self.image.read_link(inode) {
+                    // Its blocks are claimed, if it has any.
+                    Ok(_) => self.files.push((owner, inode.clone())),
+                    Err(error) => self.report.add(paths.display(step.path), error),
                 }
             }
             _ => {}
@@ -236,9 +290,9 @@ impl Visitor for Checker<'_> {
 }
 
 impl Image {
-    /// Checks the whole tree: every inode, name, link count, xattr and index; that nothing lies in two places at once,
-    /// or behind the blocks that the superblock counts; and that every cluster decodes, for the first extent that has it, in `threads` threads, at most 1024; 0 for one a
-    /// processor.
+    /// Checks the whole tree: every inode, name, link count, xattr and index; that no two things lie in one place, unless they are
+    /// clusters or blocks that files share, and nothing behind the blocks that the superblock counts; and that every
+    /// cluster decodes, for the first extent that has it. `threads` threads do so, at most 1024; 0 for one a processor.
     ///
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
     /// that the image pays for every index, and a cluster that many extents share is decoded once.
@@ -256,9 +310,9 @@ impl Image {
     fn check_from(&self, start: Option<&Inode>, threads: usize) -> CheckReport {
         let (files, claims, failed) = (Work::new(), Claims::default(), Mutex::new(Vec::new()));
         let read = || {
-            while let Some((path, inode)) = files.next() {
-                if let Err(error) = Data::open(self, &inode).and_then(|data| data.check(&claims)) {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).push((path, error));
+            while let Some((owner, inode)) = files.next() {
+                if let Err(error) = Data::open(self, &inode).and_then(|data| data.check(&claims, owner)) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).push((owner, error));
                 }
             }
         };
@@ -268,6 +322,8 @@ impl Image {
             files: &files,
             names: HashMap::new(),
             records: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+            warnings: Notices::default(),
             listing: Listing::default(),
         };
         let paths = std::thread::scope(|scope| {
@@ -281,11 +337,12 @@ impl Image {
             };
             checker.end_listing(&paths);
             let superblock = self.superblock();
-            for (nid, name) in [(superblock.packed_nid, "packed inode"), (superblock.metabox_nid, "metadata box")] {
+            for (nid, owner) in [(superblock.packed_nid, Owner::Packed), (superblock.metabox_nid, Owner::Metabox)] {
                 let Some(nid) = nid else { continue };
-                match self.inode(nid).and_then(|inode| checker.claim_record(&inode).map(|()| inode)) {
-                    Ok(inode) => files.push((0, inode)),
-                    Err(error) => checker.report.add(name.into(), error),
+                match self.inode(nid) {
+                    Ok(inode) if checker.claim_record(&paths, owner, &inode) => files.push((owner, inode)),
+                    Ok(_) => {}
+                    Err(error) => checker.report.add(owner.show(&paths), error),
                 }
             }
             drop(finder);
@@ -299,45 +356,43 @@ impl Image {
                 return checker.report;
             }
         };
-        for (path, error) in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            checker.report.add(paths.display(path), error);
+        for (owner, error) in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            checker.report.add(owner.show(&paths), error);
         }
         for (names, nlink, path) in std::mem::take(&mut checker.names).into_values() {
             if start.is_none() && names != nlink {
                 checker.problem(&paths, path, "file has a wrong number of links", 0);
             }
         }
-        let claims = claims.claims.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let records = checker.records.iter().map(|(&start, &end)| Claim { start, end, shareable: false });
-        // Those in the metadata box were held against each other when they were claimed.
-        let in_image = |claim: &Claim| claim.start < IN_BOX;
-        let mut claims: Vec<_> = claims.into_keys().chain(records).filter(in_image).collect();
-        claims.sort_unstable();
-        let mut reach = Claim { start: 0, end: 0, shareable: false };
-        for claim in claims {
-            let shared = claim.shareable && reach.shareable && claim.start == reach.start;
-            if claim.start < reach.end && !shared {
-                let what = "two things lie in the same place";
-                checker.report.add(b"/".to_vec(), Error::Corrupt { what, offset: claim.start });
-            }
-            if claim.end > reach.end {
-                reach = claim;
-            }
-        }
-        if start.is_some() {
-            checker.report.sort();
-            return checker.report;
+        checker.claim_metadata(&claims);
+        let claims = claims.sorted();
+        for overlap in &claims.overlaps(self) {
+            checker.overlap(&paths, overlap);
         }
         let said_end = self.superblock().blocks.saturating_mul(self.superblock().block_bytes());
+        // What a file could not be read for is nobody's for that reason.
+        if start.is_none()
+            && checker.report.problems.is_empty()
+            && let Some((offset, count)) = claims.nobodys(self, said_end.min(self.len_bytes()))
+        {
+            let what = format!("{count} blocks from byte {offset} on hold data that belongs to no file");
+            checker.warnings.add(|| b"/".to_vec(), what);
+        }
+        let mut report = checker.report;
+        (report.warnings, report.more_warnings) = checker.warnings.take();
+        if start.is_some() {
+            report.sort();
+            return report;
+        }
         let blocks = match () {
             () if said_end > self.len_bytes() => Some("image is shorter than its superblock says"),
-            () if said_end < reach.end => Some("image has more blocks than its superblock says"),
+            () if said_end < claims.end(self) => Some("image has more blocks than its superblock says"),
             () => None,
         };
         if let Some(what) = blocks {
-            checker.report.add(b"/".to_vec(), Error::Corrupt { what, offset: SUPER_OFFSET });
+            report.add(b"/".to_vec(), Error::Corrupt { what, offset: SUPER_OFFSET });
         }
-        checker.report.sort();
-        checker.report
+        report.sort();
+        report
     }
 }

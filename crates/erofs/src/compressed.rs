@@ -30,7 +30,7 @@ use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use crate::buffers::Content;
 use crate::cache::Kept;
-use crate::check::{Claim, Claims};
+use crate::claims::{Claim, Claims, Owner, Purpose};
 use crate::error::{Error, Result};
 use crate::file::Data;
 use crate::format::{MAX_EXTENT_BYTES, incompat};
@@ -109,7 +109,7 @@ impl Data {
                 Place::Plain { pa, plen, interlaced: true } => {
                     self.read_interlaced(out, &extent, (pa, plen), skipped)?;
                 }
-                Place::Plain { pa, .. } if !whole => self.image.read_meta(out, pa + skipped)?,
+                Place::Plain { pa, .. } if !whole => self.image.read_data(out, pa + skipped)?,
                 Place::Encoded { .. } if !whole => self.read_part(&extent, out, skipped as usize, forward)?,
                 _ => {
                     found = self.gather(map, &mut cursor, extent, end, &mut run)?;
@@ -168,9 +168,9 @@ impl Data {
         let front = block - extent.start % block;
         let (at_end, at_front) = buf.split_at_mut(front.saturating_sub(skipped).min(buf.len() as u64) as usize);
         if !at_end.is_empty() {
-            self.image.read_meta(at_end, pa + u64::from(plen) - front + skipped)?;
+            self.image.read_data(at_end, pa + u64::from(plen) - front + skipped)?;
         }
-        if at_front.is_empty() { Ok(()) } else { self.image.read_meta(at_front, pa + skipped.saturating_sub(front)) }
+        if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, pa + skipped.saturating_sub(front)) }
     }
 
     /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that is then cached.
@@ -244,7 +244,7 @@ impl Data {
         if src.len() < stored {
             src.resize(stored, 0);
         }
-        self.image.read_meta(&mut src[..stored], pa)?;
+        self.image.read_data(&mut src[..stored], pa)?;
         Ok(&src[..stored])
     }
 
@@ -319,7 +319,7 @@ impl Data {
         let margin = run.last().map_or(0, |last| self.margin(last));
         let end = room.len().min((content + margin).max(stored));
         let mut from = end - stored;
-        self.image.read_meta(&mut room[from..end], pa)?;
+        self.image.read_data(&mut room[from..end], pa)?;
         let mut out = 0;
         for (number, (extent, stored)) in run.iter().zip(read_bytes(run)).enumerate() {
             let (len, to) = (extent.len as usize, from + stored);
@@ -422,10 +422,11 @@ impl Data {
     }
 
     /// As [`File::check`](crate::file::File::check), for compressed files.
-    pub(crate) fn check_extents(&self, claims: &Claims) -> Result<()> {
+    pub(crate) fn check_extents(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let mut cursor = Cursor::default();
         let mut content = Vec::new();
+        let mut blocks = claims.joined(owner, Purpose::Plain);
         let mut at = 0;
         while at < self.inode.size {
             let extent = map.extent_at(&self.image, &mut cursor, at)?;
@@ -438,9 +439,10 @@ impl Data {
                     }
                 }
                 Place::Plain { pa, plen, .. } => {
-                    self.image.check_range(extent.len, pa)?;
+                    let start = self.image.spot(0, pa)?;
+                    self.image.check_spot(extent.len, start)?;
                     if !map.is_inline(pa) {
-                        claims.add(Claim { start: pa, end: pa + u64::from(plen), shareable: true });
+                        blocks.add(start, plen.into());
                     }
                 }
                 Place::Encoded { pa, plen, .. } => {
@@ -455,8 +457,9 @@ impl Data {
                         // What lies behind indexes is part of the inode's own record.
                         decode()?;
                     } else {
-                        let claim = Claim { start: pa, end: pa + u64::from(plen), shareable: true };
-                        claims.decode(claim, &mut decode)?;
+                        let start = self.image.spot(0, pa)?;
+                        let claim = Claim { start, len: plen.into(), purpose: Purpose::Cluster };
+                        claims.decode(claim, owner, &mut decode)?;
                     }
                 }
             }

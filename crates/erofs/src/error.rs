@@ -28,6 +28,9 @@ pub enum Error {
         /// What was allowed for all.
         allowed: u64,
     },
+    /// The image has data on other devices, which were not given, or others were.
+    #[error("{0}")]
+    Devices(String),
     /// No such path in the image.
     #[error("no such file in the image: {0}")]
     NotFound(String),

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 
-use crate::check::Problem;
+use crate::check::{Notice, Notices, Problem};
 use crate::directory::DirEntry;
 use crate::error::{Error, Result};
 use crate::filling::{Filling, Room};
@@ -35,6 +35,7 @@ use crate::image::Image;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{PathId, Paths, Step, Visitor, walk_from};
 use crate::work::{Work, thread_count};
+use crate::xattr::Xattrs;
 
 /// Files that a thread takes together.
 const BATCH: usize = 64;
@@ -83,6 +84,10 @@ pub struct ExtractReport {
     pub problems: Vec<Problem>,
     /// Problems beyond those.
     pub more_problems: u64,
+    /// What this crate left out, as Linux does: the first hundred. They are no problems.
+    pub warnings: Vec<Notice>,
+    /// Notices beyond those.
+    pub more_warnings: u64,
     /// The target took no more: it is full, over a quota, or read-only. What was left was not tried, and the last problem says where
     /// that was.
     pub stopped: bool,
@@ -128,6 +133,7 @@ struct Target<'a> {
     left: AtomicU64,
     jobs: Work<Job>,
     filled: Mutex<Filled>,
+    warnings: Mutex<Vec<(PathId, String)>>,
     /// Set with the first error that each further file would meet.
     stopped: AtomicBool,
     stopped_by: Mutex<Option<(PathId, Error)>>,
@@ -291,6 +297,7 @@ impl Image {
             left: AtomicU64::new(options.max_bytes.unwrap_or(u64::MAX)),
             jobs: Work::new(),
             filled: Mutex::default(),
+            warnings: Mutex::default(),
             stopped: AtomicBool::new(false),
             stopped_by: Mutex::default(),
         };
@@ -320,9 +327,14 @@ impl Image {
         extraction.link(&paths);
         extraction.finish_directories(&paths);
         let mut report = extraction.report;
+        let mut warnings = Notices::default();
+        for (path, what) in target.warnings.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            warnings.add(|| paths.display(path), what);
+        }
+        (report.warnings, report.more_warnings) = warnings.take();
         report.problems.sort_by(|left, right| left.path.cmp(&right.path));
         if let Some((path, error)) = target.stopped_by.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            report.problems.push(Problem { path: paths.display(path), error });
+            report.problems.push(Problem { path: paths.display(path), error, other: None });
             report.stopped = true;
         }
         Ok(report)
@@ -387,7 +399,7 @@ impl Visitor for Extraction<'_> {
 impl ExtractReport {
     fn add(&mut self, paths: &Paths, path: PathId, error: Error) {
         if self.problems.len() < MAX_PROBLEMS {
-            self.problems.push(Problem { path: paths.display(path), error });
+            self.problems.push(Problem { path: paths.display(path), error, other: None });
         } else {
             self.more_problems += 1;
         }
@@ -506,7 +518,7 @@ impl Extraction<'_> {
         let open = match paths.parent(*path) {
             Some((parent, name)) => {
                 let parent = self.directory(paths, parent)?;
-                if *has_mode && (!target.options.xattrs || target.image.xattrs(inode)?.is_empty()) {
+                if *has_mode && (!target.options.xattrs || inode.xattr_start == inode.xattr_end) {
                     target.set_owner(inode, parent, name)?;
                     return set_times(inode, parent, name);
                 }
@@ -514,7 +526,7 @@ impl Extraction<'_> {
             }
             None => target.root.try_clone().map_err(Error::io("opening the target"))?,
         };
-        target.finish(inode, &OsFile::from(open), *has_mode)
+        target.finish(*path, inode, &OsFile::from(open), *has_mode)
     }
 }
 
@@ -626,8 +638,9 @@ impl Target<'_> {
         self.set_owner(inode, directory, &file.name)?;
         // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
         let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
-        let xattrs =
-            self.set_xattrs(inode, |name, value| rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty()));
+        let xattrs = self.set_xattrs(file.path, inode, |name, value| {
+            rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty())
+        });
         if kind.is_some() && self.made.mode(inode).is_none() {
             rustix::fs::chmodat(directory, name, self.made.final_mode(inode), AtFlags::empty())
                 .map_err(failed("setting the mode"))?;
@@ -647,8 +660,18 @@ impl Target<'_> {
     }
 
     /// Sets all xattrs that can be set, and says why the first of the others could not.
-    fn set_xattrs(&self, inode: &Inode, set: impl Fn(&OsStr, &[u8]) -> rustix::io::Result<()>) -> Result<()> {
-        let mut xattrs = if self.options.xattrs { self.image.xattrs(inode)? } else { Vec::new() };
+    fn set_xattrs(
+        &self,
+        path: PathId,
+        inode: &Inode,
+        set: impl Fn(&OsStr, &[u8]) -> rustix::io::Result<()>,
+    ) -> Result<()> {
+        let xattrs = if self.options.xattrs { self.image.all_xattrs(inode)? } else { Xattrs::default() };
+        if !xattrs.unknown.is_empty() {
+            let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+            warnings.extend(xattrs.warnings().map(|what| (path, what)));
+        }
+        let mut xattrs = xattrs.known;
         xattrs.retain(|xattr| self.options.permissions || xattr.name != b"security.capability");
         let done =
             xattrs.iter().map(|xattr| set(os(&xattr.name), &xattr.value).map_err(|error| no_xattr(&xattr.name, error)));
@@ -665,7 +688,7 @@ impl Target<'_> {
             }
             Ok((filling, has_mode)) => {
                 filling.help(room);
-                self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
+                self.add(filled, file.path, self.end_regular(file, filling, has_mode));
             }
         }
     }
@@ -694,26 +717,26 @@ impl Target<'_> {
         }
         shared.filling.help(room);
         if let Some(Shared { file, filling, has_mode }) = Arc::into_inner(shared) {
-            self.add(filled, file.path, self.end_regular(&file.inode, filling, has_mode));
+            self.add(filled, file.path, self.end_regular(&file, filling, has_mode));
         }
     }
 
     /// Ends a file and returns the bytes of its content.
-    fn end_regular(&self, inode: &Inode, filling: Filling, has_mode: bool) -> Result<u64> {
-        self.finish(inode, &filling.end()?, has_mode)?;
-        Ok(inode.size)
+    fn end_regular(&self, file: &Listed, filling: Filling, has_mode: bool) -> Result<u64> {
+        self.finish(file.path, &file.inode, &filling.end()?, has_mode)?;
+        Ok(file.inode.size)
     }
 
     /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode; the mode after the xattrs, which
     /// it may forbid to set.
-    fn finish(&self, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
+    fn finish(&self, path: PathId, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
         if self.options.owners && !self.made.has_owner(inode) {
             let (uid, gid) = owner(inode);
             rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner"))?;
         }
         let xattrs =
-            self.set_xattrs(inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
+            self.set_xattrs(path, inode, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
         if !has_mode {
             rustix::fs::fchmod(file, self.made.final_mode(inode)).map_err(failed("setting the mode"))?;
         }

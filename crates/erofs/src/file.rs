@@ -8,11 +8,12 @@ use pagefold_codec::lz4::in_place_margin;
 
 use crate::ahead::Ahead;
 use crate::buffers::Content;
-use crate::check::{Claim, Claims};
+use crate::claims::{Claim, Claims, Owner, Purpose};
+use crate::devices::Spot;
 use crate::error::{Error, Result};
 use crate::format::{
     CHUNK_48BIT, CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, MAX_PCLUSTER_BYTES, NULL_ADDR, NULL_ADDR_48BIT,
-    align, incompat,
+    align,
 };
 use crate::image::Image;
 use crate::inode::{FileKind, Inode};
@@ -107,7 +108,7 @@ impl File {
                 if (extent.start, extent.len) == (offset, len as u64) =>
             {
                 bytes.resize(plen as usize, 0);
-                self.data.image.read_meta(bytes, pa)?;
+                self.data.image.read_data(bytes, pa)?;
                 Ok(Some(format))
             }
             _ => Ok(None),
@@ -212,17 +213,20 @@ impl Data {
     }
 
     /// Reads what the file is made of, claims its blocks, and decodes each cluster that nobody else claimed.
-    pub(crate) fn check(&self, claims: &Claims) -> Result<()> {
+    pub(crate) fn check(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let size = self.inode.size;
-        let claim = |start, len| Claim { start, end: start + len, shareable: true };
         match self.inode.layout {
             DataLayout::FlatPlain | DataLayout::FlatInline => {
                 let inline = self.inode.layout == DataLayout::FlatInline;
                 let in_blocks = if inline { size - size % self.block_bytes() } else { size };
                 if in_blocks > 0 && !self.inode.is_hole {
-                    let start = self.block_offset(self.inode.raw)?;
-                    self.image.check_range(in_blocks, start)?;
-                    claims.add(claim(start, align(in_blocks, self.block_bytes())));
+                    let start = self.image.spot(0, self.block_offset(self.inode.raw)?)?;
+                    self.image.check_spot(in_blocks, start)?;
+                    let purpose = match self.inode.kind {
+                        FileKind::Directory => Purpose::Metadata,
+                        _ => Purpose::Run,
+                    };
+                    claims.add(Claim { start, len: in_blocks, purpose }, owner);
                 }
                 if inline {
                     self.read_at(&mut vec![0; (size - in_blocks) as usize], in_blocks).map(drop)
@@ -233,21 +237,21 @@ impl Data {
             DataLayout::ChunkBased => {
                 let (chunk_bits, ..) = self.chunk_format()?;
                 let chunks = size.div_ceil(1 << chunk_bits);
+                let mut blocks = claims.joined(owner, Purpose::Blocks);
                 let mut first = 0;
                 while first < chunks {
                     let count = (chunks - first).min(CHUNKS_READ);
                     for (number, address) in (first..).zip(self.chunk_addresses(first, count)?) {
-                        let Some(blkaddr) = address else { continue };
+                        let Some(start) = address else { continue };
                         let len = (size - (number << chunk_bits)).min(1 << chunk_bits);
-                        let start = self.block_offset(blkaddr)?;
-                        self.image.check_range(len, start)?;
-                        claims.add(claim(start, align(len, self.block_bytes())));
+                        self.image.check_spot(len, start)?;
+                        blocks.add(start, len);
                     }
                     first += count;
                 }
                 Ok(())
             }
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.check_extents(claims),
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => self.check_extents(claims, owner),
         }
     }
 
@@ -273,7 +277,7 @@ impl Data {
         let in_blocks = if inline { self.inode.size - tail_len } else { self.inode.size };
         let (blocks, tail) = buf.split_at_mut(in_blocks.saturating_sub(offset).min(buf.len() as u64) as usize);
         if !blocks.is_empty() {
-            self.image.read_meta(blocks, self.block_offset(self.inode.raw)? + offset)?;
+            self.image.read_data(blocks, self.block_offset(self.inode.raw)? + offset)?;
         }
         if !tail.is_empty() {
             let at = self.inode.xattr_end;
@@ -288,10 +292,8 @@ impl Data {
     /// The chunk's logarithm, the bytes of an index, and where the indexes start.
     fn chunk_format(&self) -> Result<(u32, u64, u64)> {
         let superblock = self.image.superblock();
+        // Images with chunks need not say that they have: those made of archives' indexes do not.
         let format = self.inode.raw as u32;
-        if !superblock.has(incompat::CHUNKED_FILE) {
-            return Error::corrupt("file has chunks and the image has not", self.inode.offset);
-        }
         if format & !(CHUNK_BLKBITS | CHUNK_INDEXES | CHUNK_48BIT) & 0xffff != 0 {
             return Err(Error::Unsupported(format!("chunk format {format:#x} of nid {}", self.inode.nid)));
         }
@@ -299,37 +301,32 @@ impl Data {
         Ok((superblock.blkszbits + (format & CHUNK_BLKBITS), unit, align(self.inode.xattr_end, unit)))
     }
 
-    /// The block addresses of `count` chunks from chunk `first`; `None` for holes.
-    fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<u64>>> {
+    /// Where `count` chunks from chunk `first` on lie; `None` for holes.
+    fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
         let (_, unit, start) = self.chunk_format()?;
         let mut bytes = vec![0; (count * unit) as usize];
         let Some(at) = first.checked_mul(unit).and_then(|at| at.checked_add(start)) else {
             return Error::corrupt("file's chunks end after the image", start);
         };
         self.image.read_meta(&mut bytes, at)?;
+        let spot = |device, blkaddr| self.image.spot(device, self.block_offset(blkaddr)?);
         let address = |low| (low != NULL_ADDR).then_some(u64::from(low));
         if unit == 4 {
-            return Ok(bytes.as_chunks().0.iter().map(|bytes| address(u32::from_le_bytes(*bytes))).collect());
+            let addresses = bytes.as_chunks().0.iter().map(|bytes| address(u32::from_le_bytes(*bytes)));
+            return addresses.map(|address| address.map(|blkaddr| spot(0, blkaddr)).transpose()).collect();
         }
         let wide = self.inode.raw as u32 & CHUNK_48BIT != 0;
-        bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| {
-                let index = ChunkIndex::decode(bytes);
-                let address = if wide {
-                    let blkaddr = u64::from(index.startblk_hi) << 32 | u64::from(index.startblk_lo);
-                    (blkaddr != NULL_ADDR_48BIT).then_some(blkaddr)
-                } else {
-                    address(index.startblk_lo)
-                };
-                if address.is_some() && index.device_id != 0 {
-                    return Err(Error::Unsupported(format!("chunks on device {}", index.device_id)));
-                }
-                Ok(address)
-            })
-            .collect()
+        let indexes = bytes.as_chunks().0.iter().map(ChunkIndex::decode);
+        let spots = indexes.map(|index| {
+            let address = if wide {
+                let blkaddr = u64::from(index.startblk_hi) << 32 | u64::from(index.startblk_lo);
+                (blkaddr != NULL_ADDR_48BIT).then_some(blkaddr)
+            } else {
+                address(index.startblk_lo)
+            };
+            address.map(|blkaddr| spot(index.device_id, blkaddr)).transpose()
+        });
+        spots.collect()
     }
 
     fn read_chunks(&self, mut buf: &mut [u8], mut offset: u64) -> Result<()> {
@@ -343,8 +340,9 @@ impl Data {
                 let (here, rest) = buf.split_at_mut(len as usize);
                 match address {
                     None => here.fill(0),
-                    Some(blkaddr) => {
-                        self.image.read_meta(here, self.block_offset(blkaddr)? + in_chunk)?;
+                    Some(Spot { device, offset }) => {
+                        let offset = offset.saturating_add(in_chunk);
+                        self.image.read_spot(here, Spot { device, offset })?;
                     }
                 }
                 offset += len;

@@ -131,6 +131,19 @@ on_disk! {
 }
 
 on_disk! {
+    /// Another device, in a table of 128-byte slots.
+    DeviceSlot: 128 {
+        tag: [u8; 64],
+        blocks: u32,
+        /// The unified address of its first block; 0: it has none.
+        uniaddr: u32,
+        blocks_hi: u16,
+        uniaddr_hi: u16,
+        reserved: [u8; 52],
+    }
+}
+
+on_disk! {
     /// The 32-byte inode. Its modification time is the superblock's plus `i_mtime`.
     InodeCompact: 32 {
         i_format: u16,
@@ -297,13 +310,16 @@ pub(crate) mod compat {
     pub(crate) const SB_CHKSUM: u32 = 0x1;
     pub(crate) const MTIME: u32 = 0x2;
     pub(crate) const SHARED_XATTRS_IN_METABOX: u32 = 0x8;
+    /// Long xattr prefixes lie in the image, not in its packed inode.
+    pub(crate) const PLAIN_XATTR_PREFIXES: u32 = 0x10;
 
     pub(crate) const NAMES: &[(u32, &str)] = &[
         (SB_CHKSUM, "checksum"),
         (MTIME, "modification times"),
         (0x4, "xattr filter"),
         (SHARED_XATTRS_IN_METABOX, "shared xattrs in the metadata box"),
-        (0x10, "plain xattr prefixes"),
+        (PLAIN_XATTR_PREFIXES, "plain xattr prefixes"),
+        (0x20, "digests of inodes"),
     ];
 }
 
@@ -617,7 +633,7 @@ mod tests {
                 )*};
             }
             there_and_back!(
-                SuperBlock, InodeCompact, InodeExtended, XattrHeader, XattrEntry, Dirent, ChunkIndex, MapHeader,
+                SuperBlock, DeviceSlot, InodeCompact, InodeExtended, XattrHeader, XattrEntry, Dirent, ChunkIndex, MapHeader,
                 FullIndex, Lz4Config, LzmaConfig, DeflateConfig, ZstdConfig, SuperBlockSlot1, ExtentsHeader,
                 EncodedExtent
             );

@@ -11,15 +11,17 @@ use crossbeam_utils::CachePadded;
 
 use crate::buffers::{Buffers, Content};
 use crate::cache::{Cache, Kept};
+use crate::devices::{Devices, Spot};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
+use crate::format::incompat;
 use crate::inode::{FileKind, Inode};
 use crate::metabox::{IN_BOX, Metabox};
 use crate::segments::{Segments, max_bytes};
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
 use crate::visits::Visits;
-use crate::xattr::LongPrefix;
+use crate::xattr::Prefix;
 use crate::zmap::Lcluster;
 
 /// Memory for blocks of directories, in bytes, and what one takes besides its own.
@@ -70,7 +72,8 @@ impl Near {
 #[derive(Clone)]
 pub struct Image {
     shared: Arc<Shared>,
-    long_prefixes: Arc<[LongPrefix]>,
+    /// The image's own prefixes of xattrs' names, and where they lie in it.
+    long_prefixes: (Arc<[Prefix]>, Range<u64>),
     /// The metadata box reads its own file through an image that has none.
     metabox: Option<Arc<Metabox>>,
 }
@@ -80,6 +83,7 @@ struct Shared {
     number: u64,
     source: Box<dyn ReadAt>,
     len_bytes: u64,
+    devices: Devices,
     superblock: Superblock,
     /// Blocks of directories, by nid and number.
     names: Cache<(u64, u64), Content>,
@@ -151,12 +155,30 @@ impl Image {
 
     /// Opens the image that `source` holds, with at most `cache_bytes` of decoded clusters kept.
     pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
+        Self::open_with_devices(source, Vec::new(), cache_bytes)
+    }
+
+    /// As [`open_with`](Self::open_with), an image that has data on other devices, which are given in the order of its table: for
+    /// `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the archive. Without any, data that the table maps to blocks behind the
+    /// image's own is looked for there.
+    ///
+    /// # Errors
+    /// [`Error::Devices`] where there are not as many, or one is shorter than the table says, besides what makes [`open`](Self::open) fail.
+    pub fn open_with_devices(
+        source: impl ReadAt + 'static,
+        devices: Vec<Box<dyn ReadAt>>,
+        cache_bytes: usize,
+    ) -> Result<Self> {
         let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
         let superblock = Superblock::read(&source, len_bytes)?;
+        let slots = superblock.read_devices(&source, len_bytes)?;
+        let wide = superblock.has(incompat::ADDRESSES_48BIT);
+        let devices = Devices::open(&slots, (superblock.block_bytes(), wide), devices, len_bytes)?;
         let shared = Shared {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             source: Box::new(source),
             len_bytes,
+            devices,
             superblock,
             names: Cache::new(NAMES_CACHE_BYTES),
             windows: Cache::new(INDEX_CACHE_BYTES),
@@ -167,11 +189,12 @@ impl Image {
             segments: Segments::new(max_bytes()),
             counters: Default::default(),
         };
-        let mut image = Self { shared: Arc::new(shared), long_prefixes: Arc::default(), metabox: None };
+        let mut image = Self { shared: Arc::new(shared), long_prefixes: (Arc::default(), 0..0), metabox: None };
         if let Some(nid) = image.superblock().metabox_nid {
             image.metabox = Some(Arc::new(Metabox::open(&image, nid)?));
         }
-        Ok(Self { long_prefixes: image.read_long_prefixes()?.into(), ..image })
+        let (prefixes, place) = image.read_long_prefixes()?;
+        Ok(Self { long_prefixes: (prefixes.into(), place), ..image })
     }
 
     /// The image's superblock.
@@ -320,6 +343,44 @@ impl Image {
         self.shared.source.read_exact_at(buf, offset).map_err(reading)
     }
 
+    /// Where data lies that the image has at `address` of the device `number`, 0 for what names none.
+    pub(crate) fn spot(&self, number: u16, address: u64) -> Result<Spot> {
+        let no_device = || Error::corrupt("data lies on a device that the image does not have", address);
+        self.shared.devices.spot(number, address).map_or_else(no_device, Ok)
+    }
+
+    /// Bytes of a device, or of the image.
+    pub(crate) fn device_len(&self, device: u16) -> u64 {
+        if device == 0 { self.len_bytes() } else { self.shared.devices.len_bytes(device) }
+    }
+
+    /// Whether there are `len` bytes from a place on.
+    pub(crate) fn check_spot(&self, len: u64, at: Spot) -> Result<()> {
+        match at.offset.checked_add(len) {
+            _ if at.device == 0 => self.check_range(len, at.offset),
+            Some(end) if end <= self.device_len(at.device) => Ok(()),
+            _ => Error::corrupt("device ends before what is said to lie here", at.offset),
+        }
+    }
+
+    /// Reads what lies on a device, or in the image.
+    pub(crate) fn read_spot(&self, buf: &mut [u8], at: Spot) -> Result<()> {
+        let Some(source) = self.shared.devices.source(at.device) else { return self.read_meta(buf, at.offset) };
+        self.check_spot(buf.len() as u64, at)?;
+        let Spot { device, offset } = at;
+        source
+            .read_exact_at(buf, offset)
+            .map_err(|error| Error::io(format!("reading device {device} at {offset}"))(error))
+    }
+
+    /// Reads data from a unified address.
+    pub(crate) fn read_data(&self, buf: &mut [u8], address: u64) -> Result<()> {
+        if self.shared.devices.is_empty() {
+            return self.read_meta(buf, address);
+        }
+        self.read_spot(buf, self.spot(0, address)?)
+    }
+
     /// A block of a directory.
     pub(crate) fn names(&self, directory: &Inode, number: u64) -> Result<Kept<Content>> {
         let block_bytes = self.superblock().block_bytes();
@@ -362,8 +423,13 @@ impl Image {
         }
     }
 
-    pub(crate) fn long_prefixes(&self) -> &[LongPrefix] {
-        &self.long_prefixes
+    pub(crate) fn long_prefixes(&self) -> &[Prefix] {
+        &self.long_prefixes.0
+    }
+
+    /// Where the prefixes lie in the image, if they do not in the packed inode.
+    pub(crate) fn long_prefixes_place(&self) -> Range<u64> {
+        self.long_prefixes.1.clone()
     }
 
     pub(crate) fn windows(&self) -> &Cache<(u64, u64), Box<[Lcluster]>> {
@@ -390,10 +456,12 @@ impl Image {
         &self.shared.segments
     }
 
-    /// Bytes of the image that the source has in memory, if it has.
-    pub(crate) fn bytes_at(&self, len: usize, offset: u64) -> Result<Option<&[u8]>> {
-        self.check_range(len as u64, offset)?;
-        Ok(if offset < IN_BOX { self.shared.source.bytes_at(len, offset) } else { None })
+    /// Data from a unified address that the source has in memory, if it has.
+    pub(crate) fn bytes_at(&self, len: usize, address: u64) -> Result<Option<&[u8]>> {
+        let at = self.spot(0, address)?;
+        self.check_spot(len as u64, at)?;
+        let source = self.shared.devices.source(at.device).unwrap_or(&*self.shared.source);
+        Ok(if at.offset < IN_BOX { source.bytes_at(len, at.offset) } else { None })
     }
 
     /// Counts what was done with a cluster at `pa`.

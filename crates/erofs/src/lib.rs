@@ -41,8 +41,10 @@ mod buffers;
 mod build;
 mod cache;
 mod check;
+mod claims;
 mod compare;
 mod compressed;
+mod devices;
 mod directory;
 mod error;
 mod extract;
@@ -68,7 +70,7 @@ pub use build::{
     Node, NodeId, NodeKind, Progress, ScanOptions, SourcePath, Span, Tree, Warning, WarningKind, Whiteouts, build,
     build_watched,
 };
-pub use check::{CheckReport, Problem};
+pub use check::{CheckReport, Notice, Problem};
 pub use compare::{CompareReport, Difference};
 pub use directory::DirEntry;
 pub use error::{Error, Result};

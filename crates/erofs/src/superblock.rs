@@ -1,11 +1,13 @@
 //! The superblock, checked, and what follows it.
 
+use std::ops::Range;
+
 use pagefold_codec::cluster::ClusterFormat;
 
 use crate::error::{Error, Result};
 use crate::format::{
-    Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, NID_IN_METABOX, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
-    SuperBlockSlot1, align, compat, incompat,
+    DeviceSlot, Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, NID_IN_METABOX, SLOT, SUPER_MAGIC, SUPER_OFFSET,
+    SuperBlock, SuperBlockSlot1, align, compat, incompat,
 };
 use crate::metabox::IN_BOX;
 use crate::source::ReadAt;
@@ -39,6 +41,12 @@ pub struct Superblock {
     pub metabox_nid: Option<u64>,
     /// What the modification times of compact inodes are added to: seconds since 1970.
     pub(crate) epoch_s: u64,
+    /// Devices, besides the image, on which data lies.
+    pub extra_devices: u16,
+    /// Where the table of devices lies.
+    pub(crate) device_table: Range<u64>,
+    /// Where the superblock ends, and what belongs to it.
+    pub(crate) end: u64,
     pub(crate) meta_offset: u64,
     pub(crate) xattr_offset: u64,
     pub(crate) xattr_prefixes: Option<(u8, u64)>,
@@ -93,9 +101,6 @@ impl Superblock {
         if unknown != 0 {
             return Err(Error::Unsupported(format!("incompatible feature {unknown:#x} (unknown)")));
         }
-        if raw.extra_devices != 0 {
-            return Err(Error::Unsupported(format!("data on {} other devices", raw.extra_devices)));
-        }
         if raw.dirblkbits != 0 {
             return Err(Error::Unsupported("directory blocks larger than blocks".to_owned()));
         }
@@ -108,6 +113,12 @@ impl Superblock {
             0 => None,
             _ => Some(read_metabox_nid(source, image_len, &raw)?),
         };
+        // The bit stands for the second algorithm of a file too.
+        let has_devices = raw.feature_incompat & incompat::DEVICE_TABLE_OR_HEAD2 != 0;
+        if raw.extra_devices > 0 && !has_devices {
+            return corrupt("superblock counts other devices and has no table of them");
+        }
+        let table = u64::from(raw.devt_slotoff) * DeviceSlot::SIZE as u64;
         let mut superblock = Self {
             blkszbits,
             root_nid,
@@ -123,6 +134,9 @@ impl Superblock {
                 .then_some(raw.packed_nid),
             metabox_nid,
             epoch_s: raw.epoch,
+            extra_devices: raw.extra_devices,
+            device_table: table..table + u64::from(raw.extra_devices) * DeviceSlot::SIZE as u64,
+            end: SUPER_OFFSET + 128 + 16 * u64::from(raw.sb_extslots),
             meta_offset: u64::from(raw.meta_blkaddr) << blkszbits,
             xattr_offset: u64::from(raw.xattr_blkaddr) << blkszbits,
             xattr_prefixes: (raw.feature_incompat & incompat::XATTR_PREFIXES != 0 && raw.xattr_prefix_count > 0)
@@ -135,14 +149,14 @@ impl Superblock {
         }
         if raw.feature_incompat & incompat::COMPR_CFGS != 0 {
             superblock.algorithms = raw.available_compr_algs;
-            superblock.read_configs(source, image_len, SUPER_OFFSET + 128 + 16 * u64::from(raw.sb_extslots))?;
+            superblock.end = superblock.read_configs(source, image_len, superblock.end)?;
         }
         Ok(superblock)
     }
 
     /// The configurations of the algorithms that the image uses: for each, a 16-bit length and that many bytes,
-    /// aligned to 4.
-    fn read_configs(&mut self, source: &dyn ReadAt, image_len: u64, mut at: u64) -> Result<()> {
+    /// aligned to 4. Returns where they end.
+    fn read_configs(&mut self, source: &dyn ReadAt, image_len: u64, mut at: u64) -> Result<u64> {
         if self.algorithms >> 4 != 0 {
             let bits = self.algorithms >> 4 << 4;
             return Err(Error::Unsupported(format!("compression algorithms {bits:#x}")));
@@ -184,7 +198,20 @@ impl Superblock {
             }
             at += 2 + len;
         }
-        Ok(())
+        Ok(at)
+    }
+
+    /// The table of other devices.
+    pub(crate) fn read_devices(&self, source: &dyn ReadAt, image_len: u64) -> Result<Vec<DeviceSlot>> {
+        if self.extra_devices == 0 {
+            return Ok(Vec::new());
+        }
+        if self.device_table.end > image_len {
+            return Error::corrupt("table of devices lies outside the image", self.device_table.start);
+        }
+        let mut bytes = vec![0; usize::from(self.extra_devices) * DeviceSlot::SIZE];
+        source.read_exact_at(&mut bytes, self.device_table.start).map_err(Error::io("reading the table of devices"))?;
+        Ok(bytes.as_chunks().0.iter().map(DeviceSlot::decode).collect())
     }
 
     /// The block, in bytes.

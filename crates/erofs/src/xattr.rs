@@ -1,6 +1,7 @@
 //! Extended attributes of an inode, inline and shared.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, XattrEntry, XattrHeader, align, compat};
@@ -17,18 +18,80 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// A prefix that the image defines: a predefined one and what follows it.
-pub(crate) type LongPrefix = Vec<u8>;
+/// What stands before an xattr's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prefix {
+    Known(Vec<u8>),
+    /// Index 0: what the image keeps for itself, such as digests of files. Nobody is shown it.
+    Hidden,
+    /// An index that the format does not define. As in Linux, nobody is shown it.
+    Unknown(u8),
+}
 
-pub(crate) fn short_prefix(index: u8) -> Option<&'static [u8]> {
-    XATTR_PREFIXES.iter().find(|(known, _)| *known == index).map(|(_, prefix)| *prefix)
+impl Prefix {
+    fn short(index: u8) -> Self {
+        match XATTR_PREFIXES.iter().find(|(known, _)| *known == index) {
+            Some((_, prefix)) => Self::Known(prefix.to_vec()),
+            None if index == 0 => Self::Hidden,
+            None => Self::Unknown(index),
+        }
+    }
+
+    fn followed_by(self, suffix: &[u8]) -> Self {
+        match self {
+            Self::Known(prefix) => Self::Known([&prefix, suffix].concat()),
+            other => other,
+        }
+    }
+}
+
+/// All of an inode's xattrs.
+#[derive(Default)]
+pub(crate) struct Xattrs {
+    pub(crate) known: Vec<Xattr>,
+    /// The indexes of unknown prefixes, each once.
+    pub(crate) unknown: BTreeSet<u8>,
+    /// Where the shared ones lie in the image.
+    pub(crate) shared: Vec<Range<u64>>,
+}
+
+impl Xattrs {
+    /// What is to be told of those that are left out.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
+        self.unknown.iter().map(|index| {
+            format!("an xattr is left out: its name begins with prefix {index}, which the format does not define")
+        })
+    }
+
+    fn add(&mut self, image: &Image, entry: XattrEntry, suffix: &[u8], value: &[u8], at: u64) -> Result<()> {
+        let prefix = match image.long_prefix(entry.e_name_index) {
+            Some(prefix) => prefix,
+            None => Prefix::short(entry.e_name_index),
+        };
+        match prefix.followed_by(suffix) {
+            Prefix::Known(name) if name.len() > 255 || name.contains(&0) => {
+                return Error::corrupt("xattr has an impossible name", at);
+            }
+            Prefix::Known(name) => self.known.push(Xattr { name, value: value.to_vec() }),
+            Prefix::Hidden => {}
+            Prefix::Unknown(index) => drop(self.unknown.insert(index)),
+        }
+        Ok(())
+    }
 }
 
 impl Image {
-    /// All xattrs of `inode`, shared ones first. At most 256 KiB inline plus 255 shared ones of at most 64 KiB.
+    /// The xattrs of `inode`, shared ones first; without those whose names have a prefix that the format does not define, which
+    /// Linux shows nobody. At most 256 KiB inline plus 255 shared ones of at most 64 KiB.
     pub fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>> {
+        Ok(self.all_xattrs(inode)?.known)
+    }
+
+    /// As [`xattrs`](Self::xattrs), with what is left out.
+    pub(crate) fn all_xattrs(&self, inode: &Inode) -> Result<Xattrs> {
+        let mut xattrs = Xattrs::default();
         if inode.xattr_end == inode.xattr_start {
-            return Ok(Vec::new());
+            return Ok(xattrs);
         }
         let mut body = vec![0; (inode.xattr_end - inode.xattr_start) as usize];
         self.read_meta(&mut body, inode.xattr_start)?;
@@ -36,7 +99,6 @@ impl Image {
             return Error::corrupt("xattrs are shorter than their header", inode.xattr_start);
         };
         let header = XattrHeader::decode(header);
-        let mut xattrs = Vec::new();
         let in_box = self.superblock().has_compatible(compat::SHARED_XATTRS_IN_METABOX);
         let shared_start = self.superblock().xattr_offset | if in_box { IN_BOX } else { 0 };
         for _ in 0..header.h_shared_count {
@@ -45,7 +107,7 @@ impl Image {
             };
             rest = after;
             let at = shared_start + 4 * u64::from(u32::from_le_bytes(*id));
-            xattrs.push(self.shared_xattr(at)?);
+            self.shared_xattr(&mut xattrs, at)?;
         }
         while let Some((entry, after)) = rest.split_first_chunk::<{ XattrEntry::SIZE }>() {
             let at = inode.xattr_end - rest.len() as u64;
@@ -59,57 +121,52 @@ impl Image {
             let Some(bytes) = after.get(..name_len + value_len) else {
                 return Error::corrupt("xattr is longer than the inode's xattrs", at);
             };
-            xattrs.push(self.named(entry, &bytes[..name_len], &bytes[name_len..], at)?);
+            xattrs.add(self, entry, &bytes[..name_len], &bytes[name_len..], at)?;
             let padded = (name_len + value_len).next_multiple_of(4);
             rest = after.get(padded..).unwrap_or_default();
         }
-        let names: HashSet<_> = xattrs.iter().map(|xattr| &xattr.name).collect();
-        if names.len() != xattrs.len() {
+        let names: HashSet<_> = xattrs.known.iter().map(|xattr| &xattr.name).collect();
+        if names.len() != xattrs.known.len() {
             return Error::corrupt("inode has an xattr twice", inode.xattr_start);
         }
         Ok(xattrs)
     }
 
-    fn shared_xattr(&self, at: u64) -> Result<Xattr> {
+    fn shared_xattr(&self, xattrs: &mut Xattrs, at: u64) -> Result<()> {
         let mut header = [0; XattrEntry::SIZE];
         self.read_meta(&mut header, at)?;
         let entry = XattrEntry::decode(&header);
         let name_len = usize::from(entry.e_name_len);
         let mut bytes = vec![0; name_len + usize::from(entry.e_value_size)];
-        self.read_meta(&mut bytes, at + XattrEntry::SIZE as u64)?;
-        self.named(entry, &bytes[..name_len], &bytes[name_len..], at)
+        let start = at + XattrEntry::SIZE as u64;
+        self.read_meta(&mut bytes, start)?;
+        xattrs.shared.push(at..start + bytes.len() as u64);
+        xattrs.add(self, entry, &bytes[..name_len], &bytes[name_len..], at)
     }
 
-    fn named(&self, entry: XattrEntry, suffix: &[u8], value: &[u8], at: u64) -> Result<Xattr> {
-        let prefix = if entry.e_name_index & XATTR_LONG_PREFIX != 0 {
-            let index = usize::from(entry.e_name_index & !XATTR_LONG_PREFIX);
-            self.long_prefixes().get(index).map(Vec::as_slice)
-        } else {
-            short_prefix(entry.e_name_index)
-        };
-        let Some(prefix) = prefix else {
-            return Error::corrupt("xattr has an unknown name prefix", at);
-        };
-        let name = [prefix, suffix].concat();
-        if name.len() > 255 || name.contains(&0) {
-            return Error::corrupt("xattr has an impossible name", at);
-        }
-        Ok(Xattr { name, value: value.to_vec() })
+    /// The prefix that the image defines for an index, if it is one of those.
+    fn long_prefix(&self, index: u8) -> Option<Prefix> {
+        let number = index & !XATTR_LONG_PREFIX;
+        (number != index)
+            .then(|| self.long_prefixes().get(usize::from(number)).cloned().unwrap_or(Prefix::Unknown(index)))
     }
 
-    /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and what follows it;
-    /// aligned to 4, in the metadata box or else in the packed inode where there is one.
-    pub(crate) fn read_long_prefixes(&self) -> Result<Vec<LongPrefix>> {
-        let Some((count, mut at)) = self.superblock().xattr_prefixes else { return Ok(Vec::new()) };
-        let holder = self.superblock().metabox_nid.or(self.superblock().packed_nid);
-        let holder = holder.map(|nid| self.inode(nid)).transpose()?;
+    /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and what follows it; aligned to 4. They
+    /// lie in the metadata box or else in the packed inode where there is one, unless the image says that they do not. Where they end is returned too.
+    pub(crate) fn read_long_prefixes(&self) -> Result<(Vec<Prefix>, Range<u64>)> {
+        let superblock = self.superblock();
+        let Some((count, start)) = superblock.xattr_prefixes else { return Ok((Vec::new(), 0..0)) };
+        let plain = superblock.feature_compat & compat::PLAIN_XATTR_PREFIXES != 0;
+        let nid = superblock.metabox_nid.or(superblock.packed_nid).filter(|_| !plain);
+        let holder = nid.map(|nid| self.inode(nid)).transpose()?;
         let read = |buf: &mut [u8], at: u64| match &holder {
             Some(inode) => self.read_exact_at(inode, buf, at),
             None => self.read_meta(buf, at),
         };
         let mut prefixes = Vec::with_capacity(usize::from(count));
+        let mut end = start;
         for _ in 0..count {
-            at = align(at, 4);
+            let at = align(end, 4);
             let mut len = [0; 2];
             read(&mut len, at)?;
             let len = usize::from(u16::from_le_bytes(len));
@@ -118,12 +175,9 @@ impl Image {
             }
             let mut bytes = vec![0; len];
             read(&mut bytes, at + 2)?;
-            let Some(base) = short_prefix(bytes[0]) else {
-                return Error::corrupt("xattr prefix extends an unknown one", at);
-            };
-            prefixes.push([base, &bytes[1..]].concat());
-            at += 2 + len as u64;
+            prefixes.push(Prefix::short(bytes[0]).followed_by(&bytes[1..]));
+            end = at + 2 + len as u64;
         }
-        Ok(prefixes)
+        Ok((prefixes, if holder.is_some() { 0..0 } else { start..end }))
     }
 }

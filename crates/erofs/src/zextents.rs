@@ -167,7 +167,7 @@ impl Extents {
         if u64::from(plen) > MAX_PCLUSTER_BYTES {
             return self.corrupt("cluster is longer than 1 MiB");
         }
-        if pa == 0 || pa.checked_add(plen.into()).is_none_or(|end| end > image.len_bytes()) {
+        if pa == 0 || image.spot(0, pa).and_then(|at| image.check_spot(plen.into(), at)).is_err() {
             return self.corrupt("cluster lies outside the image");
         }
         let Some(algorithm) = (word >> EXTENT_FORMAT_SHIFT).checked_sub(1) else {

@@ -295,7 +295,7 @@ impl CompressedMap {
             if plen > MAX_PCLUSTER_BYTES {
                 return self.corrupt("cluster is longer than 1 MiB");
             }
-            if pa == 0 || pa + plen > image.len_bytes() {
+            if pa == 0 || image.spot(0, pa).and_then(|at| image.check_spot(plen, at)).is_err() {
                 return self.corrupt("cluster lies outside the image");
             }
             self.place(index, pa, plen as u32, len)?

@@ -16,7 +16,7 @@ use crate::server::{Ended, pagefold, run_to_fail, send};
 
 /// Runs `command`, which must succeed, and returns what it wrote to standard output.
 #[track_caller]
-fn output(command: &mut Command) -> String {
+pub(crate) fn output(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")

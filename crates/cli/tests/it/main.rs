@@ -3,6 +3,7 @@
 mod clients;
 mod compact;
 mod comparing;
+mod devices;
 mod embedded;
 mod errors;
 mod file_system;

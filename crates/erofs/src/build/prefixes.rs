@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES};
-use crate::xattr::{LongPrefix, Xattr};
+use crate::xattr::Xattr;
 
 /// Prefixes that an index of 7 bits tells apart.
 const MOST: usize = 128;
@@ -15,7 +15,7 @@ const XATTR_NAME_BYTES: usize = 255;
 /// The long prefixes of an image.
 pub(crate) struct Prefixes {
     /// The longest first, so that the first that fits saves most.
-    all: Vec<LongPrefix>,
+    all: Vec<Vec<u8>>,
 }
 
 /// The predefined prefix that `name` begins with, by its index, and the rest of the name.
@@ -24,7 +24,7 @@ fn predefined(name: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 /// Refuses prefixes that the format cannot hold, or that would save nothing.
-pub(crate) fn check(wanted: &[LongPrefix]) -> Result<()> {
+pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
     for prefix in wanted {
         let longer = predefined(prefix).is_some_and(|(_, rest)| !rest.is_empty());
         if !longer || prefix.starts_with(b"system.") || prefix.len() > XATTR_NAME_BYTES || prefix.contains(&0) {
@@ -50,7 +50,7 @@ pub(crate) fn check(wanted: &[LongPrefix]) -> Result<()> {
 impl Prefixes {
     /// Those of `wanted` that some name is stored with. None for an image in which they would save nothing, which older kernels then
     /// mount.
-    pub(crate) fn new<'a>(wanted: &[LongPrefix], xattrs: impl Iterator<Item = &'a Xattr>) -> Self {
+    pub(crate) fn new<'a>(wanted: &[Vec<u8>], xattrs: impl Iterator<Item = &'a Xattr>) -> Self {
         let mut all = wanted.to_vec();
         all.sort_unstable_by(|left, right| (right.len(), left).cmp(&(left.len(), right)));
         all.dedup();

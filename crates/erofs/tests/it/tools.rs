@@ -61,6 +61,28 @@ impl Facts {
         self.mtime = (0, 0);
     }
 
+    pub(crate) fn forget_xattrs(&mut self) {
+        self.xattrs.clear();
+    }
+
+    pub(crate) fn set_owner(&mut self, uid: u32, gid: u32) {
+        self.owner = (uid, gid);
+    }
+
+    pub(crate) fn mtime(&self) -> (i64, u32) {
+        self.mtime
+    }
+
+    pub(crate) fn set_mtime(&mut self, seconds: i64) {
+        self.mtime = (seconds, 0);
+    }
+
+    /// Makes a file of this name alone, if it has several.
+    pub(crate) fn set_alone(&mut self, path: &Path) {
+        self.same_as = path.to_owned();
+        self.nlink = self.nlink.min(1);
+    }
+
     /// Leaves POSIX ACLs out of what is compared.
     pub(crate) fn forget_acls(&mut self) {
         self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));

@@ -1,0 +1,176 @@
+//! Other devices that hold an image's data: files besides the image that its table of devices lists.
+//!
+//! ```text
+//! a chunk says       a device's number and a block of it; number 0 stands for a unified address
+//! all other data     a unified address: a block of the image, or one within the range that the table maps a device to
+//! metadata           always lies in the image
+//! ```
+//!
+//! Where no devices are given, those that the table maps to blocks of the image are taken to lie there, as Linux does.
+
+use crate::error::{Error, Result};
+use crate::format::DeviceSlot;
+use crate::source::ReadAt;
+
+/// A place on one of an image's devices, 0 for the image itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Spot {
+    pub(crate) device: u16,
+    pub(crate) offset: u64,
+}
+
+/// One of the devices as the table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Mapped {
+    /// The unified address of its first byte, 0 for none.
+    start: u64,
+    len_bytes: u64,
+    number: u16,
+}
+
+/// An image's other devices.
+#[derive(Default)]
+pub(crate) struct Devices {
+    /// By number, less 1.
+    table: Vec<Mapped>,
+    /// Those with unified addresses, in the order of these.
+    unified: Vec<Mapped>,
+    /// None where all lie in the image.
+    sources: Vec<Box<dyn ReadAt>>,
+}
+
+impl Devices {
+    /// Of as many devices as the image has: what was given for them must be there, and as long as the table says, whose addresses
+    /// have 48 bits if they are `wide`.
+    pub(crate) fn open(
+        slots: &[DeviceSlot],
+        (block_bytes, wide): (u64, bool),
+        sources: Vec<Box<dyn ReadAt>>,
+        image_bytes: u64,
+    ) -> Result<Self> {
+        let bytes = |low: u32, high: u16| {
+            let blocks = u64::from(low) | if wide { u64::from(high) << 32 } else { 0 };
+            blocks.saturating_mul(block_bytes)
+        };
+        let mapped = |(number, slot): (u16, &DeviceSlot)| Mapped {
+            start: bytes(slot.uniaddr, slot.uniaddr_hi),
+            len_bytes: bytes(slot.blocks, slot.blocks_hi),
+            number,
+        };
+        let table: Vec<_> = (1..).zip(slots).map(mapped).collect();
+        let mut unified: Vec<_> = table.iter().filter(|device| device.start > 0).copied().collect();
+        unified.sort_unstable();
+        let in_image =
+            |device: &Mapped| device.start > 0 && device.start.saturating_add(device.len_bytes) <= image_bytes;
+        if sources.is_empty() && table.iter().all(in_image) {
+            return Ok(Self { table, unified: Vec::new(), sources });
+        }
+        if sources.len() != table.len() {
+            let needed = match table.len() {
+                0 => "no other devices".to_owned(),
+                1 => "1 other device".to_owned(),
+                count => format!("{count} other devices"),
+            };
+            return Err(Error::Devices(format!("the image has data on {needed}, and {} were given", sources.len())));
+        }
+        for (device, source) in table.iter().zip(&sources) {
+            let number = device.number;
+            let len_bytes =
+                source.len_bytes().map_err(Error::io(format!("asking for the length of device {number}")))?;
+            if len_bytes < device.len_bytes {
+                let wanted = device.len_bytes;
+                return Err(Error::Devices(format!(
+                    "device {number} has {len_bytes} bytes, and the image expects {wanted} there: is it another's?"
+                )));
+            }
+        }
+        Ok(Self { table, unified, sources })
+    }
+
+    /// Where a byte lies that the image says to be on the device `number`; `None` if there is no such device.
+    pub(crate) fn spot(&self, number: u16, address: u64) -> Option<Spot> {
+        // The mask is the least that has room for all numbers: bits above it are for others to use.
+        let number = number & (self.table.len() + 1).next_power_of_two().wrapping_sub(1) as u16;
+        if number > 0 {
+            let device = self.table.get(usize::from(number) - 1)?;
+            return Some(match self.sources.is_empty() {
+                true => Spot { device: 0, offset: device.start.checked_add(address)? },
+                false => Spot { device: number, offset: address },
+            });
+        }
+        let before = self.unified.partition_point(|device| device.start <= address);
+        let device = before.checked_sub(1).map(|last| self.unified[last]);
+        Some(match device.filter(|device| address - device.start < device.len_bytes) {
+            Some(device) => Spot { device: device.number, offset: address - device.start },
+            None => Spot { device: 0, offset: address },
+        })
+    }
+
+    /// Whether all data lies in the image, wherever it says.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Bytes of a device, as the table says; none of one that is not there.
+    pub(crate) fn len_bytes(&self, device: u16) -> u64 {
+        usize::from(device)
+            .checked_sub(1)
+            .and_then(|number| self.table.get(number))
+            .map_or(0, |device| device.len_bytes)
+    }
+
+    pub(crate) fn source(&self, device: u16) -> Option<&dyn ReadAt> {
+        self.sources.get(usize::from(device).checked_sub(1)?).map(|source| &**source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(blocks: u32, uniaddr: u32) -> DeviceSlot {
+        DeviceSlot { tag: [0; 64], blocks, uniaddr, blocks_hi: 0, uniaddr_hi: 0, reserved: [0; 52] }
+    }
+
+    fn sources(lens: &[usize]) -> Vec<Box<dyn ReadAt>> {
+        lens.iter().map(|len| Box::new(vec![0u8; *len]) as Box<dyn ReadAt>).collect()
+    }
+
+    #[test]
+    fn addresses_lead_to_devices() {
+        let slots = [slot(2, 100), slot(3, 0), slot(1, 50)];
+        let devices = Devices::open(&slots, (512, false), sources(&[1024, 2000, 512]), 10_000).unwrap();
+        let spot = |number, address| devices.spot(number, address).map(|spot| (spot.device, spot.offset));
+        for (number, address, expected) in [
+            (0, 0, (0, 0)),
+            (0, 50 * 512 - 1, (0, 50 * 512 - 1)),
+            (0, 50 * 512, (3, 0)),
+            (0, 51 * 512, (0, 51 * 512)),
+            (0, 101 * 512 + 7, (1, 519)),
+            (0, 102 * 512, (0, 102 * 512)),
+            (2, 5, (2, 5)),
+            (6, 5, (2, 5)),
+            (0xfffc, 5, (0, 5)),
+        ] {
+            assert_eq!(spot(number, address), Some(expected), "{number} {address}");
+        }
+        assert_eq!((devices.len_bytes(1), devices.len_bytes(2), devices.len_bytes(0)), (1024, 1536, 0));
+        let devices = Devices::open(&slots[..1], (512, false), sources(&[1024]), 10_000).unwrap();
+        assert_eq!(devices.spot(3, 0), Some(Spot { device: 1, offset: 0 }));
+        assert_eq!(Devices::open(&[slot(1, 0); 4], (512, false), sources(&[512; 4]), 0).unwrap().spot(7, 0), None);
+    }
+
+    #[test]
+    fn devices_must_be_there_and_long_enough() {
+        let refused = |slots: &[DeviceSlot], lens: &[usize]| {
+            Devices::open(slots, (512, false), sources(lens), 10_240).map(drop).unwrap_err().to_string()
+        };
+        assert_eq!(refused(&[slot(2, 0)], &[]), "the image has data on 1 other device, and 0 were given");
+        assert_eq!(refused(&[], &[5]), "the image has data on no other devices, and 1 were given");
+        assert!(refused(&[slot(2, 0)], &[1023]).starts_with("device 1 has 1023 bytes, and the image expects 1024"));
+        // One file that holds all.
+        let flat = Devices::open(&[slot(10, 10)], (512, true), sources(&[]), 10_240).unwrap();
+        assert_eq!(flat.spot(1, 512), Some(Spot { device: 0, offset: 11 * 512 }));
+        assert!(refused(&[slot(11, 10)], &[]).contains("1 other device"));
+    }
+}

@@ -1,0 +1,180 @@
+//! Two things in one place: a check names both, and lets pass what files may share.
+
+use std::fs::{self, File};
+
+use pagefold_erofs::{BuildOptions, CheckReport, Image, Indexes, ScanOptions, Tree, build};
+
+use crate::trees;
+
+const BLOCK: usize = 4096;
+
+/// An image of some files, whose superblock's checksum does not stand in the way.
+struct Edited {
+    bytes: Vec<u8>,
+}
+
+impl Edited {
+    fn new(options: &BuildOptions, files: &[(&str, Vec<u8>)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("tree");
+        fs::create_dir(&source).unwrap();
+        for (name, content) in files {
+            fs::write(source.join(name), content).unwrap();
+        }
+        let path = directory.path().join("image");
+        let out = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        build(&Tree::scan(&source, &ScanOptions::default()).unwrap(), options, &out).unwrap();
+        let mut bytes = fs::read(path).unwrap();
+        bytes[1024 + 8] &= !1;
+        Self { bytes }
+    }
+
+    fn word(&mut self, at: usize) -> &mut [u8; 4] {
+        self.bytes[at..].first_chunk_mut().unwrap()
+    }
+
+    fn inode(&mut self, name: &str) -> usize {
+        let nid = Image::open(self.bytes.clone()).unwrap().resolve(name.as_bytes()).unwrap().nid as usize;
+        u32::from_le_bytes(*self.word(1024 + 40)) as usize * BLOCK + nid * 32
+    }
+
+    /// The first block of a file that is not compressed.
+    fn block(&mut self, name: &str) -> u32 {
+        let at = self.inode(name) + 16;
+        u32::from_le_bytes(*self.word(at))
+    }
+
+    fn set_block(&mut self, name: &str, block: u32) {
+        let at = self.inode(name) + 16;
+        *self.word(at) = block.to_le_bytes();
+    }
+
+    /// Where the address of a file's first cluster stands, if its indexes are full ones and it has no xattrs.
+    fn cluster(&mut self, name: &str) -> usize {
+        let inode = self.inode(name);
+        let size = if self.bytes[inode] & 1 == 0 { 32 } else { 64 };
+        inode + size + 8 + 8 + 4
+    }
+
+    fn check(&self) -> CheckReport {
+        Image::open(self.bytes.clone()).unwrap().check(2)
+    }
+
+    /// Fails unless the check says so of both.
+    fn finds(&self, what: &str, one: &str, other: &str) {
+        let report = self.check();
+        let found = report.problems.iter().any(|problem| {
+            let mut names = [&problem.path[..], problem.other.as_deref().unwrap_or_default()];
+            names.sort_unstable();
+            problem.error.to_string().ends_with(what) && names == [one.as_bytes(), other.as_bytes()]
+        });
+        assert!(found, "{what} of {one} and {other}: {:?}", report.problems);
+    }
+}
+
+fn plain() -> BuildOptions {
+    BuildOptions { codec: None, ..BuildOptions::default() }
+}
+
+#[test]
+fn blocks_of_a_file_that_run_into_another_are_found() {
+    let files =
+        [("a", trees::noise(3 * BLOCK, 1)), ("b", trees::noise(3 * BLOCK, 2)), ("c", trees::noise(4 * BLOCK, 3))];
+    let mut image = Edited::new(&plain(), &files);
+    assert!(image.check().problems.is_empty());
+    let first = image.block("a");
+    image.set_block("b", first + 1);
+    image.finds("files overlap in a part of their blocks", "/a", "/b");
+    image.set_block("b", 0);
+    image.finds("metadata and data lie in the same place", "/b", "superblock");
+    let directory = image.block("c") + 4;
+    image.set_block("b", directory);
+    assert!(!image.check().problems.is_empty());
+}
+
+/// What `pack --dedupe` once wrote: a file that shares another's blocks, and whose tail is taken from whatever lies behind them.
+#[test]
+fn tails_that_are_others_blocks_are_found() {
+    let head = trees::noise(2 * BLOCK, 1);
+    let with = |tail: Vec<u8>| [&head[..], &tail].concat();
+    let mut image = Edited::new(
+        &BuildOptions { dedupe: false, ..BuildOptions::default() },
+        &[("a", head.clone()), ("b", trees::text(3 * BLOCK, 2)), ("c", with(trees::noise(BLOCK - 1, 3)))],
+    );
+    let first = image.block("a");
+    image.set_block("c", first);
+    image.finds("a compressed cluster lies in the same blocks as data that is not compressed", "/b", "/c");
+    let mut image = Edited::new(
+        &plain(),
+        &[("a", head.clone()), ("b", trees::noise(3 * BLOCK, 2)), ("c", with(trees::noise(BLOCK - 1, 3)))],
+    );
+    let first = image.block("a");
+    image.set_block("c", first);
+    image.finds("files overlap in a part of their blocks", "/b", "/c");
+    // Where the other is a block, all of it lies within; but it goes on behind the end.
+    let mut image = Edited::new(
+        &plain(),
+        &[("a", head.clone()), ("b", trees::noise(BLOCK, 2)), ("c", with(trees::noise(BLOCK - 1, 3)))],
+    );
+    let first = image.block("a");
+    image.set_block("c", first);
+    image.finds("file ends within a block in which another goes on", "/b", "/c");
+}
+
+#[test]
+fn whole_blocks_may_be_shared() {
+    let content = trees::noise(4 * BLOCK, 1);
+    let files =
+        [("a", content.clone()), ("b", content[..2 * BLOCK].to_vec()), ("c", content[BLOCK..3 * BLOCK].to_vec())];
+    let mut image = Edited::new(&plain(), &files);
+    let first = image.block("a");
+    image.set_block("b", first);
+    image.set_block("c", first + 1);
+    // The blocks that nobody has now are counted still.
+    assert!(image.check().problems.is_empty(), "{:?}", image.check().problems);
+    let read = Image::open(image.bytes).unwrap();
+    let mut bytes = vec![0; 2 * BLOCK];
+    read.read_exact_at(&read.resolve(b"c").unwrap(), &mut bytes, 0).unwrap();
+    assert_eq!(bytes, content[BLOCK..3 * BLOCK]);
+}
+
+#[test]
+fn clusters_that_overlap_are_found() {
+    let options = BuildOptions { indexes: Indexes::Full, pcluster_bytes: 16_384, ..BuildOptions::default() };
+    let mut image = Edited::new(&options, &[("a", trees::text(100_000, 1)), ("b", trees::text(100_000, 2))]);
+    let (from, to) = (image.cluster("a"), image.cluster("b"));
+    let block = u32::from_le_bytes(*image.word(from));
+    *image.word(to) = (block + 1).to_le_bytes();
+    image.finds("compressed clusters overlap that are not the same", "/a", "/b");
+    // The same cluster is shared.
+    *image.word(to) = block.to_le_bytes();
+    assert!(image.check().problems.iter().all(|problem| problem.other.is_none()));
+}
+
+#[test]
+fn inodes_that_overlap_are_both_named() {
+    // Short files lie with their inodes.
+    let files: Vec<_> = (0..4).map(|number| (["a", "b", "c", "d"][number], trees::text(500, number as u32))).collect();
+    let mut image = Edited::new(&plain(), &files);
+    let inode = image.inode("a");
+    // So long that the next inode lies in it.
+    let size = 1500u32.to_le_bytes();
+    *image.word(inode + 8) = size;
+    let report = image.check();
+    let named = report.problems.iter().filter(|problem| problem.error.to_string().ends_with("inode overlaps another"));
+    let named: Vec<_> = named.map(|problem| (problem.path.clone(), problem.other.clone())).collect();
+    assert!(named.iter().any(|(path, other)| path == b"/a" || other.as_deref() == Some(b"/a")), "{report:?}");
+}
+
+#[test]
+fn blocks_of_no_file_are_warned_of() {
+    let content = trees::noise(3 * BLOCK, 1);
+    let mut image = Edited::new(&plain(), &[("a", content), ("b", trees::noise(3 * BLOCK, 2))]);
+    let (first, second) = (image.block("a"), image.block("b"));
+    assert!(image.check().warnings.is_empty());
+    // As if both were the same, and the last block of one had been written for nothing.
+    image.set_block("b", first);
+    let report = image.check();
+    let expected = format!("3 blocks from byte {} on hold data that belongs to no file", second as usize * BLOCK);
+    assert!(report.problems.is_empty() && report.warnings[0].what == expected, "{report:?}");
+}
