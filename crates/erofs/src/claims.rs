@@ -14,12 +14,16 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::build::is_zeros;
 use crate::devices::Spot;
 use crate::error::{Error, Result};
 use crate::format::{SUPER_OFFSET, align};
 use crate::image::Image;
 use crate::metabox::IN_BOX;
 use crate::walk::{PathId, Paths};
+
+/// Blocks that nobody has are read in pieces of so many bytes: a multiple of every block.
+const GAP_BYTES: u64 = 256 << 10;
 
 /// What a part of the image is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -194,12 +198,21 @@ impl Sorted {
         // Blocks in front of the superblock's may hold what starts a machine.
         let mut reach = align(SUPER_OFFSET, block);
         let mut found: Option<(u64, u64)> = None;
+        let mut bytes = Vec::new();
         for (start, claim_end) in self.in_image(block).chain([(end, end)]) {
-            for offset in (reach..start.min(end) / block * block).step_by(block as usize) {
+            let gap_end = start.min(end) / block * block;
+            while reach < gap_end {
+                let len = (gap_end - reach).min(GAP_BYTES) as usize;
+                bytes.resize(len, 0);
                 // What cannot be read is told where it is needed.
-                if last_nonzero(image, Spot { device: 0, offset }).is_ok_and(|nonzero_end| nonzero_end > 0) {
-                    found.get_or_insert((offset, 0)).1 += 1;
+                if image.read_spot(&mut bytes, Spot { device: 0, offset: reach }).is_ok() {
+                    for (offset, block) in (reach..).step_by(block as usize).zip(bytes.chunks(block as usize)) {
+                        if !is_zeros(block) {
+                            found.get_or_insert((offset, 0)).1 += 1;
+                        }
+                    }
                 }
+                reach += len as u64;
             }
             reach = reach.max(claim_end.checked_next_multiple_of(block).unwrap_or(u64::MAX));
         }
