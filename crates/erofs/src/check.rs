@@ -375,7 +375,8 @@ impl Image {
             && checker.report.problems.is_empty()
             && let Some((offset, count)) = claims.nobodys(self, said_end.min(self.len_bytes()))
         {
-            let what = format!("{count} blocks from byte {offset} on hold data that belongs to no file");
+            let (plural, verb) = if count == 1 { ("", "s") } else { ("s", "") };
+            let what = format!("{count} block{plural} from byte {offset} on hold{verb} data that belongs to no file");
             checker.warnings.add(|| b"/".to_vec(), what);
         }
         let mut report = checker.report;

@@ -53,6 +53,7 @@ mod filling;
 mod format;
 mod image;
 mod inode;
+mod kept;
 mod metabox;
 mod segments;
 mod source;

@@ -15,20 +15,19 @@
 //! Each window must ascend. An image whose windows do not is not mapped twice: a search in it ends somewhere, and what it finds
 //! is held against the offset.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::format::{
     EXTENT_FORMAT_SHIFT, EXTENT_PARTIAL, EXTENT_PLEN_MASK, EncodedExtent, ExtentsHeader, MAX_EXTENT_BYTES,
     MAX_PCLUSTER_BYTES, advise, align,
 };
-use crate::image::{Budget, Image};
+use crate::image::Image;
+use crate::kept::KeptWindows;
 use crate::zmap::{Extent, Place};
 
 /// Extents that are decoded and kept together.
 const WINDOW: u64 = 1024;
-/// The first windows of a file are kept by whoever has it open, as long as there is room.
-const KEPT_WINDOWS: u64 = 64;
 
 /// An extent as its record says it.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +58,7 @@ pub(crate) struct Extents {
     interlaced: bool,
     /// The last extent lies in the packed inode.
     fragment: bool,
-    /// The first windows, once they were asked for.
-    kept: Box<[OnceLock<Window>]>,
-    budget: Arc<Budget>,
+    kept: KeptWindows<Record>,
 }
 
 /// The window that a mapping used last, unless the file keeps it.
@@ -69,13 +66,6 @@ pub(crate) struct Extents {
 pub(crate) struct ExtentCursor {
     number: u64,
     window: Option<(u64, Window)>,
-}
-
-impl Drop for Extents {
-    fn drop(&mut self) {
-        let kept = self.kept.iter().filter_map(OnceLock::get);
-        self.budget.give(kept.map(|window| size_of_val(&**window)).sum());
-    }
 }
 
 impl Extents {
@@ -117,8 +107,7 @@ impl Extents {
             window_pas: OnceLock::new(),
             interlaced: header.h_advise & advise::INTERLACED_PCLUSTER != 0,
             fragment: header.h_advise & advise::FRAGMENT_PCLUSTER != 0,
-            kept: (0..count.div_ceil(WINDOW).min(KEPT_WINDOWS)).map(|_| OnceLock::new()).collect(),
-            budget: Arc::clone(image.kept_indexes()),
+            kept: KeptWindows::new(count.div_ceil(WINDOW), image.kept_indexes()),
         })
     }
 
@@ -212,20 +201,9 @@ impl Extents {
     }
 
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut ExtentCursor, number: u64) -> Result<&'a [Record]> {
-        if let Some(slot) = self.kept.get(number as usize) {
-            if let Some(window) = slot.get() {
-                return Ok(window);
-            }
-            let bytes = self.in_window(number) as usize * size_of::<Record>();
-            if self.budget.take(bytes) {
-                // Of two who come at once one has read it in vain.
-                let read = self.read_window(image, number).map(|window| slot.set(window).is_ok());
-                if !matches!(read, Ok(true)) {
-                    self.budget.give(bytes);
-                }
-                read?;
-                return Ok(slot.get().map_or(&[], |window| window));
-            }
+        let bytes = self.in_window(number) as usize * size_of::<Record>();
+        if let Some(window) = self.kept.get(number, bytes, || self.read_window(image, number))? {
+            return Ok(window);
         }
         if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
             cursor.window = Some((number, self.read_window(image, number)?));

@@ -13,8 +13,6 @@
 //! Distances in the image only say how far to step back. Each step goes back, none further than the longest extent,
 //! and the end is found by looking, so that no image makes this loop or map one byte twice.
 
-use std::sync::{Arc, OnceLock};
-
 use pagefold_codec::cluster::ClusterFormat;
 
 use crate::cache::Kept;
@@ -23,8 +21,9 @@ use crate::format::{
     CompactLayout, DataLayout, ExtentsHeader, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LI_PARTIAL_REF, LclusterType,
     MAX_EXTENT_BYTES, MAX_PCLUSTER_BYTES, MapHeader, PackFormat, advise, align, incompat,
 };
-use crate::image::{Budget, Image};
+use crate::image::Image;
 use crate::inode::Inode;
+use crate::kept::KeptWindows;
 use crate::zextents::{ExtentCursor, Extents};
 
 /// One logical cluster's index, decoded.
@@ -50,8 +49,6 @@ impl Lcluster {
 
 /// Logical clusters that are decoded and kept together.
 pub(crate) const WINDOW: u64 = 1024;
-/// The first windows of a file are kept by whoever has it open, as long as there is room.
-const KEPT_WINDOWS: u64 = 64;
 /// What it takes to keep a window in the cache, besides its indexes.
 const KEPT_BYTES: usize = 128;
 
@@ -121,10 +118,7 @@ pub(crate) struct CompressedMap {
     whole_fragment: bool,
     /// The logical cluster in which the last extent starts, if that is inline or a fragment.
     tail_head: Option<u64>,
-    /// The first windows, once they were asked for.
-    kept: Box<[OnceLock<Box<[Lcluster]>>]>,
-    /// From which their bytes come.
-    budget: Arc<Budget>,
+    kept: KeptWindows<Lcluster>,
 }
 
 /// The window of indexes that a mapping used last.
@@ -132,13 +126,6 @@ pub(crate) struct CompressedMap {
 pub(crate) struct Cursor {
     window: Option<(u64, Kept<Box<[Lcluster]>>)>,
     extents: ExtentCursor,
-}
-
-impl Drop for CompressedMap {
-    fn drop(&mut self) {
-        let kept = self.kept.iter().filter_map(OnceLock::get);
-        self.budget.give(kept.map(|window| size_of_val(&**window)).sum());
-    }
 }
 
 impl CompressedMap {
@@ -168,8 +155,7 @@ impl CompressedMap {
             fragment_offset: 0,
             whole_fragment: false,
             tail_head: None,
-            kept: Box::default(),
-            budget: Arc::clone(image.kept_indexes()),
+            kept: KeptWindows::new(0, image.kept_indexes()),
         };
         let fragments =
             superblock.has(incompat::FRAGMENTS) && superblock.packed_nid.is_some_and(|nid| nid != inode.nid);
@@ -221,7 +207,7 @@ impl CompressedMap {
             return Error::corrupt("file's indexes end after the image", at);
         }
         map.index_end = map.index_start + index_bytes;
-        map.kept = (0..map.total.div_ceil(WINDOW).min(KEPT_WINDOWS)).map(|_| OnceLock::new()).collect();
+        map.kept = KeptWindows::new(map.total.div_ceil(WINDOW), image.kept_indexes());
         if map.has(advise::INLINE_PCLUSTER) {
             if !superblock.has(incompat::ZTAILPACKING) {
                 return Error::corrupt("file has an inline cluster and the image has not", at);
@@ -405,20 +391,8 @@ impl CompressedMap {
     /// The window of indexes in which a logical cluster's is.
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
-        if let Some(slot) = self.kept.get(number as usize) {
-            if let Some(window) = slot.get() {
-                return Ok(window);
-            }
-            let bytes = self.window_bytes(number);
-            if self.budget.take(bytes) {
-                // Of two who come at once one has read it in vain.
-                let read = self.read_window(image, number).map(|window| slot.set(window).is_ok());
-                if !matches!(read, Ok(true)) {
-                    self.budget.give(bytes);
-                }
-                read?;
-                return Ok(slot.get().map_or(&[], |window| window));
-            }
+        if let Some(window) = self.kept.get(number, self.window_bytes(number), || self.read_window(image, number))? {
+            return Ok(window);
         }
         if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
             let cost = self.window_bytes(number) + KEPT_BYTES;
