@@ -149,8 +149,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Whether the image is compared with its source: as asked, else where what is shared or packed makes a builder err most
-    /// easily, and where it adds less than 15 % to the time (docs/erofs.md).
+    /// Whether the image is compared with its source: as asked, else where sharing makes builder faults most likely, and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {
         let slow = match options.codec {
             None | Some(ClusterCodec::Lz4) => false,

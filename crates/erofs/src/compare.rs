@@ -1,8 +1,8 @@
 //! Comparing an image with a tree: names, metadata, links and every byte of content.
 //!
 //! One thread walks both together and compares what inodes say; others read content from both sides meanwhile. The image is
-//! read by the code that reads any image, and the tree's files are read again where they are. What is found, and in which
-//! order it is told, does not depend on the threads.
+//! read by the code that reads any image, and the tree's files are read again where they are. The findings and
+//! their order do not depend on the threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -24,7 +24,7 @@ const PART_BYTES: u64 = 4 << 20;
 /// Bytes that are read from both sides at once, while a processor's cache still has them.
 const PIECE_BYTES: usize = 512 << 10;
 
-/// Something that an image has otherwise than a tree.
+/// Something that differs between an image and a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The path of the file, from the root; at most the last 4 KiB.

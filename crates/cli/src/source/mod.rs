@@ -70,7 +70,7 @@ pub(crate) struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// What all sources are together, told what of them it has otherwise. An image that is made in a source, as `output`, is not part of it.
+    /// The tree of all sources together. Warns of what an image cannot hold. The `output`, if it lies in a source, is left out.
     pub(crate) fn tree(&self, sources: &[PathBuf], output: Option<&Path>) -> anyhow::Result<Tree> {
         let options = self.scan_options().map_err(misuse)?;
         let tree = self.read(sources, output, &options)?;
