@@ -32,28 +32,28 @@ Linux mounts lz4 from 5.4 on, larger clusters 5.13, lzma 5.16, ztailpacking 5.17
 The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
 --timestamp.")]
 pub(crate) struct Args {
-    /// Directories and tar archives, plain or compressed by gzip, zstd or xz (- for standard input), each laid over those before
-    /// as a container's layers are; or one other file or disk, which the image then holds
+    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), each laid over those before it as a
+    /// container's layers are; or one other file or disk, which the image then contains
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
-    /// The image, written under another name until it is whole; or a disk or pipe; - for standard output
+    /// The image file, which appears when it is complete; or a disk or pipe; - for standard output
     #[arg(short, long, value_name = "IMAGE")]
     output: PathBuf,
 
-    /// What compresses files, and how hard it tries
+    /// The codec that compresses files, and its level
     #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
     codec: String,
 
-    /// The longest compressed cluster, a multiple of the block, up to 1M [default: the block]
+    /// The maximum size of a compressed cluster: a multiple of the block, up to 1M [default: the block]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
-    /// Files that are compressed in another way: the first PATTERN, as in --exclude, that a file has counts
+    /// Compress files that match PATTERN (as in --exclude) in another way; the first match applies
     #[arg(long = "hint", value_name = "PATTERN=CODEC[,LEVEL][@CLUSTER]")]
     hints: Vec<std::ffi::OsString>,
 
-    /// The block: Linux mounts blocks up to its page
+    /// The block size: Linux mounts blocks up to its page size
     #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = size::parse)]
     block: u64,
 
@@ -61,20 +61,20 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
     indexes: IndexKind,
 
-    /// Put each compressed file's last cluster beside its inode where it fits; with --fragments, the others go there
+    /// Store each compressed file's last cluster beside its inode if it fits; with --fragments, the others become fragments
     #[arg(long)]
     ztailpacking: bool,
 
-    /// Put the ends of files (tails, unless given), or all files up to 16 MiB (all), together and compress that
+    /// Store the ends of files (tails, the default) or whole files up to 16 MiB (all) together, and compress them as one file
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails", value_parser = parse_fragments)]
     fragments: Option<Fragments>,
 
-    /// Store content that lies in several places once, also where it moved; files are read twice
+    /// Store repeated content once, also where it has moved; files are read twice
     #[arg(long)]
     dedupe: bool,
 
-    /// Compare the finished image with the source, both read again; after a difference there is no image. The default with
-    /// --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, zstd from 6 on), where it adds little to the time
+    /// Read the finished image and the source again and compare them; after a difference there is no image. The default with
+    /// --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, zstd from 6 on)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
 
@@ -82,16 +82,16 @@ pub(crate) struct Args {
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
 
-    /// Store files that are not compressed in chunks of this size, a power of two from the block to 16M, and equal chunks once; a
-    /// mount with DAX maps such files, with 2M or more by huge pages
+    /// Store uncompressed files in chunks of this size (a power of two from the block to 16M), and equal chunks once. A DAX
+    /// mount can map such files, from 2M on with huge pages
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     chunk: Option<u64>,
 
-    /// Threads; 0 for one a processor
+    /// Threads; 0 for one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Store the front of xattr names that begin so, such as trusted.overlay., once; can be given 128 times (Linux 6.4)
+    /// Store this prefix of xattr names once, such as trusted.overlay.; can be given 128 times (Linux 6.4)
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
     xattr_prefix: Vec<String>,
 
@@ -149,7 +149,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Whether the image is compared with its source: as asked, else where sharing makes builder faults most likely, and where it adds less than 15 % to the time (docs/pack.md).
+    /// Whether the image is compared with its source: as asked, otherwise where sharing makes builder faults most likely,
+    /// and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {
         let slow = match options.codec {
             None | Some(ClusterCodec::Lz4) => false,

@@ -55,16 +55,16 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     no_xattrs: bool,
 
-    /// Leave out a name anywhere, or with a slash before or in it a path below the source; * and ? stand for bytes
-    /// within a name
+    /// Leave out a name at any depth or, with a slash before or in it, a path below the source; * and ? match bytes within a
+    /// name
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
-    /// Make a layer for overlayfs: whiteouts stay, in its form, instead of deleting from the sources before
+    /// Build a layer for overlayfs: whiteouts are kept in its form instead of being applied to the sources before
     #[arg(long)]
     layer: bool,
 
-    /// Leave out files and directories that cannot be read, with a warning, instead of ending at the first
+    /// Leave out files and directories that cannot be read, with a warning, instead of failing at the first
     #[arg(long)]
     skip_unreadable: bool,
 }
