@@ -209,7 +209,8 @@ fn what_is_spent_is_the_heap_the_table_and_the_streams() {
     fn spent<L: EntryLock>() -> u64 {
         let store =
             Store::<L>::new(Config { streams: StreamPolicy::Single, ..Config::new(1000) }).expect("a small store");
-        store.write(0, &page_of(1, 3)).expect("memory");
+        let mut state = 1;
+        store.write(0, &array::from_fn(|_| (next(&mut state) >> 32) as u8)).expect("memory");
         let stats = store.stats();
         assert_eq!(stats.compr_data_size, PAGE_SIZE as u64);
         stats.spent_bytes - stats.mem_used_total
