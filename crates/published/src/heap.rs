@@ -2,8 +2,7 @@
 #![allow(unsafe_code)] // an object's bytes belong to its owner
 
 use std::{
-    fmt::Debug,
-    io,
+    fmt, io,
     ops::Range,
     sync::{
         Arc,
@@ -44,8 +43,9 @@ impl AllocatorKind {
     }
 }
 
-/// Decides where objects of 1 to 4096 bytes lie. As in both sources, one lock guards all that an allocator knows.
-pub(crate) trait Allocator: Debug + Send + Sync {
+/// Decides where objects of 1 to 4096 bytes lie. As in both sources, one spinlock guards all that an allocator
+/// knows.
+pub(crate) trait Allocator: Send + Sync {
     /// Takes room for `len_bytes` and returns its location, below 2⁴⁴. `None`: there is no memory.
     fn alloc(&self, len_bytes: usize) -> Option<u64>;
 
@@ -75,7 +75,6 @@ pub(crate) trait Allocator: Debug + Send + Sync {
 /// heap.remove(object);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Heap {
     memory: Arc<Memory>,
     allocator: Box<dyn Allocator>,
@@ -94,6 +93,12 @@ impl Object {
     /// Location and length.
     pub(crate) fn parts(&self) -> (u64, usize) {
         (self.at, self.len_bytes)
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("spent_bytes", &self.spent_bytes()).finish_non_exhaustive()
     }
 }
 

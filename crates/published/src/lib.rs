@@ -34,6 +34,7 @@ mod allocator_tests;
 mod heap;
 mod lock;
 mod memory;
+mod spin;
 mod store;
 mod streams;
 mod table;

@@ -86,9 +86,19 @@ fn wait_until(mut attempt: impl FnMut() -> bool) {
 #[derive(Debug, Default)]
 pub struct Flag(AtomicU32);
 
+impl Flag {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    pub(crate) fn try_lock(&self) -> bool {
+        self.0.load(Relaxed) == 0 && self.0.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+    }
+}
+
 impl Lock for Flag {
     fn lock(&self) {
-        wait_until(|| self.0.load(Relaxed) == 0 && self.0.compare_exchange_weak(0, 1, Acquire, Relaxed).is_ok());
+        wait_until(|| self.try_lock());
     }
 
     fn unlock(&self) {

@@ -12,11 +12,17 @@
 //! The kernel keeps a thread that holds its CPU's stream from being preempted. A thread here can be, so a mutex guards
 //! each CPU's stream; only a thread that finds the holder preempted waits.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, Thread},
+};
 
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, StreamError};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
+
+use crate::spin::SpinMutex;
 
 /// How many streams there are and who gets which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +52,7 @@ enum Shelf {
     Fixed(Box<[CachePadded<Mutex<Option<Working>>>]>),
     List {
         most: usize,
-        list: Mutex<List>,
-        returned: Condvar,
+        list: SpinMutex<List>,
     },
 }
 
@@ -57,7 +62,7 @@ struct List {
     idle: Vec<Working>,
     made: usize,
     /// Threads that sleep until a stream comes back.
-    waiting: usize,
+    waiting: VecDeque<Thread>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,9 +74,7 @@ impl Streams {
         let fixed = |count| Shelf::Fixed((0..count).map(|_| CachePadded::default()).collect());
         let shelf = match policy {
             StreamPolicy::Single => fixed(1),
-            StreamPolicy::Idle(most) => {
-                Shelf::List { most: most.max(1), list: Mutex::default(), returned: Condvar::new() }
-            }
+            StreamPolicy::Idle(most) => Shelf::List { most: most.max(1), list: SpinMutex::default() },
             StreamPolicy::PerCpu => fixed(cpus()),
         };
         Self { codec, shelf }
@@ -89,14 +92,15 @@ impl Streams {
                 };
                 Ok(work(working))
             }
-            Shelf::List { most, list, returned } => {
-                let mut working = self.take(*most, list, returned)?;
+            Shelf::List { most, list } => {
+                let mut working = self.take(*most, list)?;
                 let result = work(&mut working);
-                let mut list = lock(list);
+                let mut list = list.lock();
                 list.idle.push(working);
-                // Waking costs a system call, which the kernel's lists do not have to pay: not when nobody waits.
-                if list.waiting > 0 {
-                    returned.notify_one();
+                let woken = list.waiting.pop_front();
+                drop(list);
+                if let Some(thread) = woken {
+                    thread.unpark();
                 }
                 Ok(result)
             }
@@ -104,20 +108,26 @@ impl Streams {
     }
 
     /// Takes a stream off the list, or makes one if there may be more.
-    fn take(&self, most: usize, list: &Mutex<List>, returned: &Condvar) -> Result<Working, StreamError> {
-        let mut guard = lock(list);
+    fn take(&self, most: usize, shared: &SpinMutex<List>) -> Result<Working, StreamError> {
+        let mut own: Option<Thread> = None;
         loop {
-            if let Some(working) = guard.idle.pop() {
+            let mut list = shared.lock();
+            // A thread may come back from sleep without having been woken: it must not be woken twice in another's stead.
+            if let Some(own) = &own {
+                list.waiting.retain(|other| other.id() != own.id());
+            }
+            if let Some(working) = list.idle.pop() {
                 return Ok(working);
             }
-            if guard.made < most {
-                guard.made += 1;
-                drop(guard);
-                return self.make().inspect_err(|_| lock(list).made -= 1);
+            if list.made < most {
+                list.made += 1;
+                drop(list);
+                return self.make().inspect_err(|_| shared.lock().made -= 1);
             }
-            guard.waiting += 1;
-            guard = returned.wait(guard).unwrap_or_else(PoisonError::into_inner);
-            guard.waiting -= 1;
+            list.waiting.push_back(own.get_or_insert_with(thread::current).clone());
+            drop(list);
+            // Returns at once if the thread was woken in between.
+            thread::park();
         }
     }
 
@@ -130,7 +140,7 @@ impl Streams {
         let one = |working: &Working| (working.stream.memory_bytes() + PAGE_SIZE) as u64;
         match &self.shelf {
             Shelf::Fixed(streams) => streams.iter().map(|stream| lock(stream).as_ref().map_or(0, one)).sum(),
-            Shelf::List { list, .. } => lock(list).idle.iter().map(one).sum(),
+            Shelf::List { list, .. } => list.lock().idle.iter().map(one).sum(),
         }
     }
 }

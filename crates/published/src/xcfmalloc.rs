@@ -12,14 +12,11 @@
 //!
 //! `held = pages × 4096 + descriptors' pages × 4096`. A page's blocks cover it, and no two free ones touch.
 
-use std::{
-    ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::ops::Range;
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{heap::Allocator, memory::Pages};
+use crate::{heap::Allocator, memory::Pages, spin::SpinMutex};
 
 /// Bytes of a unit of length.
 const UNIT: usize = 64;
@@ -46,12 +43,10 @@ const DESCRIPTORS_A_PAGE: usize = PAGE_SIZE / size_of::<Descriptor>();
 const _: () = assert!(DESCRIPTORS_A_PAGE == 170);
 
 /// The allocator.
-#[derive(Debug)]
 pub(crate) struct Xcfmalloc {
-    inner: Mutex<Inner>,
+    inner: SpinMutex<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     pages: Pages,
     descriptors: Vec<Box<[Descriptor]>>,
@@ -67,11 +62,7 @@ impl Xcfmalloc {
     pub(crate) fn new(pages: Pages) -> Self {
         let inner =
             Inner { pages, descriptors: Vec::new(), unused: NIL, heads: [NIL; PAGE_UNITS], listed: 0, live_bytes: 0 };
-        Self { inner: Mutex::new(inner) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { inner: SpinMutex::new(inner) }
     }
 }
 
@@ -291,23 +282,23 @@ impl Inner {
 
 impl Allocator for Xcfmalloc {
     fn alloc(&self, len_bytes: usize) -> Option<u64> {
-        self.lock().alloc(len_bytes).map(u64::from)
+        self.inner.lock().alloc(len_bytes).map(u64::from)
     }
 
     fn free(&self, at: u64, _len_bytes: usize) {
-        self.lock().free(at as u32);
+        self.inner.lock().free(at as u32);
     }
 
     fn pieces(&self, at: u64, len_bytes: usize) -> [Range<usize>; 2] {
-        self.lock().pieces(at as u32, len_bytes)
+        self.inner.lock().pieces(at as u32, len_bytes)
     }
 
     fn spent_bytes(&self) -> u64 {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.pages.held_bytes() + (inner.descriptors.len() * PAGE_SIZE) as u64
     }
 
     fn check(&self) -> Result<u64, String> {
-        self.lock().check()
+        self.inner.lock().check()
     }
 }

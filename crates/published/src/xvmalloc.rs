@@ -15,13 +15,14 @@
 //! `pages = Σ blocks = live + free`, and no two free blocks touch.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
     heap::Allocator,
     memory::{Memory, Pages},
+    spin::SpinMutex,
 };
 
 const HEADER: usize = 4;
@@ -34,12 +35,10 @@ const NIL: u32 = u32::MAX;
 const USED: usize = 1;
 
 /// The allocator.
-#[derive(Debug)]
 pub(crate) struct Xvmalloc {
-    inner: Mutex<Inner>,
+    inner: SpinMutex<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     memory: Arc<Memory>,
     pages: Pages,
@@ -78,11 +77,7 @@ impl Xvmalloc {
             listed: [0; LISTS.div_ceil(64)],
             live_bytes: 0,
         };
-        Self { inner: Mutex::new(inner) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { inner: SpinMutex::new(inner) }
     }
 }
 
@@ -239,11 +234,11 @@ impl Inner {
 
 impl Allocator for Xvmalloc {
     fn alloc(&self, len_bytes: usize) -> Option<u64> {
-        self.lock().alloc(len_bytes).map(|at| at as u64)
+        self.inner.lock().alloc(len_bytes).map(|at| at as u64)
     }
 
     fn free(&self, at: u64, len_bytes: usize) {
-        self.lock().free(at as usize, len_bytes);
+        self.inner.lock().free(at as usize, len_bytes);
     }
 
     fn pieces(&self, at: u64, len_bytes: usize) -> [Range<usize>; 2] {
@@ -252,12 +247,12 @@ impl Allocator for Xvmalloc {
     }
 
     fn spent_bytes(&self) -> u64 {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.pages.held_bytes() + size_of_val(&*inner.heads) as u64
     }
 
     fn check(&self) -> Result<u64, String> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let (free_bytes, live_bytes, held_bytes) = (inner.free_bytes()?, inner.live_bytes, inner.pages.held_bytes());
         if free_bytes + live_bytes != held_bytes {
             return Err(format!("{free_bytes} bytes are listed and {live_bytes} live, of {held_bytes}"));
