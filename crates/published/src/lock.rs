@@ -177,7 +177,8 @@ impl Lock for BitLock {
     }
 
     fn unlock(&self) {
-        self.0.fetch_and(!LOCKED, Release);
+        // Only the holder changes a word that is locked; setting the bit once more does not.
+        self.0.store(self.get(), Release);
     }
 }
 
@@ -190,7 +191,6 @@ impl BitLock {
     /// Stores `word`, whose highest bit is clear, and leaves the bit as it is. Whoever holds the entry's lock alone calls it.
     pub(crate) fn set(&self, word: u64) {
         debug_assert_eq!(word & LOCKED, 0);
-        // Others only look for the bit to clear, which the holder's alone clears.
         self.0.store(word | self.0.load(Relaxed) & LOCKED, Relaxed);
     }
 }
