@@ -13,14 +13,14 @@
 
 use std::{
     fmt::Debug,
-    hint::spin_loop,
     marker::PhantomData,
     sync::atomic::{
         AtomicU16, AtomicU32, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
-    thread,
 };
+
+use crossbeam_utils::Backoff;
 
 /// A way to guard the entries of a [`Store`](crate::Store): what its lock is, and where. The types in
 /// [`strategy`](crate::strategy) are all there are.
@@ -66,19 +66,12 @@ pub trait Lock {
     }
 }
 
-/// Looks before a waiter gives its CPU away between two looks: a few microseconds, several times what a lock is held.
-const SPINS: u32 = 64;
-
-/// Waits until `attempt` succeeds, which takes another thread.
+/// Waits until `attempt` succeeds, which takes another thread: looks less and less often, then gives the CPU away between two
+/// looks.
 fn wait_until(mut attempt: impl FnMut() -> bool) {
-    for _ in 0..SPINS {
-        if attempt() {
-            return;
-        }
-        spin_loop();
-    }
+    let backoff = Backoff::new();
     while !attempt() {
-        thread::yield_now();
+        backoff.snooze();
     }
 }
 
@@ -273,7 +266,7 @@ impl<A: Small> EntryLock for Beside<A> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::{sync::atomic::AtomicBool, thread};
 
     use super::*;
 
