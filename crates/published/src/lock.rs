@@ -42,6 +42,18 @@ pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
 
     /// The lock that guards the entry with this word.
     fn of<'a>(whole: &'a Self::Whole, beside: &'a Self::Beside, word: &'a BitLock) -> &'a Self::Lock;
+
+    /// Takes the lock of the entry with this word, and returns the word.
+    fn lock(lock: &Self::Lock, word: &BitLock) -> u64 {
+        lock.lock();
+        word.get()
+    }
+
+    /// The same for reading.
+    fn lock_shared(lock: &Self::Lock, word: &BitLock) -> u64 {
+        lock.lock_shared();
+        word.get()
+    }
 }
 
 /// Keeps strategies to those of this file: the store's safety rests on them.
@@ -166,7 +178,7 @@ const LOCKED: u64 = 1 << 63;
 
 impl Lock for BitLock {
     fn lock(&self) {
-        wait_until(|| self.0.load(Relaxed) & LOCKED == 0 && self.0.fetch_or(LOCKED, Acquire) & LOCKED == 0);
+        self.lock_and_get();
     }
 
     fn unlock(&self) {
@@ -176,6 +188,17 @@ impl Lock for BitLock {
 }
 
 impl BitLock {
+    /// Takes the lock and returns the word, as it was seen before the bit was set. The CPU goes on with that while it sets the
+    /// bit, as it does in zram, where the object's handle is another word than the one with the bit.
+    fn lock_and_get(&self) -> u64 {
+        let mut word = 0;
+        wait_until(|| {
+            word = self.get();
+            self.0.compare_exchange_weak(word, word | LOCKED, Acquire, Relaxed).is_ok()
+        });
+        word
+    }
+
     /// The word without the bit. Whoever holds the entry's lock calls it.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed) & !LOCKED
@@ -219,6 +242,14 @@ impl EntryLock for BitSpin {
 
     fn of<'a>((): &'a (), (): &'a (), word: &'a BitLock) -> &'a BitLock {
         word
+    }
+
+    fn lock(lock: &BitLock, _: &BitLock) -> u64 {
+        lock.lock_and_get()
+    }
+
+    fn lock_shared(lock: &BitLock, _: &BitLock) -> u64 {
+        lock.lock_and_get()
     }
 }
 

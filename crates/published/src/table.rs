@@ -10,6 +10,8 @@
 //!
 //! zram's entry is two words of 32 or 64 bits, the object's handle and its length with flags. One of 64 bits is the former.
 
+use std::mem;
+
 use crate::{
     heap::LOCATION_BITS,
     lock::{BitLock, EntryLock, Lock},
@@ -69,21 +71,20 @@ impl<L: EntryLock> Table<L> {
     pub(crate) fn lock(&self, slot: usize) -> Locked<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
-        lock.lock();
-        Locked { word, lock }
+        Locked { entry: Entry::decode(L::lock(lock, word)), word, lock }
     }
 
     /// Takes the entry of `slot` for reading.
     pub(crate) fn lock_shared(&self, slot: usize) -> Shared<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
-        lock.lock_shared();
-        Shared { word, lock }
+        Shared { entry: Entry::decode(L::lock_shared(lock, word)), lock }
     }
 }
 
 /// An entry that this thread holds alone, until it is dropped.
 pub(crate) struct Locked<'a, L: EntryLock> {
+    entry: Entry,
     word: &'a BitLock,
     lock: &'a L::Lock,
 }
@@ -91,9 +92,8 @@ pub(crate) struct Locked<'a, L: EntryLock> {
 impl<L: EntryLock> Locked<'_, L> {
     /// Puts `new` in the entry and returns what was there.
     pub(crate) fn replace(&mut self, new: Entry) -> Entry {
-        let old = self.word.get();
         self.word.set(new.encode());
-        Entry::decode(old)
+        mem::replace(&mut self.entry, new)
     }
 }
 
@@ -105,13 +105,13 @@ impl<L: EntryLock> Drop for Locked<'_, L> {
 
 /// An entry that this thread holds for reading, until it is dropped.
 pub(crate) struct Shared<'a, L: EntryLock> {
-    word: &'a BitLock,
+    entry: Entry,
     lock: &'a L::Lock,
 }
 
 impl<L: EntryLock> Shared<'_, L> {
     pub(crate) fn entry(&self) -> Entry {
-        Entry::decode(self.word.get())
+        self.entry
     }
 }
 
