@@ -3,7 +3,11 @@
 //!
 //! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200 MiB of its own, eleven
 //! patterns. The second sets entries under contention: four jobs over all of a 10 MiB disk in requests of 32 KiB, many
-//! loops. All locks hold an entry while an object's bytes are copied; zram's held it while they were decoded.
+//! loops.
+//!
+//! Five columns are the locks compared there, in the small store of `pagefold-published`: they differ in nothing but the lock.
+//! The sixth, `hazard`, is the product's store, which differs in its allocator, streams, table and counters too
+//! (docs/locks.md).
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -246,6 +250,7 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
     let threads = args.threads;
     if !args.json {
         println!("{data}, {threads} threads on {cpus} CPUs, KB/s");
+        println!("hazard is the product's store, which differs from the others in more than the lock (docs/locks.md)");
         let names: String = subjects.iter().map(|subject| format!("{:>14}", subject.name)).collect();
         println!("{:24}{names}", "Test");
     }

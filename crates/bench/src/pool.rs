@@ -77,6 +77,11 @@ impl Output {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output { json: args.json };
+    if !args.json {
+        println!(
+            "mosaic is the product's store; xvmalloc and xcfmalloc stand in a smaller one where pages are stored (docs/store.md)"
+        );
+    }
     let pages_max = args.mib << 8;
     let data = gather(&args.data, pages_max)?;
     let other = if args.other.is_some() { gather(args.other.as_slice(), pages_max)? } else { Vec::new() };

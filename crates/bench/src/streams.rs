@@ -3,6 +3,10 @@
 //!
 //! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after the other, with
 //! sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes each page by the toss of a coin.
+//!
+//! Four columns are published policies, in the small store of `pagefold-published`: they differ in nothing but the policy. The
+//! fifth, `per-cpu`, is the product's store, which differs in its entries' lock, allocator, table and counters too
+//! (docs/locks.md).
 
 use std::fmt::Write as _;
 
@@ -85,6 +89,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let perf = Perf::new();
     if let Err(why) = &perf {
         eprintln!("no instructions, cycles and branch misses: this machine has no hardware counters ({why})");
+    }
+    if !args.json {
+        println!(
+            "per-cpu is the product's store, which differs from the others in more than the policy (docs/locks.md)\n"
+        );
     }
     for (buffer, page) in [("pattern", pattern_page()), ("11-percent", eleven_percent_page())] {
         for &jobs in &args.jobs {
