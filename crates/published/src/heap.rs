@@ -43,24 +43,26 @@ impl AllocatorKind {
     }
 }
 
-/// Decides where objects of 1 to 4096 bytes lie. As in both sources, one spinlock guards all that an allocator
-/// knows.
+/// Decides where objects of 1 to 4096 bytes lie. As in both sources, one spinlock guards all that
+/// an allocator knows.
 pub(crate) trait Allocator: Send + Sync {
     /// Takes room for `len_bytes` and returns its location, below 2⁴⁴. `None`: there is no memory.
     fn alloc(&self, len_bytes: usize) -> Option<u64>;
 
-    /// Gives back the room of `len_bytes` at `at`, which [`alloc`](Self::alloc) gave for that length.
+    /// Gives back the room of `len_bytes` at `at`, which [`alloc`](Self::alloc) gave for that
+    /// length.
     fn free(&self, at: u64, len_bytes: usize);
 
-    /// Where in the memory the room of `len_bytes` at `at` lies, in one piece or two. No other room overlaps these, nor does
-    /// the allocator use them for itself before they are given back.
+    /// Where in the memory the room of `len_bytes` at `at` lies, in one piece or two. No other room
+    /// overlaps these, nor does the allocator use them for itself before they are given back.
     fn pieces(&self, at: u64, len_bytes: usize) -> [Range<usize>; 2];
 
-    /// All memory that the allocator holds: the pages that objects lie in, and what it knows them by.
+    /// All memory that the allocator holds: the pages that objects lie in, and what it knows them
+    /// by.
     fn spent_bytes(&self) -> u64;
 
-    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and rounding, or what is
-    /// inconsistent.
+    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and
+    /// rounding, or what is inconsistent.
     fn check(&self) -> Result<u64, String>;
 }
 
@@ -81,7 +83,8 @@ pub struct Heap {
     number: u64,
 }
 
-/// An object of a [`Heap`]: whoever has it owns the object's bytes. It is not given back when dropped.
+/// An object of a [`Heap`]: whoever has it owns the object's bytes. It is not given back when
+/// dropped.
 #[derive(Debug)]
 pub struct Object {
     at: u64,
@@ -116,7 +119,8 @@ impl Heap {
         Ok(Self { memory, allocator, number: MADE.fetch_add(1, Relaxed) })
     }
 
-    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or no object has this length.
+    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or
+    /// no object has this length.
     pub fn room(&self, len_bytes: usize) -> Option<Object> {
         let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.allocator.alloc(len_bytes))??;
         Some(Object { at, len_bytes, heap: self.number })
@@ -127,7 +131,8 @@ impl Heap {
         let object = self.room(bytes.len())?;
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
         let (to_front, to_rest) = bytes.split_at(front.len());
-        // SAFETY: the object was just made, so nobody else knows of these pieces, and no other object overlaps them.
+        // SAFETY: the object was just made, so nobody else knows of these pieces, and no other
+        // object overlaps them.
         unsafe {
             self.memory.write(front.start, to_front);
             self.memory.write(rest.start, to_rest);
@@ -135,14 +140,16 @@ impl Heap {
         Some(object)
     }
 
-    /// The object's bytes: where they lie, or brought together in `buffer` if that is in two pieces.
+    /// The object's bytes: where they lie, or brought together in `buffer` if that is in two
+    /// pieces.
     ///
     /// # Panics
     /// If the object is not one of this heap.
     pub fn bytes<'a>(&'a self, object: &'a Object, buffer: &'a mut Page) -> &'a [u8] {
         self.assert_own(object);
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
-        // SAFETY: the pieces are the object's, which stays live as long as it is borrowed, and nobody writes it after `put`.
+        // SAFETY: the pieces are the object's, which stays live as long as it is borrowed, and
+        // nobody writes it after `put`.
         let (front, rest) =
             unsafe { (self.memory.bytes(front.start, front.len()), self.memory.bytes(rest.start, rest.len())) };
         if rest.is_empty() {
@@ -167,7 +174,8 @@ impl Heap {
     /// The object with these [parts](Object::parts).
     ///
     /// # Safety
-    /// An object of this heap had them, and was not removed. Only one made from them is ever removed, once no other is used.
+    /// An object of this heap had them, and was not removed. Only one made from them is ever
+    /// removed, once no other is used.
     pub(crate) unsafe fn object(&self, at: u64, len_bytes: usize) -> Object {
         Object { at, len_bytes, heap: self.number }
     }
@@ -177,8 +185,8 @@ impl Heap {
         self.allocator.spent_bytes()
     }
 
-    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and rounding, or what is
-    /// inconsistent. For tests, with no other thread in the heap.
+    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and
+    /// rounding, or what is inconsistent. For tests, with no other thread in the heap.
     pub fn check(&self) -> Result<u64, String> {
         self.allocator.check()
     }

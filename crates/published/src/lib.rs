@@ -6,9 +6,9 @@
 //! | zram's compression streams (Linux lists, 2014 and May 2016) | [`StreamPolicy`] | one, a list of some, one a CPU |
 //! | xvmalloc (2010) and xcfmalloc (September 2011) | [`AllocatorKind`], [`Heap`] | two ways to hold compressed pages |
 //!
-//! [`Store`] joins them as zram did: a flat table of entries, a stream to compress with, an allocator for the objects. It has
-//! no memory limit, moves no objects and trains no tables. `pagefold-bench locks`, `streams` and `pool` measure it; nothing
-//! else uses it.
+//! [`Store`] joins them as zram did: a flat table of entries, a stream to compress with, an
+//! allocator for the objects. It has no memory limit, moves no objects and trains no tables.
+//! `pagefold-bench locks`, `streams` and `pool` measure it; nothing else uses it.
 //!
 //! ```
 //! use pagefold_published::{AllocatorKind, Config, Store, StreamPolicy, strategy::BitSpin};
@@ -26,14 +26,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In the order in which they are read best: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`, `heap.rs`, `xvmalloc.rs`,
-//! `xcfmalloc.rs`. Each file says what it differs in from what was published.
+//! In the order in which they are read best: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`,
+//! `heap.rs`, `xvmalloc.rs`, `xcfmalloc.rs`. Each file says what it differs in from what was
+//! published.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod allocator_tests;
 mod heap;
 mod lock;
 mod memory;
+#[cfg(all(test, loom))]
+mod models;
 mod spin;
 mod store;
 mod streams;

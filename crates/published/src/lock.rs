@@ -1,4 +1,5 @@
-//! The five locks that were compared for zram's table ("zram: remove global tb_lock with fine grain lock", May 2014).
+//! The five locks that were compared for zram's table ("zram: remove global tb_lock with fine grain
+//! lock", May 2014).
 //!
 //! | strategy      | its name there | lock                           | bytes beside an entry | readers of an entry |
 //! |---------------|----------------|--------------------------------|-----------------------|---------------------|
@@ -8,22 +9,30 @@
 //! | `RwLock`      | rwlock         | a reader-writer lock           | 4                     | share               |
 //! | `BitSpin`     | bit_spinlock   | a bit of the entry's word      | 0                     | take turns          |
 //!
-//! `BitSpin` won, for its memory. In the kernel the holder of a spinlock cannot be preempted. Here it can, so a waiter that
-//! has spun for a while gives its CPU away.
+//! `BitSpin` won, for its memory. In the kernel the holder of a spinlock cannot be preempted. Here
+//! it can, so a waiter that has spun for a while gives its CPU away.
 
-use std::{
-    fmt::Debug,
-    marker::PhantomData,
+use std::{fmt::Debug, marker::PhantomData};
+
+#[cfg(not(loom))]
+use std::sync::atomic::{
+    AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+#[cfg(not(loom))]
+use crossbeam_utils::Backoff;
+#[cfg(loom)]
+use loom::{
     sync::atomic::{
         AtomicU16, AtomicU32, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
+    thread::yield_now,
 };
 
-use crossbeam_utils::Backoff;
-
-/// A way to guard the entries of a [`Store`](crate::Store): what its lock is, and where. The types in
-/// [`strategy`](crate::strategy) are all there are.
+/// A way to guard the entries of a [`Store`](crate::Store): what its lock is, and where. The types
+/// in [`strategy`](crate::strategy) are all there are.
 pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
     /// The name in tables and benches.
     const NAME: &'static str;
@@ -78,12 +87,20 @@ pub trait Lock {
     }
 }
 
-/// Waits until `attempt` succeeds, which takes another thread: looks less and less often, then gives the CPU away between two
-/// looks.
-fn wait_until(mut attempt: impl FnMut() -> bool) {
+/// Waits until `attempt` succeeds, which takes another thread: looks less and less often, then
+/// gives the CPU away between two looks.
+#[cfg(not(loom))]
+pub(crate) fn wait_until(mut attempt: impl FnMut() -> bool) {
     let backoff = Backoff::new();
     while !attempt() {
         backoff.snooze();
+    }
+}
+
+#[cfg(loom)]
+pub(crate) fn wait_until(mut attempt: impl FnMut() -> bool) {
+    while !attempt() {
+        yield_now();
     }
 }
 
@@ -91,19 +108,9 @@ fn wait_until(mut attempt: impl FnMut() -> bool) {
 #[derive(Debug, Default)]
 pub struct Flag(AtomicU32);
 
-impl Flag {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
-    pub(crate) fn try_lock(&self) -> bool {
-        self.0.load(Relaxed) == 0 && self.0.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
-    }
-}
-
 impl Lock for Flag {
     fn lock(&self) {
-        wait_until(|| self.try_lock());
+        wait_until(|| self.0.load(Relaxed) == 0 && self.0.compare_exchange_weak(0, 1, Acquire, Relaxed).is_ok());
     }
 
     fn unlock(&self) {
@@ -130,8 +137,8 @@ impl Lock for Ticket {
     }
 }
 
-/// A reader-writer spinlock: the number of readers, or a writer. A writer that waits keeps new readers out, so that readers
-/// cannot starve it.
+/// A reader-writer spinlock: the number of readers, or a writer. A writer that waits keeps new
+/// readers out, so that readers cannot starve it.
 #[derive(Debug, Default)]
 pub struct RwSpin(AtomicU32);
 
@@ -188,8 +195,9 @@ impl Lock for BitLock {
 }
 
 impl BitLock {
-    /// Takes the lock and returns the word, as it was seen before the bit was set. The CPU goes on with that while it sets the
-    /// bit, as it does in zram, where the object's handle is another word than the one with the bit.
+    /// Takes the lock and returns the word, as it was seen before the bit was set. The CPU goes on
+    /// with that while it sets the bit, as it does in zram, where the object's handle is another
+    /// word than the one with the bit.
     fn lock_and_get(&self) -> u64 {
         let mut word = 0;
         wait_until(|| {
@@ -204,7 +212,8 @@ impl BitLock {
         self.0.load(Relaxed) & !LOCKED
     }
 
-    /// Stores `word`, whose highest bit is clear, and leaves the bit as it is. Whoever holds the entry's lock alone calls it.
+    /// Stores `word`, whose highest bit is clear, and leaves the bit as it is. Whoever holds the
+    /// entry's lock alone calls it.
     pub(crate) fn set(&self, word: u64) {
         debug_assert_eq!(word & LOCKED, 0);
         self.0.store(word | self.0.load(Relaxed) & LOCKED, Relaxed);
@@ -295,13 +304,14 @@ impl<A: Small> EntryLock for Beside<A> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{sync::atomic::AtomicBool, thread};
 
     use super::*;
 
-    /// Threads add to a counter with separate loads and stores, and read two numbers that change together.
+    /// Threads add to a counter with separate loads and stores, and read two numbers that change
+    /// together.
     fn excludes(lock: &(impl Lock + Sync)) {
         const THREADS: u64 = 4;
         const TURNS: u64 = 20_000;

@@ -16,17 +16,19 @@ pub(crate) struct Memory(MmapRaw);
 impl Memory {
     fn reserve(len_bytes: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(len_bytes).no_reserve_swap().map_anon()?;
-        // Memory in pages of 4 KiB, like that of the store that this is compared with. A kernel without huge pages refuses.
+        // Memory in pages of 4 KiB, like that of the store that this is compared with. A kernel
+        // without huge pages refuses.
         let _ = map.advise(Advice::NoHugePage);
         Ok(Self(map.into()))
     }
 
-    /// The four bytes at `offset`, a multiple of four, where an allocator keeps something of its own.
+    /// The four bytes at `offset`, a multiple of four, where an allocator keeps something of its
+    /// own.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "a word at {offset}");
         self.assert_within(offset, 4);
-        // SAFETY: the word lies in the mapping, which begins at a page, is initialised and lives as long as `self`. `bytes`
-        // and `write` keep plain accesses away.
+        // SAFETY: the word lies in the mapping, which begins at a page, is initialised and lives as
+        // long as `self`. `bytes` and `write` keep plain accesses away.
         unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().add(offset).cast()) }
     }
 
@@ -36,8 +38,8 @@ impl Memory {
     /// Nothing writes them while the slice lives, nor uses a [`word`](Self::word) of them.
     pub(crate) unsafe fn bytes(&self, offset: usize, len_bytes: usize) -> &[u8] {
         self.assert_within(offset, len_bytes);
-        // SAFETY: the range lies in the mapping, which is initialised and lives as long as `self`; the caller keeps writers
-        // away.
+        // SAFETY: the range lies in the mapping, which is initialised and lives as long as `self`;
+        // the caller keeps writers away.
         unsafe { slice::from_raw_parts(self.0.as_ptr().add(offset), len_bytes) }
     }
 
@@ -47,7 +49,8 @@ impl Memory {
     /// Nothing else reads or writes the range meanwhile, nor uses a [`word`](Self::word) of it.
     pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         self.assert_within(offset, bytes.len());
-        // SAFETY: the range lies in the mapping and is the caller's alone, so `bytes` cannot overlap it.
+        // SAFETY: the range lies in the mapping and is the caller's alone, so `bytes` cannot
+        // overlap it.
         unsafe { self.0.as_mut_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -56,10 +59,12 @@ impl Memory {
     }
 }
 
-/// Pages of a [`Memory`] that are taken and given one by one. They are named by the offset of their first byte.
+/// Pages of a [`Memory`] that are taken and given one by one. They are named by the offset of their
+/// first byte.
 ///
-/// A page that was given stays with the process until it is taken again: to give it to the system would cost a call that
-/// allocators in the kernel do not pay. [`held_bytes`](Self::held_bytes) counts those that are taken.
+/// A page that was given stays with the process until it is taken again: to give it to the system
+/// would cost a call that allocators in the kernel do not pay. [`held_bytes`](Self::held_bytes)
+/// counts those that are taken.
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: Arc<Memory>,
@@ -110,7 +115,7 @@ impl Pages {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 

@@ -6,8 +6,9 @@
 //! read:   lock the entry for reading; take a stream; decode the object where it lies; give it back; unlock
 //! ```
 //!
-//! As in zram, a read holds its entry while it decodes, and a write while the old object is freed. What differs: requests are
-//! whole pages in one process, not parts of block requests, and [`OBJECT_MAX`] is the product's.
+//! As in zram, a read holds its entry while it decodes, and a write while the old object is freed.
+//! What differs: requests are whole pages in one process, not parts of block requests, and
+//! [`OBJECT_MAX`] is the product's.
 //!
 //! Order of locks: entry, stream, allocator. A write holds no entry while it has a stream.
 #![allow(unsafe_code)] // an object belongs to the holder of the entry that names it
@@ -29,11 +30,12 @@ use crate::{
     table::{Entry, Table},
 };
 
-/// Longer objects are pages kept as they are. pagefold's own store has the same bound, so that both store the same objects;
-/// zram's was 3072 bytes, zcache's 3584.
+/// Longer objects are pages kept as they are. pagefold's own store has the same bound, so that both
+/// store the same objects; zram's was 3072 bytes, zcache's 3584.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// Objects that there may be beside the slots': threads that write at once each have one that is in no slot yet.
+/// Objects that there may be beside the slots': threads that write at once each have one that is in
+/// no slot yet.
 const WRITERS_MAX: u64 = 1024;
 
 /// How a store is made.
@@ -133,7 +135,8 @@ impl<L: EntryLock> Store<L> {
         }
     }
 
-    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
+    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is
+    /// unspecified.
     pub fn read(&self, slot: u64, page: &mut Page) -> Result<(), Error> {
         let held = self.table.lock_shared(self.index(slot)?);
         let Entry::Object { at, len_bytes } = held.entry() else {
@@ -165,7 +168,8 @@ impl<L: EntryLock> Store<L> {
         Stats { compr_data_size: self.compr_data_size.load(Relaxed), mem_used_total, spent_bytes }
     }
 
-    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the store.
+    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the
+    /// store.
     pub fn check(&self) -> Result<(), String> {
         let live_bytes = self.heap.check()?;
         let len_bytes = |slot| match self.table.lock_shared(slot).entry() {

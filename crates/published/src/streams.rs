@@ -6,11 +6,12 @@
 //! | `Idle`   | a list of idle ones, at most `max_comp_streams` (April 2014)        |
 //! | `PerCpu` | "zram: user per-cpu compression streams" (May 2016)                 |
 //!
-//! A stream is a codec's working state and a buffer for what it makes. Reads take one too, as zram's have done since its
-//! codecs came from the kernel's crypto interface (July 2016); before, decoding needed none.
+//! A stream is a codec's working state and a buffer for what it makes. Reads take one too, as
+//! zram's have done since its codecs came from the kernel's crypto interface (July 2016); before,
+//! decoding needed none.
 //!
-//! The kernel keeps a thread that holds its CPU's stream from being preempted. A thread here can be, so a mutex guards
-//! each CPU's stream; only a thread that finds the holder preempted waits.
+//! The kernel keeps a thread that holds its CPU's stream from being preempted. A thread here can
+//! be, so a mutex guards each CPU's stream; only a thread that finds the holder preempted waits.
 
 use std::{
     collections::VecDeque,
@@ -29,7 +30,8 @@ use crate::spin::SpinMutex;
 pub enum StreamPolicy {
     /// One stream behind a mutex.
     Single,
-    /// A list of at most this many idle streams, at least one; whoever finds it empty waits for one to come back.
+    /// A list of at most this many idle streams, at least one; whoever finds it empty waits for one
+    /// to come back.
     Idle(usize),
     /// One a CPU.
     PerCpu,
@@ -48,7 +50,8 @@ pub(crate) struct Streams {
 }
 
 enum Shelf {
-    /// CPU `n` has the stream with the number `n`, or what is left of that when divided by their count: one, or one a CPU.
+    /// CPU `n` has the stream with the number `n`, or what is left of that when divided by their
+    /// count: one, or one a CPU.
     Fixed(Box<[CachePadded<Mutex<Option<Working>>>]>),
     List {
         most: usize,
@@ -112,7 +115,8 @@ impl Streams {
         let mut own: Option<Thread> = None;
         loop {
             let mut list = shared.lock();
-            // A thread may come back from sleep without having been woken: it must not be woken twice in another's stead.
+            // A thread may come back from sleep without having been woken: it must not be woken
+            // twice in another's stead.
             if let Some(own) = &own {
                 list.waiting.retain(|other| other.id() != own.id());
             }
@@ -145,12 +149,13 @@ impl Streams {
     }
 }
 
-/// One more than the highest number of a CPU that this thread may run on. Numbers between that are no CPU's cost a line each.
+/// One more than the highest number of a CPU that this thread may run on. Numbers between that are
+/// no CPU's cost a line each.
 fn cpus() -> usize {
     sched_getaffinity(None).map_or(1, |set| (0..CpuSet::MAX_CPU).rfind(|&cpu| set.is_set(cpu)).unwrap_or(0) + 1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{
         sync::atomic::{AtomicUsize, Ordering::SeqCst},

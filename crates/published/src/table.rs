@@ -8,7 +8,8 @@
 //! └─────┴───────┴────────┴──────────┘
 //! ```
 //!
-//! zram's entry is two words of 32 or 64 bits, the object's handle and its length with flags. One of 64 bits is the former.
+//! zram's entry is two words of 32 or 64 bits, the object's handle and its length with flags. One
+//! of 64 bits is the former.
 
 use std::mem;
 
@@ -121,7 +122,7 @@ impl<L: EntryLock> Drop for Shared<'_, L> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -1,16 +1,20 @@
-//! The allocator that was proposed for zcache in its place: blocks that are cut in two over pages and named by descriptors.
+//! The allocator that was proposed for zcache in its place: blocks that are cut in two over pages
+//! and named by descriptors.
 //!
-//! Built from its announcement ("staging: zcache: xcfmalloc support", S. Jennings, 2011): scatter-gather over pages, blocks
-//! that could be relocated because descriptors name them, descriptors of 24 bytes of which 170 lie in a page, one lock for
-//! the pool. Its table gives the rest: a page of zeros, stored in 29 bytes and zcache's header, took a block of 128 bytes,
-//! so block lengths are multiples of 64; and text took 1.74 descriptors an object, so objects are cut in two at most.
+//! Built from its announcement ("staging: zcache: xcfmalloc support", S. Jennings, 2011):
+//! scatter-gather over pages, blocks that could be relocated because descriptors name them,
+//! descriptors of 24 bytes of which 170 lie in a page, one lock for the pool. Its table gives the
+//! rest: a page of zeros, stored in 29 bytes and zcache's header, took a block of 128 bytes, so
+//! block lengths are multiples of 64; and text took 1.74 descriptors an object, so objects are cut
+//! in two at most.
 //!
 //! ```text
 //! alloc: the shortest free block that is long enough, cut to size
 //!        else the longest free block and, for the rest, the shortest that is long enough or the front of a new page
 //! ```
 //!
-//! `held = pages × 4096 + descriptors' pages × 4096`. A page's blocks cover it, and no two free ones touch.
+//! `held = pages × 4096 + descriptors' pages × 4096`. A page's blocks cover it, and no two free
+//! ones touch.
 
 use std::ops::Range;
 
@@ -33,7 +37,8 @@ struct Descriptor {
     /// The blocks before and behind it in the page.
     before: u32,
     behind: u32,
-    /// Of a used block: the object's other piece. Of a free one: the next in its list. Of none: the next unused descriptor.
+    /// Of a used block: the object's other piece. Of a free one: the next in its list. Of none: the
+    /// next unused descriptor.
     next: u32,
     /// Of a free block: the one before it in its list.
     prev: u32,

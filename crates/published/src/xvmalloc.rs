@@ -1,8 +1,9 @@
 //! The allocator that zram and zcache began with: two-level segregated fit within a page.
 //!
-//! Built from its announcement ("Staging: xvmalloc memory allocator", N. Gupta, 2010: 4 bytes of metadata an object, a
-//! two-level bitmap over free lists by size, pages taken when needed) and the paper that it names for the search (M.
-//! Masmano et al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems", ECRTS 2004).
+//! Built from its announcement ("Staging: xvmalloc memory allocator", N. Gupta, 2010: 4 bytes of
+//! metadata an object, a two-level bitmap over free lists by size, pages taken when needed) and the
+//! paper that it names for the search (M. Masmano et al., "TLSF: a New Dynamic Memory Allocator for
+//! Real-Time Systems", ECRTS 2004).
 //!
 //! ```text
 //! page   ┌──────┬────────┬────────┬──────┬────────┬────────────────────┐   header: the block's length, whose lowest bit says
@@ -11,8 +12,8 @@
 //!        0      2        4        len
 //! ```
 //!
-//! A block lies within its page. An object that would not fit in a page beside its header is a page. Nothing is ever moved.
-//! `pages = Σ blocks = live + free`, and no two free blocks touch.
+//! A block lies within its page. An object that would not fit in a page beside its header is a
+//! page. Nothing is ever moved. `pages = Σ blocks = live + free`, and no two free blocks touch.
 
 use std::ops::Range;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -42,7 +43,8 @@ pub(crate) struct Xvmalloc {
 struct Inner {
     memory: Arc<Memory>,
     pages: Pages,
-    /// `heads[n]` lists the free blocks of `8 × n` bytes or up to 7 more, by their numbers: offsets in units of [`ALIGN`].
+    /// `heads[n]` lists the free blocks of `8 × n` bytes or up to 7 more, by their numbers: offsets
+    /// in units of [`ALIGN`].
     heads: Box<[u32; LISTS]>,
     /// Bit `n`: `heads[n]` is not empty.
     listed: [u64; LISTS.div_ceil(64)],

@@ -71,8 +71,8 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// A page of `seed` of one of four kinds: zeros, text-like, half random, random. `stamp` is at the front of every 64 bytes of
-/// all but zeros.
+/// A page of `seed` of one of four kinds: zeros, text-like, half random, random. `stamp` is at the
+/// front of every 64 bytes of all but zeros.
 fn page_of(stamp: u64, kind: u64) -> Page {
     if kind == 0 {
         return [0; PAGE_SIZE];
@@ -95,8 +95,9 @@ fn stamp_of(page: &Page) -> u64 {
     stamp
 }
 
-/// Each thread has slots of its own, which hold what it left there, and slots that all write and read: a page found there is
-/// whole, and one that its thread wrote no earlier than the last that this thread saw of it in that slot.
+/// Each thread has slots of its own, which hold what it left there, and slots that all write and
+/// read: a page found there is whole, and one that its thread wrote no earlier than the last that
+/// this thread saw of it in that slot.
 fn threads_find_what_they_wrote<L: EntryLock>() {
     let shared_from = THREADS * OWN_SLOTS;
     with_every_store::<L>(shared_from + SHARED_SLOTS, |store, which| {
