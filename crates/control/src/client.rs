@@ -75,7 +75,12 @@ impl Client {
         let connect = |source| ClientError::Connect { path: path.into(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
         let mut client = Self { stream, lines: Lines::default(), time, next_id: 1 };
-        let line = client.line(time)?;
+        let line = client.line(time).map_err(|error| match error {
+            ClientError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                ClientError::Foreign("it does not greet".to_owned())
+            }
+            error => error,
+        })?;
         let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
         let Greeting { name, protocol, version } = serde_json::from_slice(&line).map_err(foreign)?;
         match (name.as_str(), protocol) {

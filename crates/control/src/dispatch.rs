@@ -34,11 +34,13 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
             Ok(id) => (id, command(fields).and_then(|command| perform(command, disks))),
         },
     };
-    match result {
-        Ok(result) => json!({ "id": id, "result": result }),
-        Err(failure) => json!({ "id": id, "error": failure }),
-    }
-    .to_string()
+    result.map_or_else(|failure| refusal(&id, &failure), |result| format!(r#"{{"id":{id},"result":{result}}}"#))
+}
+
+/// The line that says why the request `id` was not done.
+pub(crate) fn refusal(id: &Value, failure: &Failure) -> String {
+    let Failure { code, message } = failure;
+    format!(r#"{{"id":{id},"error":{{"code":{},"message":{}}}}}"#, json!(code), json!(message))
 }
 
 /// The fields of an object; one that is there twice is an error.
@@ -105,36 +107,37 @@ fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
     })
 }
 
-fn perform(command: Command, disks: &dyn Manage) -> Result<Value, Failure> {
+/// Returns the result's JSON.
+fn perform(command: Command, disks: &dyn Manage) -> Result<String, Failure> {
     match command {
-        Command::List {} => value(disks.list()?),
-        Command::Stat { name } => value(disks.stat(name.as_deref())?),
+        Command::List {} => json(disks.list()?),
+        Command::Stat { name } => json(disks.stat(name.as_deref())?),
         Command::Add(disk) => {
             check_name(&disk.name)?;
             check_size(disk.size_bytes)?;
-            value(disks.add(&disk)?)
+            json(disks.add(&disk)?)
         }
-        Command::Remove { name } => value(disks.remove(&name)?),
+        Command::Remove { name } => json(disks.remove(&name)?),
         Command::Resize { name, size_bytes, shrink } => {
             check_size(size_bytes)?;
-            value(disks.resize(&name, size_bytes, shrink)?)
+            json(disks.resize(&name, size_bytes, shrink)?)
         }
         Command::Rename { name, to } => {
             check_name(&to)?;
-            value(disks.rename(&name, &to)?)
+            json(disks.rename(&name, &to)?)
         }
-        Command::Reset { name } => value(disks.reset(&name)?),
-        Command::Limit { name, limit_bytes } => value(disks.limit(name.as_deref(), limit_bytes)?),
-        Command::Compact { seconds } => value(disks.compact(Duration::from_secs(seconds).min(MAX_COMPACT_TIME))?),
+        Command::Reset { name } => json(disks.reset(&name)?),
+        Command::Limit { name, limit_bytes } => json(disks.limit(name.as_deref(), limit_bytes)?),
+        Command::Compact { seconds } => json(disks.compact(Duration::from_secs(seconds).min(MAX_COMPACT_TIME))?),
         Command::Stop {} => {
             disks.stop();
-            value(Done {})
+            json(Done {})
         }
     }
 }
 
-fn value(result: impl Serialize) -> Result<Value, Failure> {
-    serde_json::to_value(result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
+fn json(result: impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(&result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
 }
 
 /// Whether a disk can have this name.

@@ -58,7 +58,7 @@ impl Failure {
 
     /// No disk has this name.
     pub fn no_such_disk(name: &str) -> Self {
-        Self::new(Code::NoSuchDisk, format!("no disk is named '{name}'; 'list' has the names"))
+        Self::new(Code::NoSuchDisk, format!("no disk is named '{name}'"))
     }
 
     /// Another disk has this name.

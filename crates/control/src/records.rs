@@ -25,6 +25,8 @@ pub struct DiskRecord {
     pub limit_bytes: Option<u64>,
     /// Its clients may not change it.
     pub read_only: bool,
+    /// NBD connections that use it.
+    pub clients: u64,
     /// Where NBD clients find it, one for each address of the server.
     pub uris: Vec<String>,
 }

@@ -20,10 +20,11 @@ use rustix::{
     net::sockopt::socket_peercred,
     process::geteuid,
 };
-use serde_json::json;
+use serde_json::Value;
 
 use crate::{
     Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage, answer,
+    dispatch::refusal,
     lines::{Bounds, LineError, Lines, send},
 };
 
@@ -104,7 +105,7 @@ impl Server {
         let greeting = Greeting { name: "pagefold".to_owned(), protocol: PROTOCOL, version: version.to_owned() };
         let shared = Shared {
             disks,
-            greeting: json!(greeting).to_string(),
+            greeting: serde_json::to_string(&greeting).map_err(io::Error::other)?,
             limits,
             stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -200,7 +201,7 @@ impl Shared {
     /// Tells a client that it is not served. One that takes nothing gets nothing: its socket has room for a line.
     fn refuse(&self, stream: &UnixStream, failure: &Failure) {
         let _ = send(stream, &self.greeting, MAKE_ROOM_TIME);
-        let _ = send(stream, &json!({ "id": null, "error": failure }).to_string(), MAKE_ROOM_TIME);
+        let _ = send(stream, &refusal(&Value::Null, failure), MAKE_ROOM_TIME);
     }
 
     /// Takes a client into the list, if need be for one that is idle. `None`: all are at work.
@@ -244,7 +245,7 @@ impl Shared {
                 Err(LineError::Io(error)) => return Err(error),
                 Err(error) => {
                     let failure = Failure::new(Code::TooMuch, format!("{error}; the connection ends here"));
-                    return send(stream, &json!({ "id": null, "error": failure }).to_string(), answer_time);
+                    return send(stream, &refusal(&Value::Null, &failure), answer_time);
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {

@@ -52,9 +52,6 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// Socket activation was asked for, but no socket was passed.
-    #[error("no socket was passed: LISTEN_FDS and LISTEN_PID are not set for this process")]
-    NoActivation,
     /// A passed socket is not one to listen on.
     #[error("socket {index} that was passed cannot be used")]
     Activation {

@@ -29,10 +29,12 @@ mod server;
 mod transport;
 mod uri;
 
+pub use activation::Passed;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
+pub use listen::{SocketFile, listen_privately};
 pub use memory::Account;
 pub use server::{Builder, Refused, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
-pub use uri::unix_uri;
+pub use uri::{tcp_uri, unix_uri};

@@ -13,7 +13,7 @@ use std::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::{
-    Error, Export, Exports, Limits, activation,
+    Error, Export, Exports, Limits, Passed,
     connection::{Common, Connection, spawn},
     listen::Listener,
     memory::{Account, Memory},
@@ -37,7 +37,7 @@ pub struct Builder {
     added: Vec<Export>,
     unix: Vec<PathBuf>,
     tcp: Vec<SocketAddr>,
-    activation: bool,
+    passed: Option<Passed>,
     limits: Limits,
     account: SharedAccount,
     when_refused: WhenRefused,
@@ -104,10 +104,10 @@ impl Builder {
         self
     }
 
-    /// Listens on the sockets that the service manager passes (`LISTEN_FDS`, `LISTEN_PID`).
+    /// Listens on sockets that the service manager passed.
     #[must_use]
-    pub fn activation(mut self) -> Self {
-        self.activation = true;
+    pub fn passed(mut self, passed: Passed) -> Self {
+        self.passed = Some(passed);
         self
     }
 
@@ -150,9 +150,7 @@ impl Builder {
         for &address in &self.tcp {
             listeners.push(Listener::tcp(address)?);
         }
-        if self.activation {
-            listeners.extend(activation::listeners()?);
-        }
+        listeners.extend(self.passed.into_iter().flat_map(Passed::into_listeners));
         if listeners.is_empty() {
             return Err(Error::NoListener);
         }
@@ -274,12 +272,6 @@ impl Server {
         Builder::default()
     }
 
-    /// Whether a service manager passed sockets to this process, for [`Builder::activation`] to take. Variables that
-    /// were meant for another process, or are empty, do not count.
-    pub fn is_activated() -> bool {
-        activation::is_for_us()
-    }
-
     /// What stops this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle(Arc::clone(&self.control))
@@ -295,7 +287,7 @@ impl Server {
         self.exports.clone()
     }
 
-    /// The paths of the Unix sockets that were made.
+    /// The paths of the Unix sockets, those that were passed too.
     pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
         self.listeners.iter().filter_map(Listener::unix_path)
     }

@@ -15,3 +15,4 @@ mod server;
 mod signals;
 mod sources;
 mod stat;
+mod wrong;

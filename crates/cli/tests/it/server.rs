@@ -33,7 +33,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `pagefold serve ARGS --unix SOCKET` and waits until it listens.
+    /// Starts `pagefold serve ARGS` in a directory of its own and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(pagefold(), args)
     }
@@ -45,12 +45,12 @@ impl Server {
 
     fn start_with(mut command: Command, args: &[&str]) -> Self {
         let folder = TempDir::new().expect("a folder");
-        command.arg("serve").args(args).arg("--unix").arg(folder.path().join("socket"));
+        command.arg("serve").args(args).arg("--dir").arg(folder.path());
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
         let deadline = Instant::now() + Duration::from_secs(60);
         // The file is there a moment before somebody listens.
-        while UnixStream::connect(server.socket()).is_err() {
+        while UnixStream::connect(server.control()).is_err() {
             if let Some(status) = server.child.try_wait().expect("a child") {
                 panic!("serve {args:?} ended: {status}: {}", server.messages());
             }
@@ -61,7 +61,18 @@ impl Server {
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+        self.folder.path().join("nbd.sock")
+    }
+
+    pub(crate) fn control(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
+    /// `pagefold ARGS` that asks this server.
+    pub(crate) fn ask(&self, args: &[&str]) -> Command {
+        let mut command = pagefold();
+        command.args(args).arg("--dir").arg(self.folder());
+        command
     }
 
     /// A file of the running server in `/proc`.
@@ -81,7 +92,7 @@ impl Server {
 
     /// The value that `stat --json` gives for a metric of an export.
     pub(crate) fn figure(&self, export: &str, metric: &str) -> u64 {
-        let output = run(pagefold().args(["stat", "--json", "--name", export, "--unix"]).arg(self.socket()));
+        let output = run(&mut self.ask(&["stat", "--json", export]));
         let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
         let mut found = lines.filter(|line| line["case"] == export && line["metric"] == metric);
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
@@ -100,7 +111,7 @@ impl Server {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                assert!(!self.socket().exists(), "the socket was left behind");
+                assert!(!self.socket().exists() && !self.control().exists(), "a socket was left behind");
                 return (status, self.messages());
             }
             assert!(Instant::now() < deadline, "{signal:?} does not end the server");

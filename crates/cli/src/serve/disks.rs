@@ -1,0 +1,317 @@
+//! The disks of a server: made, changed and removed while it serves them.
+//!
+//! This is the one file of the program that knows what a disk is made of.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use pagefold_codec::Codec;
+use pagefold_control::{Add, Code, Compacted, Failure, Figures};
+use pagefold_disk::{BlockDevice, NewError, RamConfig, RamDisk};
+use pagefold_serve::{Error, Export, Exports};
+
+/// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
+const COMPACT_STEP: Duration = Duration::from_millis(500);
+
+/// What all disks are made with.
+pub(crate) struct Config {
+    pub(crate) codec: Arc<dyn Codec>,
+    /// The most memory that all of them may take.
+    pub(crate) limit_bytes: Option<u64>,
+}
+
+/// Disks by name, served as `exports`.
+pub(crate) struct Disks {
+    exports: Exports,
+    codec: Arc<dyn Codec>,
+    /// Changed together with `exports`, so that both have the same names.
+    state: Mutex<State>,
+    /// Held by whoever compacts.
+    compacting: Mutex<()>,
+}
+
+struct State {
+    disks: BTreeMap<String, Disk>,
+    limit_bytes: Option<u64>,
+}
+
+#[derive(Clone)]
+struct Disk {
+    ram: Arc<RamDisk>,
+    limit_bytes: Option<u64>,
+    read_only: bool,
+}
+
+/// A disk as it is at a moment.
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) clients: u64,
+}
+
+/// Figures of one disk.
+pub(crate) struct DiskFigures {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) figures: Figures,
+}
+
+/// Figures of all disks together.
+pub(crate) struct Total {
+    pub(crate) codec: String,
+    pub(crate) disks: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) figures: Figures,
+}
+
+/// Memory that is limited.
+pub(crate) struct Use {
+    /// The disk; without a name all of them.
+    pub(crate) name: Option<String>,
+    pub(crate) spent_bytes: u64,
+    pub(crate) limit_bytes: u64,
+}
+
+impl Disks {
+    pub(crate) fn new(config: Config) -> Self {
+        let Config { codec, limit_bytes } = config;
+        Self {
+            exports: Exports::new(),
+            codec,
+            state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
+            compacting: Mutex::new(()),
+        }
+    }
+
+    /// What a server serves.
+    pub(crate) fn exports(&self) -> Exports {
+        self.exports.clone()
+    }
+
+    pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
+        let Add { name, size_bytes, limit_bytes, read_only } = disk;
+        let mut state = self.lock();
+        if state.disks.contains_key(name) {
+            return Err(Failure::name_in_use(name));
+        }
+        let memory_limit = limit_bytes.or(state.limit_bytes).unwrap_or(u64::MAX);
+        let config = RamConfig { size_bytes: *size_bytes, codec: Arc::clone(&self.codec), memory_limit };
+        let ram = Arc::new(RamDisk::new(config).map_err(|error| {
+            let code = if matches!(error, NewError::Size(_)) { Code::InvalidSize } else { Code::NoMemory };
+            Failure::new(code, error.to_string())
+        })?);
+        let device = Arc::clone(&ram) as Arc<dyn BlockDevice>;
+        let export = if *read_only { Export::read_only(name, device) } else { Export::new(name, device) };
+        self.exports.add(export).map_err(failure)?;
+        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only };
+        let found = found(name, &disk, 0);
+        state.disks.insert(name.clone(), disk);
+        Ok(found)
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Result<Found, Failure> {
+        let mut state = self.lock();
+        let disk = state.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        let export = self.exports.remove(name);
+        // The last reference may be this one: to free a disk takes time, in which others need not wait.
+        drop(state);
+        let clients = export.map_or(0, |export| export.connections() as u64);
+        Ok(found(name, &disk, clients))
+    }
+
+    /// Returns the size that the disk had.
+    pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
+        let state = self.lock();
+        let disk = state.get(name)?;
+        let before_bytes = disk.ram.size_bytes();
+        if size_bytes < before_bytes && !shrink {
+            let what =
+                format!("disk '{name}' has {before_bytes} bytes: to lose what lies past {size_bytes}, say shrink");
+            return Err(Failure::new(Code::WouldShrink, what));
+        }
+        if size_bytes == before_bytes {
+            return Ok(before_bytes);
+        }
+        Err(unsupported("a disk's size"))
+    }
+
+    pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
+        let mut state = self.lock();
+        state.get(name)?;
+        self.exports.rename(name, to).map_err(failure)?;
+        if let Some(disk) = state.disks.remove(name) {
+            state.disks.insert(to.to_owned(), disk);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
+        let disk = self.lock().get(name)?.clone();
+        disk.ram.discard(0, disk.ram.size_bytes()).map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        let clients = self.clients();
+        Ok(found(name, &disk, clients.get(name).copied().unwrap_or(0)))
+    }
+
+    /// Sets a disk's limit, or that of all together, and returns the one that there was.
+    pub(crate) fn set_limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Option<u64>, Failure> {
+        let state = self.lock();
+        let before_bytes = match name {
+            Some(name) => state.get(name)?.limit_bytes,
+            None => state.limit_bytes,
+        };
+        if before_bytes == limit_bytes {
+            return Ok(before_bytes);
+        }
+        Err(unsupported("a limit"))
+    }
+
+    /// All disks by name.
+    pub(crate) fn list(&self) -> Vec<Found> {
+        let clients = self.clients();
+        let state = self.lock();
+        let disks = state.disks.iter();
+        disks.map(|(name, disk)| found(name, disk, clients.get(name.as_str()).copied().unwrap_or(0))).collect()
+    }
+
+    /// Figures of the disk `name`, or of each disk by name.
+    pub(crate) fn stat(&self, name: Option<&str>) -> Result<Vec<DiskFigures>, Failure> {
+        let disks = match name {
+            Some(name) => vec![(name.to_owned(), self.lock().get(name)?.clone())],
+            None => self.snapshot(),
+        };
+        let figures = disks.into_iter().map(|(name, disk)| DiskFigures {
+            name,
+            size_bytes: disk.ram.size_bytes(),
+            limit_bytes: disk.limit_bytes,
+            figures: figures(&disk.ram).collect(),
+        });
+        Ok(figures.collect())
+    }
+
+    /// Figures of all disks together.
+    pub(crate) fn total(&self) -> Total {
+        let disks = self.snapshot();
+        let mut sums: Vec<(&str, u64)> = Vec::new();
+        for (_, disk) in &disks {
+            // What is of one disk's tables has no sum.
+            let alone = ["tables_id", "tables_age_s", "tables_gain_permille"];
+            for (name, value) in limited(disk.ram.stats().figures()).filter(|(name, _)| !alone.contains(name)) {
+                match sums.iter_mut().find(|(other, _)| *other == name) {
+                    Some((_, sum)) => *sum = sum.saturating_add(value),
+                    None => sums.push((name, value)),
+                }
+            }
+        }
+        Total {
+            codec: self.codec.name().to_string(),
+            disks: disks.len() as u64,
+            limit_bytes: self.lock().limit_bytes,
+            figures: sums.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect(),
+        }
+    }
+
+    /// The memory of what has a limit: the disks that have one, and all of them together.
+    pub(crate) fn uses(&self) -> Vec<Use> {
+        let total_limit_bytes = self.lock().limit_bytes;
+        let (mut uses, mut total_bytes) = (Vec::new(), 0);
+        for (name, disk) in self.snapshot() {
+            let spent_bytes = disk.ram.stats().spent_bytes;
+            total_bytes += spent_bytes;
+            if let Some(limit_bytes) = disk.limit_bytes {
+                uses.push(Use { name: Some(name), spent_bytes, limit_bytes });
+            }
+        }
+        if let Some(limit_bytes) = total_limit_bytes {
+            uses.push(Use { name: None, spent_bytes: total_bytes, limit_bytes });
+        }
+        uses
+    }
+
+    /// Gives back what memory the disks' holes take, for about `time` at most and while `goes_on`.
+    pub(crate) fn compact(&self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Compacted, Failure> {
+        let busy = || Failure::new(Code::Busy, "somebody else compacts the disks now: try again when that is done");
+        let _turn = match self.compacting.try_lock() {
+            Ok(turn) => turn,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return Err(busy()),
+        };
+        let start = Instant::now();
+        let disks = self.snapshot();
+        let spent = || disks.iter().map(|(_, disk)| disk.ram.stats().spent_bytes).sum();
+        let (before_bytes, mut more) = (spent(), false);
+        for (_, disk) in &disks {
+            loop {
+                let left = time.saturating_sub(start.elapsed());
+                if left.is_zero() || !goes_on() {
+                    return Ok(Compacted { before_bytes, after_bytes: spent(), more: true });
+                }
+                let Some(done) = disk.ram.compact(left.min(COMPACT_STEP)) else { break };
+                // Clients may write as fast as this disk is compacted.
+                if !done.more || done.after_bytes >= done.before_bytes {
+                    more |= done.more;
+                    break;
+                }
+            }
+        }
+        Ok(Compacted { before_bytes, after_bytes: spent(), more })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic can leave no disk half made: each change of the maps is one call.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disks of this moment. A disk that is removed meanwhile lives until this is dropped.
+    fn snapshot(&self) -> Vec<(String, Disk)> {
+        self.lock().disks.iter().map(|(name, disk)| (name.clone(), disk.clone())).collect()
+    }
+
+    /// How many clients each export has.
+    fn clients(&self) -> HashMap<Arc<str>, u64> {
+        self.exports.list().iter().map(|export| (export.name(), export.connections() as u64)).collect()
+    }
+}
+
+impl State {
+    fn get(&self, name: &str) -> Result<&Disk, Failure> {
+        self.disks.get(name).ok_or_else(|| Failure::no_such_disk(name))
+    }
+}
+
+fn found(name: &str, disk: &Disk, clients: u64) -> Found {
+    Found {
+        name: name.to_owned(),
+        size_bytes: disk.ram.size_bytes(),
+        limit_bytes: disk.limit_bytes,
+        read_only: disk.read_only,
+        clients,
+    }
+}
+
+/// The figures, but for the limit: it is a field of its own.
+fn limited<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Item = (&'static str, u64)> {
+    figures.into_iter().filter(|(name, _)| *name != "mem_limit")
+}
+
+fn figures(ram: &RamDisk) -> impl Iterator<Item = (String, serde_json::Value)> + use<> {
+    limited(ram.stats().figures()).map(|(name, value)| (name.to_owned(), value.into()))
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::DuplicateExport(name) => Failure::name_in_use(&name),
+        Error::UnknownExport(name) => Failure::no_such_disk(&name),
+        error @ (Error::NameTooLong(_) | Error::ControlInName(_)) => Failure::new(Code::InvalidName, error.to_string()),
+        error => Failure::new(Code::Failed, error.to_string()),
+    }
+}
+
+fn unsupported(what: &str) -> Failure {
+    Failure::new(Code::Unsupported, format!("this server cannot change {what} while it runs: start it again"))
+}
