@@ -1,11 +1,6 @@
 //! What is wrong is named, with what to do, and the exit status is not 0.
 
-use std::{
-    fs,
-    os::unix::net::UnixStream,
-    thread,
-    time::Duration,
-};
+use std::{fs, os::unix::net::UnixStream, thread, time::Duration};
 
 use rustix::process::Signal;
 use tempfile::TempDir;

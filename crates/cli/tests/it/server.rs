@@ -43,20 +43,22 @@ impl Server {
         Self::start_with(under(limit), args)
     }
 
-    fn start_with(mut command: Command, args: &[&str]) -> Self {
+    /// The same with a control socket that is not in the directory.
+    pub(crate) fn start_at(args: &[&str], control: &str) -> Self {
+        Self::start_until(pagefold(), args, Some(control.into()))
+    }
+
+    fn start_with(command: Command, args: &[&str]) -> Self {
+        Self::start_until(command, args, None)
+    }
+
+    fn start_until(mut command: Command, args: &[&str], control: Option<PathBuf>) -> Self {
         let folder = TempDir::new().expect("a folder");
         command.arg("serve").args(args).arg("--dir").arg(folder.path());
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        // The file is there a moment before somebody listens.
-        while UnixStream::connect(server.control()).is_err() {
-            if let Some(status) = server.child.try_wait().expect("a child") {
-                panic!("serve {args:?} ended: {status}: {}", server.messages());
-            }
-            assert!(Instant::now() < deadline, "serve {args:?} does not listen");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let control = control.unwrap_or_else(|| server.control());
+        connects(&control, &mut server.child);
         server
     }
 
@@ -108,15 +110,14 @@ impl Server {
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         send(signal, &self.child);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                assert!(!self.socket().exists() && !self.control().exists(), "a socket was left behind");
-                return (status, self.messages());
-            }
-            assert!(Instant::now() < deadline, "{signal:?} does not end the server");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let status = self.wait();
+        assert!(!self.socket().exists() && !self.control().exists(), "a socket was left behind");
+        (status, self.messages())
+    }
+
+    /// Waits until the server has ended.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
     }
 
     fn messages(&mut self) -> String {
@@ -132,6 +133,34 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until `child` listens on a socket: the file is there a moment before.
+pub(crate) fn connects(socket: &Path, child: &mut Child) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while UnixStream::connect(socket).is_err() {
+        if let Some(status) = child.try_wait().expect("a child") {
+            let mut text = String::new();
+            if let Some(mut stderr) = child.stderr.take() {
+                stderr.read_to_string(&mut text).expect("text");
+            }
+            panic!("it ended: {status}: {text}");
+        }
+        assert!(Instant::now() < deadline, "nobody listens on {}", socket.display());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for a child that has to end.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "it does not end");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
