@@ -22,6 +22,7 @@ mod dispatch;
 mod failure;
 mod lines;
 mod manage;
+mod model;
 mod records;
 mod server;
 
@@ -31,6 +32,7 @@ pub use dispatch::{answer, check_name, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::Manage;
+pub use model::Model;
 pub use records::{
     Compacted, DiskRecord, DiskStat, Done, Figures, Greeting, Limited, Listing, Renamed, Resized, ServerStat, Stat,
 };
