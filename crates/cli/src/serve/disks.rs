@@ -218,18 +218,18 @@ impl Disks {
 
     /// The memory of what has a limit: the disks that have one, and all of them together.
     pub(crate) fn uses(&self) -> Vec<Use> {
-        let total_limit_bytes = self.lock().limit_bytes;
+        let state = self.lock();
+        let total_limit_bytes = state.limit_bytes;
+        let counted = state.disks.iter().filter(|(_, disk)| total_limit_bytes.or(disk.limit_bytes).is_some());
+        let counted: Vec<_> = counted.map(|(name, disk)| (name.clone(), disk.clone())).collect();
+        drop(state);
         let (mut uses, mut total_bytes) = (Vec::new(), 0);
-        for (name, disk) in self.snapshot() {
+        for (name, disk) in counted {
             let spent_bytes = disk.ram.stats().spent_bytes;
             total_bytes += spent_bytes;
-            if let Some(limit_bytes) = disk.limit_bytes {
-                uses.push(Use { name: Some(name), spent_bytes, limit_bytes });
-            }
+            uses.extend(disk.limit_bytes.map(|limit_bytes| Use { name: Some(name), spent_bytes, limit_bytes }));
         }
-        if let Some(limit_bytes) = total_limit_bytes {
-            uses.push(Use { name: None, spent_bytes: total_bytes, limit_bytes });
-        }
+        uses.extend(total_limit_bytes.map(|limit_bytes| Use { name: None, spent_bytes: total_bytes, limit_bytes }));
         uses
     }
 

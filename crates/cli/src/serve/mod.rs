@@ -352,7 +352,10 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Gone already is as good as removed.
-        let _ = fs::remove_file(&self.0);
+        // Another server may have written its own there. Gone already is as good as removed.
+        let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
+        if own {
+            let _ = fs::remove_file(&self.0);
+        }
     }
 }

@@ -9,6 +9,7 @@ mod embedded;
 mod errors;
 mod file_system;
 mod images;
+mod manual;
 mod mount;
 mod permissions;
 mod places;
