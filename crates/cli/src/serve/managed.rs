@@ -1,6 +1,7 @@
 //! What the control socket's commands do in this server.
 
 use std::{
+    fmt,
     net::SocketAddr,
     path::PathBuf,
     process,
@@ -30,6 +31,15 @@ impl Address {
         match self {
             Self::Unix(path) => unix_uri(path, export),
             Self::Tcp(address) => tcp_uri(*address, export),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(address) => address.fmt(f),
         }
     }
 }

@@ -12,18 +12,18 @@ use std::{
     fs,
     io::Write,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
-    thread,
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::{Add, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size};
-use pagefold_serve::{Limits, Passed, Refused, Server, listen_privately};
+use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use tempfile::{NamedTempFile, TempDir};
 
@@ -159,6 +159,53 @@ impl Args {
     }
 }
 
+/// A server that can be connected to and serves nobody yet. What is dropped first comes first: files before the directory.
+struct Listening {
+    server: Server,
+    control: UnixListener,
+    control_path: Option<PathBuf>,
+    _control_file: Option<SocketFile>,
+    _place: Option<Place>,
+    _temporary: Option<TempDir>,
+}
+
+impl Listening {
+    /// Opens the sockets that are asked for: in the directory those that the service manager does not pass.
+    fn open(args: &Args, disks: &Disks, log: Log) -> anyhow::Result<Self> {
+        let mut passed = Passed::take()?;
+        let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
+        let passed = passed.filter(|passed| !passed.is_empty());
+        let (mut place, mut temporary) = (None, None);
+        if passed.is_none() || (args.control.is_none() && passed_control.is_none()) {
+            let (directory, kept) = args.directory()?;
+            temporary = kept;
+            place = Some(Place::claim(directory)?);
+        }
+        let mut builder = Server::builder()
+            .limits(Limits { connections: args.max_connections, ..Limits::default() })
+            .when_refused(move |why| log.warn(&refusal(&why)))
+            .exports(disks.exports());
+        builder = match (passed, &place) {
+            (Some(passed), _) => builder.passed(passed),
+            (None, Some(place)) => builder.unix(place.nbd_socket()),
+            (None, None) => builder,
+        };
+        builder = args.unix.iter().fold(builder, |builder, path| builder.unix(path));
+        builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
+        let server = builder.bind()?;
+        let (control, file, control_path) = match passed_control {
+            Some(listener) => (listener, None, None),
+            None => {
+                let path = args.control.clone().or_else(|| place.as_ref().map(Place::control_socket));
+                let path = path.context("the control socket has no place: give --control PATH")?;
+                let (listener, file) = listen_privately(&path)?;
+                (listener, Some(file), Some(absolute(&path)))
+            }
+        };
+        Ok(Self { server, control, control_path, _control_file: file, _place: place, _temporary: temporary })
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let log = Log::new(args.log);
     if args.exit_with_parent && !follow_parent()? {
@@ -166,10 +213,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
-    let mut passed = Passed::take()?;
-    let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
-    let passed = passed.filter(|passed| !passed.is_empty());
-
     let disks = Arc::new(Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit }));
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
@@ -177,32 +220,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Signals are caught from before the sockets exist, so that none is left behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-
-    let in_place = passed.is_none() || (args.control.is_none() && passed_control.is_none());
-    let (mut temporary, mut place) = (None, None);
-    if in_place {
-        let (directory, kept) = args.directory()?;
-        (temporary, place) = (kept, Some(Place::claim(directory)?));
-    }
-    let mut builder = Server::builder()
-        .limits(Limits { connections: args.max_connections, ..Limits::default() })
-        .when_refused(move |why| log.warn(&refusal(&why)))
-        .exports(disks.exports());
-    if let Some(passed) = passed {
-        builder = builder.passed(passed);
-    } else if let Some(place) = &place {
-        builder = builder.unix(place.nbd_socket());
-    }
-    builder = args.unix.iter().fold(builder, |builder, path| builder.unix(path));
-    builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
-    let server = builder.bind()?;
-
-    let control_path = args.control.clone().or_else(|| place.as_ref().map(Place::control_socket));
-    let (control_listener, control_file) = match (passed_control, &control_path) {
-        (Some(listener), _) => (listener, None),
-        (None, Some(path)) => listen_privately(path).map(|(listener, file)| (listener, Some(file)))?,
-        (None, None) => return Err(anyhow!("the control socket has no place")),
-    };
+    // What is named last is dropped first.
+    let Listening { _temporary, _place, _control_file, control_path, control, server } =
+        Listening::open(args, &disks, log)?;
 
     let ending = Arc::new(Ending::new(server.handle()));
     let managed = Arc::new(Managed {
@@ -213,55 +233,43 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         start: Instant::now(),
     });
     let manage = Arc::clone(&managed) as Arc<dyn Manage>;
-    let version = env!("CARGO_PKG_VERSION");
-    let control = ControlServer::new(control_listener, manage, version, ControlLimits::default());
+    let control = ControlServer::new(control, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
     let control = control.context("cannot listen on the control socket")?;
     let control_handle = control.handle();
-
     let on_signal = Arc::clone(&ending);
-    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-        thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
-    };
-    spawn("signals", Box::new(move || signals.forever().for_each(|_| on_signal.begin())))?;
-    let control_thread = spawn(
-        "control",
-        Box::new(move || {
-            if let Err(error) = control.run() {
-                log.error(&format!("the control socket fails: {error}"));
-            }
-        }),
-    )?;
-    let watch = Watch::start(Arc::clone(&disks), log).context("cannot start a thread")?;
+    spawn("signals", move || signals.forever().for_each(|_| on_signal.begin()))?;
+    let control_thread = spawn("control", move || {
+        if let Err(error) = control.run() {
+            log.error(&format!("the control socket fails: {error}"));
+        }
+    })?;
+    let _watch = Watch::start(Arc::clone(&disks), log).context("cannot start a thread")?;
 
     for address in &managed.addresses {
-        match address {
-            Address::Unix(path) => log.info(&format!("listening on {}", path.display())),
-            Address::Tcp(address) => log.info(&format!("listening on {address}")),
-        }
+        log.info(&format!("listening on {address}"));
     }
     if let Some(path) = &control_path {
         log.info(&format!("control socket {}", path.display()));
     }
     disks.list().iter().for_each(|disk| managed.tell_disk(disk));
-    let pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
+    let _pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
     notify("READY=1");
-    let running = match &args.run {
-        Some(command) => {
-            let variables = variables(&managed, control_path.as_deref());
-            Some(Running::start(command, &variables, Arc::clone(&ending))?)
-        }
-        None => None,
-    };
+    let variables = || variables(&managed, control_path.as_deref());
+    let running = args.run.as_deref().map(|command| Running::start(command, &variables(), Arc::clone(&ending)));
+    let running = running.transpose()?;
 
-    let result = server.run();
+    let served = server.run();
     ending.begin();
     let code = running.map_or(Ok(0), Running::end);
     control_handle.stop();
     // A panic there has been told.
     let _ = control_thread.join();
-    drop((control_file, watch, pid_file, place, temporary));
-    result?;
+    served?;
     Ok(ExitCode::from(code?))
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
 }
 
 /// Has this process end with its parent. `false`: the parent has ended already.
@@ -330,7 +338,7 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
         ("uri", first.map_or_else(String::new, |address| address.uri(&name))),
         ("nbd", old + &export),
         ("unixsocket", unix.unwrap_or_default()),
-        ("control", control.map_or_else(String::new, |path| absolute(path).display().to_string())),
+        ("control", control.map_or_else(String::new, |path| path.display().to_string())),
     ]
 }
 
