@@ -56,9 +56,9 @@ impl Log {
     }
 }
 
-/// Writes a line to standard error; that it cannot be written is no reason to fail.
+/// Writes a line to standard error. Failures are ignored.
 pub(crate) fn write(level: Level, text: &str) {
-    // Names may have what a terminal obeys; and a line stays one.
+    // Names may have control characters.
     let text = crate::image::show(text.as_bytes());
     let _ = if goes_to_journal() {
         let priority = match level {

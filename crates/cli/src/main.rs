@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let command = match Args::try_parse() {
         Ok(args) => args.command,
         Err(error) if !error.use_stderr() => {
-            // Whoever asked for help has it, or reads no more.
+            // A closed standard output is not an error here.
             let _ = error.print();
             return ExitCode::SUCCESS;
         }

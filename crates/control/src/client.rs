@@ -19,7 +19,7 @@ use crate::{
 /// The longest answer: a list of more disks than a server can have.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
-/// Why there is no answer.
+/// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {

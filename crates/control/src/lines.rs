@@ -12,7 +12,7 @@ pub const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// What is read at a time.
 const CHUNK_BYTES: usize = 8 << 10;
 
-/// Why there is no line.
+/// Why a line cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LineError {
     /// It has more bytes than are allowed.

@@ -38,7 +38,7 @@ impl Asked {
         if self.json {
             writeln!(out, "{}", serde_json::to_string(&answer)?)?;
         } else {
-            // Names may have what a terminal obeys.
+            // Names may have control characters.
             writeln!(out, "{}", show(say(&answer).as_bytes()))?;
         }
         Ok(out.flush()?)

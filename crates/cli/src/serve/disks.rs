@@ -23,13 +23,13 @@ pub(crate) struct Config {
     pub(crate) limit_bytes: Option<u64>,
 }
 
-/// Disks by name, served as `exports`.
+/// Disks by name, and their exports.
 pub(crate) struct Disks {
     exports: Exports,
     codec: Arc<dyn Codec>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
-    /// Held by whoever compacts.
+    /// Held while the disks are compacted.
     compacting: Mutex<()>,
 }
 

@@ -159,7 +159,7 @@ impl Args {
     }
 }
 
-/// A server that can be connected to and serves nobody yet. What is dropped first comes first: files before the directory.
+/// Open sockets of a server that does not serve yet. Fields are dropped in order: files before the directory.
 struct Listening {
     server: Server,
     control: UnixListener,
@@ -170,7 +170,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// Opens the sockets that are asked for: in the directory those that the service manager does not pass.
+    /// Opens the sockets. Those that the service manager did not pass are made in the directory.
     fn open(args: &Args, disks: &Disks, log: Log) -> anyhow::Result<Self> {
         let mut passed = Passed::take()?;
         let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
@@ -220,7 +220,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Signals are caught from before the sockets exist, so that none is left behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    // What is named last is dropped first.
+    // Dropped in reverse order: files before the directory.
     let Listening { _temporary, _place, _control_file, control_path, control, server } =
         Listening::open(args, &disks, log)?;
 
@@ -279,8 +279,8 @@ fn follow_parent() -> anyhow::Result<bool> {
     Ok(getppid() == parent)
 }
 
-/// Lets the process open as many files as so many connections take, which is more than most systems allow a program that does
-/// not ask; says so where it may not.
+/// Raises the limit of open files to what `connections` need: most systems allow less unless a program asks. Warns if the
+/// system refuses.
 fn allow_descriptors(connections: usize, log: Log) {
     let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -309,7 +309,7 @@ fn refusal(why: &Refused) -> String {
     }
 }
 
-/// Where the server listens, for whoever is in any directory.
+/// Where the server listens, as absolute paths.
 fn addresses(server: &Server) -> Vec<Address> {
     let unix = server.unix_paths().map(|path| Address::Unix(absolute(path)));
     unix.chain(server.tcp_addresses().map(Address::Tcp)).collect()
@@ -319,7 +319,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// What a command of `--run` has in its environment: as nbdkit has it, and the control socket.
+/// The environment of a `--run` command: nbdkit's variables and the control socket.
 fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, String)> {
     let disks = managed.disks.exports().list();
     let name = disks.first().map_or_else(|| "".into(), |export| export.name());
@@ -346,7 +346,7 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
 struct PidFile(PathBuf);
 
 impl PidFile {
-    /// Who finds the file finds all of it: it gets its name when it is written.
+    /// The file gets its name when it is complete, so that readers never see a part of it.
     fn write(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot write {}", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -360,7 +360,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Another server may have written its own there. Gone already is as good as removed.
+        // The file of another server stays. One that is gone needs no removal.
         let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
         if own {
             let _ = fs::remove_file(&self.0);

@@ -52,7 +52,7 @@ fn a_server_that_was_killed_leaves_its_place_to_the_next() {
         run(pagefold().args(["stat", "--dir"]).arg(folder.path()));
         send(Signal::KILL, &child.0);
         wait(&mut child.0);
-        assert!(folder.path().join("nbd.sock").exists(), "who is killed removes nothing");
+        assert!(folder.path().join("nbd.sock").exists(), "a killed server removes nothing");
     }
     // And sockets that something else left.
     let other = TempDir::new().expect("a folder");
