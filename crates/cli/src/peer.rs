@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use anyhow::anyhow;
 use pagefold_control::{Client, ClientError};
 
-use crate::place;
+use crate::{message, place};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -29,7 +30,8 @@ impl Peer {
         };
         Client::connect(&path, TIMEOUT).map_err(|error| match error {
             error @ ClientError::Connect { .. } => {
-                anyhow::Error::new(error).context("is a server running? --dir and --control say where")
+                let what = message(&error.into());
+                anyhow!("{what}; start a server, or say where it is with --dir or --control")
             }
             error => error.into(),
         })

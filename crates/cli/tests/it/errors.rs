@@ -61,7 +61,7 @@ fn a_file_that_is_not_a_socket_is_kept() {
 #[test]
 fn stat_of_nothing_fails() {
     let message = run_to_fail(pagefold().args(["stat", "--dir", "/nonexistent"]));
-    assert_names(&message, &["/nonexistent/control.sock", "is a server running?"]);
+    assert_names(&message, &["/nonexistent/control.sock", "start a server", "--dir"]);
     let server = Server::start(&["--size", "1M"]);
     assert_names(&run_to_fail(&mut server.ask(&["stat", "other"])), &["'other'"]);
 }
