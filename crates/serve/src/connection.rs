@@ -33,10 +33,11 @@ use pagefold_disk::BlockDevice;
 
 use crate::{
     Limits,
+    export::Device,
     negotiate::{Ended, Session},
     pool::{Budget, Lent, Pool},
     protocol::{CHUNK_HEADER_BYTES, REQUEST_BYTES, Request, command, command_flag},
-    request::{MAX_EXTENTS, REPLY_OVERHEAD_BYTES, Replies, check, reply_bytes},
+    request::{MAX_EXTENTS, REPLY_OVERHEAD_BYTES, Refusal, Replies, check, reply_bytes},
     transport::{Deadline, Transport},
 };
 
@@ -91,6 +92,10 @@ struct Roles {
 struct Leader {
     input: Input,
     output: Replies<MmapMut>,
+    /// Kept while requests are run one after another, and never while the peer is waited for.
+    device: Option<Arc<Device>>,
+    /// By then the connection ends, since its export was removed.
+    farewell: Option<Deadline>,
     /// The server stops, and what had come by then has been received.
     drained: bool,
 }
@@ -164,7 +169,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         guard: G,
     ) -> Result<(), Ended> {
         let output = Replies::new(MmapMut::map_anon(OUTPUT_BYTES)?);
-        let leader = Box::new(Leader { input: Input::new()?, output, drained: false });
+        let leader = Box::new(Leader { input: Input::new()?, output, device: None, farewell: None, drained: false });
         let connection = Arc::new(Self {
             transport,
             session,
@@ -273,9 +278,9 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         Deadline::of_message(len_bytes, self.limits.io_timeout)
     }
 
-    /// Receives some bytes; 0 is the end. A silent peer is waited for without end.
-    fn recv_any(&self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
+    /// Receives some bytes; 0 is the end. A silent peer is waited for while its export is there.
+    fn recv_any(&self, buf: &mut [u8], farewell: &mut Option<Deadline>) -> io::Result<usize> {
+        while !self.session.access.is_closed() {
             match self.transport.recv(buf) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The timeout may be what was left of a deadline; without a change this would be busy.
@@ -285,16 +290,21 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
                 result => return result,
             }
         }
+        let deadline = farewell.get_or_insert_with(|| Deadline::after(self.limits.stop_grace));
+        match deadline.recv(&*self.transport, buf) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(0),
+            result => result,
+        }
     }
 
     /// Whether the leader runs the request itself.
-    fn is_quick(&self, request: &Request) -> bool {
+    fn is_quick(&self, request: &Request, device: &Device) -> bool {
         let limit_bytes = match request.kind {
             command::READ | command::WRITE => INLINE_BYTES,
             command::TRIM | command::WRITE_ZEROES | command::BLOCK_STATUS => INLINE_RANGE_BYTES,
             _ => u32::MAX,
         };
-        request.len_bytes <= limit_bytes && !self.session.export.device().may_block()
+        request.len_bytes <= limit_bytes && !device.may_block()
     }
 
     /// Whether the reply to the request may come in several chunks.
@@ -308,7 +318,13 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     fn run(&self, task: Task) -> Result<(), Ended> {
         let Task { request, payload, mut replies } = task;
         if !self.is_in_pieces(&request) {
-            replies.execute(&request, &self.session, payload.as_ref().map_or(&[], |payload| payload.as_ref()));
+            match self.session.access.device() {
+                Some(device) => {
+                    let payload = payload.as_ref().map_or(&[][..], |payload| payload.as_ref());
+                    replies.execute(&request, &self.session, &device, payload);
+                }
+                None => replies.refuse(&request, &self.session, &Refusal::removed()),
+            }
             // The payload's memory is free for the next request while this one's reply is sent.
             drop(payload);
             return self.send(replies.filled());
@@ -318,7 +334,13 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         while left != 0 {
             piece.len_bytes = left.min(PIECE_BYTES);
             left -= piece.len_bytes;
-            let more = replies.execute_piece(&piece, &self.session, left == 0);
+            let more = match self.session.access.device() {
+                Some(device) => replies.execute_piece(&piece, &self.session, &device, left == 0),
+                None => {
+                    replies.refuse(&piece, &self.session, &Refusal::removed());
+                    false
+                }
+            };
             self.send(replies.filled())?;
             if !more {
                 break;
@@ -352,29 +374,33 @@ impl Leader {
                     self.send(connection)?;
                     return Ok(None);
                 }
-                let refusal = check(&request, session).err();
-                let writes = request.kind == command::WRITE;
-                if refusal.is_none() && !connection.is_quick(&request) {
-                    return self.take_task(connection, request).map(Some);
-                }
                 if self.output.room_bytes() < reply_bytes(&request).min(OUTPUT_BYTES) {
                     self.send(connection)?;
                 }
-                match refusal {
-                    Some(refusal) => {
+                let writes = request.kind == command::WRITE;
+                if self.device.is_none() {
+                    self.device = session.access.device();
+                }
+                let device = self.device.as_deref().ok_or_else(Refusal::removed);
+                let checked = device.and_then(|device| check(&request, session, device).map(|()| device));
+                match checked {
+                    Err(refusal) => {
                         self.input.consume(REQUEST_BYTES);
                         if writes {
                             self.skip(connection, request.len_bytes as usize)?;
                         }
                         self.output.refuse(&request, session, &refusal);
                     }
-                    None if writes => {
+                    Ok(device) if !connection.is_quick(&request, device) => {
+                        return self.take_task(connection, request).map(Some);
+                    }
+                    Ok(device) if writes => {
                         let Some(payload) = self.input.payload(&request) else { break };
-                        self.output.execute(&request, session, payload);
+                        self.output.execute(&request, session, device, payload);
                         self.input.consume(REQUEST_BYTES + request.len_bytes as usize);
                     }
-                    None => {
-                        self.output.execute(&request, session, &[]);
+                    Ok(device) => {
+                        self.output.execute(&request, session, device, &[]);
                         self.input.consume(REQUEST_BYTES);
                     }
                 }
@@ -386,8 +412,9 @@ impl Leader {
         }
     }
 
-    /// Sends the replies gathered so far.
+    /// Sends the replies gathered so far, and lets go of the device.
     fn send<T: Transport, G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
+        self.device = None;
         if !self.output.filled().is_empty() {
             connection.send(self.output.filled())?;
             self.output.clear();
@@ -409,7 +436,7 @@ impl Leader {
             self.drained = true;
         }
         let received = if between_requests {
-            connection.recv_any(self.input.room())?
+            connection.recv_any(self.input.room(), &mut self.farewell)?
         } else {
             // As for the longest that is run from the input buffer.
             let whole = || connection.deadline(REQUEST_BYTES + INLINE_BYTES as usize);

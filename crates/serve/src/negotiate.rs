@@ -2,11 +2,11 @@
 
 use std::{io, sync::Arc};
 
-use pagefold_disk::Compacted;
+use pagefold_disk::{BlockDevice, Compacted};
 
 use crate::{
     Export, Exports,
-    export::Busy,
+    export::{Access, Busy},
     protocol::{
         BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, CompactReply, ContextQuery, EXPORT_NAME_ZEROES,
         GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES,
@@ -16,10 +16,13 @@ use crate::{
     transport::{Deadline, Transport},
 };
 
+/// Replies to LIST are sent when there are so many bytes of them.
+const LIST_PIECE_BYTES: usize = 16 << 10;
+
 /// What client and server agreed on.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    pub(crate) export: Arc<Export>,
+    pub(crate) access: Arc<Access>,
     /// Structured replies are used.
     pub(crate) structured: bool,
     /// `base:allocation` may be asked for.
@@ -135,7 +138,7 @@ impl<T: Transport> Negotiation<'_, T> {
                 self.reply(option, reply::ACK, b"");
                 return Err(Ended::Aborted);
             }
-            option::LIST => self.list(data),
+            option::LIST => self.list(data)?,
             option::INFO | option::GO => return Ok(self.info(option, data)),
             option::STRUCTURED_REPLY if data.is_empty() => {
                 self.structured = true;
@@ -149,32 +152,40 @@ impl<T: Transport> Negotiation<'_, T> {
         Ok(None)
     }
 
-    fn session(&self, export: Arc<Export>) -> Session {
-        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, &export));
-        Session { export, structured: self.structured, allocation }
+    fn session(&self, export: &Arc<Export>, access: Arc<Access>) -> Session {
+        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, export));
+        Session { access, structured: self.structured, allocation }
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
-        let export = Arc::clone(self.exports.find(name).ok_or(Ended::NoSuchExport)?);
+        let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
+        let access = export.open().ok_or(Ended::NoSuchExport)?;
+        let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
         if (self.begin)().is_err() {
             return Err(Ended::TooMany);
         }
-        self.replies.extend_from_slice(&pagefold_disk::BlockDevice::size_bytes(export.device()).to_be_bytes());
+        self.replies.extend_from_slice(&size_bytes.to_be_bytes());
         self.replies.extend_from_slice(&export.flags(self.structured).to_be_bytes());
         if !self.no_zeroes {
             self.replies.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
         }
-        Ok(self.session(export))
+        Ok(self.session(&export, access))
     }
 
-    fn list(&mut self, data: &[u8]) {
+    fn list(&mut self, data: &[u8]) -> Result<(), Ended> {
         if !data.is_empty() {
-            return self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
+            self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
+            return Ok(());
         }
-        for export in self.exports.iter() {
+        for export in self.exports.list() {
             self.reply(option::LIST, reply::SERVER, &encode_server_reply(export.name().as_bytes()));
+            if self.replies.len() >= LIST_PIECE_BYTES {
+                self.deadline.send_all(self.transport, &self.replies)?;
+                self.replies.clear();
+            }
         }
         self.reply(option::LIST, reply::ACK, b"");
+        Ok(())
     }
 
     fn info(&mut self, option: u32, data: &[u8]) -> Option<Session> {
@@ -182,7 +193,12 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
             return None;
         };
-        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+        let export = self.exports.find(query.name);
+        let Some((export, access, device)) = export.and_then(|export| {
+            let access = export.open()?;
+            let device = access.device()?;
+            Some((export, access, device))
+        }) else {
             self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
             return None;
         };
@@ -193,15 +209,14 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_POLICY, text.as_bytes());
             return None;
         }
-        let device = export.device();
-        let size_bytes = pagefold_disk::BlockDevice::size_bytes(device);
+        let size_bytes = device.size_bytes();
         let flags = export.flags(self.structured);
         self.reply(option, reply::INFO, &InfoReply::Export { size_bytes, flags }.encode());
         if query.kinds.contains(&info::NAME) {
             self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
         }
         if query.kinds.contains(&info::DESCRIPTION) {
-            let description = pagefold_disk::BlockDevice::description(device);
+            let description = device.description();
             let line = cut(&description);
             self.reply(option, reply::INFO, &InfoReply::Description(line.as_bytes()).encode());
         }
@@ -214,13 +229,13 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::INFO, &sizes.encode());
         }
         self.reply(option, reply::ACK, b"");
-        (option == option::GO).then(|| self.session(export))
+        (option == option::GO).then(|| self.session(&export, access))
     }
 
     /// Compacts an export. Who may read it may ask for that: it changes no byte. Without a reply but the last, the device
     /// has nothing to compact.
     fn compact(&mut self, name: &[u8]) -> Result<(), Ended> {
-        let Some(export) = self.exports.find(name).map(Arc::clone) else {
+        let Some(export) = self.exports.find(name) else {
             self.reply(option::COMPACT, reply::ERR_UNKNOWN, b"no export has this name");
             return Ok(());
         };
@@ -249,7 +264,7 @@ impl<T: Transport> Negotiation<'_, T> {
         let Ok(query) = ContextQuery::parse(data) else {
             return self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
         };
-        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+        let Some(export) = self.exports.find(query.name) else {
             return self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
         };
         // Wildcards and the empty list are for listing alone: what is selected is named.

@@ -221,6 +221,8 @@ pub enum Errno {
     Overflow = 75,
     /// Not supported.
     NotSup = 95,
+    /// What the request is for goes away.
+    Shutdown = 108,
 }
 
 /// Bytes that do not follow the protocol.

@@ -5,6 +5,7 @@ use std::io;
 use pagefold_disk::{self as disk, BlockDevice, Extent, Zeroes};
 
 use crate::{
+    export::Device,
     negotiate::Session,
     protocol::{
         BASE_ALLOCATION_ID, CHUNK_HEADER_BYTES, DATA_CHUNK_HEADER_BYTES, Errno, MAX_PAYLOAD_BYTES, Request,
@@ -34,6 +35,11 @@ impl Refusal {
         Self { errno, message: message.into() }
     }
 
+    /// The export was removed.
+    pub(crate) fn removed() -> Self {
+        Self::new(Errno::Shutdown, "the export was removed from the server; this connection ends soon")
+    }
+
     /// A device's error in the protocol's terms.
     fn of(error: &disk::Error, request: &Request) -> Self {
         let grows = matches!(request.kind, command::WRITE | command::WRITE_ZEROES);
@@ -58,8 +64,7 @@ impl Refusal {
 }
 
 /// Whether the request is one that this session may make. Looks at the header alone.
-pub(crate) fn check(request: &Request, session: &Session) -> Result<(), Refusal> {
-    let device = session.export.device();
+pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Result<(), Refusal> {
     let known = match request.kind {
         command::READ if session.structured => command_flag::DF,
         command::BLOCK_STATUS => command_flag::REQ_ONE,
@@ -165,11 +170,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Answers `request`, a write's data being `payload`. There must be room for [`reply_bytes`].
-    pub(crate) fn execute(&mut self, request: &Request, session: &Session, payload: &[u8]) {
+    pub(crate) fn execute(&mut self, request: &Request, session: &Session, device: &Device, payload: &[u8]) {
         let result = match request.kind {
-            command::READ => self.read(request, session, chunk::FLAG_DONE),
-            command::BLOCK_STATUS => self.block_status(request, session),
-            _ => change(request, session, payload).map(|()| self.push(&encode_simple_reply(0, request.cookie))),
+            command::READ => self.read(request, session, device, chunk::FLAG_DONE),
+            command::BLOCK_STATUS => self.block_status(request, device),
+            _ => change(request, device, payload).map(|()| self.push(&encode_simple_reply(0, request.cookie))),
         };
         if let Err(error) = result {
             self.refuse(request, session, &Refusal::of(&error, request));
@@ -177,9 +182,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Answers one piece of a large read with a data chunk; returns whether more pieces may follow.
-    pub(crate) fn execute_piece(&mut self, piece: &Request, session: &Session, last: bool) -> bool {
+    pub(crate) fn execute_piece(&mut self, piece: &Request, session: &Session, device: &Device, last: bool) -> bool {
         let flags = if last { chunk::FLAG_DONE } else { 0 };
-        match self.read(piece, session, flags) {
+        match self.read(piece, session, device, flags) {
             Ok(()) => true,
             Err(error) => {
                 self.refuse(piece, session, &Refusal::of(&error, piece));
@@ -189,7 +194,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Reads from the device straight into the reply; the header is put before the data once they are there.
-    fn read(&mut self, request: &Request, session: &Session, flags: u16) -> Result<(), disk::Error> {
+    fn read(&mut self, request: &Request, session: &Session, device: &Device, flags: u16) -> Result<(), disk::Error> {
         let len_bytes = request.len_bytes as usize;
         if len_bytes == 0 {
             // A data chunk holds at least one byte.
@@ -202,7 +207,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         }
         let header_bytes = if session.structured { DATA_CHUNK_HEADER_BYTES } else { SIMPLE_REPLY_BYTES };
         let (header, data) = self.room(header_bytes + len_bytes).split_at_mut(header_bytes);
-        session.export.device().read(request.offset, data)?;
+        device.read(request.offset, data)?;
         if session.structured {
             let encoded = encode_data_chunk_header(flags, request.cookie, request.offset, request.len_bytes);
             header.copy_from_slice(&encoded);
@@ -213,9 +218,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         Ok(())
     }
 
-    fn block_status(&mut self, request: &Request, session: &Session) -> Result<(), disk::Error> {
+    fn block_status(&mut self, request: &Request, device: &Device) -> Result<(), disk::Error> {
         let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS };
-        let extents = extents(request, session, limit)?;
+        let extents = extents(request, device, limit)?;
         let payload_bytes = 4 + 8 * extents.len() as u32;
         self.push(&encode_chunk_header(chunk::FLAG_DONE, chunk::BLOCK_STATUS, request.cookie, payload_bytes));
         self.push(&BASE_ALLOCATION_ID.to_be_bytes());
@@ -237,8 +242,7 @@ pub(crate) fn reply_bytes(request: &Request) -> usize {
         }
 }
 
-fn change(request: &Request, session: &Session, payload: &[u8]) -> Result<(), disk::Error> {
-    let device = session.export.device();
+fn change(request: &Request, device: &Device, payload: &[u8]) -> Result<(), disk::Error> {
     let len_bytes = u64::from(request.len_bytes);
     match request.kind {
         command::WRITE => device.write(request.offset, payload)?,
@@ -256,7 +260,7 @@ fn change(request: &Request, session: &Session, payload: &[u8]) -> Result<(), di
 }
 
 /// The range's extents as (bytes, status), neighbours of one status joined, at least one and at most `limit`.
-fn extents(request: &Request, session: &Session, limit: usize) -> Result<Vec<(u32, u32)>, disk::Error> {
+fn extents(request: &Request, device: &Device, limit: usize) -> Result<Vec<(u32, u32)>, disk::Error> {
     let mut extents: Vec<(u32, u32)> = Vec::new();
     let mut left = request.len_bytes;
     let mut each = |extent: Extent| {
@@ -271,7 +275,7 @@ fn extents(request: &Request, session: &Session, limit: usize) -> Result<Vec<(u3
         left -= len_bytes;
         left != 0
     };
-    session.export.device().extents(request.offset, u64::from(request.len_bytes), &mut each)?;
+    device.extents(request.offset, u64::from(request.len_bytes), &mut each)?;
     if extents.is_empty() {
         // Status 0 claims nothing.
         extents.push((request.len_bytes, 0));

@@ -37,7 +37,8 @@ const TELL_PAUSE: Duration = Duration::from_secs(60);
 /// What a server is made of.
 #[derive(Debug, Default)]
 pub struct Builder {
-    exports: Vec<Export>,
+    exports: Exports,
+    added: Vec<Export>,
     unix: Vec<PathBuf>,
     tcp: Vec<SocketAddr>,
     activation: bool,
@@ -71,7 +72,14 @@ impl Builder {
     /// Adds an export. The first is also the one that clients get who name none.
     #[must_use]
     pub fn export(mut self, export: Export) -> Self {
-        self.exports.push(export);
+        self.added.push(export);
+        self
+    }
+
+    /// Serves these, and what is added to them later. Without it, the server has its own.
+    #[must_use]
+    pub fn exports(mut self, exports: Exports) -> Self {
+        self.exports = exports;
         self
     }
 
@@ -114,10 +122,13 @@ impl Builder {
     /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
     ///
     /// # Errors
-    /// No export or no address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
+    /// No address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
     /// Sockets that were opened before are closed again, and their files removed.
     pub fn bind(self) -> Result<Server, Error> {
-        let exports = Exports::new(self.exports)?;
+        let exports = self.exports;
+        for export in self.added {
+            exports.add(export)?;
+        }
         let mut listeners = Vec::new();
         for path in &self.unix {
             listeners.push(Listener::unix(path)?);
@@ -267,6 +278,11 @@ impl Server {
     /// The TCP addresses, with the ports that were chosen.
     pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.listeners.iter().filter_map(Listener::tcp_address)
+    }
+
+    /// A handle to what this server serves.
+    pub fn exports(&self) -> Exports {
+        self.exports.clone()
     }
 
     /// The paths of the Unix sockets that were made.

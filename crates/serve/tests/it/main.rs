@@ -6,6 +6,7 @@ mod commands;
 mod compaction;
 mod device;
 mod errors;
+mod exports;
 mod hostile;
 mod lifecycle;
 mod negotiation;

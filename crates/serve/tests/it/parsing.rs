@@ -44,7 +44,8 @@ impl Transport for Script {
 fn serve(input: Vec<u8>) -> Vec<u8> {
     let script = Script { input: Mutex::new(io::Cursor::new(input)), ..Script::default() };
     let output = std::sync::Arc::clone(&script.output);
-    let exports = Exports::new([Export::new("disk", Ram::shared(1 << 20))]).unwrap();
+    let exports = Exports::new();
+    exports.add(Export::new("disk", Ram::shared(1 << 20))).unwrap();
     serve_stream(script, &exports, Limits::default());
     std::mem::take(&mut *output.lock().unwrap())
 }
