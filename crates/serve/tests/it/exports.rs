@@ -194,3 +194,26 @@ fn requests_whose_peers_are_slow_do_not_keep_a_removed_device() {
     writes.send(&vec![1; 31 << 20]);
     assert_eq!(writes.chunk().error().0, ESHUTDOWN);
 }
+
+#[test]
+fn a_device_may_change_its_size_while_clients_are_connected() {
+    let device = Ram::shared(8192);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.structured();
+    let resize = |size_bytes| device.bytes.lock().unwrap().resize(size_bytes, 7);
+    resize(16 << 10);
+    raw.request(command::READ, 0, 1, 8192, 8192);
+    assert_eq!(raw.structured_read(1, 8192), Ok(vec![7; 8192]));
+    assert_eq!(server.greet().go(b"disk").0, 16 << 10);
+    resize(4096);
+    raw.request(command::READ, 0, 2, 4096, 512);
+    assert_eq!(raw.structured_read(2, 4096), Err(22));
+    raw.request(command::WRITE, 0, 3, 4096, 512);
+    raw.send(&[1; 512]);
+    assert_eq!(raw.chunk().error(), (28, "512 bytes at 4096 do not lie within a device of 4096 bytes".into()));
+    raw.request(command::BLOCK_STATUS, 0, 4, 0, 8192);
+    assert_eq!(raw.chunk().error().0, 22);
+    raw.request(command::READ, 0, 5, 0, 4096);
+    assert_eq!(raw.structured_read(5, 0), Ok(vec![0; 4096]));
+    assert_eq!(server.greet().go(b"disk").0, 4096);
+}

@@ -1,6 +1,7 @@
 //! The clients that people use.
 
 use std::{
+    io::{BufRead, BufReader, Write},
     process::{Command, Output, Stdio},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -165,4 +166,46 @@ fn clients_whose_export_is_removed_report_an_error_and_end() {
         let says = ["Cannot send after transport endpoint shutdown", "export was removed"];
         assert!(says.iter().any(|says| text.contains(says)), "{tool}: {text}");
     }
+}
+
+/// What a running qemu has to be told when a disk has changed its size: `docs/nbd.md` has the same three commands.
+#[test]
+fn qemu_sees_a_new_size_on_a_new_connection() {
+    if !has("qemu_sees_a_new_size_on_a_new_connection", "qemu-storage-daemon") {
+        return;
+    }
+    let device = Ram::shared(1 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut child = Command::new("qemu-storage-daemon")
+        .args(["--chardev", "stdio,id=control", "--monitor", "control"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut commands = child.stdin.take().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut tell = |command: &str, arguments: &str| {
+        writeln!(commands, r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#).unwrap();
+        let answer = |line: &String| line.contains(r#""return""#) || line.contains(r#""error""#);
+        answers.by_ref().map(Result::unwrap).find(answer).unwrap()
+    };
+    let connect = |node: &str| {
+        let path = server.path.display();
+        format!(r#""driver":"nbd","node-name":"{node}","export":"disk","server":{{"type":"unix","path":"{path}"}}"#)
+    };
+    let resize = r#""node-name":"disk","size":2097152"#;
+    let done = r#""return": {}"#;
+    assert!(tell("qmp_capabilities", "").contains(done));
+    assert!(tell("blockdev-add", &connect("old")).contains(done));
+    assert!(tell("blockdev-add", r#""driver":"raw","node-name":"disk","file":"old""#).contains(done));
+    device.bytes.lock().unwrap().resize(2 << 20, 7);
+    assert!(tell("block_resize", resize).contains("Cannot grow"));
+    assert!(tell("blockdev-add", &connect("new")).contains(done));
+    let reopen = r#""options":[{"driver":"raw","node-name":"disk","file":"new"}]"#;
+    assert!(tell("blockdev-reopen", reopen).contains(done));
+    assert!(tell("block_resize", resize).contains(done));
+    assert!(tell("blockdev-del", r#""node-name":"old""#).contains(done));
+    assert!(tell("query-named-block-nodes", r#""flat":true"#).contains(r#""virtual-size": 2097152"#));
+    assert!(tell("quit", "").contains(done));
+    assert!(child.wait().unwrap().success());
 }
