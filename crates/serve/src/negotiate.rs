@@ -7,14 +7,19 @@ use pagefold_disk::{BlockDevice, Compacted};
 use crate::{
     Export, Exports,
     export::{Access, Busy},
+    memory::Memory,
     protocol::{
         BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, CompactReply, ContextQuery, EXPORT_NAME_ZEROES,
-        GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES,
-        Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES,
+        GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed,
+        OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES,
         encode_server_reply, handshake, info, option, reply,
     },
+    request::ReadBroke,
     transport::{Deadline, Transport},
 };
+
+/// Longer options are counted; for shorter ones there is room in what each connection takes.
+const SHORT_OPTION_BYTES: u32 = 4 << 10;
 
 /// Replies to LIST are sent when there are so many bytes of them.
 const LIST_PIECE_BYTES: usize = 16 << 10;
@@ -23,8 +28,7 @@ const LIST_PIECE_BYTES: usize = 16 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) access: Arc<Access>,
-    /// Structured replies are used.
-    pub(crate) structured: bool,
+    pub(crate) headers: Headers,
     /// `base:allocation` may be asked for.
     pub(crate) allocation: bool,
 }
@@ -42,10 +46,16 @@ pub(crate) enum Ended {
     OptionTooBig(u32),
     #[error("no such export")]
     NoSuchExport,
+    #[error("an option that does not go with extended headers")]
+    OldOption,
     #[error("too many connections")]
     TooMany,
     #[error("the client ended the negotiation")]
     Aborted,
+    #[error("a payload of {0} bytes")]
+    PayloadTooBig(u64),
+    #[error(transparent)]
+    ReadBroke(#[from] ReadBroke),
 }
 
 /// Speaks with one client until it has chosen an export.
@@ -56,6 +66,7 @@ pub(crate) enum Ended {
 pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
+    memory: &Arc<Memory>,
     deadline: Deadline,
     begin: &dyn Fn() -> Result<(), usize>,
 ) -> Result<Session, Ended> {
@@ -77,7 +88,7 @@ pub(crate) fn negotiate<T: Transport>(
         deadline,
         begin,
         no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
-        structured: false,
+        headers: Headers::default(),
         allocation: None,
         replies: Vec::new(),
     };
@@ -88,6 +99,9 @@ pub(crate) fn negotiate<T: Transport>(
         if header.len_bytes > MAX_OPTION_BYTES {
             return negotiation.refuse_size(header);
         }
+        // Parsed, an option takes up to eight times its length: four bytes make an empty query, and the list of them grows.
+        let long_bytes = if header.len_bytes > SHORT_OPTION_BYTES { 8 * header.len_bytes } else { 0 };
+        let Some(_taken) = memory.take(long_bytes.into()) else { return negotiation.refuse_size(header) };
         let mut data = vec![0; header.len_bytes as usize];
         deadline.recv_exact(transport, &mut data)?;
         let session = negotiation.answer(header.option, &data);
@@ -105,7 +119,7 @@ struct Negotiation<'a, T> {
     deadline: Deadline,
     begin: &'a dyn Fn() -> Result<(), usize>,
     no_zeroes: bool,
-    structured: bool,
+    headers: Headers,
     /// The export for which `base:allocation` was selected.
     allocation: Option<Arc<Export>>,
     /// What is to be sent in answer to the option at hand.
@@ -115,10 +129,14 @@ struct Negotiation<'a, T> {
 impl<T: Transport> Negotiation<'_, T> {
     fn refuse_size(mut self, header: OptionHeader) -> Result<Session, Ended> {
         let known =
-            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::SET_META_CONTEXT);
+            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::EXTENDED_HEADERS);
         if header.option != option::EXPORT_NAME {
             let kind = if known { reply::ERR_TOO_BIG } else { reply::ERR_UNSUP };
-            self.reply(header.option, kind, b"the option is larger than 65536 bytes");
+            self.reply(
+                header.option,
+                kind,
+                b"the option is larger than 65536 bytes, or the server has no memory for it",
+            );
             self.deadline.send_all(self.transport, &self.replies)?;
         }
         Err(Ended::OptionTooBig(header.len_bytes))
@@ -140,11 +158,20 @@ impl<T: Transport> Negotiation<'_, T> {
             }
             option::LIST => self.list(data)?,
             option::INFO | option::GO => return Ok(self.info(option, data)),
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if !data.is_empty() => {
+                self.reply(option, reply::ERR_INVALID, b"this option takes no data");
+            }
+            option::STRUCTURED_REPLY if self.headers == Headers::Extended => {
+                self.reply(option, reply::ERR_EXT_HEADER_REQD, b"extended headers have been agreed on");
+            }
+            option::STRUCTURED_REPLY => {
+                self.headers = Headers::Structured;
                 self.reply(option, reply::ACK, b"");
             }
-            option::STRUCTURED_REPLY => self.reply(option, reply::ERR_INVALID, b"this option takes no data"),
+            option::EXTENDED_HEADERS => {
+                self.headers = Headers::Extended;
+                self.reply(option, reply::ACK, b"");
+            }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data),
             option::COMPACT => self.compact(data)?,
             _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
@@ -154,10 +181,13 @@ impl<T: Transport> Negotiation<'_, T> {
 
     fn session(&self, export: &Arc<Export>, access: Arc<Access>) -> Session {
         let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, export));
-        Session { access, structured: self.structured, allocation }
+        Session { access, headers: self.headers, allocation }
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
+        if self.headers == Headers::Extended {
+            return Err(Ended::OldOption);
+        }
         let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
         let access = export.open().ok_or(Ended::NoSuchExport)?;
         let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
@@ -165,7 +195,7 @@ impl<T: Transport> Negotiation<'_, T> {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&size_bytes.to_be_bytes());
-        self.replies.extend_from_slice(&export.flags(self.structured).to_be_bytes());
+        self.replies.extend_from_slice(&export.flags(self.headers != Headers::Simple).to_be_bytes());
         if !self.no_zeroes {
             self.replies.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
         }
@@ -210,7 +240,7 @@ impl<T: Transport> Negotiation<'_, T> {
             return None;
         }
         let size_bytes = device.size_bytes();
-        let flags = export.flags(self.structured);
+        let flags = export.flags(self.headers != Headers::Simple);
         self.reply(option, reply::INFO, &InfoReply::Export { size_bytes, flags }.encode());
         if query.kinds.contains(&info::NAME) {
             self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
@@ -224,7 +254,7 @@ impl<T: Transport> Negotiation<'_, T> {
             let sizes = InfoReply::BlockSize {
                 min_bytes: MIN_BLOCK_BYTES,
                 preferred_bytes: PREFERRED_BLOCK_BYTES,
-                max_bytes: MAX_PAYLOAD_BYTES,
+                max_bytes: TOLD_PAYLOAD_BYTES,
             };
             self.reply(option, reply::INFO, &sizes.encode());
         }
@@ -258,7 +288,7 @@ impl<T: Transport> Negotiation<'_, T> {
         if select {
             self.allocation = None;
         }
-        if !self.structured {
+        if self.headers == Headers::Simple {
             return self.reply(option, reply::ERR_INVALID, b"negotiate structured replies first");
         }
         let Ok(query) = ContextQuery::parse(data) else {

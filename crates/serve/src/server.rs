@@ -6,11 +6,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
@@ -18,10 +14,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::{
     Error, Export, Exports, Limits, activation,
-    connection::{Connection, spawn},
+    connection::{Common, Connection, spawn},
     listen::Listener,
+    memory::{Account, Memory},
     negotiate::negotiate,
-    pool::Budget,
     transport::{Deadline, Socket, Transport},
 };
 
@@ -43,6 +39,7 @@ pub struct Builder {
     tcp: Vec<SocketAddr>,
     activation: bool,
     limits: Limits,
+    account: SharedAccount,
     when_refused: WhenRefused,
 }
 
@@ -65,6 +62,16 @@ struct WhenRefused(Option<Arc<dyn Fn(Refused) + Send + Sync>>);
 impl fmt::Debug for WhenRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("WhenRefused").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Where memory is counted.
+#[derive(Clone, Default)]
+struct SharedAccount(Option<Arc<dyn Account>>);
+
+impl fmt::Debug for SharedAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedAccount").field(&self.0.is_some()).finish()
     }
 }
 
@@ -111,6 +118,13 @@ impl Builder {
         self
     }
 
+    /// Counts the memory of connections in `account`, besides [`Limits::memory_bytes`].
+    #[must_use]
+    pub fn account(mut self, account: Arc<dyn Account>) -> Self {
+        self.account = SharedAccount(Some(account));
+        self
+    }
+
     /// Has `tell` called when a client is not served, for each reason at most once a minute, by a thread that clients wait
     /// for.
     #[must_use]
@@ -145,14 +159,13 @@ impl Builder {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::System { what: "make an eventfd", source: error.into() })?;
         let control = Control {
-            stopping: Arc::new(AtomicBool::new(false)),
-            budget: Budget::new(self.limits.memory_bytes),
+            common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
             wake,
             connections: Mutex::default(),
             connection_ended: Condvar::new(),
             when_refused: self.when_refused,
         };
-        Ok(Server { exports, listeners, limits: self.limits, control: Arc::new(control) })
+        Ok(Server { exports, listeners, control: Arc::new(control) })
     }
 }
 
@@ -161,15 +174,12 @@ impl Builder {
 pub struct Server {
     exports: Exports,
     listeners: Vec<Listener>,
-    limits: Limits,
     control: Arc<Control>,
 }
 
 /// What the server, its handles and its connections share.
 struct Control {
-    stopping: Arc<AtomicBool>,
-    /// Of the memory that connections hold for slow requests.
-    budget: Arc<Budget>,
+    common: Arc<Common>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
     connection_ended: Condvar,
@@ -201,7 +211,7 @@ impl Connections {
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("stopping", &self.stopping).finish_non_exhaustive()
+        f.debug_struct("Control").field("common", &self.common).finish_non_exhaustive()
     }
 }
 
@@ -215,7 +225,7 @@ impl ServerHandle {
     /// No connection is accepted any more, what has been received is answered, then connections are closed, at the
     /// latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
-        self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.common.stopping.store(true, Ordering::SeqCst);
         // It can only fail when it has been rung 2^64 times already.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
@@ -296,8 +306,8 @@ impl Server {
         let result = self.accept_all();
         // Whatever the reason, nobody can connect from here on, and the sockets' files are gone.
         drop(self.listeners);
-        self.control.stopping.store(true, Ordering::SeqCst);
-        self.control.finish(self.limits.stop_grace);
+        self.control.common.stopping.store(true, Ordering::SeqCst);
+        self.control.finish(self.control.common.limits.stop_grace);
         result
     }
 
@@ -305,7 +315,7 @@ impl Server {
         let wake = self.control.wake.as_fd();
         let fds = self.listeners.iter().map(AsFd::as_fd).chain([wake]);
         let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        while !self.control.stopping.load(Ordering::SeqCst) {
+        while !self.control.common.stopping.load(Ordering::SeqCst) {
             match poll(&mut polled, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(Error::System { what: "wait for connections", source: error.into() }),
@@ -335,20 +345,21 @@ impl Server {
             }
         };
         // Over the bound, the socket is dropped here and thereby closed.
-        let Some(admission) = self.control.admit(&socket, self.limits.negotiating) else { return };
+        let Some(admission) = self.control.admit(&socket, self.control.common.limits.negotiating) else { return };
         let exports = self.exports.clone();
-        let limits = self.limits;
-        let stopping = Arc::clone(&self.control.stopping);
-        let budget = Arc::clone(&self.control.budget);
+        let common = Arc::clone(&self.control.common);
         // Without a thread the connection is closed: both are dropped with the closure.
         let spawned = spawn("nbd-connection", move || {
+            let _least = common.memory.take_least();
+            let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
-            let session = negotiate(&*socket, &exports, deadline, &|| admission.begin(limits.connections));
+            let begin = || admission.begin(limits.connections);
+            let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
             // Once the admission is gone, the server may be too: nothing here may keep its devices then.
             drop(exports);
             if let Ok(session) = session {
                 // How it ended concerns the peer alone.
-                let _ = Connection::serve(socket, session, limits, stopping, budget, admission);
+                let _ = Connection::serve(socket, session, common, admission);
             }
         });
         if let Err(error) = spawned {
@@ -362,9 +373,11 @@ impl Server {
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout), &|| Ok(())) {
+    let common = Common::new(limits, Memory::new(limits.memory_bytes, None));
+    let deadline = Deadline::after(limits.handshake_timeout);
+    if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|| Ok(())) {
         // How it ended concerns the peer alone.
-        let _ = Connection::serve(stream, session, limits, Arc::default(), Budget::new(limits.memory_bytes), guard);
+        let _ = Connection::serve(stream, session, common, guard);
     } else {
         drop(guard);
     }

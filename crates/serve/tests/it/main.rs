@@ -7,6 +7,8 @@ mod compaction;
 mod device;
 mod errors;
 mod exports;
+mod extended;
+mod holes;
 mod hostile;
 mod lifecycle;
 mod negotiation;

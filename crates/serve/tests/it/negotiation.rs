@@ -117,7 +117,7 @@ fn abort_is_acknowledged_and_ends() {
 fn unknown_options_are_unsupported_and_their_data_skipped() {
     let server = two();
     let mut raw = server.greet();
-    for (unknown, len_bytes) in [(5, 0), (11, 0), (4, 10), (0, 65_536), (u32::MAX, 3)] {
+    for (unknown, len_bytes) in [(5, 0), (12, 0), (4, 10), (0, 65_536), (u32::MAX, 3)] {
         raw.option(unknown, &vec![7; len_bytes]);
         assert_eq!(raw.option_reply(unknown).0, reply::ERR_UNSUP);
     }
