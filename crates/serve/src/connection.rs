@@ -131,6 +131,8 @@ struct Roles<T> {
     waking: bool,
     idle: usize,
     threads: usize,
+    /// One for each thread but one, which came with the connection. A thread that leaves takes any of them with it.
+    leaves: Vec<Follower>,
     ended: bool,
 }
 
@@ -213,7 +215,14 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             session,
             share: Share::new(Arc::clone(&common.memory), common.limits.memory_per_connection_bytes),
             common,
-            roles: Mutex::new(Roles { free: Some(leader), waking: false, idle: 0, threads: 1, ended: false }),
+            roles: Mutex::new(Roles {
+                free: Some(leader),
+                waking: false,
+                idle: 0,
+                threads: 1,
+                leaves: Vec::new(),
+                ended: false,
+            }),
             lead_is_free: Condvar::new(),
             sending: Mutex::new(()),
             _guard: guard,
@@ -253,6 +262,9 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             }
             if roles.ended || waited {
                 roles.threads -= 1;
+                let leave = roles.leaves.pop();
+                drop(roles);
+                drop(leave);
                 return None;
             }
             roles.idle += 1;
@@ -281,18 +293,19 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         {
             roles.waking = true;
             roles.threads += 1;
+            roles.leaves.push(leave);
             drop(roles);
             let follower = Arc::clone(connection);
             let body = move || {
                 follower.roles.lock().unwrap_or_else(PoisonError::into_inner).waking = false;
                 follower.work();
-                drop(leave);
             };
             if spawn("nbd-follower", body).is_err() {
                 // Without a follower, this thread takes the lead again when it is done.
                 let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
                 roles.waking = false;
                 roles.threads -= 1;
+                roles.leaves.pop();
             }
         }
     }

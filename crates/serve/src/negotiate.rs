@@ -100,8 +100,10 @@ pub(crate) fn negotiate<T: Transport>(
             return negotiation.refuse_size(header);
         }
         // Parsed, an option takes up to eight times its length: four bytes make an empty query, and the list of them grows.
-        let long_bytes = if header.len_bytes > SHORT_OPTION_BYTES { 8 * header.len_bytes } else { 0 };
-        let Some(_taken) = memory.take(long_bytes.into()) else { return negotiation.refuse_size(header) };
+        let taken = (header.len_bytes > SHORT_OPTION_BYTES).then(|| memory.take(8 * u64::from(header.len_bytes)));
+        if matches!(taken, Some(None)) {
+            return negotiation.refuse_size(header);
+        }
         let mut data = vec![0; header.len_bytes as usize];
         deadline.recv_exact(transport, &mut data)?;
         let session = negotiation.answer(header.option, &data);

@@ -350,7 +350,7 @@ impl Server {
         let common = Arc::clone(&self.control.common);
         // Without a thread the connection is closed: both are dropped with the closure.
         let spawned = spawn("nbd-connection", move || {
-            let _least = common.memory.take_least();
+            let least = common.memory.take_least();
             let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
             let begin = || admission.begin(limits.connections);
@@ -359,7 +359,7 @@ impl Server {
             drop(exports);
             if let Ok(session) = session {
                 // How it ended concerns the peer alone.
-                let _ = Connection::serve(socket, session, common, admission);
+                let _ = Connection::serve(socket, session, common, (least, admission));
             }
         });
         if let Err(error) = spawned {

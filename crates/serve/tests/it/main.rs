@@ -11,6 +11,7 @@ mod extended;
 mod holes;
 mod hostile;
 mod lifecycle;
+mod memory;
 mod negotiation;
 mod overlap;
 mod parsing;
