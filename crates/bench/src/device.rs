@@ -10,12 +10,12 @@ use std::{
 
 use anyhow::ensure;
 use pagefold_codec::{Codec, by_name};
-use pagefold_store::{Config, Store};
 
 use crate::{
     load::{Device, Done, Random, Worker, pass},
     machine::cpus,
     pages::{Data, Pages, gather},
+    product::Product,
     report::Figure,
     subjects::{Bare, Zram},
 };
@@ -80,7 +80,7 @@ enum Subject {
 }
 
 enum Made {
-    Store(Box<Store>),
+    Store(Box<Product>),
     Bare(Bare),
     Zram(Zram),
 }
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn subjects(args: &Args) -> anyhow::Result<Vec<(&'static str, Subject)>> {
-    let (lz4, default) = (by_name("lz4")?, Config::default().codec);
+    let (lz4, default) = (by_name("lz4")?, Product::default_codec());
     let mut subjects = vec![
         ("pagefold-lz4", Subject::Store(Arc::clone(&lz4))),
         ("pagefold-default", Subject::Store(Arc::clone(&default))),
@@ -316,9 +316,7 @@ fn requests(pages: &Pages, part: Part<'_>, pattern: Pattern, worker: &mut dyn Wo
 
 fn make(subject: &Subject, threads: usize, slots: u64, part: u64) -> anyhow::Result<Made> {
     Ok(match subject {
-        Subject::Store(codec) => {
-            Made::Store(Box::new(Store::new(Config { slots, codec: Arc::clone(codec), ..Config::default() })?))
-        }
+        Subject::Store(codec) => Made::Store(Box::new(Product::new(slots, Arc::clone(codec))?)),
         Subject::Bare(codec) => Made::Bare(Bare::new(&**codec, threads, part)?),
         Subject::Zram(algorithm) => Made::Zram(Zram::new(algorithm, slots)?),
     })
@@ -337,8 +335,8 @@ impl Made {
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
         Ok(match self {
             Self::Store(store) => {
-                let stats = store.stats();
-                (stats.compr_data_size, stats.spent_bytes)
+                let figures = store.figures();
+                (figures.compr_data_size, figures.spent_bytes)
             }
             Self::Bare(bare) => (bare.compressed_bytes(), bare.compressed_bytes()),
             Self::Zram(zram) => zram.bytes()?,

@@ -27,6 +27,28 @@ pub(crate) trait Worker {
     fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()>;
 }
 
+/// A device in this process, whose slots any thread writes and reads page by page.
+pub(crate) trait Slots: Sync {
+    fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()>;
+    fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()>;
+}
+
+impl<S: Slots> Device for S {
+    fn worker(&self, _: usize) -> anyhow::Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(self))
+    }
+}
+
+impl<S: Slots> Worker for &S {
+    fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
+        (slot..).zip(pages).try_for_each(|(slot, page)| self.write_slot(slot, page))
+    }
+
+    fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
+        (slot..).zip(pages).try_for_each(|(slot, page)| self.read_slot(slot, page))
+    }
+}
+
 /// What one thread does in one pass.
 pub(crate) trait Job: Sync {
     /// Runs thread `number`'s part and returns the pages it has read and written.

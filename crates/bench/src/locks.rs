@@ -3,21 +3,26 @@
 //!
 //! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200 MiB of its own, eleven
 //! patterns. The second sets entries under contention: four jobs over all of a 10 MiB disk in requests of 32 KiB, many
-//! loops. All locks hold an entry while an object's bytes are copied; zram's held it while they were decoded.
+//! loops.
+//!
+//! Five columns are the locks compared there, in the small store of `pagefold-published`: they differ in nothing but the lock.
+//! The sixth, `hazard`, is the product's store, which differs in its allocator, streams, table and counters too
+//! (docs/locks.md).
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
-use pagefold_codec::{PAGE_SIZE, by_name};
-use pagefold_store::{
+use pagefold_codec::{Codec, PAGE_SIZE, by_name};
+use pagefold_published::{
     Config, Store,
-    strategy::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock},
+    strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
 
 use crate::{
     load::{Device, Done, Random, Worker, pass},
     machine::cpus,
     pages::{Pages, gather},
+    product::{self, Product},
     report::{Figure, geometric_mean},
 };
 
@@ -107,18 +112,30 @@ const CONTENDED: [Pattern; 4] = [
     pattern("contended-rand-rw", Order::Random, Mode::ByRequest),
 ];
 
+/// Makes an empty store of some slots.
+type Make = fn(u64, Arc<dyn Codec>) -> anyhow::Result<Box<dyn Device>>;
+
 /// A strategy, made usable beside the others.
 struct Subject {
     name: &'static str,
     entry_bytes: usize,
-    make: fn(Config) -> anyhow::Result<Box<dyn Device>>,
+    make: Make,
 }
 
 fn subject<L: EntryLock>() -> Subject {
     Subject {
         name: L::NAME,
         entry_bytes: L::ENTRY_BYTES,
-        make: |config| Ok(Box::new(Store::<L>::with_strategy(config)?)),
+        make: |slots, codec| Ok(Box::new(Store::<L>::new(Config { codec, ..Config::new(slots) })?)),
+    }
+}
+
+/// The product's store.
+fn product() -> Subject {
+    Subject {
+        name: "hazard",
+        entry_bytes: product::ENTRY_BYTES,
+        make: |slots, codec| Ok(Box::new(Product::new(slots, codec)?)),
     }
 }
 
@@ -131,7 +148,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         subject::<Spin>(),
         subject::<RwLock>(),
         subject::<BitSpin>(),
-        subject::<Hazard>(),
+        product(),
     ];
     // Warm pages that fit the caches, so that the entries count and not the memory.
     let data = gather(&args.data, 1024)?;
@@ -141,9 +158,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
         for round in 0..args.rounds {
             let disks = |pages: usize| {
-                let config =
-                    || anyhow::Ok(Config { slots: pages as u64, codec: by_name(&args.codec)?, ..Config::default() });
-                subjects.iter().map(|subject| (subject.make)(config()?)).collect::<anyhow::Result<Vec<_>>>()
+                let codec = by_name(&args.codec)?;
+                let make = |subject: &Subject| (subject.make)(pages as u64, Arc::clone(&codec));
+                subjects.iter().map(make).collect::<anyhow::Result<Vec<_>>>()
             };
             // Strategies take turns pattern by pattern, another one first in each round.
             let mut in_turn = |devices: &[Box<dyn Device>], pattern: usize, range: &(dyn Fn(usize) -> Range + Sync)| {
@@ -233,6 +250,7 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
     let threads = args.threads;
     if !args.json {
         println!("{data}, {threads} threads on {cpus} CPUs, KB/s");
+        println!("hazard is the product's store, which differs from the others in more than the lock (docs/locks.md)");
         let names: String = subjects.iter().map(|subject| format!("{:>14}", subject.name)).collect();
         println!("{:24}{names}", "Test");
     }

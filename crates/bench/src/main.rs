@@ -11,6 +11,7 @@ mod nbd;
 mod pages;
 mod perf;
 mod pool;
+mod product;
 mod report;
 mod same_filled;
 mod server;
@@ -51,11 +52,11 @@ enum Bench {
     ImageSoak(image_soak::Args),
     /// The store against the kernel's zram and against the bare codec
     Device(device::Args),
-    /// The stream policies under one to ten jobs
+    /// zram's stream policies and the store's, under one to ten jobs
     Streams(streams::Args),
-    /// The entry-lock strategies, alone and contended
+    /// The locks that zram's table was tried with, and the store's way, alone and contended
     Locks(locks::Args),
-    /// Memory that compressed pages take in the pools and in zram, and the pools' speed
+    /// Memory that compressed pages take in the store, in zram and in older allocators, and the allocators' speed
     Pool(pool::Args),
     /// A store with tables trained on its own pages beside one with the codec's
     Training(training::Args),

@@ -1,5 +1,10 @@
-//! `pagefold-bench pool`: the memory that compressed pages take in each pool and in the kernel's zram, after filling,
-//! through churn and after discards; and how fast the pools allocate.
+//! `pagefold-bench pool`: the memory that compressed pages take in the product's store (`mosaic`) and in the kernel's zram,
+//! after filling, through churn and after discards; its allocator's speed and memory beside those of xvmalloc and
+//! xcfmalloc.
+//!
+//! The last two are measured in the small store of `pagefold-published`. Beside the allocator that differs from the product's in
+//! what it has for zeros (no object; the product keeps any page of one word in its entry), and in its table and streams, which
+//! count in `spent_bytes`.
 
 mod experiment;
 mod memory;
@@ -39,6 +44,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// The row of the product's store: how its objects lie in memory is called that.
+const MOSAIC: &str = "mosaic";
+
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
@@ -69,6 +77,11 @@ impl Output {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output { json: args.json };
+    if !args.json {
+        println!(
+            "mosaic is the product's store; xvmalloc and xcfmalloc stand in a smaller one where pages are stored (docs/store.md)"
+        );
+    }
     let pages_max = args.mib << 8;
     let data = gather(&args.data, pages_max)?;
     let other = if args.other.is_some() { gather(args.other.as_slice(), pages_max)? } else { Vec::new() };

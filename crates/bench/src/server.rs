@@ -57,7 +57,7 @@ impl Server {
     pub(crate) fn pagefold(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
-            command.arg("serve").args(args).arg("--unix").arg(socket);
+            command.arg("serve").args(args).arg("--unix").arg(socket).arg("--dir").args(socket.parent());
             command
         })
     }

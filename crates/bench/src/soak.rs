@@ -162,7 +162,7 @@ fn run_job(
 }
 
 fn spent_bytes(pagefold: &Path, server: &Server) -> anyhow::Result<f64> {
-    let output = Command::new(pagefold).args(["stat", "--json", "--unix"]).arg(server.socket()).output()?;
+    let output = Command::new(pagefold).args(["stat", "--json", "--dir"]).arg(server.folder()).output()?;
     ensure!(output.status.success(), "stat failed: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -3,15 +3,20 @@
 //!
 //! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after the other, with
 //! sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes each page by the toss of a coin.
+//!
+//! Four columns are published policies, in the small store of `pagefold-published`: they differ in nothing but the policy. The
+//! fifth, `per-cpu`, is the product's store, which differs in its entries' lock, allocator, table and counters too
+//! (docs/locks.md).
 
 use std::fmt::Write as _;
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
-use pagefold_store::{Config, Store, StreamPolicy};
+use pagefold_published::{Config, Store, StreamPolicy, strategy::BitSpin};
 
 use crate::{
-    load::{Done, Random, Worker, pass},
+    load::{Device, Done, Random, Worker, pass},
     perf::{Counts, Perf},
+    product::Product,
     report::{Figure, geometric_mean},
 };
 
@@ -35,11 +40,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-const POLICIES: [(&str, StreamPolicy); 4] = [
-    ("single", StreamPolicy::Single),
-    ("idle-4", StreamPolicy::Idle(4)),
-    ("idle-8", StreamPolicy::Idle(8)),
-    ("per-cpu", StreamPolicy::PerCpu),
+/// The policies by row; the last row is the product's store.
+const POLICIES: [(&str, Option<StreamPolicy>); 5] = [
+    ("single", Some(StreamPolicy::Single)),
+    ("idle-4", Some(StreamPolicy::Idle(4))),
+    ("idle-8", Some(StreamPolicy::Idle(8))),
+    ("per-cpu-mutex", Some(StreamPolicy::PerCpu)),
+    ("per-cpu", None),
 ];
 
 const PATTERNS: [Pattern; 6] = [
@@ -83,6 +90,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Err(why) = &perf {
         eprintln!("no instructions, cycles and branch misses: this machine has no hardware counters ({why})");
     }
+    if !args.json {
+        println!(
+            "per-cpu is the product's store, which differs from the others in more than the policy (docs/locks.md)\n"
+        );
+    }
     for (buffer, page) in [("pattern", pattern_page()), ("11-percent", eleven_percent_page())] {
         for &jobs in &args.jobs {
             let mut columns: [Column; POLICIES.len()] = Default::default();
@@ -103,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn round(
     args: &Args,
-    policy: StreamPolicy,
+    policy: Option<StreamPolicy>,
     jobs: usize,
     page: &Page,
     perf: Option<&Perf>,
@@ -111,10 +123,13 @@ fn round(
 ) -> anyhow::Result<()> {
     let slots = (args.mib << 20) / PAGE_SIZE;
     let codec = by_name(&args.codec)?;
-    let store = Store::new(Config { slots: slots as u64, codec, streams: policy, ..Config::default() })?;
+    let store: Box<dyn Device> = match policy {
+        Some(streams) => Box::new(Store::<BitSpin>::new(Config { codec, streams, ..Config::new(slots as u64) })?),
+        None => Box::new(Product::new(slots as u64, codec)?),
+    };
     let counting = perf.map(Perf::start).transpose()?;
     for (pattern, best) in PATTERNS.into_iter().zip(&mut column.passes) {
-        let done = pass(&store, jobs, &|job: usize, worker: &mut dyn Worker| {
+        let done = pass(&*store, jobs, &|job: usize, worker: &mut dyn Worker| {
             requests(pattern, slots as u64, job, page, worker)
         })?;
         *best = best.best(done);

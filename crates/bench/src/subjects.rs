@@ -1,4 +1,4 @@
-//! What the store's benches measure: a store, the kernel's zram, and a codec with nothing around it.
+//! What the store's benches measure beside it: the published store, the kernel's zram, and a codec with nothing around it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -8,30 +8,18 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
-use pagefold_store::{Store, strategy::EntryLock};
+use pagefold_published::{Store, strategy::EntryLock};
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::load::{Device, Worker};
+use crate::load::{Device, Slots, Worker};
 
-impl<L: EntryLock> Device for Store<L> {
-    fn worker(&self, _: usize) -> anyhow::Result<Box<dyn Worker + '_>> {
-        Ok(Box::new(self))
-    }
-}
-
-impl<L: EntryLock> Worker for &Store<L> {
-    fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
-        for (slot, page) in (slot..).zip(pages) {
-            Store::write(self, slot, page)?;
-        }
-        Ok(())
+impl<L: EntryLock> Slots for Store<L> {
+    fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()> {
+        Ok(self.write(slot, page)?)
     }
 
-    fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
-        for (slot, page) in (slot..).zip(pages) {
-            Store::read(self, slot, page)?;
-        }
-        Ok(())
+    fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
+        Ok(self.read(slot, page)?)
     }
 }
 

@@ -12,9 +12,13 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, by_name, same_filled};
-use pagefold_store::{Config, Stats, Store};
 
-use crate::{codec::gather::files, report::Figure};
+use crate::{
+    codec::gather::files,
+    load::Slots,
+    product::{Figures, Product},
+    report::Figure,
+};
 
 /// Options of `pagefold-bench training`.
 #[derive(clap::Args)]
@@ -60,7 +64,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         for codec in &args.codecs {
             for (train, trained) in [(false, "untrained"), (true, "trained")] {
                 let slots = (before.len() + measured.len()) as u64;
-                let store = Store::new(Config { slots, codec: by_name(codec)?, train, ..Config::default() })?;
+                let codec_of = by_name(codec)?;
+                let store = if train { Product::new(slots, codec_of)? } else { Product::untrained(slots, codec_of)? };
                 let of = measure(&store, &before, &measured, args.rounds).with_context(|| name.clone())?;
                 report(args.json, &name, &format!("{codec}-{trained}"), measured.len(), &of);
             }
@@ -69,43 +74,43 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(store: &Store, before: &[&Page], measured: &[&Page], rounds: usize) -> anyhow::Result<Measured> {
+fn measure(store: &Product, before: &[&Page], measured: &[&Page], rounds: usize) -> anyhow::Result<Measured> {
     for (number, page) in before.iter().cycle().take(TRAINING_PAGES).enumerate() {
-        store.write((number % before.len()) as u64, page)?;
+        store.write_slot((number % before.len()) as u64, page)?;
     }
     let patient_until = Instant::now() + PATIENCE;
-    let waits = |stats: Stats| stats.codec_tables == 1 && stats.trainings_useless == 0;
-    while waits(store.stats()) && Instant::now() < patient_until {
+    let waits = |figures: Figures| figures.codec_tables == 1 && figures.trainings_useless == 0;
+    while waits(store.figures()) && Instant::now() < patient_until {
         thread::sleep(Duration::from_millis(50));
     }
-    let held = store.stats().compr_data_size;
+    let held = store.figures().compr_data_size;
     let (mut write, mut read) = (Duration::MAX, Duration::MAX);
     let mut back = [0; PAGE_SIZE];
     for _ in 0..rounds {
         let start = Instant::now();
         for (slot, page) in (before.len() as u64..).zip(measured) {
-            store.write(slot, page)?;
+            store.write_slot(slot, page)?;
         }
         write = write.min(start.elapsed());
         let start = Instant::now();
         for slot in (before.len() as u64..).take(measured.len()) {
-            store.read(slot, &mut back)?;
+            store.read_slot(slot, &mut back)?;
         }
         read = read.min(start.elapsed());
     }
     for (slot, page) in (before.len() as u64..).zip(measured) {
-        store.read(slot, &mut back)?;
+        store.read_slot(slot, &mut back)?;
         ensure!(back == **page, "slot {slot} came back changed");
     }
-    let stats = store.stats();
+    let figures = store.figures();
     let mb_s = |time: Duration| (measured.len() * PAGE_SIZE) as f64 / time.as_secs_f64() / 1e6;
     Ok(Measured {
-        bytes: stats.compr_data_size - held,
+        bytes: figures.compr_data_size - held,
         write_mb_s: mb_s(write),
         read_mb_s: mb_s(read),
-        trainings: stats.trainings,
-        trainings_useless: stats.trainings_useless,
-        training_bytes: stats.training_bytes,
+        trainings: figures.trainings,
+        trainings_useless: figures.trainings_useless,
+        training_bytes: figures.training_bytes,
     })
 }
 

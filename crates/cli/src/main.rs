@@ -3,6 +3,7 @@
 
 mod cat;
 mod check;
+mod codec;
 mod compact;
 mod destination;
 mod extract;
@@ -10,11 +11,14 @@ mod figure;
 mod generate;
 mod image;
 mod info;
+mod log;
 mod ls;
+mod manage;
 mod mount;
 mod output;
 mod pack;
 mod peer;
+mod place;
 mod progress;
 mod record;
 mod serve;
@@ -23,13 +27,9 @@ mod size;
 mod source;
 mod stat;
 
-use std::{
-    fmt,
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{env, fmt, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 /// Compressed storage in user space
 #[derive(Parser)]
@@ -48,7 +48,14 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Serve(serve::Args),
+    Disks(manage::list::Args),
     Stat(stat::Args),
+    Add(manage::add::Args),
+    Remove(manage::remove::Args),
+    Resize(manage::resize::Args),
+    Rename(manage::rename::Args),
+    Reset(manage::reset::Args),
+    Limit(manage::limit::Args),
     Compact(compact::Args),
     Pack(pack::Args),
     Ls(ls::Args),
@@ -62,29 +69,67 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Args::parse().command {
+    let command = match Args::try_parse() {
+        Ok(args) => args.command,
+        Err(error) if !error.use_stderr() => {
+            // A closed standard output is not an error here.
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return refuse(&complaint(&error)),
+    };
+    let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
+    let result = match command {
         Command::Serve(args) => serve::run(&args),
-        Command::Stat(args) => stat::run(&args),
-        Command::Compact(args) => compact::run(&args),
-        Command::Pack(args) => pack::run(&args),
-        Command::Ls(args) => ls::run(&args),
-        Command::Cat(args) => cat::run(&args),
-        Command::Info(args) => info::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Extract(args) => extract::run(&args),
-        Command::Mount(args) => mount::run(&args),
-        Command::Completions(args) => generate::completions(&args),
-        Command::Man(args) => generate::man(&args),
+        Command::Disks(args) => done(manage::list::run(&args)),
+        Command::Stat(args) => done(stat::run(&args)),
+        Command::Add(args) => done(manage::add::run(&args)),
+        Command::Remove(args) => done(manage::remove::run(&args)),
+        Command::Resize(args) => done(manage::resize::run(&args)),
+        Command::Rename(args) => done(manage::rename::run(&args)),
+        Command::Reset(args) => done(manage::reset::run(&args)),
+        Command::Limit(args) => done(manage::limit::run(&args)),
+        Command::Compact(args) => done(compact::run(&args)),
+        Command::Pack(args) => done(pack::run(&args)),
+        Command::Ls(args) => done(ls::run(&args)),
+        Command::Cat(args) => done(cat::run(&args)),
+        Command::Info(args) => done(info::run(&args)),
+        Command::Check(args) => done(check::run(&args)),
+        Command::Extract(args) => done(extract::run(&args)),
+        Command::Mount(args) => done(mount::run(&args)),
+        Command::Completions(args) => done(generate::completions(&args)),
+        Command::Man(args) => done(generate::man(&args)),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Misuse>() => refuse(&message(&error)),
         Err(error) => {
-            // Names may have control characters.
-            tell(&image::show(message(&error).as_bytes()));
-            if error.is::<Misuse>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            tell(&message(&error));
+            ExitCode::FAILURE
         }
     }
+}
+
+/// Says what is wrong with the command line and where to read on.
+fn refuse(what: &str) -> ExitCode {
+    let name = env::args().nth(1).filter(|name| Args::command().find_subcommand(name).is_some());
+    let name = name.map_or_else(String::new, |name| format!(" {name}"));
+    tell(what);
+    tell(&format!("see 'pagefold{name} --help'"));
+    ExitCode::from(2)
+}
+
+/// What clap found wrong in one line, without what it adds for every error.
+fn complaint(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "which command?".to_owned();
+    }
+    let text = error.render().to_string();
+    let end = ["\nUsage:", "\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
+    let text = &text[..end.unwrap_or(text.len())];
+    let lines = text.strip_prefix("error: ").unwrap_or(text).lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ")
 }
 
 /// A command line that asks for something impossible. The program ends as clap ends it for what is not understood.
@@ -117,9 +162,9 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
-/// Writes a line to standard error; that it cannot be written is no reason to fail.
+/// Writes a line to standard error.
 fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "pagefold: {text}");
+    log::write(log::Level::Error, text);
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
 use crate::source::{self, SourceArgs};
-use crate::{destination::Destination, misuse, progress::ProgressLine, size};
+use crate::{codec, destination::Destination, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image that Linux mounts
 #[derive(clap::Args)]
@@ -187,7 +187,7 @@ impl Args {
         }
         Ok(BuildOptions {
             block_bytes,
-            codec: codec(&self.codec, pcluster_bytes)?,
+            codec: codec::of_clusters(&self.codec, pcluster_bytes)?,
             pcluster_bytes,
             hints: self.hints.iter().map(|text| hint(text, pcluster_bytes)).collect::<anyhow::Result<_>>()?,
             indexes: match self.indexes {
@@ -206,37 +206,6 @@ impl Args {
     }
 }
 
-/// What `--codec` takes.
-const CODECS: &str = "lz4, lz4hc[,1-12], zstd[,-7-22], deflate[,1-12], lzma[,0-9], none";
-
-/// The codec that `text` names, its history made for clusters of `pcluster_bytes`.
-fn codec(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
-    let (name, level) = match text.split_once(',') {
-        Some((name, level)) => {
-            (name, Some(level.parse::<i32>().ok().with_context(|| format!("'{level}' is not a level"))?))
-        }
-        None => (text, None),
-    };
-    // What a cluster decodes to is rarely more than 16 times as long.
-    let history = u64::from(pcluster_bytes) * 16;
-    Ok(Some(match (name, level) {
-        ("none", None) => return Ok(None),
-        ("lz4", None) => ClusterCodec::Lz4,
-        ("lz4hc", level) => ClusterCodec::Lz4Hc(level.unwrap_or(9)),
-        ("deflate", level) => ClusterCodec::Deflate(level.unwrap_or(6)),
-        ("zstd", level) => ClusterCodec::Zstd {
-            level: level.unwrap_or(3),
-            window_log: history.next_power_of_two().trailing_zeros().clamp(16, 20),
-        },
-        ("lzma", level) => ClusterCodec::MicroLzma {
-            preset: u32::try_from(level.unwrap_or(6)).ok().context("lzma levels are 0 to 9")?,
-            dict_bytes: history.clamp(1 << 16, 8 << 20) as u32,
-        },
-        ("none" | "lz4", Some(_)) => bail!("{name} has no levels"),
-        _ => bail!("unknown codec '{name}'; known are {CODECS}"),
-    }))
-}
-
 /// A hint as the command line has it. The last `=` ends the pattern, and the cluster is the image's if none is named.
 fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
     let wrong = || format!("'{}' is not PATTERN=CODEC[,LEVEL][@CLUSTER]", text.display());
@@ -248,7 +217,7 @@ fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
         None => (way, u64::from(pcluster_bytes)),
     };
     let pcluster_bytes = u32::try_from(cluster).with_context(wrong)?;
-    let codec = codec(name, pcluster_bytes).with_context(wrong)?;
+    let codec = codec::of_clusters(name, pcluster_bytes).with_context(wrong)?;
     let compression = codec.map(|codec| Compression { codec, pcluster_bytes });
     Ok(Hint { pattern: bytes[..equals].to_vec(), compression })
 }

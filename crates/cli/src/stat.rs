@@ -2,21 +2,22 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
-use pagefold_serve::client::ExportInfo;
+use pagefold_control::{Command, DiskStat, Figures, ServerStat, Stat};
 
-use crate::{figure::Figure, output::output, peer::Peer, size};
+use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
 
-/// Show what a server's disks hold and the memory they take
+/// Show what a running server's disks hold and the memory they take
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  pagefold stat --unix /run/user/1000/disk.sock
-  pagefold stat --tcp 127.0.0.1:10809 --name root --json
+  pagefold stat
+  pagefold stat root --json
 
-The figures mean what zram's mm_stat means by them; spent_bytes is all memory of the disk: objects, \
-table, streams, trained tables. tables_id names the tables or the dictionary that pages are compressed with; its gain \
-is measured when it was trained. They travel as the export's description, so `nbdinfo` shows them too.")]
+The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory of its disks: objects with their waste, \
+tables, streams, trained tables; a disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
 pub(crate) struct Args {
+    /// Only this disk
+    name: Option<String>,
+
     #[command(flatten)]
     peer: Peer,
 
@@ -25,53 +26,52 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// A device's description, taken apart.
-struct Figures<'a> {
-    codec: &'a str,
-    values: Vec<(&'a str, u64)>,
-}
-
-impl<'a> Figures<'a> {
-    fn parse(description: &'a str) -> Option<Self> {
-        let mut codec = "";
-        let mut values = Vec::new();
-        let mut words = description.split(' ');
-        if words.next() != Some("pagefold") {
-            return None;
-        }
-        for word in words {
-            match word.split_once('=')? {
-                ("codec", name) => codec = name,
-                (name, value) => values.push((name, value.parse().ok()?)),
-            }
-        }
-        Some(Self { codec, values })
-    }
-
-    fn get(&self, name: &str) -> u64 {
-        self.values.iter().find(|(other, _)| *other == name).map_or(0, |&(_, value)| value)
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let names = args.peer.exports()?;
-    let mut client = args.peer.connect()?;
+    let stat: Stat = args.peer.connect()?.call(&Command::Stat { name: args.name.clone() })?;
     let mut out = output();
-    for name in names {
-        let info = client.info(&name)?;
-        let description = info.description.as_deref().unwrap_or_default();
-        let figures = Figures::parse(description).with_context(|| format!("export '{name}' is not a pagefold disk"))?;
-        let print = if args.json { print_json } else { print_words };
-        print(&mut out, &name, &info, &figures)?;
+    if args.name.is_none() {
+        let print = if args.json { server_json } else { server_words };
+        print(&mut out, &stat.server)?;
     }
-    out.flush()?;
-    Ok(())
+    for disk in &stat.disks {
+        let print = if args.json { disk_json } else { disk_words };
+        print(&mut out, disk, &stat.server.codec)?;
+    }
+    Ok(out.flush()?)
 }
 
-fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figures<'_>) -> io::Result<()> {
-    let size = ("size_bytes", info.size_bytes);
-    for (metric, value) in [size].iter().chain(&figures.values) {
-        let unit = match *metric {
+/// Whether there is such a figure, and its value.
+fn find(figures: &Figures, name: &str) -> Option<u64> {
+    figures.get(name).and_then(serde_json::Value::as_u64)
+}
+
+/// A figure; one that a server does not have is 0.
+fn get(figures: &Figures, name: &str) -> u64 {
+    find(figures, name).unwrap_or(0)
+}
+
+fn server_json(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
+    let figure =
+        |metric, value, unit| Figure { bench: "server", case: "", subject: &server.codec, metric, value, unit };
+    figure("disks", server.disks, "disks").write(out)?;
+    figure("uptime_seconds", server.uptime_seconds, "s").write(out)?;
+    if let Some(limit) = server.limit_bytes {
+        figure("limit_bytes", limit, "bytes").write(out)?;
+    }
+    write_figures(out, "server", "", &server.codec, &server.figures)
+}
+
+fn disk_json(out: &mut dyn Write, disk: &DiskStat, codec: &str) -> io::Result<()> {
+    let limit = disk.limit_bytes.map(|limit| ("limit_bytes", limit));
+    for (metric, value) in [("size_bytes", disk.size_bytes)].into_iter().chain(limit) {
+        Figure { bench: "stat", case: &disk.name, subject: codec, metric, value, unit: "bytes" }.write(out)?;
+    }
+    write_figures(out, "stat", &disk.name, codec, &disk.figures)
+}
+
+fn write_figures(out: &mut dyn Write, bench: &str, case: &str, codec: &str, figures: &Figures) -> io::Result<()> {
+    for (metric, value) in figures.iter().filter_map(|(metric, value)| Some((metric.as_str(), value.as_u64()?))) {
+        let unit = match metric {
             "codec_tables" => "tables",
             "tables_id" => "id",
             "tables_age_s" => "s",
@@ -80,81 +80,71 @@ fn print_json(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figu
             metric if metric.ends_with("_pages") => "pages",
             _ => "bytes",
         };
-        // No limit is no figure, nor is what only trained tables have.
-        let none = match *metric {
-            "mem_limit" => *value == u64::MAX,
-            "tables_age_s" | "tables_gain_permille" => figures.get("trainings") == 0,
-            _ => false,
-        };
+        // What only trained tables have is not a figure without any.
+        let none = matches!(metric, "tables_age_s" | "tables_gain_permille") && get(figures, "trainings") == 0;
         if !none {
-            Figure { bench: "stat", case: name, subject: figures.codec, metric, value: *value, unit }.write(out)?;
+            Figure { bench, case, subject: codec, metric, value, unit }.write(out)?;
         }
     }
     Ok(())
 }
 
-fn print_words(out: &mut dyn Write, name: &str, info: &ExportInfo, figures: &Figures<'_>) -> io::Result<()> {
-    let bytes = |name| size::show(figures.get(name));
-    let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
-    let (stored, spent) = (figures.get("orig_data_size"), figures.get("spent_bytes"));
-    let limit = match figures.get("mem_limit") {
-        u64::MAX => "no limit".to_owned(),
-        limit => format!("limit {}", size::show(limit)),
-    };
-    writeln!(out, "export '{name}': {} disk, codec {}", size::show(info.size_bytes), figures.codec)?;
-    writeln!(out, "  stored      {:>10}   pages written and not discarded", size::show(stored))?;
-    writeln!(
-        out,
-        "  compressed  {:>10}   {:.1} % of what is stored",
-        bytes("compr_data_size"),
-        percent(figures.get("compr_data_size"), stored)
-    )?;
-    writeln!(
-        out,
-        "  memory      {:>10}   {:.1} % of what is stored; most ever {}; {limit}",
-        size::show(spent),
-        percent(spent, stored),
-        bytes("mem_used_max")
-    )?;
-    writeln!(
-        out,
-        "    objects {}, table {}, streams {}",
-        bytes("mem_used_total"),
-        bytes("table_bytes"),
-        bytes("stream_bytes")
-    )?;
-    writeln!(
-        out,
-        "  pages       same-filled {}, incompressible {}",
-        figures.get("same_pages"),
-        figures.get("huge_pages")
-    )?;
-    if figures.get("codec_tables") > 0 {
-        write_tables(out, figures)?;
+fn server_words(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
+    let disks = if server.disks == 1 { "1 disk".to_owned() } else { format!("{} disks", server.disks) };
+    let age = age(server.uptime_seconds);
+    writeln!(out, "server (process {}, up {age}): {disks}, codec {}", server.pid, server.codec)?;
+    figures_words(out, &server.figures, server.limit_bytes)?;
+    if get(&server.figures, "codec_tables") > 0 {
+        write_tables(out, &server.codec, &server.figures)?;
     }
     Ok(())
 }
 
-/// What a disk whose codec learns has learnt.
-fn write_tables(out: &mut dyn Write, figures: &Figures<'_>) -> io::Result<()> {
-    let what = if figures.codec.ends_with("-dict") { "dictionary" } else { "tables" };
-    let (trained, useless) = (figures.get("trainings"), figures.get("trainings_useless"));
+fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
+    writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::show(disk.size_bytes))?;
+    figures_words(out, &disk.figures, disk.limit_bytes)
+}
+
+/// What is stored and what that costs.
+fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> io::Result<()> {
+    let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
+    let (stored, compressed) = (get(figures, "orig_data_size"), get(figures, "compr_data_size"));
+    writeln!(out, "  stored      {:>10}   pages written and not discarded", size::show(stored))?;
+    let part = percent(compressed, stored);
+    writeln!(out, "  compressed  {:>10}   {part:.1} % of what is stored", size::show(compressed))?;
+    let limit = limit.map_or_else(|| "no limit".to_owned(), |limit| format!("limit {}", size::show(limit)));
+    let spent = get(figures, "spent_bytes");
+    let most =
+        find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
+    let part = percent(spent, stored);
+    writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored; {most}{limit}", size::show(spent))?;
+    let parts = [("mem_used_total", "objects"), ("table_bytes", "tables"), ("stream_bytes", "streams")];
+    let parts = parts.iter().filter_map(|(name, what)| Some(format!("{what} {}", size::show(find(figures, name)?))));
+    writeln!(out, "    {}", parts.collect::<Vec<_>>().join(", "))?;
+    let (same, huge) = (get(figures, "same_pages"), get(figures, "huge_pages"));
+    writeln!(out, "  pages       same-filled {same}, incompressible {huge}")
+}
+
+/// What a server whose codec learns has learnt.
+fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Result<()> {
+    let what = if codec.ends_with("-dict") { "dictionary" } else { "tables" };
+    let (trained, useless) = (get(figures, "trainings"), get(figures, "trainings_useless"));
     let times = |count| if count == 1 { "once".to_owned() } else { format!("{count} times") };
-    let id = format!("{:08x}", figures.get("tables_id"));
+    let id = format!("{:08x}", get(figures, "tables_id"));
     if trained > 0 {
-        let gain = figures.get("tables_gain_permille") as f64 / 10.0;
-        let (bytes, age) = (size::show(figures.get("tables_bytes")), age(figures.get("tables_age_s")));
+        let gain = get(figures, "tables_gain_permille") as f64 / 10.0;
+        let (bytes, age) = (size::show(get(figures, "tables_bytes")), age(get(figures, "tables_age_s")));
         writeln!(
             out,
             "  {what:<10}  {id:>10}   {bytes}, trained {age} ago on pages written, {gain:.1} % off such pages"
         )?;
-    } else if figures.get("tables_id") > 0 {
+    } else if get(figures, "tables_id") > 0 {
         writeln!(out, "  {what:<10}  {id:>10}   came with the codec")?;
     } else {
         writeln!(out, "  {what:<10}  {:>10}", "none")?;
     }
-    let bytes = figures.get("training_bytes");
-    let under_way = figures.get("codec_tables") == 1 && bytes > 0;
+    let bytes = get(figures, "training_bytes");
+    let under_way = get(figures, "codec_tables") == 1 && bytes > 0;
     match (trained, useless) {
         (0, 0) if under_way => writeln!(out, "    being trained on pages written, with {}", size::show(bytes))?,
         (0, 0) => writeln!(out, "    not trained yet: it takes 16 MiB written")?,
@@ -168,7 +158,7 @@ fn write_tables(out: &mut dyn Write, figures: &Figures<'_>) -> io::Result<()> {
             times(useless)
         )?,
     }
-    match figures.get("codec_tables").saturating_sub(1) {
+    match get(figures, "codec_tables").saturating_sub(1) {
         0 => Ok(()),
         kept => writeln!(out, "    {} for {kept} of them in memory", size::show(bytes)),
     }
@@ -185,40 +175,43 @@ fn age(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    fn words(description: &str) -> String {
-        let figures = Figures::parse(description).expect("ours");
+    fn words(codec: &str, values: &[(&str, u64)]) -> String {
+        let figures = values.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
         let mut out = Vec::new();
-        write_tables(&mut out, &figures).expect("memory");
+        write_tables(&mut out, codec, &figures).expect("memory");
         String::from_utf8(out).expect("text")
     }
 
     #[test]
     fn what_was_learnt_is_told() {
-        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=0");
+        let text =
+            words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 0)]);
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");
-        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 training_bytes=29360128");
+        let text = words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("training_bytes", 29360128)]);
         assert!(text.contains("being trained on pages written, with 28.0 MiB"), "{text}");
-        let text = words("pagefold codec=lz4-dict codec_tables=1 tables_id=0 trainings=0 trainings_useless=1");
+        let text =
+            words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 1)]);
         assert!(text.contains("trained once, which did not help"), "{text}");
-        let text = words("pagefold codec=pleat codec_tables=1 tables_id=16 trainings=0 trainings_useless=2");
+        let text =
+            words("pleat", &[("codec_tables", 1), ("tables_id", 16), ("trainings", 0), ("trainings_useless", 2)]);
         assert!(text.contains("tables        00000010   came with the codec"), "{text}");
         let text = words(
-            "pagefold codec=zstd-1-dict codec_tables=3 tables_id=2882400018 tables_bytes=65536 tables_age_s=7300 \
-             tables_gain_permille=123 trainings=2 trainings_useless=1 training_bytes=131072",
+            "zstd-1-dict",
+            &[
+                ("codec_tables", 3),
+                ("tables_id", 2882400018),
+                ("tables_bytes", 65536),
+                ("tables_age_s", 7300),
+                ("tables_gain_permille", 123),
+                ("trainings", 2),
+                ("trainings_useless", 1),
+                ("training_bytes", 131072),
+            ],
         );
         let line = "dictionary    abcdef12   64.0 KiB, trained 2 hours ago on pages written, 12.3 % off such pages";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("trained 3 times: 2 times it helped, once not"), "{text}");
         assert!(text.contains("128 KiB for 2 of them in memory"), "{text}");
         assert_eq!([0, 119, 120, 7200, 172_800].map(age), ["0 s", "119 s", "2 minutes", "2 hours", "2 days"]);
-    }
-
-    #[test]
-    fn descriptions_are_taken_apart() {
-        let figures = Figures::parse("pagefold codec=zstd-1 orig_data_size=8192 same_pages=1").expect("ours");
-        assert_eq!((figures.codec, figures.get("orig_data_size"), figures.get("absent")), ("zstd-1", 8192, 0));
-        for foreign in ["", "something else", "pagefold codec", "pagefold size=many"] {
-            assert!(Figures::parse(foreign).is_none(), "{foreign}");
-        }
     }
 }

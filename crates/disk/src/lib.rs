@@ -1,9 +1,10 @@
 //! Block devices: what a transport serves and what it may ask of it.
 //!
 //! ```
-//! use pagefold_disk::{BlockDevice, Checked, RamConfig, RamDisk};
+//! use pagefold_disk::{BlockDevice, Checked, PoolConfig, Pool, RamDisk};
 //!
-//! let disk = Checked::new(RamDisk::new(RamConfig { size_bytes: 8 << 30, ..RamConfig::default() })?);
+//! let pool = Pool::new(PoolConfig { memory_limit: 1 << 30, ..PoolConfig::default() })?;
+//! let disk = Checked::new(RamDisk::new(&pool, 8 << 30)?);
 //! disk.write(1000, b"anywhere, of any length")?;
 //!
 //! let mut back = [0; 8];
@@ -13,7 +14,7 @@
 //! ```
 //!
 //! [`BlockDevice`] is the interface; [`Checked`] is the one place that validates range and capability, so that devices
-//! and transports stay short; [`RamDisk`] is a compressed page store as a disk.
+//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages.
 #![forbid(unsafe_code)]
 
 mod checked;
@@ -23,5 +24,8 @@ mod shared;
 
 pub use checked::Checked;
 pub use device::{BlockDevice, Compacted, Error, Extent, Zeroes};
-pub use pagefold_store::keep_no_large_blocks;
-pub use ram::{NewError, RamConfig, RamDisk};
+pub use pagefold_store::{
+    Config as PoolConfig, DiskStats, Error as StoreError, NewError as NewPoolError, Pool, Stats as PoolStats,
+    keep_no_large_blocks,
+};
+pub use ram::{NewError, RamDisk};

@@ -1,9 +1,20 @@
 //! A disk whose contents live compressed in RAM.
 
-use std::{fmt::Write, io, ops::Range, sync::Arc, time::Duration};
+use std::{
+    fmt::Write,
+    io,
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::Duration,
+};
 
-use pagefold_codec::{Codec, Fold};
-use pagefold_store::{self as store, Config, PAGE_SIZE, Stats, Status, Store};
+use pagefold_store::{self as store, Disk, DiskStats, PAGE_SIZE, Pool, Status};
 
 use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
 
@@ -12,41 +23,27 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// How a [`RamDisk`] is made.
-#[derive(Clone, Debug)]
-pub struct RamConfig {
-    /// The disk's size, a multiple of 512, not 0.
-    pub size_bytes: u64,
-    /// What compresses the pages.
-    pub codec: Arc<dyn Codec>,
-    /// The most memory that the disk may take, everything counted; `u64::MAX` for no limit.
-    pub memory_limit: u64,
-}
-
-impl Default for RamConfig {
-    fn default() -> Self {
-        Self { size_bytes: 0, codec: Arc::new(Fold), memory_limit: u64::MAX }
-    }
-}
-
-/// Why there is no disk.
-#[derive(Debug, thiserror::Error)]
+/// Why there is no disk, or none of that size.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewError {
     /// The size is 0 or no multiple of 512.
     #[error("a disk of {0} bytes cannot be: the size must be a multiple of 512, and more than 0")]
     Size(u64),
-    /// The store could not be made.
+    /// The pool cannot have it.
     #[error(transparent)]
-    Store(#[from] store::NewError),
+    Store(#[from] store::Error),
 }
 
-/// A [`Store`] as a disk of `size_bytes`. Slot `n` holds the bytes from `4096 × n` on; the last slot may reach past the
+/// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may reach past the
 /// disk's end, and the rest of its page is zeros.
 #[derive(Debug)]
 pub struct RamDisk {
-    store: Store,
-    size_bytes: u64,
+    disk: Disk,
+    pool: Pool,
+    size_bytes: AtomicU64,
+    /// Who changes the size.
+    resizing: Mutex<()>,
 }
 
 /// The part of a request that lies in one slot.
@@ -56,6 +53,14 @@ struct Part {
     at: usize,
     /// Which bytes of the request.
     bytes: Range<usize>,
+}
+
+/// The slots of a disk of `size_bytes`.
+fn slots_of(size_bytes: u64) -> Result<u64, NewError> {
+    if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(NewError::Size(size_bytes));
+    }
+    Ok(size_bytes.div_ceil(PAGE_BYTES))
 }
 
 /// Splits a request of `len` bytes at `offset` into its slots' parts.
@@ -74,39 +79,87 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
 }
 
 impl RamDisk {
-    /// An empty disk.
-    pub fn new(config: RamConfig) -> Result<Self, NewError> {
-        let RamConfig { size_bytes, codec, memory_limit } = config;
-        if size_bytes == 0 || size_bytes % SECTOR_BYTES != 0 {
-            return Err(NewError::Size(size_bytes));
+    /// An empty disk in `pool`.
+    ///
+    /// # Errors
+    /// See [`NewError`].
+    pub fn new(pool: &Pool, size_bytes: u64) -> Result<Self, NewError> {
+        let disk = pool.disk(slots_of(size_bytes)?)?;
+        Ok(Self { disk, pool: pool.clone(), size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() })
+    }
+
+    /// What the disk holds and what that costs.
+    pub fn stats(&self) -> DiskStats {
+        self.disk.stats()
+    }
+
+    /// The most memory that the disk may take of its pool; `u64::MAX` for as much as there is. See [`Disk::set_limit`].
+    pub fn set_limit(&self, limit_bytes: u64) {
+        self.disk.set_limit(limit_bytes);
+    }
+
+    /// Gives the disk another size. What is beyond a smaller one is lost; what a larger one adds reads as zeros.
+    ///
+    /// # Errors
+    /// The size cannot be, or the last page cannot be cut: then the disk is as it was, or has the size and more than zeros behind it in
+    /// that page.
+    pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
+        let slots =
+            slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.size_bytes();
+        if size_bytes > before {
+            self.clear_tail(before)?;
+            self.disk.resize(slots)?;
+            self.size_bytes.store(size_bytes, Release);
+        } else {
+            self.size_bytes.store(size_bytes, Release);
+            self.disk.resize(slots)?;
+            self.clear_tail(size_bytes)?;
         }
-        let store =
-            Store::new(Config { slots: size_bytes.div_ceil(PAGE_BYTES), codec, memory_limit, ..Config::default() })?;
-        Ok(Self { store, size_bytes })
+        Ok(())
     }
 
-    /// The store's figures.
-    pub fn stats(&self) -> Stats {
-        self.store.stats()
+    /// Makes what the last page of a disk of `size_bytes` has behind the disk's end zeros.
+    fn clear_tail(&self, size_bytes: u64) -> Result<(), Error> {
+        let (slot, end) = (size_bytes / PAGE_BYTES, (size_bytes % PAGE_BYTES) as usize);
+        if end > 0 && self.disk.status(slot)? == Status::Data {
+            self.disk.update(slot, |page| page[end..].fill(0))?;
+        }
+        Ok(())
     }
 
-    /// Makes a range read as zeros: `whole` does it to a slot that lies wholly within.
-    fn clear(&self, offset: u64, len_bytes: u64, whole: impl Fn(u64) -> Result<(), store::Error>) -> Result<(), Error> {
+    /// Empties the disk: all of it is a hole that reads as zeros.
+    pub fn reset(&self) -> Result<(), Error> {
+        Ok(self.disk.discard(0..self.disk.slots())?)
+    }
+
+    /// Makes a range read as zeros: `whole` does it to slots that lie wholly within.
+    fn clear(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        whole: impl Fn(Range<u64>) -> Result<(), store::Error>,
+    ) -> Result<(), Error> {
         let end = offset + len_bytes;
-        let mut at = offset;
-        while at < end {
-            let slot = at / PAGE_BYTES;
-            let page_start = slot * PAGE_BYTES;
-            let stop = end.min(page_start + PAGE_BYTES);
-            // The bytes past the disk's end are zeros already, so clearing all that is the disk's clears the page.
-            let page_end = self.size_bytes.min(page_start + PAGE_BYTES);
-            if at == page_start && stop == page_end {
-                whole(slot)?;
-            } else if self.store.status(slot)? == Status::Data {
-                let range = (at - page_start) as usize..(stop - page_start) as usize;
-                self.store.update(slot, |page| page[range.clone()].fill(0))?;
-            }
-            at = stop;
+        // The bytes past the disk's end are zeros already, so clearing all that is the disk's clears the page.
+        let last = if end == self.size_bytes() { end.div_ceil(PAGE_BYTES) } else { end / PAGE_BYTES };
+        let first = offset.div_ceil(PAGE_BYTES);
+        if first > last {
+            return self.clear_part(offset..end);
+        }
+        self.clear_part(offset..end.min(first * PAGE_BYTES))?;
+        whole(first..last)?;
+        self.clear_part((last * PAGE_BYTES).max(offset)..end)
+    }
+
+    /// Fills a part of one page with zeros.
+    fn clear_part(&self, range: Range<u64>) -> Result<(), Error> {
+        let slot = range.start / PAGE_BYTES;
+        if !range.is_empty() && self.disk.status(slot)? == Status::Data {
+            let start = slot * PAGE_BYTES;
+            let part = (range.start - start) as usize..(range.end - start) as usize;
+            self.disk.update(slot, |page| page[part.clone()].fill(0))?;
         }
         Ok(())
     }
@@ -115,7 +168,7 @@ impl RamDisk {
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         match error {
-            store::Error::Full => Self::NoSpace,
+            store::Error::Full | store::Error::DiskFull => Self::NoSpace,
             store::Error::Corrupt { slot, what } => Self::Corrupt { page: slot, what },
             store::Error::NoSuchSlot { slot, slots } => Self::OutOfRange {
                 offset: slot.saturating_mul(PAGE_BYTES),
@@ -129,16 +182,16 @@ impl From<store::Error> for Error {
 
 impl BlockDevice for RamDisk {
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Acquire)
     }
 
     fn may_block(&self) -> bool {
-        self.store.is_slow()
+        self.pool.is_slow()
     }
 
     fn description(&self) -> String {
-        let mut text = format!("pagefold codec={}", self.store.codec_name());
-        for (name, value) in self.store.stats().figures() {
+        let mut text = format!("pagefold codec={}", self.pool.codec_name());
+        for (name, value) in self.pool.stats().figures() {
             let _ = write!(text, " {name}={value}");
         }
         text
@@ -148,10 +201,10 @@ impl BlockDevice for RamDisk {
         for part in parts(offset, buf.len()) {
             let target = &mut buf[part.bytes];
             if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
-                self.store.read(part.slot, page)?;
+                self.disk.read(part.slot, page)?;
             } else {
                 let mut page = [0; PAGE_SIZE];
-                self.store.read(part.slot, &mut page)?;
+                self.disk.read(part.slot, &mut page)?;
                 target.copy_from_slice(&page[part.at..part.at + target.len()]);
             }
         }
@@ -162,9 +215,9 @@ impl BlockDevice for RamDisk {
         for part in parts(offset, buf.len()) {
             let source = &buf[part.bytes];
             if let Ok(page) = source.try_into() {
-                self.store.write(part.slot, page)?;
+                self.disk.write(part.slot, page)?;
             } else {
-                self.store.update(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
+                self.disk.update(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
             }
         }
         Ok(())
@@ -175,13 +228,13 @@ impl BlockDevice for RamDisk {
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
-        self.clear(offset, len_bytes, |slot| self.store.discard(slot))
+        self.clear(offset, len_bytes, |slots| self.disk.discard(slots))
     }
 
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
-        self.clear(offset, len_bytes, |slot| match zeroes {
-            Zeroes::MayUnmap => self.store.discard(slot),
-            Zeroes::Allocated => self.store.write_zeroes(slot),
+        self.clear(offset, len_bytes, |mut slots| match zeroes {
+            Zeroes::MayUnmap => self.disk.discard(slots),
+            Zeroes::Allocated => slots.try_for_each(|slot| self.disk.write_zeroes(slot)),
         })
     }
 
@@ -192,8 +245,8 @@ impl BlockDevice for RamDisk {
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (count, status) = match self.store.empty_run(slot, slots_left) {
-                0 => (1, self.store.status(slot)?),
+            let (count, status) = match self.disk.empty_run(slot, slots_left) {
+                0 => (1, self.disk.status(slot)?),
                 count => (count, Status::Empty),
             };
             let stop = end.min((slot + count) * PAGE_BYTES);
@@ -219,8 +272,8 @@ impl BlockDevice for RamDisk {
     }
 
     fn compact(&self, time: Duration) -> Option<Compacted> {
-        let before_bytes = self.store.stats().spent_bytes;
-        let more = self.store.compact_for(time);
-        Some(Compacted { before_bytes, after_bytes: self.store.stats().spent_bytes, more })
+        let before_bytes = self.pool.stats().spent_bytes;
+        let more = self.pool.compact_for(time);
+        Some(Compacted { before_bytes, after_bytes: self.pool.stats().spent_bytes, more })
     }
 }

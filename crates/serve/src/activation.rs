@@ -1,6 +1,6 @@
 //! Sockets that a service manager passes, by the protocol of `sd_listen_fds(3)`.
 
-use std::{env, io, process};
+use std::{env, io, os::unix::net::UnixListener, process};
 
 use listenfd::ListenFd;
 use rustix::net::sockopt;
@@ -10,24 +10,53 @@ use crate::{Error, listen::Listener};
 /// More sockets than any service has; a larger number is not meant.
 const MAX_SOCKETS: u32 = 1024;
 
-/// Whether sockets were passed to this very process: `LISTEN_PID` is its id, and `LISTEN_FDS` a number above 0.
-///
-/// What was passed to another process, say to a shell that did not take it, is not ours. Once the sockets are taken, the
-/// variables are gone.
-pub(crate) fn is_for_us() -> bool {
-    let number = |name| env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
-    number("LISTEN_PID") == Some(process::id()) && number("LISTEN_FDS").is_some_and(|n| (1..=MAX_SOCKETS).contains(&n))
+/// Sockets that a service manager passed to this process, in their order.
+#[derive(Debug)]
+pub struct Passed(Vec<(String, Listener)>);
+
+impl Passed {
+    /// Takes the passed sockets; `None` when there are none. Another call finds none: the variables are gone then.
+    ///
+    /// What was passed to another process, say to a shell that did not take it, is not ours: `LISTEN_PID` has to be this
+    /// process's id, and `LISTEN_FDS` a number above 0.
+    ///
+    /// # Errors
+    /// [`Error::Activation`]: one of them is not a stream socket that listens.
+    pub fn take() -> Result<Option<Self>, Error> {
+        if !is_for_us() {
+            return Ok(None);
+        }
+        let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
+        let mut passed = ListenFd::from_env();
+        let sockets = (0..passed.len()).map(|index| {
+            let name = names.next().unwrap_or_default().to_owned();
+            let listener = take(&mut passed, index).map_err(|source| Error::Activation { index, source })?;
+            Ok((name, listener))
+        });
+        Ok(Some(Self(sockets.collect::<Result<_, Error>>()?)))
+    }
+
+    /// Takes the first Unix socket of this name out (`FileDescriptorName=` of systemd's units, `LISTEN_FDNAMES`).
+    pub fn take_unix(&mut self, name: &str) -> Option<UnixListener> {
+        let is_it = |(found, listener): &(String, Listener)| found == name && listener.tcp_address().is_none();
+        let index = self.0.iter().position(is_it)?;
+        Some(self.0.remove(index).1.into_unix())
+    }
+
+    /// Whether no socket is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn into_listeners(self) -> impl Iterator<Item = Listener> {
+        self.0.into_iter().map(|(_, listener)| listener)
+    }
 }
 
-/// Takes the passed sockets.
-pub(crate) fn listeners() -> Result<Vec<Listener>, Error> {
-    if !is_for_us() {
-        return Err(Error::NoActivation);
-    }
-    let mut passed = ListenFd::from_env();
-    (0..passed.len())
-        .map(|index| take(&mut passed, index).map_err(|source| Error::Activation { index, source }))
-        .collect()
+fn is_for_us() -> bool {
+    let number = |name| env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
+    number("LISTEN_PID") == Some(process::id()) && number("LISTEN_FDS").is_some_and(|n| (1..=MAX_SOCKETS).contains(&n))
 }
 
 fn take(passed: &mut ListenFd, index: usize) -> io::Result<Listener> {
@@ -36,12 +65,13 @@ fn take(passed: &mut ListenFd, index: usize) -> io::Result<Listener> {
         listener.set_nonblocking(true)?;
         does_listen(&listener)?;
         let address = listener.local_addr()?;
-        return Ok(Listener::passed(listener.into(), Some(address)));
+        return Ok(Listener::passed(listener.into(), Some(address), None));
     }
     let listener = passed.take_unix_listener(index)?.ok_or(io::ErrorKind::NotFound)?;
     listener.set_nonblocking(true)?;
     does_listen(&listener)?;
-    Ok(Listener::passed(listener.into(), None))
+    let path = listener.local_addr()?.as_pathname().map(Into::into);
+    Ok(Listener::passed(listener.into(), None, path))
 }
 
 /// A connected socket, say of a unit with `Accept=yes`, can never be accepted from, though it is often ready.

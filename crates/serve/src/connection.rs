@@ -5,10 +5,12 @@
 //! ```text
 //! lead:
 //!     loop
-//!         for each request that lies whole in the input buffer
+//!         for each request of which enough lies in the input buffer
 //!             small, and the device never blocks: run it now, its reply goes to the output buffer
-//!             else: send the output buffer, take room for the request from the pool (wait while it is spent),
-//!                   receive the payload; pass the lead on to a follower; run it; send its reply; become a follower
+//!             a large or slow write: send the output buffer; for each piece of the payload
+//!                 receive it; pass the lead on to a follower; write it to the device; become a follower
+//!                 whoever is done last with a piece sends the reply
+//!             else: send the output buffer; pass the lead on; run it and send its reply, piece by piece; become a follower
 //!         send the output buffer
 //!         receive as much as there is
 //! ```
@@ -17,55 +19,100 @@
 //! slow request holds up none. Followers are started when a leader finds none idle, and leave after a while without
 //! work. At most one is on its way to the lead at a time; who is done before it comes takes the lead back. The measured
 //! gains are in `docs/nbd.md`.
+//!
+//! Buffers are small until the connection is busy, and small again when it is idle. Where there is no memory for a large
+//! one, or for the buffer that a follower needs, the leader runs the request itself, in the small ones: slower, and
+//! nobody waits for anybody.
 
 use std::{
     io,
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
 };
 
-use memmap2::MmapMut;
 use pagefold_disk::BlockDevice;
 
 use crate::{
     Limits,
+    export::Device,
+    input::{Input, LARGE_INPUT_BYTES},
+    memory::{Growing, Lent, Memory, Share, THREAD_BYTES, Taken},
     negotiate::{Ended, Session},
-    pool::{Budget, Lent, Pool},
-    protocol::{CHUNK_HEADER_BYTES, REQUEST_BYTES, Request, command, command_flag},
-    request::{MAX_EXTENTS, REPLY_OVERHEAD_BYTES, Replies, check, reply_bytes},
+    protocol::{EXTENDED_REQUEST_BYTES, Headers, Request, command},
+    request::{PAGE_BYTES, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, reply_bytes, write},
     transport::{Deadline, Transport},
 };
 
 /// Data of a request that the leader runs itself.
-pub(crate) const INLINE_BYTES: u32 = 128 << 10;
+pub(crate) const INLINE_BYTES: u64 = 128 << 10;
 /// Range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
-const INLINE_RANGE_BYTES: u32 = 4 << 20;
-/// What one receive can bring.
-const INPUT_BYTES: usize = 256 << 10;
-/// Replies that wait for the input buffer to be drained.
-const OUTPUT_BYTES: usize = 256 << 10;
-/// A large structured read is sent in chunks of this size, other replies between them.
-const PIECE_BYTES: u32 = 256 << 10;
+const INLINE_RANGE_BYTES: u64 = 4 << 20;
+/// Replies that wait for the input to be drained, of a connection that is not busy.
+const SMALL_OUTPUT_BYTES: usize = 16 << 10;
+/// The same of a busy one.
+const LARGE_OUTPUT_BYTES: usize = 256 << 10;
+/// A large request is run in pieces of this size, other replies between them.
+const PIECE_BYTES: usize = 256 << 10;
+/// A read whose reply must be in one piece is read whole up to this size before any of it is sent, if there is memory:
+/// then an error can be told.
+const WHOLE_READ_BYTES: usize = 4 << 20;
 /// A follower without work leaves after this time.
-const IDLE: Duration = Duration::from_secs(10);
+const FOLLOWER_IDLE: Duration = Duration::from_secs(1);
+/// A connection without requests gives its large buffers back after this time.
+const BUFFERS_IDLE: Duration = Duration::from_millis(500);
 
-const _: () = assert!(INLINE_BYTES as usize + REQUEST_BYTES <= INPUT_BYTES);
-const _: () = assert!(INLINE_BYTES as usize + REPLY_OVERHEAD_BYTES <= OUTPUT_BYTES);
-const _: () = assert!(CHUNK_HEADER_BYTES + 4 + 8 * MAX_EXTENTS <= OUTPUT_BYTES);
+const _: () = assert!(INLINE_BYTES as usize + EXTENDED_REQUEST_BYTES <= LARGE_INPUT_BYTES);
+const _: () = assert!(INLINE_BYTES as usize + REPLY_OVERHEAD_BYTES <= LARGE_OUTPUT_BYTES);
+
+/// What the connections of a server share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) limits: Limits,
+    /// The server stops: what has been received is answered, then connections end.
+    pub(crate) stopping: AtomicBool,
+    pub(crate) memory: Arc<Memory>,
+    followers: AtomicUsize,
+}
+
+impl Common {
+    pub(crate) fn new(limits: Limits, memory: Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self { limits, stopping: AtomicBool::new(false), memory, followers: AtomicUsize::new(0) })
+    }
+
+    /// Leave for one more thread, until the result is dropped.
+    fn follower(self: &Arc<Self>) -> Option<Follower> {
+        let more = |followers| (followers < self.limits.threads).then_some(followers + 1);
+        self.followers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let mut follower = Follower { common: Arc::clone(self), taken: None };
+        follower.taken = Some(self.memory.take(THREAD_BYTES)?);
+        Some(follower)
+    }
+}
+
+/// A thread that counts.
+struct Follower {
+    common: Arc<Common>,
+    taken: Option<Taken>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.taken = None;
+        self.common.followers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// One connection in transmission, shared by its threads.
 pub(crate) struct Connection<T, G> {
     transport: Arc<T>,
     session: Session,
-    limits: Limits,
-    /// The server stops: what has been received is answered, then the connection ends.
-    stopping: Arc<AtomicBool>,
-    pool: Arc<Pool>,
-    roles: Mutex<Roles>,
+    common: Arc<Common>,
+    share: Arc<Share>,
+    roles: Mutex<Roles<T>>,
     lead_is_free: Condvar,
     /// Held by whoever sends, from the first byte of a message to the last of another.
     sending: Mutex<()>,
@@ -77,101 +124,105 @@ pub(crate) struct Connection<T, G> {
 ///
 /// While it waits and nothing has ended, a thread is on its way to take it: `waking`, or all threads are at work and the
 /// first that is done will.
-struct Roles {
-    free: Option<Box<Leader>>,
+struct Roles<T> {
+    free: Option<Box<Leader<T>>>,
     /// A follower has been woken or started and has not come yet. Until it does, no other needs to be: with requests that
     /// are done sooner than a thread wakes, the thread that passed the lead on takes it back, and few are woken.
     waking: bool,
     idle: usize,
     threads: usize,
+    /// One for each thread but one, which came with the connection. A thread that leaves takes any of them with it.
+    leaves: Vec<Follower>,
     ended: bool,
 }
 
 /// What only the leader uses.
-struct Leader {
-    input: Input,
-    output: Replies<MmapMut>,
+struct Leader<T> {
+    input: Input<T>,
+    output: Replies<Growing>,
+    /// Kept while requests are run one after another, and never while the peer is waited for.
+    device: Option<Arc<Device>>,
+    /// The write whose payload is being received.
+    writing: Option<Writing>,
+    /// For the request at the front, once a part of it has been received.
+    deadline: Option<Deadline>,
+    /// By then the connection ends, since its export was removed.
+    farewell: Option<Deadline>,
     /// The server stops, and what had come by then has been received.
     drained: bool,
 }
 
-/// Received bytes: `bytes[start..end]` are to be parsed.
-struct Input {
-    bytes: MmapMut,
-    start: usize,
-    end: usize,
-    /// For the request at the front, once a part of it has been received.
-    deadline: Option<Deadline>,
-}
-
-/// A request that runs while another thread leads.
-struct Task {
+/// A write that is run in pieces. The reply is due when all who hold this are done.
+///
+/// ```text
+/// holders = pieces that are being written + 1 while some of the payload has not been received
+/// ```
+struct Pieces {
     request: Request,
-    payload: Option<Lent>,
-    replies: Replies<Lent>,
+    holders: AtomicUsize,
+    /// The first error; what comes after it is dropped.
+    refusal: Mutex<Option<Refusal>>,
 }
 
-impl Input {
-    fn new() -> io::Result<Self> {
-        Ok(Self { bytes: MmapMut::map_anon(INPUT_BYTES)?, start: 0, end: 0, deadline: None })
+/// The rest of a payload.
+struct Writing {
+    pieces: Arc<Pieces>,
+    left_bytes: u64,
+    deadline: Deadline,
+}
+
+/// What runs while another thread leads.
+enum Task {
+    Write { pieces: Arc<Pieces>, offset: u64, payload: Lent },
+    Read { reading: Reading, replies: Replies<Lent> },
+    Other { request: Request, replies: Replies<Lent> },
+}
+
+impl Pieces {
+    fn fail(&self, refusal: Refusal) {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
     }
 
-    fn len(&self) -> usize {
-        self.end - self.start
+    fn has_failed(&self) -> bool {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    fn unparsed(&self) -> &[u8] {
-        self.bytes.get(self.start..self.end).unwrap_or_default()
-    }
-
-    fn request(&self) -> Result<Option<Request>, Ended> {
-        match self.unparsed().first_chunk() {
-            Some(header) => Ok(Some(Request::parse(header)?)),
-            None => Ok(None),
+    /// Lets go; for the last holder, what to reply.
+    fn done(&self, device: Option<&Device>) -> Option<Result<(), Refusal>> {
+        if self.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return None;
         }
-    }
-
-    /// The payload of the request at the front, once all of it is here.
-    fn payload(&self, request: &Request) -> Option<&[u8]> {
-        self.unparsed().get(REQUEST_BYTES..REQUEST_BYTES + request.len_bytes as usize)
-    }
-
-    fn consume(&mut self, len_bytes: usize) {
-        self.start += len_bytes.min(self.len());
-        self.deadline = None;
-    }
-
-    /// Room for more, after what is unparsed has been moved to the front.
-    fn room(&mut self) -> &mut [u8] {
-        if self.start != 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        self.bytes.get_mut(self.end..).unwrap_or_default()
+        let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Some(refusal.map_or_else(|| flush_if_asked(&self.request, device), Err))
     }
 }
 
 impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     /// Serves the session with the calling thread and followers, until the peer leaves or breaks the protocol. Other
     /// threads may still be at work when this returns; `guard` is dropped when the last has ended.
-    pub(crate) fn serve(
-        transport: Arc<T>,
-        session: Session,
-        limits: Limits,
-        stopping: Arc<AtomicBool>,
-        budget: Arc<Budget>,
-        guard: G,
-    ) -> Result<(), Ended> {
-        let output = Replies::new(MmapMut::map_anon(OUTPUT_BYTES)?);
-        let leader = Box::new(Leader { input: Input::new()?, output, drained: false });
+    pub(crate) fn serve(transport: Arc<T>, session: Session, common: Arc<Common>, guard: G) -> Result<(), Ended> {
+        let leader = Box::new(Leader {
+            input: Input::new(Arc::clone(&transport))?,
+            output: Replies::new(Growing::new(SMALL_OUTPUT_BYTES)?),
+            device: None,
+            writing: None,
+            deadline: None,
+            farewell: None,
+            drained: false,
+        });
         let connection = Arc::new(Self {
             transport,
             session,
-            limits,
-            stopping,
-            pool: Pool::new(Limits::OWN_MEMORY_BYTES, limits.memory_per_connection_bytes, budget),
-            roles: Mutex::new(Roles { free: Some(leader), waking: false, idle: 0, threads: 1, ended: false }),
+            share: Share::new(Arc::clone(&common.memory), common.limits.memory_per_connection_bytes),
+            common,
+            roles: Mutex::new(Roles {
+                free: Some(leader),
+                waking: false,
+                idle: 0,
+                threads: 1,
+                leaves: Vec::new(),
+                ended: false,
+            }),
             lead_is_free: Condvar::new(),
             sending: Mutex::new(()),
             _guard: guard,
@@ -200,7 +251,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     }
 
     /// Waits for the lead; `None` when the thread is not needed any more.
-    fn take_lead(&self) -> Option<Box<Leader>> {
+    fn take_lead(&self) -> Option<Box<Leader<T>>> {
         let mut roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited = false;
         loop {
@@ -211,10 +262,14 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             }
             if roles.ended || waited {
                 roles.threads -= 1;
+                let leave = roles.leaves.pop();
+                drop(roles);
+                drop(leave);
                 return None;
             }
             roles.idle += 1;
-            let (after, timeout) = self.lead_is_free.wait_timeout(roles, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let (after, timeout) =
+                self.lead_is_free.wait_timeout(roles, FOLLOWER_IDLE).unwrap_or_else(PoisonError::into_inner);
             roles = after;
             roles.waking = false;
             roles.idle -= 1;
@@ -223,7 +278,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     }
 
     /// Leaves the lead to a follower, or to whoever is ready first when all threads are busy.
-    fn pass_lead(connection: &Arc<Self>, leader: Box<Leader>) {
+    fn pass_lead(connection: &Arc<Self>, leader: Box<Leader<T>>) {
         let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.free = Some(leader);
         if roles.waking {
@@ -233,9 +288,12 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             roles.waking = true;
             drop(roles);
             connection.lead_is_free.notify_one();
-        } else if roles.threads < connection.limits.threads_per_connection {
+        } else if roles.threads < connection.common.limits.threads_per_connection
+            && let Some(leave) = connection.common.follower()
+        {
             roles.waking = true;
             roles.threads += 1;
+            roles.leaves.push(leave);
             drop(roles);
             let follower = Arc::clone(connection);
             let body = move || {
@@ -247,6 +305,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
                 let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
                 roles.waking = false;
                 roles.threads -= 1;
+                roles.leaves.pop();
             }
         }
     }
@@ -263,70 +322,77 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.lead_is_free.notify_all();
     }
 
+    fn headers(&self) -> Headers {
+        self.session.headers
+    }
+
+    fn device(&self) -> Option<Arc<Device>> {
+        self.session.access.device()
+    }
+
     fn send(&self, bytes: &[u8]) -> Result<(), Ended> {
-        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send_more(&self.sending(), bytes)
+    }
+
+    fn sending(&self) -> MutexGuard<'_, ()> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a part of a message while no other message may come between.
+    fn send_more(&self, _sending: &MutexGuard<'_, ()>, bytes: &[u8]) -> Result<(), Ended> {
         Ok(self.deadline(bytes.len()).send_all(&*self.transport, bytes)?)
     }
 
     /// The time that begins now for a message of `len_bytes`.
     fn deadline(&self, len_bytes: usize) -> Deadline {
-        Deadline::of_message(len_bytes, self.limits.io_timeout)
-    }
-
-    /// Receives some bytes; 0 is the end. A silent peer is waited for without end.
-    fn recv_any(&self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.transport.recv(buf) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The timeout may be what was left of a deadline; without a change this would be busy.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.transport.set_recv_timeout(self.limits.io_timeout)?;
-                }
-                result => return result,
-            }
-        }
+        Deadline::of_message(len_bytes, self.common.limits.io_timeout)
     }
 
     /// Whether the leader runs the request itself.
-    fn is_quick(&self, request: &Request) -> bool {
+    fn is_quick(&self, request: &Request, device: &Device) -> bool {
         let limit_bytes = match request.kind {
             command::READ | command::WRITE => INLINE_BYTES,
             command::TRIM | command::WRITE_ZEROES | command::BLOCK_STATUS => INLINE_RANGE_BYTES,
-            _ => u32::MAX,
+            _ => u64::MAX,
         };
-        request.len_bytes <= limit_bytes && !self.session.export.device().may_block()
-    }
-
-    /// Whether the reply to the request may come in several chunks.
-    fn is_in_pieces(&self, request: &Request) -> bool {
-        request.kind == command::READ
-            && self.session.structured
-            && request.flags & command_flag::DF == 0
-            && request.len_bytes > PIECE_BYTES
+        request.len_bytes <= limit_bytes && !device.may_block()
     }
 
     fn run(&self, task: Task) -> Result<(), Ended> {
-        let Task { request, payload, mut replies } = task;
-        if !self.is_in_pieces(&request) {
-            replies.execute(&request, &self.session, payload.as_ref().map_or(&[], |payload| payload.as_ref()));
-            // The payload's memory is free for the next request while this one's reply is sent.
-            drop(payload);
-            return self.send(replies.filled());
-        }
-        let mut piece = request;
-        let mut left = request.len_bytes;
-        while left != 0 {
-            piece.len_bytes = left.min(PIECE_BYTES);
-            left -= piece.len_bytes;
-            let more = replies.execute_piece(&piece, &self.session, left == 0);
-            self.send(replies.filled())?;
-            if !more {
-                break;
+        match task {
+            Task::Write { pieces, offset, payload } => {
+                let request = &pieces.request;
+                if let Err(refusal) = write(request, self.device().as_deref(), offset, payload.as_ref()) {
+                    pieces.fail(refusal);
+                }
+                // Its memory is free for the next piece while the reply is sent.
+                drop(payload);
+                let Some(result) = pieces.done(self.device().as_deref()) else { return Ok(()) };
+                let mut replies = Replies::new([0; REPLY_OVERHEAD_BYTES]);
+                replies.finish(request, self.headers(), result);
+                self.send(replies.filled())
             }
-            replies.clear();
-            piece.offset += u64::from(piece.len_bytes);
+            Task::Read { reading, mut replies } => self.read(reading, &mut replies),
+            Task::Other { request, mut replies } => {
+                replies.execute(&request, self.headers(), self.device().as_deref(), &[]);
+                self.send(replies.filled())
+            }
         }
-        Ok(())
+    }
+
+    /// Answers a read in as many parts as it takes, and leaves nothing in `replies`.
+    fn read<B: AsRef<[u8]> + AsMut<[u8]>>(&self, mut reading: Reading, replies: &mut Replies<B>) -> Result<(), Ended> {
+        let mut sending = None;
+        loop {
+            let more = reading.fill(replies, self.device().as_deref())?;
+            let guard = sending.take().unwrap_or_else(|| self.sending());
+            self.send_more(&guard, replies.filled())?;
+            replies.clear();
+            if !more {
+                return Ok(());
+            }
+            sending = reading.is_in_one_piece().then_some(guard);
+        }
     }
 }
 
@@ -339,44 +405,27 @@ impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
     }
 }
 
-impl Leader {
+impl<T: Transport> Leader<T> {
     /// Serves until a request comes that another thread should not wait for, or the peer has left (`None`).
-    fn lead<T: Transport, G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Connection<T, G>,
-    ) -> Result<Option<Task>, Ended> {
-        let session = &connection.session;
+    fn lead<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<Option<Task>, Ended> {
         loop {
-            while let Some(request) = self.input.request()? {
+            if self.writing.is_some()
+                && let Some(task) = self.write_more(connection)?
+            {
+                return Ok(Some(task));
+            }
+            while let Some(request) = self.input.request(connection.headers())? {
                 if request.kind == command::DISC {
                     self.send(connection)?;
                     return Ok(None);
                 }
-                let refusal = check(&request, session).err();
-                let writes = request.kind == command::WRITE;
-                if refusal.is_none() && !connection.is_quick(&request) {
-                    return self.take_task(connection, request).map(Some);
-                }
-                if self.output.room_bytes() < reply_bytes(&request).min(OUTPUT_BYTES) {
-                    self.send(connection)?;
-                }
-                match refusal {
-                    Some(refusal) => {
-                        self.input.consume(REQUEST_BYTES);
-                        if writes {
-                            self.skip(connection, request.len_bytes as usize)?;
-                        }
-                        self.output.refuse(&request, session, &refusal);
+                match self.begin(connection, request)? {
+                    Begun::Done => self.deadline = None,
+                    Begun::Task(task) => {
+                        self.deadline = None;
+                        return Ok(Some(task));
                     }
-                    None if writes => {
-                        let Some(payload) = self.input.payload(&request) else { break };
-                        self.output.execute(&request, session, payload);
-                        self.input.consume(REQUEST_BYTES + request.len_bytes as usize);
-                    }
-                    None => {
-                        self.output.execute(&request, session, &[]);
-                        self.input.consume(REQUEST_BYTES);
-                    }
+                    Begun::Incomplete => break,
                 }
             }
             self.send(connection)?;
@@ -386,8 +435,158 @@ impl Leader {
         }
     }
 
-    /// Sends the replies gathered so far.
-    fn send<T: Transport, G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
+    /// Runs the request at the front of the input, or says why not.
+    fn begin<G: Send + Sync + 'static>(
+        &mut self,
+        connection: &Connection<T, G>,
+        request: Request,
+    ) -> Result<Begun, Ended> {
+        let headers = connection.headers();
+        let header_bytes = headers.request_bytes();
+        let payload_bytes = request.payload_bytes(headers);
+        if payload_bytes > u64::from(u32::MAX) {
+            return Err(Ended::PayloadTooBig(payload_bytes));
+        }
+        self.make_room(connection, reply_bytes(&request))?;
+        if self.device.is_none() {
+            self.device = connection.device();
+        }
+        let device = self.device.as_deref().ok_or_else(Refusal::removed);
+        let checked = device.and_then(|device| check(&request, &connection.session, device).map(|()| device));
+        match checked {
+            Err(refusal) => {
+                self.input.consume(header_bytes);
+                self.skip(connection, payload_bytes)?;
+                self.output.refuse(&request, headers, &refusal);
+                Ok(Begun::Done)
+            }
+            Ok(device) if !connection.is_quick(&request, device) => self.begin_slow(connection, request),
+            Ok(device) if request.kind == command::READ => {
+                self.input.consume(header_bytes);
+                let mut reading = Reading::new(request, headers);
+                if reading.fill(&mut self.output, Some(device))? {
+                    self.device = None;
+                    connection.read(reading, &mut self.output)?;
+                }
+                Ok(Begun::Done)
+            }
+            Ok(device) => {
+                let message_bytes = header_bytes + payload_bytes as usize;
+                if let Some(payload) = self.input.unparsed().get(header_bytes..message_bytes) {
+                    self.output.execute(&request, headers, Some(device), payload);
+                    self.input.consume(message_bytes);
+                    return Ok(Begun::Done);
+                }
+                if self.input.fits(message_bytes, &connection.share) {
+                    return Ok(Begun::Incomplete);
+                }
+                self.begin_slow(connection, request)
+            }
+        }
+    }
+
+    /// Makes a task of the request, or runs it here if there is no memory for one.
+    fn begin_slow<G: Send + Sync + 'static>(
+        &mut self,
+        connection: &Connection<T, G>,
+        request: Request,
+    ) -> Result<Begun, Ended> {
+        self.send(connection)?;
+        self.input.consume(connection.headers().request_bytes());
+        let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
+        match request.kind {
+            command::WRITE => {
+                let pieces = Pieces { request, holders: AtomicUsize::new(1), refusal: Mutex::new(None) };
+                let deadline = connection.deadline(request.len_bytes as usize);
+                self.writing = Some(Writing { pieces: Arc::new(pieces), left_bytes: request.len_bytes, deadline });
+                Ok(self.write_more(connection)?.map_or(Begun::Done, Begun::Task))
+            }
+            command::READ => {
+                let reading = Reading::new(request, connection.headers());
+                let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
+                let whole = whole.filter(|_| reading.is_in_one_piece()).and_then(lend);
+                let piece_bytes = reply_bytes(&request).min(PIECE_BYTES + REPLY_OVERHEAD_BYTES);
+                if let Some(replies) = whole.or_else(|| lend(piece_bytes)) {
+                    return Ok(Begun::Task(Task::Read { reading, replies }));
+                }
+                connection.read(reading, &mut self.output)?;
+                Ok(Begun::Done)
+            }
+            _ => {
+                if let Some(replies) = lend(reply_bytes(&request)) {
+                    return Ok(Begun::Task(Task::Other { request, replies }));
+                }
+                self.output.execute(&request, connection.headers(), connection.device().as_deref(), &[]);
+                Ok(Begun::Done)
+            }
+        }
+    }
+
+    /// Receives more of a write's payload: up to a piece, for a task, or all of it, for which there is no memory and which
+    /// is written from the input buffer. Ends with `writing` empty, or a task.
+    fn write_more<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<Option<Task>, Ended> {
+        while let Some(mut writing) = self.writing.take() {
+            let request = writing.pieces.request;
+            if writing.pieces.has_failed() {
+                self.skip(connection, writing.left_bytes)?;
+                writing.left_bytes = 0;
+            }
+            if writing.left_bytes == 0 {
+                if let Some(result) = writing.pieces.done(connection.device().as_deref()) {
+                    self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
+                    self.output.finish(&request, connection.headers(), result);
+                }
+                return Ok(None);
+            }
+            let offset = request.offset + (request.len_bytes - writing.left_bytes);
+            let piece_bytes = to_page_end(offset, writing.left_bytes, PIECE_BYTES as u64);
+            if let Some(mut payload) = connection.share.lend(piece_bytes) {
+                self.input.receive_exact(writing.deadline, payload.as_mut())?;
+                writing.left_bytes -= piece_bytes as u64;
+                let pieces = Arc::clone(&writing.pieces);
+                if writing.left_bytes != 0 {
+                    pieces.holders.fetch_add(1, Ordering::Relaxed);
+                    self.writing = Some(writing);
+                }
+                return Ok(Some(Task::Write { pieces, offset, payload }));
+            }
+            let here_bytes = to_page_end(offset, writing.left_bytes, self.input.len() as u64);
+            let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
+            if here.is_empty() {
+                if self.input.receive(writing.deadline.left()?, &connection.share)? == 0 {
+                    return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
+                }
+            } else {
+                if let Err(refusal) = write(&request, connection.device().as_deref(), offset, here) {
+                    writing.pieces.fail(refusal);
+                }
+                self.input.consume(here_bytes);
+                writing.left_bytes -= here_bytes as u64;
+            }
+            self.writing = Some(writing);
+        }
+        Ok(None)
+    }
+
+    /// Makes the output have room for `len_bytes`, or all the room it can.
+    fn make_room<G: Send + Sync + 'static>(
+        &mut self,
+        connection: &Connection<T, G>,
+        len_bytes: usize,
+    ) -> Result<(), Ended> {
+        if self.output.room_bytes() < len_bytes {
+            let filled = 0..self.output.filled().len();
+            self.output.buffer().grow(&connection.share, LARGE_OUTPUT_BYTES, filled);
+            if self.output.room_bytes() < len_bytes {
+                self.send(connection)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the replies gathered so far, and lets go of the device.
+    fn send<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
+        self.device = None;
         if !self.output.filled().is_empty() {
             connection.send(self.output.filled())?;
             self.output.clear();
@@ -396,78 +595,88 @@ impl Leader {
     }
 
     /// Receives what there is; false when the peer, or the server, has ended the connection.
-    fn receive<T: Transport, G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Connection<T, G>,
-    ) -> Result<bool, Ended> {
-        let between_requests = self.input.len() == 0;
-        if between_requests && connection.stopping.load(Ordering::Relaxed) {
+    fn receive<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<bool, Ended> {
+        let share = &connection.share;
+        let limits = &connection.common.limits;
+        if connection.session.access.is_closed() {
+            let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
+            if farewell.left().is_err() {
+                return Ok(false);
+            }
+        }
+        if self.input.len() != 0 {
+            // As for the longest that is run from the input buffer.
+            let whole = || connection.deadline(EXTENDED_REQUEST_BYTES + INLINE_BYTES as usize);
+            let deadline = *self.deadline.get_or_insert_with(whole);
+            return Ok(self.input.receive(deadline.left()?, share)? != 0);
+        }
+        if connection.common.stopping.load(Ordering::Relaxed) {
             // What came before the stop is received once more. It does not block: the server shuts the socket down.
             if self.drained {
                 return Ok(false);
             }
             self.drained = true;
         }
-        let received = if between_requests {
-            connection.recv_any(self.input.room())?
-        } else {
-            // As for the longest that is run from the input buffer.
-            let whole = || connection.deadline(REQUEST_BYTES + INLINE_BYTES as usize);
-            let deadline = *self.input.deadline.get_or_insert_with(whole);
-            deadline.recv(&*connection.transport, self.input.room())?
-        };
-        self.input.end += received;
-        Ok(received != 0)
-    }
-
-    /// Drops the payload of a write that is refused.
-    fn skip<T: Transport, G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Connection<T, G>,
-        mut len_bytes: usize,
-    ) -> Result<(), Ended> {
-        let deadline = connection.deadline(len_bytes);
         loop {
-            let dropped = len_bytes.min(self.input.len());
-            self.input.consume(dropped);
-            len_bytes -= dropped;
-            if len_bytes == 0 {
-                return Ok(());
+            let is_large = self.input.is_large() || self.output.buffer().is_large() || !share.is_empty();
+            let timeout = if connection.session.access.is_closed() {
+                let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
+                match farewell.left() {
+                    Ok(left) => left,
+                    Err(_) => return Ok(false),
+                }
+            } else if is_large {
+                BUFFERS_IDLE.min(limits.io_timeout)
+            } else {
+                // A silent peer is waited for while its export is there.
+                limits.io_timeout
+            };
+            match self.input.receive(timeout, share) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    self.input.shrink();
+                    self.output.buffer().shrink();
+                    share.trim();
+                }
+                result => return Ok(result? != 0),
             }
-            self.send(connection)?;
-            let received = deadline.recv(&*connection.transport, self.input.room())?;
-            if received == 0 {
-                return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
-            }
-            self.input.end += received;
         }
     }
 
-    /// Makes the request at the front of the input a task: with its memory, and a write with its payload.
-    fn take_task<T: Transport, G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Connection<T, G>,
-        request: Request,
-    ) -> Result<Task, Ended> {
-        self.send(connection)?;
-        self.input.consume(REQUEST_BYTES);
-        let payload = if request.kind == command::WRITE {
-            let mut payload = connection.pool.lend(request.len_bytes as usize)?;
-            let (have, missing) = payload.as_mut().split_at_mut(self.input.len().min(request.len_bytes as usize));
-            have.copy_from_slice(self.input.unparsed().get(..have.len()).unwrap_or_default());
-            self.input.consume(have.len());
-            connection.deadline(missing.len()).recv_exact(&*connection.transport, missing)?;
-            Some(payload)
-        } else {
-            None
-        };
-        let reply_bytes = if connection.is_in_pieces(&request) {
-            PIECE_BYTES as usize + REPLY_OVERHEAD_BYTES
-        } else {
-            reply_bytes(&request)
-        };
-        Ok(Task { request, payload, replies: Replies::new(connection.pool.lend(reply_bytes)?) })
+    /// Drops the payload of a write that is refused.
+    fn skip<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>, len_bytes: u64) -> Result<(), Ended> {
+        let mut left_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        let deadline = connection.deadline(left_bytes);
+        loop {
+            let dropped_bytes = left_bytes.min(self.input.len());
+            self.input.consume(dropped_bytes);
+            left_bytes -= dropped_bytes;
+            if left_bytes == 0 {
+                return Ok(());
+            }
+            self.send(connection)?;
+            if self.input.receive(deadline.left()?, &connection.share)? == 0 {
+                return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
     }
+}
+
+/// What became of the request at the front of the input.
+enum Begun {
+    /// It was run, and its reply is sent or in the output.
+    Done,
+    Task(Task),
+    /// More of it has to be received.
+    Incomplete,
+}
+
+/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a page. Otherwise two
+/// threads would change one page.
+fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
+    if left_bytes <= most_bytes {
+        return left_bytes as usize;
+    }
+    most_bytes.saturating_sub((offset + most_bytes) % PAGE_BYTES) as usize
 }
 
 /// Starts a thread of the server.

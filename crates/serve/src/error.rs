@@ -1,4 +1,4 @@
-//! What can go wrong before a connection is served. A cause is the error's source, and not in its text too.
+//! What can go wrong outside of a connection. A cause is the error's source, and not in its text too.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -9,15 +9,15 @@ pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No export was given.
-    #[error("nothing to serve: add at least one export")]
-    NoExport,
     /// No address was given.
     #[error("nowhere to listen: add a Unix socket path, a TCP address or socket activation")]
     NoListener,
-    /// Two exports have one name.
-    #[error("two exports are named `{0}`: give each its own name")]
+    /// Two exports would have one name.
+    #[error("an export is named `{0}` already: give each its own name")]
     DuplicateExport(String),
+    /// There is nothing to rename.
+    #[error("no export is named `{0}`")]
+    UnknownExport(String),
     /// A name is longer than the protocol allows.
     #[error("an export's name has {0} bytes, the protocol allows 4096: use a shorter one")]
     NameTooLong(usize),
@@ -52,9 +52,6 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// Socket activation was asked for, but no socket was passed.
-    #[error("no socket was passed: LISTEN_FDS and LISTEN_PID are not set for this process")]
-    NoActivation,
     /// A passed socket is not one to listen on.
     #[error("socket {index} that was passed cannot be used")]
     Activation {

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::protocol::MAX_PAYLOAD_BYTES;
-
 /// Bounds of a server. All of them have sensible defaults; tests shorten the times.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -14,12 +12,14 @@ pub struct Limits {
     pub negotiating: usize,
     /// Threads of one connection: its slow requests run at the same time on up to this many.
     pub threads_per_connection: usize,
-    /// Bytes of the payloads and replies that one connection holds for its slow requests. When they are spent, the
-    /// connection's next requests wait. At least one request of the largest size always fits.
+    /// Threads of all connections together besides the one that each has. When they are at work, a connection's requests
+    /// run one after another.
+    pub threads: usize,
+    /// Bytes of one connection's buffers, besides the 64 KiB that each has. When they are spent, the connection runs one
+    /// request at a time, in small pieces.
     pub memory_per_connection_bytes: usize,
-    /// Bytes that all connections together hold for slow requests before each is held to its own share: one request of
-    /// the largest size, which is always granted. So they hold at most this and 32 MiB for each connection.
-    pub memory_bytes: usize,
+    /// The same for all connections together.
+    pub memory_bytes: u64,
     /// Within this time a peer has to choose an export.
     pub handshake_timeout: Duration,
     /// A peer that stops in the middle of a request, or does not read its replies, is dropped after this time. For all of
@@ -29,19 +29,15 @@ pub struct Limits {
     pub stop_grace: Duration,
 }
 
-impl Limits {
-    /// A connection's own share, the least it needs: one payload of the largest size and its reply.
-    pub(crate) const OWN_MEMORY_BYTES: usize = MAX_PAYLOAD_BYTES as usize + (64 << 10);
-}
-
 impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 128,
             negotiating: 32,
             threads_per_connection: 16,
-            memory_per_connection_bytes: 64 << 20,
-            memory_bytes: 512 << 20,
+            threads: 64,
+            memory_per_connection_bytes: 8 << 20,
+            memory_bytes: 64 << 20,
             handshake_timeout: Duration::from_secs(10),
             io_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(5),

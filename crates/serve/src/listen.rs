@@ -16,9 +16,9 @@ use std::{
 };
 
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags, flock, open},
+    fs::{FlockOperation, Mode, OFlags, fchmod, flock, open},
     io::Errno,
-    net::{SocketFlags, accept_with},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with},
 };
 
 use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket};
@@ -30,18 +30,24 @@ const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// Between two tries to lock it.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
+/// Clients that wait to be accepted: as many as std lets wait.
+const BACKLOG: i32 = 128;
+
 /// A listening socket; a Unix socket's file that it made goes with it.
 #[derive(Debug)]
 pub(crate) struct Listener {
     /// Dropped before the socket, which keeps the file's inode number from being given to another server's file.
-    file: Option<SocketFile>,
+    _file: Option<SocketFile>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
+    /// Of a Unix socket that has one.
+    path: Option<PathBuf>,
 }
 
-/// The file of a Unix socket, known by its inode so that another server's file is not removed.
+/// The file of a Unix socket that was made here, removed with this value. It is known by its inode, so that another
+/// server's file is not removed.
 #[derive(Debug)]
-struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -57,26 +63,51 @@ impl Drop for SocketFile {
     }
 }
 
-impl Listener {
-    /// Listens on a Unix socket. A file left by a server that is gone is replaced: of several servers that find it, one.
-    pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
-        if path.as_os_str().len() > MAX_UNIX_PATH_BYTES {
-            return Err(Error::PathTooLong(path.into()));
+/// Listens on a Unix socket that only this process's user may connect to, for other purposes than NBD. A file left by a
+/// server that is gone is replaced.
+///
+/// # Errors
+/// Those of [`Builder::bind`](crate::Builder::bind) for a Unix socket.
+pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
+    make(path, Some(Mode::RUSR | Mode::WUSR))
+}
+
+/// Makes a Unix socket. Of several servers that find the file of one that is gone, one replaces it.
+fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), Error> {
+    if path.as_os_str().len() > MAX_UNIX_PATH_BYTES {
+        return Err(Error::PathTooLong(path.into()));
+    }
+    let failed = |source| Error::Unix { path: path.into(), source };
+    // From the probe to `listen`: before it listens, a new socket looks stale to another server.
+    let _lock = lock_directory(path).map_err(failed)?;
+    let listener = match listen(path, mode) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            remove_stale(path)?;
+            listen(path, mode).map_err(failed)?
         }
-        let failed = |source| Error::Unix { path: path.into(), source };
-        // From the probe to `listen`: before it listens, a new socket looks stale to another server.
-        let _lock = lock_directory(path).map_err(failed)?;
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                remove_stale(path)?;
-                UnixListener::bind(path).map_err(failed)?
-            }
-            result => result.map_err(failed)?,
-        };
-        let found = fs::symlink_metadata(path).map_err(failed)?;
-        let file = SocketFile { path: path.into(), inode: (found.dev(), found.ino()) };
-        listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { fd: listener.into(), tcp: None, file: Some(file) })
+        result => result.map_err(failed)?,
+    };
+    let found = fs::symlink_metadata(path).map_err(failed)?;
+    let file = SocketFile { path: path.into(), inode: (found.dev(), found.ino()) };
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok((listener, file))
+}
+
+/// Linux gives the file the mode of the socket that is bound to it, less the umask: it never has another.
+fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
+    let Some(mode) = mode else { return UnixListener::bind(path) };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, mode)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+impl Listener {
+    /// Listens on a Unix socket.
+    pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
+        let (listener, file) = make(path, None)?;
+        Ok(Self { fd: listener.into(), tcp: None, path: Some(path.into()), _file: Some(file) })
     }
 
     /// Listens on a TCP address; port 0 is any free one.
@@ -88,12 +119,12 @@ impl Listener {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { fd: listener.into(), tcp: Some(address), file: None })
+        Ok(Self { fd: listener.into(), tcp: Some(address), path: None, _file: None })
     }
 
     /// Takes over a socket that listens already; nothing is done to its file.
-    pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>) -> Self {
-        Self { file: None, fd, tcp }
+    pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
+        Self { _file: None, fd, tcp, path }
     }
 
     /// The TCP address, with the port that was chosen.
@@ -101,9 +132,14 @@ impl Listener {
         self.tcp
     }
 
-    /// The path of the Unix socket that was made.
+    /// The socket as the standard library has it; it must be a Unix socket.
+    pub(crate) fn into_unix(self) -> UnixListener {
+        self.fd.into()
+    }
+
+    /// The path of the Unix socket.
     pub(crate) fn unix_path(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.path.as_path())
+        self.path.as_deref()
     }
 
     /// Takes a connection that waits; never blocks.

@@ -2,26 +2,33 @@
 
 use std::{io, sync::Arc};
 
-use pagefold_disk::Compacted;
+use pagefold_disk::{BlockDevice, Compacted};
 
 use crate::{
     Export, Exports,
-    export::Busy,
+    export::{Access, Busy},
+    memory::Memory,
     protocol::{
         BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, CompactReply, ContextQuery, EXPORT_NAME_ZEROES,
-        GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES,
-        Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES,
+        GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed,
+        OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES,
         encode_server_reply, handshake, info, option, reply,
     },
+    request::ReadBroke,
     transport::{Deadline, Transport},
 };
+
+/// Longer options are counted; for shorter ones there is room in what each connection takes.
+const SHORT_OPTION_BYTES: u32 = 4 << 10;
+
+/// Replies to LIST are sent when there are so many bytes of them.
+const LIST_PIECE_BYTES: usize = 16 << 10;
 
 /// What client and server agreed on.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    pub(crate) export: Arc<Export>,
-    /// Structured replies are used.
-    pub(crate) structured: bool,
+    pub(crate) access: Arc<Access>,
+    pub(crate) headers: Headers,
     /// `base:allocation` may be asked for.
     pub(crate) allocation: bool,
 }
@@ -39,10 +46,16 @@ pub(crate) enum Ended {
     OptionTooBig(u32),
     #[error("no such export")]
     NoSuchExport,
+    #[error("an option that does not go with extended headers")]
+    OldOption,
     #[error("too many connections")]
     TooMany,
     #[error("the client ended the negotiation")]
     Aborted,
+    #[error("a payload of {0} bytes")]
+    PayloadTooBig(u64),
+    #[error(transparent)]
+    ReadBroke(#[from] ReadBroke),
 }
 
 /// Speaks with one client until it has chosen an export.
@@ -53,6 +66,7 @@ pub(crate) enum Ended {
 pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
+    memory: &Arc<Memory>,
     deadline: Deadline,
     begin: &dyn Fn() -> Result<(), usize>,
 ) -> Result<Session, Ended> {
@@ -74,7 +88,7 @@ pub(crate) fn negotiate<T: Transport>(
         deadline,
         begin,
         no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
-        structured: false,
+        headers: Headers::default(),
         allocation: None,
         replies: Vec::new(),
     };
@@ -83,6 +97,11 @@ pub(crate) fn negotiate<T: Transport>(
         deadline.recv_exact(transport, &mut header)?;
         let header = OptionHeader::parse(&header)?;
         if header.len_bytes > MAX_OPTION_BYTES {
+            return negotiation.refuse_size(header);
+        }
+        // Parsed, an option takes up to eight times its length: four bytes make an empty query, and the list of them grows.
+        let taken = (header.len_bytes > SHORT_OPTION_BYTES).then(|| memory.take(8 * u64::from(header.len_bytes)));
+        if matches!(taken, Some(None)) {
             return negotiation.refuse_size(header);
         }
         let mut data = vec![0; header.len_bytes as usize];
@@ -102,7 +121,7 @@ struct Negotiation<'a, T> {
     deadline: Deadline,
     begin: &'a dyn Fn() -> Result<(), usize>,
     no_zeroes: bool,
-    structured: bool,
+    headers: Headers,
     /// The export for which `base:allocation` was selected.
     allocation: Option<Arc<Export>>,
     /// What is to be sent in answer to the option at hand.
@@ -112,10 +131,14 @@ struct Negotiation<'a, T> {
 impl<T: Transport> Negotiation<'_, T> {
     fn refuse_size(mut self, header: OptionHeader) -> Result<Session, Ended> {
         let known =
-            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::SET_META_CONTEXT);
+            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::EXTENDED_HEADERS);
         if header.option != option::EXPORT_NAME {
             let kind = if known { reply::ERR_TOO_BIG } else { reply::ERR_UNSUP };
-            self.reply(header.option, kind, b"the option is larger than 65536 bytes");
+            self.reply(
+                header.option,
+                kind,
+                b"the option is larger than 65536 bytes, or the server has no memory for it",
+            );
             self.deadline.send_all(self.transport, &self.replies)?;
         }
         Err(Ended::OptionTooBig(header.len_bytes))
@@ -135,13 +158,22 @@ impl<T: Transport> Negotiation<'_, T> {
                 self.reply(option, reply::ACK, b"");
                 return Err(Ended::Aborted);
             }
-            option::LIST => self.list(data),
+            option::LIST => self.list(data)?,
             option::INFO | option::GO => return Ok(self.info(option, data)),
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if !data.is_empty() => {
+                self.reply(option, reply::ERR_INVALID, b"this option takes no data");
+            }
+            option::STRUCTURED_REPLY if self.headers == Headers::Extended => {
+                self.reply(option, reply::ERR_EXT_HEADER_REQD, b"extended headers have been agreed on");
+            }
+            option::STRUCTURED_REPLY => {
+                self.headers = Headers::Structured;
                 self.reply(option, reply::ACK, b"");
             }
-            option::STRUCTURED_REPLY => self.reply(option, reply::ERR_INVALID, b"this option takes no data"),
+            option::EXTENDED_HEADERS => {
+                self.headers = Headers::Extended;
+                self.reply(option, reply::ACK, b"");
+            }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data),
             option::COMPACT => self.compact(data)?,
             _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
@@ -149,32 +181,43 @@ impl<T: Transport> Negotiation<'_, T> {
         Ok(None)
     }
 
-    fn session(&self, export: Arc<Export>) -> Session {
-        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, &export));
-        Session { export, structured: self.structured, allocation }
+    fn session(&self, export: &Arc<Export>, access: Arc<Access>) -> Session {
+        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, export));
+        Session { access, headers: self.headers, allocation }
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
-        let export = Arc::clone(self.exports.find(name).ok_or(Ended::NoSuchExport)?);
+        if self.headers == Headers::Extended {
+            return Err(Ended::OldOption);
+        }
+        let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
+        let access = export.open().ok_or(Ended::NoSuchExport)?;
+        let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
         if (self.begin)().is_err() {
             return Err(Ended::TooMany);
         }
-        self.replies.extend_from_slice(&pagefold_disk::BlockDevice::size_bytes(export.device()).to_be_bytes());
-        self.replies.extend_from_slice(&export.flags(self.structured).to_be_bytes());
+        self.replies.extend_from_slice(&size_bytes.to_be_bytes());
+        self.replies.extend_from_slice(&export.flags(self.headers != Headers::Simple).to_be_bytes());
         if !self.no_zeroes {
             self.replies.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
         }
-        Ok(self.session(export))
+        Ok(self.session(&export, access))
     }
 
-    fn list(&mut self, data: &[u8]) {
+    fn list(&mut self, data: &[u8]) -> Result<(), Ended> {
         if !data.is_empty() {
-            return self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
+            self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
+            return Ok(());
         }
-        for export in self.exports.iter() {
+        for export in self.exports.list() {
             self.reply(option::LIST, reply::SERVER, &encode_server_reply(export.name().as_bytes()));
+            if self.replies.len() >= LIST_PIECE_BYTES {
+                self.deadline.send_all(self.transport, &self.replies)?;
+                self.replies.clear();
+            }
         }
         self.reply(option::LIST, reply::ACK, b"");
+        Ok(())
     }
 
     fn info(&mut self, option: u32, data: &[u8]) -> Option<Session> {
@@ -182,7 +225,12 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
             return None;
         };
-        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+        let export = self.exports.find(query.name);
+        let Some((export, access, device)) = export.and_then(|export| {
+            let access = export.open()?;
+            let device = access.device()?;
+            Some((export, access, device))
+        }) else {
             self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
             return None;
         };
@@ -193,15 +241,14 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_POLICY, text.as_bytes());
             return None;
         }
-        let device = export.device();
-        let size_bytes = pagefold_disk::BlockDevice::size_bytes(device);
-        let flags = export.flags(self.structured);
+        let size_bytes = device.size_bytes();
+        let flags = export.flags(self.headers != Headers::Simple);
         self.reply(option, reply::INFO, &InfoReply::Export { size_bytes, flags }.encode());
         if query.kinds.contains(&info::NAME) {
             self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
         }
         if query.kinds.contains(&info::DESCRIPTION) {
-            let description = pagefold_disk::BlockDevice::description(device);
+            let description = device.description();
             let line = cut(&description);
             self.reply(option, reply::INFO, &InfoReply::Description(line.as_bytes()).encode());
         }
@@ -209,18 +256,18 @@ impl<T: Transport> Negotiation<'_, T> {
             let sizes = InfoReply::BlockSize {
                 min_bytes: MIN_BLOCK_BYTES,
                 preferred_bytes: PREFERRED_BLOCK_BYTES,
-                max_bytes: MAX_PAYLOAD_BYTES,
+                max_bytes: TOLD_PAYLOAD_BYTES,
             };
             self.reply(option, reply::INFO, &sizes.encode());
         }
         self.reply(option, reply::ACK, b"");
-        (option == option::GO).then(|| self.session(export))
+        (option == option::GO).then(|| self.session(&export, access))
     }
 
     /// Compacts an export. Who may read it may ask for that: it changes no byte. Without a reply but the last, the device
     /// has nothing to compact.
     fn compact(&mut self, name: &[u8]) -> Result<(), Ended> {
-        let Some(export) = self.exports.find(name).map(Arc::clone) else {
+        let Some(export) = self.exports.find(name) else {
             self.reply(option::COMPACT, reply::ERR_UNKNOWN, b"no export has this name");
             return Ok(());
         };
@@ -243,13 +290,13 @@ impl<T: Transport> Negotiation<'_, T> {
         if select {
             self.allocation = None;
         }
-        if !self.structured {
+        if self.headers == Headers::Simple {
             return self.reply(option, reply::ERR_INVALID, b"negotiate structured replies first");
         }
         let Ok(query) = ContextQuery::parse(data) else {
             return self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
         };
-        let Some(export) = self.exports.find(query.name).map(Arc::clone) else {
+        let Some(export) = self.exports.find(query.name) else {
             return self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
         };
         // Wildcards and the empty list are for listing alone: what is selected is named.

@@ -15,6 +15,10 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Start of a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Start of every extended request.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Start of a chunk of an extended reply.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Bytes of the server's greeting: magic, magic, flags.
 pub const GREETING_BYTES: usize = 8 + 8 + 2;
@@ -28,20 +32,25 @@ pub const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 4;
 pub const SIMPLE_REPLY_BYTES: usize = 4 + 4 + 8;
 /// Bytes of a chunk's header: magic, flags, type, cookie, length.
 pub const CHUNK_HEADER_BYTES: usize = 4 + 2 + 2 + 8 + 4;
-/// Bytes before the data of a data chunk: the chunk's header and the offset.
-pub const DATA_CHUNK_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
+/// Bytes of an extended request's header: magic, flags, type, cookie, offset, length.
+pub const EXTENDED_REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 8;
+/// Bytes of the header of an extended reply's chunk: magic, flags, type, cookie, offset, length.
+pub const EXTENDED_CHUNK_HEADER_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 8;
 /// Bytes of zeros after the reply to `EXPORT_NAME`, unless both sides said no.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 const _: () = assert!(GREETING_BYTES == 18 && OPTION_HEADER_BYTES == 16 && OPTION_REPLY_HEADER_BYTES == 20);
 const _: () = assert!(REQUEST_BYTES == 28 && SIMPLE_REPLY_BYTES == 16 && CHUNK_HEADER_BYTES == 20);
+const _: () = assert!(EXTENDED_REQUEST_BYTES == 32 && EXTENDED_CHUNK_HEADER_BYTES == 32);
 
 /// Smallest block a client may ask for.
 pub const MIN_BLOCK_BYTES: u32 = 1;
 /// Block that is served best: a page.
 pub const PREFERRED_BLOCK_BYTES: u32 = 4096;
-/// Largest payload of one READ or WRITE.
-pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
+/// Largest payload that clients are told. What is larger than they are used to, some refuse.
+pub const TOLD_PAYLOAD_BYTES: u32 = 32 << 20;
+/// Largest payload of one READ or WRITE that is served: the most that clients send who do not ask.
+pub const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 /// Largest string the protocol allows (names, queries, messages).
 pub const MAX_STRING_BYTES: usize = 4096;
 /// Largest option that is read: what is larger is refused and ends the connection.
@@ -97,6 +106,8 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Use requests and replies with lengths of 64 bits.
+    pub const EXTENDED_HEADERS: u32 = 11;
     /// Give back memory of the export whose name is the option's data. The protocol has no such option: the number is this
     /// project's, `pf` and 1, far from those it gives out. Every other server answers that it does not know it.
     pub const COMPACT: u32 = 0x7066_0001;
@@ -126,6 +137,8 @@ pub mod reply {
     pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
     /// The option is larger than the server reads.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
+    /// Extended headers have been agreed on, with which the option does not go.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT + 10;
 }
 
 /// Kinds of information about an export.
@@ -172,6 +185,8 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than write zeros slowly.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// A payload of the request's length follows; in extended requests alone.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Types and flags of chunks.
@@ -182,8 +197,12 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
+    /// Zeros at an offset.
+    pub const OFFSET_HOLE: u16 = 2;
     /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
+    /// The same with lengths of 64 bits.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// An error with a message.
     pub const ERROR: u16 = (1 << 15) + 1;
 }
@@ -203,6 +222,30 @@ pub const BASE_WILDCARD: &[u8] = b"base:";
 /// The identifier under which it is selected.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
+/// How requests and replies look, as client and server have agreed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Headers {
+    /// One reply to each request.
+    #[default]
+    Simple,
+    /// Replies to READ and BLOCK_STATUS, and errors, come in chunks.
+    Structured,
+    /// All replies come in chunks; lengths have 64 bits.
+    Extended,
+}
+
+impl Headers {
+    /// Bytes of a request's header.
+    pub fn request_bytes(self) -> usize {
+        if self == Self::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
+    }
+
+    /// Bytes of a chunk's header.
+    pub fn chunk_bytes(self) -> usize {
+        if self == Self::Extended { EXTENDED_CHUNK_HEADER_BYTES } else { CHUNK_HEADER_BYTES }
+    }
+}
+
 /// Error numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -221,6 +264,8 @@ pub enum Errno {
     Overflow = 75,
     /// Not supported.
     NotSup = 95,
+    /// What the request is for goes away.
+    Shutdown = 108,
 }
 
 /// Bytes that do not follow the protocol.
@@ -536,7 +581,7 @@ pub struct Request {
     /// First byte.
     pub offset: u64,
     /// Bytes.
-    pub len_bytes: u32,
+    pub len_bytes: u64,
 }
 
 impl Request {
@@ -551,11 +596,44 @@ impl Request {
         let kind = reader.u16().ok_or(Malformed::Lengths)?;
         let cookie = reader.u64().ok_or(Malformed::Lengths)?;
         let offset = reader.u64().ok_or(Malformed::Lengths)?;
-        let len_bytes = reader.u32().ok_or(Malformed::Lengths)?;
+        let len_bytes = reader.u32().ok_or(Malformed::Lengths)?.into();
         Ok(Self { flags, kind, cookie, offset, len_bytes })
     }
 
-    /// The header's bytes.
+    /// Parses an extended header.
+    pub fn parse_extended(bytes: &[u8; EXTENDED_REQUEST_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let magic = reader.u32().ok_or(Malformed::Lengths)?;
+        if magic != EXTENDED_REQUEST_MAGIC {
+            return Err(Malformed::Magic(u64::from(magic)));
+        }
+        let flags = reader.u16().ok_or(Malformed::Lengths)?;
+        let kind = reader.u16().ok_or(Malformed::Lengths)?;
+        let cookie = reader.u64().ok_or(Malformed::Lengths)?;
+        let offset = reader.u64().ok_or(Malformed::Lengths)?;
+        let len_bytes = reader.u64().ok_or(Malformed::Lengths)?;
+        Ok(Self { flags, kind, cookie, offset, len_bytes })
+    }
+
+    /// Bytes that follow the header. A WRITE has a payload without the flag too: qemu 10 leaves it out.
+    pub fn payload_bytes(&self, headers: Headers) -> u64 {
+        let says_so = headers == Headers::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
+        if says_so || self.kind == command::WRITE { self.len_bytes } else { 0 }
+    }
+
+    /// The extended header's bytes.
+    pub fn encode_extended(self) -> [u8; EXTENDED_REQUEST_BYTES] {
+        let mut bytes = [0; EXTENDED_REQUEST_BYTES];
+        bytes[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.kind.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&self.len_bytes.to_be_bytes());
+        bytes
+    }
+
+    /// The header's bytes; a length over 32 bits is cut to the largest.
     pub fn encode(self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -563,7 +641,7 @@ impl Request {
         bytes[6..8].copy_from_slice(&self.kind.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..].copy_from_slice(&self.len_bytes.to_be_bytes());
+        bytes[24..].copy_from_slice(&u32::try_from(self.len_bytes).unwrap_or(u32::MAX).to_be_bytes());
         bytes
     }
 }
@@ -588,11 +666,20 @@ pub fn encode_chunk_header(flags: u16, kind: u16, cookie: u64, len_bytes: u32) -
     bytes
 }
 
-/// The bytes before a data chunk's data. `len_bytes` counts the data alone.
-pub fn encode_data_chunk_header(flags: u16, cookie: u64, offset: u64, len_bytes: u32) -> [u8; DATA_CHUNK_HEADER_BYTES] {
-    let mut bytes = [0; DATA_CHUNK_HEADER_BYTES];
-    let header = encode_chunk_header(flags, chunk::OFFSET_DATA, cookie, len_bytes + 8);
-    bytes[..CHUNK_HEADER_BYTES].copy_from_slice(&header);
-    bytes[CHUNK_HEADER_BYTES..].copy_from_slice(&offset.to_be_bytes());
+/// The header of an extended reply's chunk; `offset` is the request's.
+pub fn encode_extended_chunk_header(
+    flags: u16,
+    kind: u16,
+    cookie: u64,
+    offset: u64,
+    len_bytes: u64,
+) -> [u8; EXTENDED_CHUNK_HEADER_BYTES] {
+    let mut bytes = [0; EXTENDED_CHUNK_HEADER_BYTES];
+    bytes[..4].copy_from_slice(&EXTENDED_REPLY_MAGIC.to_be_bytes());
+    bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+    bytes[6..8].copy_from_slice(&kind.to_be_bytes());
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes[16..24].copy_from_slice(&offset.to_be_bytes());
+    bytes[24..].copy_from_slice(&len_bytes.to_be_bytes());
     bytes
 }

@@ -5,10 +5,11 @@ use std::io;
 use pagefold_disk::{self as disk, BlockDevice, Extent, Zeroes};
 
 use crate::{
+    export::Device,
     negotiate::Session,
     protocol::{
-        BASE_ALLOCATION_ID, CHUNK_HEADER_BYTES, DATA_CHUNK_HEADER_BYTES, Errno, MAX_PAYLOAD_BYTES, Request,
-        SIMPLE_REPLY_BYTES, chunk, command, command_flag, encode_chunk_header, encode_data_chunk_header,
+        BASE_ALLOCATION_ID, EXTENDED_CHUNK_HEADER_BYTES, Errno, Headers, MAX_PAYLOAD_BYTES, Request,
+        SIMPLE_REPLY_BYTES, chunk, command, command_flag, encode_chunk_header, encode_extended_chunk_header,
         encode_simple_reply, state,
     },
 };
@@ -20,7 +21,18 @@ const MAX_MESSAGE_BYTES: usize = 256;
 /// Room that every reply needs besides the data it carries.
 pub(crate) const REPLY_OVERHEAD_BYTES: usize = 512;
 
-const _: () = assert!(CHUNK_HEADER_BYTES + 6 + MAX_MESSAGE_BYTES <= REPLY_OVERHEAD_BYTES);
+/// A data or hole chunk's payload begins with its offset.
+const OFFSET_BYTES: usize = 8;
+/// Devices keep pages of this size: pieces of a request end where one does.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// Zeros between data are sent as a hole from here on. A hole costs a chunk of its own, and another for the data after
+/// it: at 20 KiB libnbd takes longer for those than for the zeros.
+const HOLE_BYTES: u64 = 32 << 10;
+/// A request of zeros alone is answered by a hole from here on: one chunk, as otherwise.
+const WHOLE_HOLE_BYTES: u64 = 4096;
+
+const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + 6 + MAX_MESSAGE_BYTES <= REPLY_OVERHEAD_BYTES);
+const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + OFFSET_BYTES + 4 <= REPLY_OVERHEAD_BYTES);
 
 /// Why a request fails.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,6 +44,11 @@ pub(crate) struct Refusal {
 impl Refusal {
     fn new(errno: Errno, message: impl Into<String>) -> Self {
         Self { errno, message: message.into() }
+    }
+
+    /// The export was removed.
+    pub(crate) fn removed() -> Self {
+        Self::new(Errno::Shutdown, "the export was removed from the server; this connection ends soon")
     }
 
     /// A device's error in the protocol's terms.
@@ -58,10 +75,10 @@ impl Refusal {
 }
 
 /// Whether the request is one that this session may make. Looks at the header alone.
-pub(crate) fn check(request: &Request, session: &Session) -> Result<(), Refusal> {
-    let device = session.export.device();
+pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Result<(), Refusal> {
     let known = match request.kind {
-        command::READ if session.structured => command_flag::DF,
+        command::READ if session.headers != Headers::Simple => command_flag::DF,
+        command::WRITE if session.headers == Headers::Extended => command_flag::PAYLOAD_LEN,
         command::BLOCK_STATUS => command_flag::REQ_ONE,
         command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
         command::READ | command::WRITE | command::FLUSH | command::TRIM | command::CACHE => 0,
@@ -76,9 +93,12 @@ pub(crate) fn check(request: &Request, session: &Session) -> Result<(), Refusal>
         return Err(Refusal::of(&disk::Error::ReadOnly, request));
     }
     let carries = matches!(request.kind, command::READ | command::WRITE);
-    if carries && request.len_bytes > MAX_PAYLOAD_BYTES {
+    if carries && request.len_bytes > u64::from(MAX_PAYLOAD_BYTES) {
         let errno = if request.flags & command_flag::DF != 0 { Errno::Overflow } else { Errno::Inval };
-        return Err(Refusal::new(errno, format!("{} bytes are more than the largest request", request.len_bytes)));
+        return Err(Refusal::new(
+            errno,
+            format!("{} bytes are more than the largest request of {MAX_PAYLOAD_BYTES}", request.len_bytes),
+        ));
     }
     if request.kind == command::FLUSH {
         return match (request.offset, request.len_bytes) {
@@ -86,11 +106,14 @@ pub(crate) fn check(request: &Request, session: &Session) -> Result<(), Refusal>
             _ => Err(Refusal::new(Errno::Inval, "a flush has neither offset nor length")),
         };
     }
-    let len_bytes = u64::from(request.len_bytes);
+    let len_bytes = request.len_bytes;
     let size_bytes = device.size_bytes();
     if request.offset.checked_add(len_bytes).is_none_or(|end| end > size_bytes) {
         let offset = request.offset;
         return Err(Refusal::of(&disk::Error::OutOfRange { offset, len_bytes, size_bytes }, request));
+    }
+    if request.kind == command::READ && len_bytes == 0 {
+        return Err(Refusal::new(Errno::Inval, "a read of no bytes"));
     }
     if request.kind == command::BLOCK_STATUS {
         if !session.allocation {
@@ -110,7 +133,7 @@ pub(crate) fn check(request: &Request, session: &Session) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Replies on their way out. Holds whole messages only; never grows.
+/// Replies on their way out: whole messages, and the one that is begun; never grows by itself.
 #[derive(Debug)]
 pub(crate) struct Replies<B> {
     bytes: B,
@@ -122,13 +145,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         Self { bytes, filled: 0 }
     }
 
-    /// The messages.
+    /// What is to be sent.
     pub(crate) fn filled(&self) -> &[u8] {
         self.bytes.as_ref().get(..self.filled).unwrap_or_default()
     }
 
     pub(crate) fn clear(&mut self) {
         self.filled = 0;
+    }
+
+    pub(crate) fn buffer(&mut self) -> &mut B {
+        &mut self.bytes
     }
 
     /// Bytes that can still be added.
@@ -146,10 +173,21 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         self.filled += bytes.len();
     }
 
+    /// Begins a chunk whose payload has `len_bytes`.
+    fn chunk(&mut self, request: &Request, headers: Headers, flags: u16, kind: u16, len_bytes: u64) {
+        let Request { cookie, offset, .. } = *request;
+        if headers == Headers::Extended {
+            self.push(&encode_extended_chunk_header(flags, kind, cookie, offset, len_bytes));
+        } else {
+            // A payload is a request's data or less.
+            self.push(&encode_chunk_header(flags, kind, cookie, len_bytes as u32));
+        }
+    }
+
     /// Answers that `request` failed.
-    pub(crate) fn refuse(&mut self, request: &Request, session: &Session, refusal: &Refusal) {
+    pub(crate) fn refuse(&mut self, request: &Request, headers: Headers, refusal: &Refusal) {
         let errno = refusal.errno as u32;
-        if !session.structured {
+        if headers == Headers::Simple {
             return self.push(&encode_simple_reply(errno, request.cookie));
         }
         let mut end = refusal.message.len().min(MAX_MESSAGE_BYTES);
@@ -157,89 +195,268 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
             end -= 1;
         }
         let message = refusal.message.as_bytes().get(..end).unwrap_or_default();
-        let len_bytes = 6 + message.len() as u32;
-        self.push(&encode_chunk_header(chunk::FLAG_DONE, chunk::ERROR, request.cookie, len_bytes));
+        self.chunk(request, headers, chunk::FLAG_DONE, chunk::ERROR, 6 + message.len() as u64);
         self.push(&errno.to_be_bytes());
         self.push(&(message.len() as u16).to_be_bytes());
         self.push(message);
     }
 
-    /// Answers `request`, a write's data being `payload`. There must be room for [`reply_bytes`].
-    pub(crate) fn execute(&mut self, request: &Request, session: &Session, payload: &[u8]) {
-        let result = match request.kind {
-            command::READ => self.read(request, session, chunk::FLAG_DONE),
-            command::BLOCK_STATUS => self.block_status(request, session),
-            _ => change(request, session, payload).map(|()| self.push(&encode_simple_reply(0, request.cookie))),
-        };
-        if let Err(error) = result {
-            self.refuse(request, session, &Refusal::of(&error, request));
-        }
-    }
-
-    /// Answers one piece of a large read with a data chunk; returns whether more pieces may follow.
-    pub(crate) fn execute_piece(&mut self, piece: &Request, session: &Session, last: bool) -> bool {
-        let flags = if last { chunk::FLAG_DONE } else { 0 };
-        match self.read(piece, session, flags) {
-            Ok(()) => true,
-            Err(error) => {
-                self.refuse(piece, session, &Refusal::of(&error, piece));
-                false
+    /// Answers that `request`, which has no data to return, is done, or why not.
+    pub(crate) fn finish(&mut self, request: &Request, headers: Headers, result: Result<(), Refusal>) {
+        match result {
+            Err(refusal) => self.refuse(request, headers, &refusal),
+            Ok(()) if headers == Headers::Extended => {
+                self.chunk(request, headers, chunk::FLAG_DONE, chunk::NONE, 0);
             }
+            Ok(()) => self.push(&encode_simple_reply(0, request.cookie)),
         }
     }
 
-    /// Reads from the device straight into the reply; the header is put before the data once they are there.
-    fn read(&mut self, request: &Request, session: &Session, flags: u16) -> Result<(), disk::Error> {
-        let len_bytes = request.len_bytes as usize;
-        if len_bytes == 0 {
-            // A data chunk holds at least one byte.
-            if session.structured {
-                self.push(&encode_chunk_header(chunk::FLAG_DONE, chunk::NONE, request.cookie, 0));
-            } else {
-                self.push(&encode_simple_reply(0, request.cookie));
-            }
-            return Ok(());
+    /// Answers any request but a READ, a WRITE's data being `payload`. There must be room for [`REPLY_OVERHEAD_BYTES`];
+    /// a block status has as many extents as fit.
+    pub(crate) fn execute(&mut self, request: &Request, headers: Headers, device: Option<&Device>, payload: &[u8]) {
+        let result = device.ok_or_else(Refusal::removed).and_then(|device| {
+            let done = match request.kind {
+                command::BLOCK_STATUS => {
+                    return self.block_status(request, headers, device).map_err(|e| Refusal::of(&e, request));
+                }
+                _ => change(request, device, payload),
+            };
+            done.map_err(|error| Refusal::of(&error, request))?;
+            self.finish(request, headers, Ok(()));
+            Ok(())
+        });
+        if let Err(refusal) = result {
+            self.refuse(request, headers, &refusal);
         }
-        let header_bytes = if session.structured { DATA_CHUNK_HEADER_BYTES } else { SIMPLE_REPLY_BYTES };
-        let (header, data) = self.room(header_bytes + len_bytes).split_at_mut(header_bytes);
-        session.export.device().read(request.offset, data)?;
-        if session.structured {
-            let encoded = encode_data_chunk_header(flags, request.cookie, request.offset, request.len_bytes);
-            header.copy_from_slice(&encoded);
-        } else {
-            header.copy_from_slice(&encode_simple_reply(0, request.cookie));
-        }
-        self.filled += header_bytes + len_bytes;
-        Ok(())
     }
 
-    fn block_status(&mut self, request: &Request, session: &Session) -> Result<(), disk::Error> {
-        let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS };
-        let extents = extents(request, session, limit)?;
-        let payload_bytes = 4 + 8 * extents.len() as u32;
-        self.push(&encode_chunk_header(chunk::FLAG_DONE, chunk::BLOCK_STATUS, request.cookie, payload_bytes));
+    fn block_status(&mut self, request: &Request, headers: Headers, device: &Device) -> Result<(), disk::Error> {
+        let extended = headers == Headers::Extended;
+        let (before_bytes, each_bytes) = if extended { (8, 16) } else { (4, 8) };
+        let room = self.room_bytes().saturating_sub(headers.chunk_bytes() + before_bytes) / each_bytes;
+        let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS.min(room) };
+        let extents = extents(request, device, limit)?;
+        let payload_bytes = before_bytes + each_bytes * extents.len();
+        let kind = if extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+        self.chunk(request, headers, chunk::FLAG_DONE, kind, payload_bytes as u64);
         self.push(&BASE_ALLOCATION_ID.to_be_bytes());
+        if extended {
+            self.push(&(extents.len() as u32).to_be_bytes());
+        }
         for (len_bytes, status) in extents {
-            self.push(&len_bytes.to_be_bytes());
-            self.push(&status.to_be_bytes());
+            if extended {
+                self.push(&len_bytes.to_be_bytes());
+                self.push(&u64::from(status).to_be_bytes());
+            } else {
+                // No longer than the request.
+                self.push(&(len_bytes as u32).to_be_bytes());
+                self.push(&status.to_be_bytes());
+            }
         }
         Ok(())
     }
 }
 
-/// Bytes that the reply to `request` takes at most.
+/// A READ that is answered in as many parts as the buffer for its reply wants.
+///
+/// ```text
+/// in chunks:    [header, data or hole] …               other replies may go between two parts
+/// in one piece: [header, data] [data] …                nothing may; simple replies, and chunks that must not be split
+/// ```
+///
+/// An error ends a reply in chunks at any time. One in one piece can only begin with it: later, the connection breaks.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    request: Request,
+    headers: Headers,
+    done_bytes: u64,
+}
+
+/// An error came when it could not be told any more.
+#[derive(Debug, thiserror::Error)]
+#[error("a read failed after a part of its reply was sent")]
+pub(crate) struct ReadBroke;
+
+impl Reading {
+    pub(crate) fn new(request: Request, headers: Headers) -> Self {
+        Self { request, headers, done_bytes: 0 }
+    }
+
+    /// Whether its parts must follow one another.
+    pub(crate) fn is_in_one_piece(&self) -> bool {
+        self.headers == Headers::Simple || self.request.flags & command_flag::DF != 0
+    }
+
+    fn left_bytes(&self) -> u64 {
+        self.request.len_bytes - self.done_bytes
+    }
+
+    /// Adds to `replies` what fits. Whether more is to come, for which they are to be sent first.
+    pub(crate) fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        replies: &mut Replies<B>,
+        device: Option<&Device>,
+    ) -> Result<bool, ReadBroke> {
+        let result = match device {
+            None => Err(Refusal::removed()),
+            Some(device) if self.is_in_one_piece() => self.fill_piece(replies, device),
+            Some(device) => self.fill_chunks(replies, device),
+        };
+        match result {
+            Ok(()) => Ok(self.left_bytes() != 0),
+            Err(_) if self.is_in_one_piece() && self.done_bytes != 0 => Err(ReadBroke),
+            Err(refusal) => {
+                replies.refuse(&self.request, self.headers, &refusal);
+                Ok(false)
+            }
+        }
+    }
+
+    /// How much to read next if there is room for so much: up to the end of a page, so that none is read twice.
+    fn next_bytes(&self, room_bytes: usize) -> usize {
+        let room_bytes = room_bytes as u64;
+        let left_bytes = self.left_bytes();
+        if left_bytes <= room_bytes {
+            return left_bytes as usize;
+        }
+        let past_bytes = (self.request.offset + self.done_bytes + room_bytes) % PAGE_BYTES;
+        if past_bytes < room_bytes { (room_bytes - past_bytes) as usize } else { room_bytes as usize }
+    }
+
+    fn fill_piece<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        replies: &mut Replies<B>,
+        device: &Device,
+    ) -> Result<(), Refusal> {
+        let Request { offset, len_bytes, cookie, .. } = self.request;
+        let begins = self.done_bytes == 0;
+        let header_bytes = match self.headers {
+            _ if !begins => 0,
+            Headers::Simple => SIMPLE_REPLY_BYTES,
+            headers => headers.chunk_bytes() + OFFSET_BYTES,
+        };
+        let next_bytes = self.next_bytes(replies.room_bytes().saturating_sub(header_bytes));
+        // The data come first: whether they can be read decides on the header.
+        let data = replies.room(header_bytes + next_bytes).get_mut(header_bytes..).unwrap_or_default();
+        device.read(offset + self.done_bytes, data).map_err(|error| Refusal::of(&error, &self.request))?;
+        match self.headers {
+            _ if !begins => {}
+            Headers::Simple => replies.push(&encode_simple_reply(0, cookie)),
+            headers => {
+                let payload_bytes = OFFSET_BYTES as u64 + len_bytes;
+                replies.chunk(&self.request, headers, chunk::FLAG_DONE, chunk::OFFSET_DATA, payload_bytes);
+                replies.push(&offset.to_be_bytes());
+            }
+        }
+        replies.filled += next_bytes;
+        self.done_bytes += next_bytes as u64;
+        Ok(())
+    }
+
+    fn fill_chunks<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        replies: &mut Replies<B>,
+        device: &Device,
+    ) -> Result<(), Refusal> {
+        let header_bytes = self.headers.chunk_bytes() + OFFSET_BYTES;
+        while self.left_bytes() != 0 {
+            let room_bytes = replies.room_bytes().saturating_sub(REPLY_OVERHEAD_BYTES);
+            if (room_bytes as u64) < self.left_bytes().min(PAGE_BYTES) {
+                break;
+            }
+            let at = self.request.offset + self.done_bytes;
+            let window_bytes = self.next_bytes(room_bytes);
+            let failed = |error| Refusal::of(&error, &self.request);
+            let least_bytes = if window_bytes as u64 == self.request.len_bytes { WHOLE_HOLE_BYTES } else { HOLE_BYTES };
+            let run = first_run(device, at, window_bytes as u64, least_bytes).map_err(failed)?;
+            let (RunKind::Zeros(run_bytes) | RunKind::Data(run_bytes)) = run;
+            let flags = if run_bytes == self.left_bytes() { chunk::FLAG_DONE } else { 0 };
+            if let RunKind::Zeros(_) = run {
+                replies.chunk(&self.request, self.headers, flags, chunk::OFFSET_HOLE, OFFSET_BYTES as u64 + 4);
+                replies.push(&at.to_be_bytes());
+                replies.push(&(run_bytes as u32).to_be_bytes());
+            } else {
+                let data_bytes = run_bytes as usize;
+                let data = replies.room(header_bytes + data_bytes).get_mut(header_bytes..).unwrap_or_default();
+                device.read(at, data).map_err(failed)?;
+                let payload_bytes = OFFSET_BYTES as u64 + run_bytes;
+                replies.chunk(&self.request, self.headers, flags, chunk::OFFSET_DATA, payload_bytes);
+                replies.push(&at.to_be_bytes());
+                replies.filled += data_bytes;
+            }
+            self.done_bytes += run_bytes;
+        }
+        Ok(())
+    }
+}
+
+/// What a chunk can tell, with its bytes.
+enum RunKind {
+    Zeros(u64),
+    Data(u64),
+}
+
+/// The first of the runs that a range consists of: zeros of [`HOLE_BYTES`] or more, or what lies between such. A range of
+/// zeros alone is one from `least_bytes` on.
+fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> Result<RunKind, disk::Error> {
+    if len_bytes < least_bytes {
+        return Ok(RunKind::Data(len_bytes));
+    }
+    // `data_bytes` and then `zero_bytes`.
+    let (mut data_bytes, mut zero_bytes) = (0, 0);
+    let mut each = |extent: Extent| {
+        if extent.zero {
+            zero_bytes += extent.len_bytes;
+            return data_bytes == 0 || zero_bytes < HOLE_BYTES;
+        }
+        if data_bytes == 0 && zero_bytes >= HOLE_BYTES {
+            return false;
+        }
+        data_bytes += zero_bytes + extent.len_bytes;
+        zero_bytes = 0;
+        true
+    };
+    device.extents(offset, len_bytes, &mut each)?;
+    let run = if zero_bytes >= len_bytes {
+        RunKind::Zeros(len_bytes)
+    } else if zero_bytes < HOLE_BYTES {
+        RunKind::Data(len_bytes)
+    } else if data_bytes == 0 {
+        RunKind::Zeros(zero_bytes.min(len_bytes))
+    } else {
+        RunKind::Data(data_bytes.min(len_bytes))
+    };
+    Ok(run)
+}
+
+/// Bytes that are best there for the reply to `request`.
 pub(crate) fn reply_bytes(request: &Request) -> usize {
     REPLY_OVERHEAD_BYTES
         + match request.kind {
-            command::READ => request.len_bytes as usize,
-            command::BLOCK_STATUS => 8 * MAX_EXTENTS,
+            command::READ => usize::try_from(request.len_bytes).unwrap_or(usize::MAX / 2),
+            command::BLOCK_STATUS => 16 * MAX_EXTENTS,
             _ => 0,
         }
 }
 
-fn change(request: &Request, session: &Session, payload: &[u8]) -> Result<(), disk::Error> {
-    let device = session.export.device();
-    let len_bytes = u64::from(request.len_bytes);
+/// Writes a part of a WRITE's payload.
+pub(crate) fn write(request: &Request, device: Option<&Device>, offset: u64, payload: &[u8]) -> Result<(), Refusal> {
+    let device = device.ok_or_else(Refusal::removed)?;
+    device.write(offset, payload).map_err(|error| Refusal::of(&error, request))
+}
+
+/// Flushes the device if the request says so.
+pub(crate) fn flush_if_asked(request: &Request, device: Option<&Device>) -> Result<(), Refusal> {
+    if request.flags & command_flag::FUA == 0 {
+        return Ok(());
+    }
+    let device = device.ok_or_else(Refusal::removed)?;
+    device.flush().map_err(|error| Refusal::of(&error, request))
+}
+
+fn change(request: &Request, device: &Device, payload: &[u8]) -> Result<(), disk::Error> {
+    let len_bytes = request.len_bytes;
     match request.kind {
         command::WRITE => device.write(request.offset, payload)?,
         command::TRIM => device.discard(request.offset, len_bytes)?,
@@ -256,11 +473,11 @@ fn change(request: &Request, session: &Session, payload: &[u8]) -> Result<(), di
 }
 
 /// The range's extents as (bytes, status), neighbours of one status joined, at least one and at most `limit`.
-fn extents(request: &Request, session: &Session, limit: usize) -> Result<Vec<(u32, u32)>, disk::Error> {
-    let mut extents: Vec<(u32, u32)> = Vec::new();
+fn extents(request: &Request, device: &Device, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
+    let mut extents: Vec<(u64, u32)> = Vec::new();
     let mut left = request.len_bytes;
     let mut each = |extent: Extent| {
-        let len_bytes = u32::try_from(extent.len_bytes).unwrap_or(u32::MAX).min(left);
+        let len_bytes = extent.len_bytes.min(left);
         let status = if extent.hole { state::HOLE } else { 0 } | if extent.zero { state::ZERO } else { 0 };
         let count = extents.len();
         match extents.last_mut() {
@@ -271,7 +488,7 @@ fn extents(request: &Request, session: &Session, limit: usize) -> Result<Vec<(u3
         left -= len_bytes;
         left != 0
     };
-    session.export.device().extents(request.offset, u64::from(request.len_bytes), &mut each)?;
+    device.extents(request.offset, request.len_bytes, &mut each)?;
     if extents.is_empty() {
         // Status 0 claims nothing.
         extents.push((request.len_bytes, 0));

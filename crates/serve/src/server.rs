@@ -6,22 +6,18 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::{
-    Error, Export, Exports, Limits, activation,
-    connection::{Connection, spawn},
+    Error, Export, Exports, Limits, Passed,
+    connection::{Common, Connection, spawn},
     listen::Listener,
+    memory::{Account, Memory},
     negotiate::negotiate,
-    pool::Budget,
     transport::{Deadline, Socket, Transport},
 };
 
@@ -37,11 +33,13 @@ const TELL_PAUSE: Duration = Duration::from_secs(60);
 /// What a server is made of.
 #[derive(Debug, Default)]
 pub struct Builder {
-    exports: Vec<Export>,
+    exports: Exports,
+    added: Vec<Export>,
     unix: Vec<PathBuf>,
     tcp: Vec<SocketAddr>,
-    activation: bool,
+    passed: Option<Passed>,
     limits: Limits,
+    account: SharedAccount,
     when_refused: WhenRefused,
 }
 
@@ -67,11 +65,28 @@ impl fmt::Debug for WhenRefused {
     }
 }
 
+/// Where memory is counted.
+#[derive(Clone, Default)]
+struct SharedAccount(Option<Arc<dyn Account>>);
+
+impl fmt::Debug for SharedAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedAccount").field(&self.0.is_some()).finish()
+    }
+}
+
 impl Builder {
     /// Adds an export. The first is also the one that clients get who name none.
     #[must_use]
     pub fn export(mut self, export: Export) -> Self {
-        self.exports.push(export);
+        self.added.push(export);
+        self
+    }
+
+    /// Serves these, and what is added to them later. Without it, the server has its own.
+    #[must_use]
+    pub fn exports(mut self, exports: Exports) -> Self {
+        self.exports = exports;
         self
     }
 
@@ -89,10 +104,10 @@ impl Builder {
         self
     }
 
-    /// Listens on the sockets that the service manager passes (`LISTEN_FDS`, `LISTEN_PID`).
+    /// Listens on sockets that the service manager passed.
     #[must_use]
-    pub fn activation(mut self) -> Self {
-        self.activation = true;
+    pub fn passed(mut self, passed: Passed) -> Self {
+        self.passed = Some(passed);
         self
     }
 
@@ -100,6 +115,13 @@ impl Builder {
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Counts the memory of connections in `account`, besides [`Limits::memory_bytes`].
+    #[must_use]
+    pub fn account(mut self, account: Arc<dyn Account>) -> Self {
+        self.account = SharedAccount(Some(account));
         self
     }
 
@@ -114,10 +136,13 @@ impl Builder {
     /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
     ///
     /// # Errors
-    /// No export or no address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
+    /// No address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
     /// Sockets that were opened before are closed again, and their files removed.
     pub fn bind(self) -> Result<Server, Error> {
-        let exports = Exports::new(self.exports)?;
+        let exports = self.exports;
+        for export in self.added {
+            exports.add(export)?;
+        }
         let mut listeners = Vec::new();
         for path in &self.unix {
             listeners.push(Listener::unix(path)?);
@@ -125,23 +150,20 @@ impl Builder {
         for &address in &self.tcp {
             listeners.push(Listener::tcp(address)?);
         }
-        if self.activation {
-            listeners.extend(activation::listeners()?);
-        }
+        listeners.extend(self.passed.into_iter().flat_map(Passed::into_listeners));
         if listeners.is_empty() {
             return Err(Error::NoListener);
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::System { what: "make an eventfd", source: error.into() })?;
         let control = Control {
-            stopping: Arc::new(AtomicBool::new(false)),
-            budget: Budget::new(self.limits.memory_bytes),
+            common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
             wake,
             connections: Mutex::default(),
             connection_ended: Condvar::new(),
             when_refused: self.when_refused,
         };
-        Ok(Server { exports, listeners, limits: self.limits, control: Arc::new(control) })
+        Ok(Server { exports, listeners, control: Arc::new(control) })
     }
 }
 
@@ -150,15 +172,12 @@ impl Builder {
 pub struct Server {
     exports: Exports,
     listeners: Vec<Listener>,
-    limits: Limits,
     control: Arc<Control>,
 }
 
 /// What the server, its handles and its connections share.
 struct Control {
-    stopping: Arc<AtomicBool>,
-    /// Of the memory that connections hold for slow requests.
-    budget: Arc<Budget>,
+    common: Arc<Common>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
     connection_ended: Condvar,
@@ -190,7 +209,7 @@ impl Connections {
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("stopping", &self.stopping).finish_non_exhaustive()
+        f.debug_struct("Control").field("common", &self.common).finish_non_exhaustive()
     }
 }
 
@@ -204,7 +223,7 @@ impl ServerHandle {
     /// No connection is accepted any more, what has been received is answered, then connections are closed, at the
     /// latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
-        self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.common.stopping.store(true, Ordering::SeqCst);
         // It can only fail when it has been rung 2^64 times already.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
@@ -253,12 +272,6 @@ impl Server {
         Builder::default()
     }
 
-    /// Whether a service manager passed sockets to this process, for [`Builder::activation`] to take. Variables that
-    /// were meant for another process, or are empty, do not count.
-    pub fn is_activated() -> bool {
-        activation::is_for_us()
-    }
-
     /// What stops this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle(Arc::clone(&self.control))
@@ -269,7 +282,12 @@ impl Server {
         self.listeners.iter().filter_map(Listener::tcp_address)
     }
 
-    /// The paths of the Unix sockets that were made.
+    /// A handle to what this server serves.
+    pub fn exports(&self) -> Exports {
+        self.exports.clone()
+    }
+
+    /// The paths of the Unix sockets, those that were passed too.
     pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
         self.listeners.iter().filter_map(Listener::unix_path)
     }
@@ -280,8 +298,8 @@ impl Server {
         let result = self.accept_all();
         // Whatever the reason, nobody can connect from here on, and the sockets' files are gone.
         drop(self.listeners);
-        self.control.stopping.store(true, Ordering::SeqCst);
-        self.control.finish(self.limits.stop_grace);
+        self.control.common.stopping.store(true, Ordering::SeqCst);
+        self.control.finish(self.control.common.limits.stop_grace);
         result
     }
 
@@ -289,7 +307,7 @@ impl Server {
         let wake = self.control.wake.as_fd();
         let fds = self.listeners.iter().map(AsFd::as_fd).chain([wake]);
         let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        while !self.control.stopping.load(Ordering::SeqCst) {
+        while !self.control.common.stopping.load(Ordering::SeqCst) {
             match poll(&mut polled, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(Error::System { what: "wait for connections", source: error.into() }),
@@ -319,20 +337,21 @@ impl Server {
             }
         };
         // Over the bound, the socket is dropped here and thereby closed.
-        let Some(admission) = self.control.admit(&socket, self.limits.negotiating) else { return };
+        let Some(admission) = self.control.admit(&socket, self.control.common.limits.negotiating) else { return };
         let exports = self.exports.clone();
-        let limits = self.limits;
-        let stopping = Arc::clone(&self.control.stopping);
-        let budget = Arc::clone(&self.control.budget);
+        let common = Arc::clone(&self.control.common);
         // Without a thread the connection is closed: both are dropped with the closure.
         let spawned = spawn("nbd-connection", move || {
+            let least = common.memory.take_least();
+            let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
-            let session = negotiate(&*socket, &exports, deadline, &|| admission.begin(limits.connections));
+            let begin = || admission.begin(limits.connections);
+            let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
             // Once the admission is gone, the server may be too: nothing here may keep its devices then.
             drop(exports);
             if let Ok(session) = session {
                 // How it ended concerns the peer alone.
-                let _ = Connection::serve(socket, session, limits, stopping, budget, admission);
+                let _ = Connection::serve(socket, session, common, (least, admission));
             }
         });
         if let Err(error) = spawned {
@@ -346,9 +365,11 @@ impl Server {
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    if let Ok(session) = negotiate(&*stream, exports, Deadline::after(limits.handshake_timeout), &|| Ok(())) {
+    let common = Common::new(limits, Memory::new(limits.memory_bytes, None));
+    let deadline = Deadline::after(limits.handshake_timeout);
+    if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|| Ok(())) {
         // How it ended concerns the peer alone.
-        let _ = Connection::serve(stream, session, limits, Arc::default(), Budget::new(limits.memory_bytes), guard);
+        let _ = Connection::serve(stream, session, common, guard);
     } else {
         drop(guard);
     }

@@ -1,6 +1,6 @@
 //! Addresses as text that other programs take.
 
-use std::{fmt::Write, os::unix::ffi::OsStrExt, path::Path};
+use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 
 /// The NBD URI of an export on a Unix socket, by the NBD project's `doc/uri.md`: safe to paste between single quotes,
 /// whatever bytes the path and the name have. The empty name is the default export.
@@ -15,6 +15,18 @@ pub fn unix_uri(path: &Path, export: &str) -> String {
     push_encoded(&mut uri, export.as_bytes(), b"");
     uri.push_str("?socket=");
     push_encoded(&mut uri, path.as_os_str().as_bytes(), b"/");
+    uri
+}
+
+/// The NBD URI of an export on a TCP address.
+///
+/// ```
+/// assert_eq!(pagefold_serve::tcp_uri("[::1]:10809".parse()?, "root fs"), "nbd://[::1]:10809/root%20fs");
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+pub fn tcp_uri(address: SocketAddr, export: &str) -> String {
+    let mut uri = format!("nbd://{address}/");
+    push_encoded(&mut uri, export.as_bytes(), b"");
     uri
 }
 

@@ -21,9 +21,9 @@ pub(crate) struct Full;
 pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
-    limit: u64,
-    moving: u64,
-    swap: u64,
+    limit: AtomicU64,
+    /// Streams of writers.
+    streams: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
 }
@@ -43,7 +43,7 @@ pub(crate) enum Purpose {
     Move,
 }
 
-/// Which calls of [`Budget::take`] are to fail.
+/// Which calls of [`Budget::take_for`] are to fail.
 #[cfg(all(test, not(loom)))]
 #[derive(Debug, Default)]
 struct Faults {
@@ -68,19 +68,17 @@ impl Budget {
 
     /// A budget of `limit` bytes for writers with `streams` streams.
     pub(crate) fn for_streams(limit: u64, streams: usize) -> Self {
-        let swap = if streams == 0 { 0 } else { ((streams * 2 * PAGE_SIZE) as u64).max(limit / 512).min(limit / 16) };
         Self {
-            swap,
             used: AtomicU64::new(0),
             max: AtomicU64::new(0),
-            limit,
-            moving: MOVING_BYTES.min(limit / 16),
+            limit: AtomicU64::new(limit),
+            streams: streams as u64,
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
         }
     }
 
-    /// Lets the next `after` calls of [`take`](Self::take) pass and makes the `count` after those fail.
+    /// Lets the next `after` calls of [`take_for`](Self::take_for) pass and makes the `count` after those fail.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn fail(&self, after: u64, count: u64) {
         self.faults.calls.store(0, Relaxed);
@@ -100,11 +98,6 @@ impl Budget {
         self.faults.calls.load(Relaxed)
     }
 
-    /// Takes `bytes` to store more, or nothing if that would go over the limit.
-    pub(crate) fn take(&self, bytes: u64) -> Result<(), Full> {
-        self.take_for(Purpose::Store, bytes)
-    }
-
     /// Takes `bytes`, or nothing if that would go over the limit for this purpose.
     pub(crate) fn take_for(&self, purpose: Purpose, bytes: u64) -> Result<(), Full> {
         #[cfg(all(test, not(loom)))]
@@ -112,9 +105,9 @@ impl Budget {
             return Err(Full);
         }
         let limit = match purpose {
-            Purpose::Keep => self.limit - self.moving - self.swap - self.overwrite_bytes(),
-            Purpose::Store => self.limit - self.moving,
-            Purpose::Move => self.limit,
+            Purpose::Keep => self.limit() - self.moving_bytes() - self.swap_bytes() - self.overwrite_bytes(),
+            Purpose::Store => self.limit() - self.moving_bytes(),
+            Purpose::Move => self.limit(),
         };
         let before = self
             .used
@@ -131,13 +124,19 @@ impl Budget {
 
     /// The part of the limit that is kept for those who put longer objects in the place of shorter ones.
     pub(crate) fn overwrite_bytes(&self) -> u64 {
-        self.limit / 64
+        self.limit() / 64
     }
 
     /// The part of the limit that is kept for those who replace an object: each holder of a stream needs room for its new
     /// object before its old one is free, and a part of what is free is lost between objects.
     pub(crate) fn swap_bytes(&self) -> u64 {
-        self.swap
+        let limit = self.limit();
+        (self.streams * 2 * PAGE_SIZE as u64).max(if self.streams == 0 { 0 } else { limit / 512 }).min(limit / 16)
+    }
+
+    /// The part of the limit that is kept for those who move objects.
+    fn moving_bytes(&self) -> u64 {
+        MOVING_BYTES.min(self.limit() / 16)
     }
 
     /// What may still be taken to store more.
@@ -148,7 +147,7 @@ impl Budget {
     /// What could be taken to store more if `unused_bytes` of what was taken came back. Moving objects may have taken more than
     /// there is to store more, and then some of that has to come back first.
     pub(crate) fn left_with(&self, unused_bytes: u64) -> u64 {
-        (self.limit - self.moving).saturating_add(unused_bytes).saturating_sub(self.used())
+        (self.limit() - self.moving_bytes()).saturating_add(unused_bytes).saturating_sub(self.used())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -161,7 +160,12 @@ impl Budget {
     }
 
     pub(crate) fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Relaxed)
+    }
+
+    /// Changes the limit. Below what is used, nothing more is taken until enough was given back.
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Relaxed);
     }
 }
 
@@ -172,13 +176,13 @@ mod tests {
     #[test]
     fn refuses_what_is_over_the_limit() {
         let budget = Budget::new(160);
-        assert_eq!(budget.take(60), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Store, 60), Ok(()));
         assert_eq!(budget.left(), 90);
-        assert_eq!(budget.take(91), Err(Full));
-        assert_eq!(budget.take(u64::MAX), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Store, 91), Err(Full));
+        assert_eq!(budget.take_for(Purpose::Store, u64::MAX), Err(Full));
         assert_eq!(budget.take_for(Purpose::Keep, 89), Err(Full));
         assert_eq!(budget.take_for(Purpose::Keep, 88), Ok(()));
-        assert_eq!(budget.take(2), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Store, 2), Ok(()));
         assert_eq!(budget.take_for(Purpose::Move, 11), Err(Full));
         assert_eq!(budget.take_for(Purpose::Move, 10), Ok(()));
         assert_eq!(budget.left(), 0);
@@ -194,7 +198,7 @@ mod tests {
         let most = limit - MOVING_BYTES - budget.swap_bytes() - budget.overwrite_bytes();
         assert_eq!(budget.take_for(Purpose::Keep, most + 1), Err(Full));
         assert_eq!(budget.take_for(Purpose::Keep, most), Ok(()));
-        assert_eq!(budget.take(limit - MOVING_BYTES - most), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Store, limit - MOVING_BYTES - most), Ok(()));
     }
 
     #[test]

@@ -3,101 +3,66 @@
 //! | pressure | free bytes of a shard             | who empties segments                                        |
 //! |----------|-----------------------------------|-------------------------------------------------------------|
 //! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                                      |
-//! | soft     | above                             | one thread for all stores of the process, made when needed  |
+//! | soft     | above                             | one thread for all pools of the process, made when needed   |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer, [`HELP_OBJECTS`] a write          |
 //!
-//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties segments itself, one writer at a time,
-//! so that what was free in them lies together. An object moves while its entry is held, for the time of a copy: a reader never waits for
-//! more, and with the default strategy not even for that.
-#![allow(unsafe_code)] // frees objects that are in no entry
+//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties
+//! segments itself, one writer at a time, so that what was free in them lies together. An object moves while its entry is held, for
+//! the time of a copy; no reader waits for that.
 
 use std::{
     collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{
-            AtomicBool,
-            Ordering::{AcqRel, Relaxed, Release},
-        },
+        atomic::Ordering::{AcqRel, Relaxed, Release},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use pagefold_codec::PAGE_SIZE;
-
 use crate::{
     budget::Full,
+    core::Core,
     entry::Entry,
-    lock::EntryLock,
-    pool::{Goal, Location, Owners, Pool, Pressure},
-    streams::Streams,
-    table::Table,
+    heap::{Goal, Location, Owner, Owners, Pressure},
 };
 
 /// Objects that a writer moves when the pressure is hard.
 const HELP_OBJECTS: usize = 24;
 
-/// Objects that the thread in the background moves between two looks at the other stores.
+/// Objects that the thread in the background moves between two looks at the other pools.
 const TURN_OBJECTS: usize = 256;
 
 /// Objects that [`Core::compact`] moves between two looks at what that brought, and how many looks without gain end it.
 const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
-/// What the thread in the background waits when a store's pressure stays though nothing can be moved.
+/// What the thread in the background waits when a pool's pressure stays though nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The part of a store that objects are moved in.
-pub(crate) struct Core<L: EntryLock> {
-    pub(crate) table: Table<L>,
-    pub(crate) streams: Streams,
-    pub(crate) pool: Box<dyn Pool>,
-    /// Whether the background thread has been told of the pressure.
-    told: AtomicBool,
-    /// Held by the background thread while it moves objects, and by a writer that makes room.
-    turning: Mutex<()>,
-}
-
-impl<L: EntryLock> Core<L> {
-    pub(crate) fn new(table: Table<L>, streams: Streams, pool: Box<dyn Pool>) -> Arc<Self> {
-        Arc::new(Self { table, streams, pool, told: AtomicBool::new(false), turning: Mutex::new(()) })
-    }
-
-    /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
-    pub(crate) fn free(&self, entry: Entry) {
-        match entry {
-            Entry::Empty | Entry::Same(_) => {}
-            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its object.
-            Entry::Object { len_bytes, at, .. } => unsafe { self.pool.free(at, len_bytes) },
-            // SAFETY: as above.
-            Entry::Raw { at } => unsafe { self.pool.free(at, PAGE_SIZE) },
-        }
-    }
-
+impl Core {
     /// Sees to it that memory which frees have left empty in parts is given back.
     pub(crate) fn relieve(self: &Arc<Self>) {
-        match self.pool.pressure() {
+        match self.heap.pressure() {
             Pressure::None => return,
             Pressure::Soft => {}
-            Pressure::Hard => _ = self.pool.compact(&**self, Goal::Relief, HELP_OBJECTS),
+            Pressure::Hard => _ = self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
         // The line of `told` is one that every thread reads all the time.
         if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
-            let store: Weak<Self> = Arc::downgrade(self);
-            Background::get().tell(store);
+            Background::get().tell(Arc::downgrade(self));
         }
     }
 
     /// Takes room for an object where the limit allows no more memory: moves others until there is.
     #[cold]
-    pub(crate) fn make_room(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
+    pub(crate) fn make_room(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         // What the limit leaves for moving is enough for one.
         let _turning = self.pause();
-        self.pool.make_room(self, len_bytes, owner)
+        self.heap.make_room(self, len_bytes, owner)
     }
 
-    /// Keeps the background thread from moving objects of this store while the guard lives.
+    /// Keeps the background thread from moving objects of this pool while the guard lives.
     pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
         self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,12 +70,12 @@ impl<L: EntryLock> Core<L> {
     /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
     pub(crate) fn compact(&self, end: Option<Instant>) -> bool {
         self.settle();
-        let (mut least, mut without_gain) = (self.pool.account().held_bytes, 0);
-        while without_gain < LOOKS_WITHOUT_GAIN && self.pool.compact(self, Goal::Densest, LOOK_OBJECTS) {
+        let (mut least, mut without_gain) = (self.heap.account().held_bytes, 0);
+        while without_gain < LOOKS_WITHOUT_GAIN && self.heap.compact(self, Goal::Densest, LOOK_OBJECTS) {
             if end.is_some_and(|end| Instant::now() >= end) {
                 return true;
             }
-            let held_bytes = self.pool.account().held_bytes;
+            let held_bytes = self.heap.account().held_bytes;
             without_gain = if held_bytes < least { 0 } else { without_gain + 1 };
             least = least.min(held_bytes);
         }
@@ -118,45 +83,31 @@ impl<L: EntryLock> Core<L> {
     }
 }
 
-/// The object that an entry names, and its length.
-pub(crate) fn object_of(entry: Entry) -> Option<(Location, usize)> {
-    match entry {
-        Entry::Empty | Entry::Same(_) => None,
-        Entry::Object { len_bytes, at, .. } => Some((at, len_bytes)),
-        Entry::Raw { at } => Some((at, PAGE_SIZE)),
-    }
-}
-
-impl<L: EntryLock> Owners for Core<L> {
-    fn object(&self, owner: u64) -> Option<(Location, usize)> {
-        object_of(self.table.peek(owner))
+impl Owners for Core {
+    fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize> {
+        self.leaves.find(owner, at).map(|(_, entry)| entry.object_bytes())
     }
 
     fn repoint(
         &self,
-        owner: u64,
+        owner: Owner,
         from: Location,
         to: Location,
         len_bytes: usize,
         copy: &mut dyn FnMut(),
     ) -> Option<u64> {
-        let locked = self.table.try_lock(owner)?;
+        let locked = self.leaves.try_lock(owner, from)?;
         let old = locked.entry();
-        if object_of(old) != Some((from, len_bytes)) {
+        if old.object_bytes() != len_bytes {
             return None;
         }
         copy();
-        locked.replace(match old {
-            Entry::Object { tables, .. } => Entry::Object { tables, len_bytes, at: to },
-            _ => Entry::Raw { at: to },
-        });
+        locked.replace(old.moved(to));
         Some(old.encode())
     }
 
     fn wait_for_readers(&self, words: &[u64]) {
-        if L::PINS {
-            self.streams.wait_for_readers(words);
-        }
+        self.streams.wait_for_readers(words);
     }
 
     fn settle(&self) {
@@ -164,30 +115,25 @@ impl<L: EntryLock> Owners for Core<L> {
     }
 }
 
-/// What the background thread does for a store.
-trait Compact: Send + Sync {
-    /// Moves some objects. Returns whether there is more to do at once.
-    fn turn(&self) -> bool;
-}
-
-impl<L: EntryLock> Compact for Core<L> {
+impl Core {
+    /// The background thread's work: moves some objects. Returns whether there is more to do at once.
     fn turn(&self) -> bool {
         self.told.store(false, Release);
         let turning = self.pause();
-        if self.pool.compact(self, Goal::Relief, TURN_OBJECTS) {
+        if self.heap.compact(self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }
         drop(turning);
-        if self.pool.pressure() > Pressure::None {
+        if self.heap.pressure() > Pressure::None {
             thread::sleep(PAUSE);
         }
         false
     }
 }
 
-/// The thread that compacts the stores of this process.
+/// The thread that compacts the pools of this process.
 struct Background {
-    waiting: Mutex<VecDeque<Weak<dyn Compact>>>,
+    waiting: Mutex<VecDeque<Weak<Core>>>,
     told: Condvar,
 }
 
@@ -202,8 +148,8 @@ impl Background {
         background
     }
 
-    fn tell(&self, store: Weak<dyn Compact>) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(store);
+    fn tell(&self, pool: Weak<Core>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(pool);
         self.told.notify_one();
     }
 
@@ -225,35 +171,51 @@ mod tests {
     use pagefold_codec::{Lz4, Page};
 
     use super::*;
-    use crate::{Config, Store, budget::Budget, cpus::fake, lock::Hazard, pool::PoolKind, streams::StreamPolicy};
+    use crate::{Config, Disk, Pool, cpus::fake, lock::Locked, one::One, sync::AtomicU64};
 
     const LEN: usize = 100;
 
-    /// Slot 0 holds an object, and there is room to move it to.
+    /// Slot 0 holds an object, and there is room to move it to. Both are entries of leaf 0.
     struct World {
-        core: Arc<Core<Hazard>>,
-        budget: Arc<Budget>,
+        core: Arc<Core>,
         from: Location,
         to: Location,
+        _disk: Disk,
     }
 
     impl World {
         fn new() -> Self {
-            let budget = Arc::new(Budget::new(u64::MAX));
-            let table = Table::new(4).expect("a small root");
-            let pool = PoolKind::Mosaic.make(16, 4, Arc::clone(&budget)).expect("a small pool");
-            let core = Core::new(table, Streams::new(Arc::new(Lz4), StreamPolicy::PerCpu, true), pool);
-            let [from, to] = [0, 0].map(|owner| core.pool.alloc(LEN, owner).expect("memory"));
-            core.table.lock_or_make(0, &budget).expect("no limit").replace(object(from));
-            Self { core, budget, from, to }
+            let pool = Pool::new(Config { codec: Arc::new(Lz4), ..Config::default() }).expect("a small pool");
+            let disk = pool.disk(64).expect("a disk");
+            let core = Arc::clone(pool.core());
+            let [from, to] = [0, 0].map(|leaf| core.heap.alloc(LEN, leaf).expect("memory"));
+            disk.write_zeroes(0).expect("a leaf");
+            disk.change_entry(0, |_| object(from));
+            Self { core, from, to, _disk: disk }
         }
 
-        fn repoint(&self, owner: u64, from: Location, len_bytes: usize) -> bool {
+        fn word(&self, slot: u64) -> &AtomicU64 {
+            self.core.leaves.word(slot)
+        }
+
+        fn entry(&self) -> Entry {
+            self.core.leaves.entry(0).expect("a leaf")
+        }
+
+        fn repoint(&self, owner: Owner, from: Location, len_bytes: usize) -> bool {
+            let entry = self.core.leaves.entry(0).expect("a leaf");
             let mut copy =
-                || assert!(self.core.table.try_lock(owner).is_none(), "the entry is held while it is copied");
+                || assert!(Locked::try_lock(self.word(0), entry).is_none(), "the entry is held while it is copied");
             let word = self.core.repoint(owner, from, self.to, len_bytes, &mut copy);
             self.core.wait_for_readers(word.as_slice());
             word.is_some()
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            // The object was never counted.
+            Locked::lock(self.word(0)).expect("a leaf").replace(Entry::Same(crate::entry::Fill::ZERO));
         }
     }
 
@@ -267,7 +229,7 @@ mod tests {
     fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
         fake::set_machine(0..16, 16);
         let (slots, rounds) = (192, 40);
-        let store = Store::new(Config { slots, codec: Arc::new(Lz4), ..Config::default() }).expect("a small store");
+        let store = One::new(slots, Config { codec: Arc::new(Lz4), ..Config::default() });
         let noise =
             |salt: u64| std::array::from_fn(|at| ((at as u64 ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
         let pages: Vec<Page> = (0..7).map(|salt| noise(salt << 40)).collect();
@@ -289,27 +251,25 @@ mod tests {
         let world = World::new();
         assert!(!world.repoint(0, world.to, LEN), "the entry names another");
         assert!(!world.repoint(0, world.from, LEN - 1), "it was replaced by one of another length");
-        assert!(!world.repoint(1, world.from, LEN), "nothing is in the slot");
-        let held = world.core.table.lock(0);
+        assert!(!world.repoint(1, world.from, LEN), "nothing is in the leaf");
+        let held = Locked::lock(world.word(0)).expect("a leaf");
         assert!(!world.repoint(0, world.from, LEN), "somebody holds the entry");
         drop(held);
-        assert_eq!(world.core.table.peek(0), object(world.from));
+        assert_eq!(world.entry(), object(world.from));
         assert!(world.repoint(0, world.from, LEN));
-        assert_eq!(world.core.table.peek(0), object(world.to));
+        assert_eq!(world.entry(), object(world.to));
     }
 
     #[test]
     fn a_move_waits_for_who_reads_the_object() {
         let world = World::new();
-        let mut reader = world.core.streams.take(object(world.from).encode(), &world.budget).expect("no limit");
-        let view = world.core.table.view(0, reader.parts().1).expect("a leaf");
-        assert_eq!(view.entry(), object(world.from));
-        drop(view);
+        let mut reader = world.core.streams.take(object(world.from).encode(), &world.core.budget).expect("no limit");
+        assert_eq!(Entry::decode(reader.parts().1.pin(world.word(0))), object(world.from));
         thread::scope(|scope| {
             let moved = scope.spawn(|| world.repoint(0, world.from, LEN));
             thread::sleep(Duration::from_millis(20));
             assert!(!moved.is_finished(), "the reader may still be in it");
-            assert_eq!(world.core.table.peek(0), object(world.to), "others find the new one");
+            assert_eq!(world.entry(), object(world.to), "others find the new one");
             drop(reader);
             assert!(moved.join().expect("no panic"));
         });

@@ -106,10 +106,10 @@ mod tests {
     use pagefold_codec::{PAGE_SIZE, Page};
 
     use super::*;
-    use crate::{Config, Store};
+    use crate::{Config, one::One};
 
     /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the store over.
-    fn use_from(store: &Store, ids: impl IntoIterator<Item = usize>) {
+    fn use_from(store: &One, ids: impl IntoIterator<Item = usize>) {
         let part = 40;
         thread::scope(|scope| {
             for (thread, id) in (0..).zip(ids) {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_thread_that_is_moved_over_64_cpus_makes_one_stream() {
         fake::set_machine(0..64, 64);
-        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        let store = One::new(1 << 20, Config::default());
         let empty = store.stats();
         assert!(empty.spent_bytes <= 40 << 10, "{empty:?}");
         use_from(&store, [0]);
@@ -149,14 +149,14 @@ mod tests {
     #[test]
     fn cpus_with_far_ids_are_no_special_case() {
         fake::set_machine([3, 64, 65, 700], 4);
-        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        let store = One::new(1 << 20, Config::default());
         use_from(&store, [3, 64, 65, 700]);
     }
 
     #[test]
     fn a_cpu_that_came_later_is_no_special_case() {
         fake::set_machine([0, 1], 2);
-        let store = Store::new(Config { slots: 1 << 20, ..Config::default() }).expect("a small store");
+        let store = One::new(1 << 20, Config::default());
         use_from(&store, [0, 1, 2, 77, 4095, usize::MAX]);
     }
 

@@ -6,21 +6,28 @@
 //! │lock │idle │ kind │ tables │ len − 1   │ location          │  Object
 //! │     │     │      │ 0      │ 4095      │ location          │  Raw
 //! │     │     │      │ form   │  fill's bits (56)             │  Same
-//! │     │     │      │ 0      │  0                            │  Empty
+//! │     │     │      │ 0      │  1                            │  Empty
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
 //! `Same` keeps the 8-byte word that fills the page. 56 bits are too few for every word, so `form` says which byte of it
 //! is zero and left out (0 to 7), or that its two halves are equal (8). A page filled with any other word is an
 //! ordinary object.
+//!
+//! The word 0 is no entry: the leaf that it was in is nobody's ([`GONE`]).
 
-use crate::pool::Location;
+use pagefold_codec::PAGE_SIZE;
+
+use crate::heap::Location;
 
 /// The bit that a thread sets while it holds a slot.
 pub(crate) const LOCK: u64 = 1 << 63;
 
 /// The bits that can change while a slot keeps its object: lock and idle.
 pub(crate) const MARKS: u64 = 3 << 62;
+
+/// What the words of a leaf are that is nobody's. Nobody locks such a word.
+pub(crate) const GONE: u64 = 0;
 
 const KIND_SHIFT: u32 = 60;
 const TABLES_SHIFT: u32 = 56;
@@ -38,7 +45,7 @@ pub(crate) enum Entry {
     Empty,
     /// A page that is one word over and over.
     Same(Fill),
-    /// A compressed page; `tables` says which of the store's tables it was made with, 0 where there is nothing to choose.
+    /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there is nothing to choose.
     Object { tables: u8, len_bytes: usize, at: Location },
     /// A page kept as it is, because it does not compress.
     Raw { at: Location },
@@ -48,7 +55,7 @@ impl Entry {
     /// The word, unlocked.
     pub(crate) fn encode(self) -> u64 {
         match self {
-            Self::Empty => EMPTY << KIND_SHIFT,
+            Self::Empty => (EMPTY << KIND_SHIFT) | 1,
             Self::Same(fill) => (SAME << KIND_SHIFT) | fill.0,
             Self::Object { tables, len_bytes, at } => {
                 let len_field = (len_bytes as u64 - 1) << LEN_SHIFT;
@@ -70,6 +77,29 @@ impl Entry {
                 at,
             },
             _ => Self::Raw { at },
+        }
+    }
+
+    /// The object that the entry names, and its length.
+    pub(crate) fn object(self) -> Option<(Location, usize)> {
+        match self {
+            Self::Empty | Self::Same(_) => None,
+            Self::Object { len_bytes, at, .. } => Some((at, len_bytes)),
+            Self::Raw { at } => Some((at, PAGE_SIZE)),
+        }
+    }
+
+    /// The length of the object that the entry names, 0 if it names none.
+    pub(crate) fn object_bytes(self) -> usize {
+        self.object().map_or(0, |(_, len_bytes)| len_bytes)
+    }
+
+    /// The same entry for its object at another place.
+    pub(crate) fn moved(self, to: Location) -> Self {
+        match self {
+            Self::Object { tables, len_bytes, .. } => Self::Object { tables, len_bytes, at: to },
+            Self::Raw { .. } => Self::Raw { at: to },
+            plain => plain,
         }
     }
 }

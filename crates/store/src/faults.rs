@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{Config, Error, Page, Store};
+use crate::{Config, Error, Page, one::One};
 
 const SLOTS: u64 = 700;
 
@@ -24,7 +24,7 @@ fn make(seed: u64) -> Page {
 }
 
 struct Model {
-    store: Store,
+    store: One,
     pages: Vec<Option<Box<Page>>>,
 }
 
@@ -65,7 +65,7 @@ impl Model {
 
 /// Runs the scenario with `count` allocations failing after the first `after`. Returns whether there were any.
 fn scenario(after: u64, count: u64) -> bool {
-    let store = Store::new(Config { slots: SLOTS, ..Config::default() }).expect("a small store");
+    let store = One::new(SLOTS, Config::default());
     let mut model = Model { store, pages: vec![None; SLOTS as usize] };
     let budget = Arc::clone(model.store.budget());
     // The stream of a thread that only reads is not what is tested.
@@ -110,19 +110,25 @@ fn all_allocations_may_fail_for_a_while_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_write_that_finds_no_room_for_its_leaf_keeps_no_object() {
-    let store = Store::new(Config { slots: 1 << 30, ..Config::default() }).expect("a small store");
+fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
+    let store = One::new(1 << 30, Config::default());
     store.write(0, page(15)).expect("no limit");
-    let before = store.stats().mem_used_total;
+    let before = store.stats();
     let mut refused = 0;
     for round in 0..400 {
-        store.budget().fail(round % 4, 1);
-        // Each needs a leaf, and a node too.
+        store.budget().fail(round % 4, 8);
+        // Each needs a node, a leaf and room for its object.
         refused += u64::from(store.write((1 + round) << 16, page(15)).is_err());
         store.budget().fail(0, 0);
         store.discard((1 + round) << 16).expect("a slot");
     }
     store.compact();
-    let after = store.stats().mem_used_total;
-    assert!(refused > 100 && after < before + (256 << 10), "{refused} refused, {before} bytes before, {after} after");
+    let after = store.stats();
+    assert!(
+        refused > 100 && after.mem_used_total < before.mem_used_total + (256 << 10),
+        "{refused}: {before:?} {after:?}"
+    );
+    // The nodes stay with the disk.
+    assert!(after.table_bytes < before.table_bytes + 400 * 600, "{before:?} {after:?}");
+    store.check().expect("consistent");
 }

@@ -1,29 +1,505 @@
-//! What the C library's allocator keeps of memory that was freed.
-#![allow(unsafe_code)] // calls libc
+//! The heap: objects side by side to the byte, holes used again by best fit, objects cut in two where no hole
+//! is long enough.
+//!
+//! ```text
+//! heap     shards, each with a lock and up to 4 GiB of address space        location = shard × span + offset
+//! shard    segments of 64 KiB, and its free blocks in bins by length        see `shard`, `bins`
+//! segment  blocks without a gap: header, object, header, object, hole, …    see `block`
+//! ```
+//!
+//! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
+//! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
+//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A heap
+//! starts with one shard and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided;
+//! where threads are in each other's way, for each [`SHARD_LEAST`], and the first few sooner: objects of two threads that once
+//! lie in one shard keep them in each other's way long after both have their own.
+//!
+//! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
+//! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
+//!
+//! `held = live + free + tail + index`, and all of it is in the budget.
+#![allow(unsafe_code)] // passes its callers' promises on to the blocks
 
-/// Blocks from here on are to come from the system and go back to it when they are freed. Longer than a client's requests mostly are, whose buffers
-/// would else be new memory each time (reads of 256 KiB by NBD at 0.8 of the speed).
-const LARGE_BYTES: i32 = 4 << 20;
+mod bins;
+mod block;
+mod delayed;
+mod emptying;
+mod mutex;
+mod owners;
+mod shard;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
-/// Has the C library give large blocks back to the system when they are freed. For the start of a program whose stores train tables: it sets
-/// the allocator of the whole process (glibc's; others are left as they are), so stores do not do it themselves.
+use std::{
+    io,
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+};
+
+pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
+use self::{
+    block::{Blocks, HEADER_BYTES, NIL},
+    mutex::{Guard, Mutex},
+    shard::{Shard, Wanted},
+};
+use crate::{
+    budget::{Budget, Full},
+    cpus::Cpus,
+    memory,
+    region::Region,
+};
+use crossbeam_utils::CachePadded;
+
+/// Bytes of a segment.
+const SEGMENT: u32 = 64 << 10;
+
+/// Bytes held in a shard from which on there is another.
+const SHARD_FILL: u64 = 4 << 20;
+
+/// The same on average over all shards where threads often wait for each other, and while there are few shards this much for
+/// each of them. A wait counts as `WAIT`, each turn without takes one off, and at `CROWDED` there is another shard.
+const SHARD_LEAST: u64 = 1 << 20;
+const SHARD_STEP: u64 = 64 << 10;
+const WAIT: u32 = 64;
+const CROWDED: u32 = 16 * WAIT;
+
+/// Address space of a shard: offsets in it are 32 bits, of which the highest is not one. Less where the process may not have
+/// that much.
+const SPAN_MAX: u64 = 1 << 32;
+const SPAN_MIN: u64 = 16 << 20;
+
+/// What a machine that does not tell its memory is taken to have.
+const MEMORY_UNKNOWN: u64 = 1 << 40;
+
+/// Objects handed over to a shard from which on whoever hands over another frees them.
+const HANDED_MAX: u32 = 16;
+
+/// Memory for objects of 1 to 4096 bytes.
 ///
-/// Once a large block was freed, glibc takes such blocks (up to 32 MiB) from a heap of the thread's own instead, of which it keeps up to twice
-/// as much for later: 10 MiB and more after a training, beyond what [`Stats::spent_bytes`](crate::Stats::spent_bytes) says.
-pub fn keep_no_large_blocks() {
-    // SAFETY: it sets two numbers of the allocator's, under its lock.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, LARGE_BYTES);
+/// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the [`free`](Self::free) that took it
+/// back. Whoever holds the lock of the entry that names an object, or has not yet put it in an entry, owns it.
+#[derive(Debug)]
+pub(crate) struct Heap {
+    shards: Box<[OnceLock<Box<Part>>]>,
+    cpus: Cpus,
+    /// The shard of each CPU.
+    homes: Box<[AtomicUsize]>,
+    /// Shards from here on are nobody's yet: they take the place of those whose address space is used up.
+    next: AtomicUsize,
+    /// How many of `homes` are in use.
+    active: AtomicUsize,
+    span_bits: u32,
+    /// The highest pressure of its parts.
+    pressure: AtomicU8,
+    budget: Arc<Budget>,
+}
+
+/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not on lines that the shard's
+/// CPU writes all the time.
+#[derive(Debug)]
+struct Part {
+    blocks: CachePadded<Blocks>,
+    shard: CachePadded<Mutex<Shard>>,
+    /// Whether threads of other CPUs look here before they take new memory.
+    roomy: CachePadded<AtomicBool>,
+    /// The highest pressure that a `free` has met here since it was last relieved. Changes under the lock.
+    pressure: AtomicU8,
+    /// Whether a thread relieves it: two would be in each other's way.
+    relieving: AtomicBool,
+    handed: CachePadded<Handed>,
+}
+
+/// Objects to be freed, the last one handed over first: its block in the low half, how many they are in the high half. Each
+/// names the next in a field of its block.
+#[derive(Debug)]
+struct Handed(AtomicU64);
+
+impl Handed {
+    const NONE: u64 = NIL as u64;
+
+    fn new() -> Self {
+        Self(AtomicU64::new(Self::NONE))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.load(Relaxed) == Self::NONE
+    }
+
+    /// Adds the object at `at`, which is the caller's, and returns how many there are now.
+    fn push(&self, blocks: &Blocks, at: u32) -> u32 {
+        let mut before = self.0.load(Relaxed);
+        loop {
+            blocks.put_handed(at, before as u32);
+            let count = (before >> 32) as u32 + 1;
+            let after = (u64::from(count) << 32) | u64::from(at);
+            match self.0.compare_exchange_weak(before, after, Release, Relaxed) {
+                Ok(_) => return count,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Takes them all and passes each to `free`.
+    fn take(&self, blocks: &Blocks, mut free: impl FnMut(u32)) {
+        let mut at = self.0.swap(Self::NONE, Acquire) as u32;
+        while at != NIL {
+            let next = blocks.handed(at);
+            free(at);
+            at = next;
+        }
     }
 }
 
-/// Gives back what is free now: it looks over all heaps of the process, for milliseconds.
-pub(crate) fn give_back() {
-    // SAFETY: it changes nothing that is in use.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
+fn pressure(shard: &Shard) -> Pressure {
+    let Shard { live_bytes, free_bytes, .. } = *shard;
+    let segment = u64::from(SEGMENT);
+    if free_bytes <= live_bytes / 24 + segment / 2 {
+        Pressure::None
+    } else if free_bytes <= live_bytes / 18 + segment {
+        Pressure::Soft
+    } else {
+        Pressure::Hard
+    }
+}
+
+fn is_roomy(shard: &Shard) -> bool {
+    shard.free_bytes > shard.live_bytes / 48 + u64::from(SEGMENT) / 4
+}
+
+/// Bytes held in `active` shards from which on threads that wait for each other get another.
+fn crowded_fill(active: u64) -> u64 {
+    active * SHARD_LEAST.min(active * SHARD_STEP)
+}
+
+impl Heap {
+    /// An empty heap, with address space for as many objects as the machine's memory can hold.
+    ///
+    /// # Errors
+    /// The process may not have [`SPAN_MIN`] of address space.
+    pub(crate) fn new(budget: Arc<Budget>) -> io::Result<Self> {
+        let mut span = SPAN_MAX;
+        while let Err(error) = Region::reserve(span as usize) {
+            span /= 2;
+            if span < SPAN_MIN {
+                return Err(error);
+            }
+        }
+        let cpus = Cpus::new();
+        let memory_bytes = memory::bytes().unwrap_or(MEMORY_UNKNOWN);
+        let count =
+            (memory_bytes.div_ceil(span - u64::from(SEGMENT)) + cpus.count() as u64).min((1 << Location::BITS) / span);
+        Ok(Self {
+            shards: (0..count).map(|_| OnceLock::new()).collect(),
+            homes: (0..cpus.count()).map(AtomicUsize::new).collect(),
+            next: AtomicUsize::new(cpus.count()),
+            cpus,
+            active: AtomicUsize::new(1),
+            span_bits: span.trailing_zeros(),
+            pressure: AtomicU8::new(Pressure::None as u8),
+            budget,
+        })
+    }
+
+    fn part(&self, number: usize) -> Result<&Part, Full> {
+        if let Some(part) = self.shards[number].get() {
+            return Ok(part);
+        }
+        let span = 1u64 << self.span_bits;
+        // The last segment of a span of 4 GiB would end beyond 32 bits.
+        let segments = span / u64::from(SEGMENT) - 1;
+        let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
+        let region = Region::reserve(span as usize).map_err(|_| Full);
+        let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
+        let part = Part {
+            blocks: CachePadded::new(Blocks::new(region)),
+            shard: CachePadded::new(Mutex::new(shard)),
+            roomy: CachePadded::new(AtomicBool::new(false)),
+            pressure: AtomicU8::new(Pressure::None as u8),
+            relieving: AtomicBool::new(false),
+            handed: CachePadded::new(Handed::new()),
+        };
+        if let Err(part) = self.shards[number].set(Box::new(part)) {
+            self.budget.give(part.shard.lock().index_bytes());
+        }
+        self.shards[number].get().map(|part| &**part).ok_or(Full)
+    }
+
+    /// Locks a shard and frees what was handed over to it.
+    fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        self.with_handed(part, part.shard.lock())
+    }
+
+    /// Locks the shard that this thread allocates in; where threads often wait for each other there, they come apart.
+    fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        if let Some(mut shard) = part.shard.try_lock() {
+            shard.crowd = shard.crowd.saturating_sub(1);
+            return self.with_handed(part, shard);
+        }
+        self.wait_home(part)
+    }
+
+    #[cold]
+    fn wait_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        let mut shard = self.lock(part);
+        shard.crowd += WAIT;
+        if shard.crowd < CROWDED {
+            return shard;
+        }
+        shard.crowd = 0;
+        drop(shard);
+        let active = self.active.load(Relaxed);
+        let held_bytes: u64 = self.parts().map(|(_, part)| part.shard.lock().held_bytes).sum();
+        if active < self.homes.len() && held_bytes >= crowded_fill(active as u64) {
+            // Whoever was faster has made one for both.
+            _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
+        }
+        self.lock(part)
+    }
+
+    fn with_handed<'a>(&self, part: &'a Part, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
+        if !part.handed.is_empty() {
+            self.free_handed(part, &mut shard);
+        }
+        shard
+    }
+
+    #[cold]
+    fn free_handed(&self, part: &Part, shard: &mut Shard) {
+        part.handed.take(&part.blocks, |at| shard.free_soon(&part.blocks, at));
+        self.note(part, shard);
+    }
+
+    /// Tells others what frees have made of a shard.
+    fn note(&self, part: &Part, shard: &Shard) {
+        let pressure = pressure(shard) as u8;
+        if is_roomy(shard) && !part.roomy.load(Relaxed) {
+            part.roomy.store(true, Relaxed);
+        }
+        if pressure > part.pressure.load(Relaxed) {
+            part.pressure.store(pressure, Relaxed);
+            self.pressure.fetch_max(pressure, Release);
+        }
+    }
+
+    /// The place in `homes` of this thread's CPU.
+    fn seat(&self) -> usize {
+        match self.active.load(Relaxed) {
+            1 => 0,
+            active => self.cpus.current() % active,
+        }
+    }
+
+    /// The shard that this thread allocates in.
+    fn home(&self) -> usize {
+        self.homes[self.seat()].load(Relaxed)
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
+        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &**part.get()?)))
+    }
+
+    fn alloc_in(&self, number: usize, wanted: Wanted) -> Result<Location, Full> {
+        let part = self.part(number)?;
+        let mut shard = self.lock_home(part);
+        let at = shard.alloc(&part.blocks, wanted)?;
+        self.prepare(part, &mut shard, wanted);
+        let held_bytes = shard.held_bytes;
+        drop(shard);
+        if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.homes.len() {
+            let useful = self.homes.len().min(1 + (held_bytes / SHARD_FILL) as usize);
+            self.active.fetch_max(useful, Relaxed);
+        }
+        Ok(self.location(number, at))
+    }
+
+    /// Takes room among the free blocks of shard `home`, or else of those that have many.
+    fn fit_in_known(&self, home: usize, known: usize, wanted: Wanted) -> Option<Location> {
+        (0..known).map(|step| (home + step) % known).find_map(|number| {
+            let part = self.shards[number].get()?;
+            let mut shard = if number == home {
+                self.lock_home(part)
+            } else if part.roomy.load(Relaxed) {
+                // Rather than wait there it takes new memory of its own: so threads come apart that began in one shard.
+                self.with_handed(part, part.shard.try_lock()?)
+            } else {
+                return None;
+            };
+            let at = shard.fit(&part.blocks, wanted)?;
+            self.prepare(part, &mut shard, wanted);
+            let roomy = is_roomy(&shard);
+            drop(shard);
+            if !roomy && part.roomy.load(Relaxed) {
+                part.roomy.store(false, Relaxed);
+            }
+            Some(self.location(number, at))
+        })
+    }
+
+    /// Frees an object while the lines of a new one come into the cache, if that is about to be written.
+    fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
+        if wanted.writes {
+            shard.free_one(&part.blocks);
+            self.note(part, shard);
+        }
+    }
+
+    fn alloc_anywhere(&self, wanted: Wanted) -> Result<Location, Full> {
+        let seat = self.seat();
+        let known = self.next.load(Relaxed).min(self.shards.len());
+        loop {
+            let home = self.homes[seat].load(Relaxed);
+            if (self.active.load(Relaxed) > 1 || home >= self.homes.len())
+                && let Some(at) = self.fit_in_known(home, known.max(home + 1), wanted)
+            {
+                return Ok(at);
+            }
+            match self.alloc_in(home, wanted) {
+                Err(Full) if self.is_used_up(home) && self.next.load(Relaxed) < self.shards.len() => {
+                    let next = self.next.fetch_add(1, Relaxed).min(self.shards.len() - 1);
+                    // Whoever was faster has moved both.
+                    _ = self.homes[seat].compare_exchange(home, next, Relaxed, Relaxed);
+                }
+                Err(Full) => return self.alloc_elsewhere(home, wanted).ok_or(Full),
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Whether a shard has no address space left to extend into.
+    fn is_used_up(&self, number: usize) -> bool {
+        self.shards[number].get().is_some_and(|part| part.shard.lock().is_used_up())
+    }
+
+    #[cold]
+    fn alloc_elsewhere(&self, home: usize, wanted: Wanted) -> Option<Location> {
+        self.parts().filter(|&(number, _)| number != home).find_map(|(number, part)| {
+            let at = self.lock(part).alloc(&part.blocks, wanted).ok()?;
+            Some(self.location(number, at))
+        })
+    }
+
+    fn take(&self, wanted: Wanted) -> Result<Location, Full> {
+        if let Ok(at) = self.alloc_anywhere(wanted) {
+            return Ok(at);
+        }
+        for (_, part) in self.parts() {
+            self.lock(part).settle(&part.blocks);
+        }
+        self.alloc_anywhere(wanted)
+    }
+
+    fn location(&self, number: usize, at: u32) -> Location {
+        Location::new(((number as u64) << self.span_bits) + u64::from(at + HEADER_BYTES))
+    }
+
+    /// The part that a location is in, and the offset of the object's body there.
+    fn find(&self, at: Location) -> (&Part, u32) {
+        let number = (at.get() >> self.span_bits) as usize;
+        let part = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
+        (part, (at.get() & ((1 << self.span_bits) - 1)) as u32)
+    }
+
+    /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with the entry that will name the
+    /// object; [`compact`](Self::compact) asks there for it.
+    pub(crate) fn alloc(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: false, makes_room: false })
+    }
+
+    /// The same for a caller who is about to write the object: has its lines in the cache soon, and does meanwhile what was
+    /// put off.
+    pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
+        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: false })
+    }
+
+    /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
+    pub(crate) fn prefetch(&self, at: Location, len_bytes: usize) {
+        // Where it lies in two pieces, only its header says so, which would be waited for.
+        let (part, body) = self.find(at);
+        part.blocks.prefetch_all(body, len_bytes as u32);
+    }
+
+    /// The object's bytes where they lie, or `None` if they lie in two pieces.
+    ///
+    /// # Safety
+    /// `at` came from `alloc(len_bytes, _)` of this heap, is live, and is neither written nor freed while the slice is.
+    pub(crate) unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.bytes(body, len_bytes) }
+    }
+
+    /// Copies the object's bytes to `out`.
+    ///
+    /// # Safety
+    /// `at` came from `alloc(out.len(), _)` of this heap, is live, and is neither written nor freed meanwhile.
+    pub(crate) unsafe fn read(&self, at: Location, out: &mut [u8]) {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.read(body, out) };
+    }
+
+    /// Stores the object's bytes.
+    ///
+    /// # Safety
+    /// `at` came from `alloc(bytes.len(), _)` of this heap, is live, and the caller alone uses it.
+    pub(crate) unsafe fn write(&self, at: Location, bytes: &[u8]) {
+        let (part, body) = self.find(at);
+        // SAFETY: the caller's word.
+        unsafe { part.blocks.write(body, bytes) };
+    }
+
+    /// Gives the object's room back.
+    ///
+    /// # Safety
+    /// `at` came from an `alloc` of this heap, is live, and the caller alone uses it.
+    pub(crate) unsafe fn free(&self, at: Location) {
+        let (part, body) = self.find(at);
+        let block = body - HEADER_BYTES;
+        if at.get() >> self.span_bits != self.home() as u64 {
+            if part.handed.push(&part.blocks, block) >= HANDED_MAX
+                && let Some(mut shard) = part.shard.try_lock()
+            {
+                self.free_handed(part, &mut shard);
+            }
+            return;
+        }
+        let mut shard = self.lock_home(part);
+        shard.free_soon(&part.blocks, block);
+        self.note(part, &shard);
+    }
+
+    /// What an empty heap takes.
+    pub(crate) fn empty_bytes(&self) -> u64 {
+        (size_of_val(&*self.shards) + size_of_val(&*self.homes)) as u64 + self.cpus.bytes()
+    }
+
+    /// What the heap's memory is used for.
+    pub(crate) fn account(&self) -> Account {
+        let mut sum = Account { index_bytes: self.empty_bytes(), ..Account::default() };
+        for (_, part) in self.parts() {
+            let mut shard = self.lock(part);
+            shard.free_delayed(&part.blocks);
+            sum.live_bytes += shard.live_bytes;
+            sum.free_bytes += shard.free_bytes;
+            sum.tail_bytes += shard.held_bytes - shard.live_bytes - shard.free_bytes;
+            sum.index_bytes += shard.index_bytes();
+        }
+        sum.held_bytes = sum.live_bytes + sum.free_bytes + sum.tail_bytes + sum.index_bytes;
+        sum
+    }
+
+    /// Looks the whole structure over and says what is inconsistent. For tests, with no other thread in the heap.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (number, part) in self.parts() {
+            let mut shard = self.lock(part);
+            shard.settle(&part.blocks);
+            shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
+        }
+        Ok(())
     }
 }

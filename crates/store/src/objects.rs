@@ -1,5 +1,5 @@
-//! A pool's objects without a store around them.
-#![allow(unsafe_code)] // keeps the pool's promises by ownership
+//! A heap's objects without a pool around them.
+#![allow(unsafe_code)] // keeps the heap's promises by ownership
 
 use std::{
     io,
@@ -13,15 +13,15 @@ use pagefold_codec::PAGE_SIZE;
 
 use crate::{
     budget::Budget,
-    pool::{Location, Pool, PoolKind},
+    heap::{Heap, Location},
 };
 
-/// Objects of 1 to 4096 bytes in a pool, which nothing moves. For measuring pools: a store does more with the same pool.
+/// Objects of 1 to 4096 bytes in a heap, which nothing moves. For measuring the heap: a pool does more with the same one.
 ///
 /// ```
-/// use pagefold_store::{Objects, PoolKind};
+/// use pagefold_store::Objects;
 ///
-/// let objects = Objects::new(PoolKind::Mosaic, 1000)?;
+/// let objects = Objects::new()?;
 /// let object = objects.put(b"sixteen bytes...").expect("memory");
 /// let mut back = [0; 16];
 /// objects.get(&object, &mut back);
@@ -30,7 +30,7 @@ use crate::{
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub struct Objects {
-    pool: Box<dyn Pool>,
+    heap: Heap,
     number: u64,
 }
 
@@ -43,17 +43,17 @@ pub struct Object {
 }
 
 impl Objects {
-    /// An empty pool with room for `objects` objects at a time.
-    pub fn new(kind: PoolKind, objects: u64) -> io::Result<Self> {
+    /// An empty heap.
+    pub fn new() -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        let pool = kind.make(objects, 1, Arc::new(Budget::new(u64::MAX)))?;
-        Ok(Self { pool, number: MADE.fetch_add(1, Relaxed) })
+        let heap = Heap::new(Arc::new(Budget::new(u64::MAX)))?;
+        Ok(Self { heap, number: MADE.fetch_add(1, Relaxed) })
     }
 
     /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or no object has this
     /// length.
     pub fn room(&self, len_bytes: usize) -> Option<Object> {
-        let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.pool.alloc(len_bytes, 0).ok())??;
+        let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.heap.alloc(len_bytes, 0).ok())??;
         Some(Object { at, len_bytes, objects: self.number })
     }
 
@@ -61,7 +61,7 @@ impl Objects {
     pub fn put(&self, bytes: &[u8]) -> Option<Object> {
         let object = self.room(bytes.len())?;
         // SAFETY: just allocated with this length; nobody else knows of it.
-        unsafe { self.pool.write(object.at, bytes) };
+        unsafe { self.heap.write(object.at, bytes) };
         Some(object)
     }
 
@@ -72,8 +72,8 @@ impl Objects {
     pub fn get(&self, object: &Object, out: &mut [u8]) {
         self.assert_own(object);
         assert_eq!(out.len(), object.len_bytes, "the object's length");
-        // SAFETY: the object is this pool's and live, as `remove` takes it; nothing writes it after `put`.
-        unsafe { self.pool.read(object.at, out) };
+        // SAFETY: the object is this heap's and live, as `remove` takes it; nothing writes it after `put`.
+        unsafe { self.heap.read(object.at, out) };
     }
 
     /// Gives the object's memory back.
@@ -82,16 +82,16 @@ impl Objects {
     /// If the object is not one of these.
     pub fn remove(&self, object: Object) {
         self.assert_own(&object);
-        // SAFETY: the object is this pool's, and there is no other like it.
-        unsafe { self.pool.free(object.at, object.len_bytes) };
+        // SAFETY: the object is this heap's, and there is no other like it.
+        unsafe { self.heap.free(object.at) };
     }
 
-    /// All memory that the pool holds.
+    /// All memory that the heap holds.
     pub fn spent_bytes(&self) -> u64 {
-        self.pool.account().held_bytes
+        self.heap.account().held_bytes
     }
 
     fn assert_own(&self, object: &Object) {
-        assert_eq!(object.objects, self.number, "an object of another pool");
+        assert_eq!(object.objects, self.number, "an object of another heap");
     }
 }

@@ -41,7 +41,7 @@ struct Seat<T> {
 
 /// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both back.
 #[derive(Debug)]
-pub struct Pin<'a> {
+pub(crate) struct Pin<'a> {
     pin: &'a AtomicU64,
     word: u64,
     number: usize,

@@ -1,191 +1,195 @@
-//! What a store asks of the memory that holds its objects.
-#![allow(unsafe_code)] // declares methods that trust their caller; has no unsafe block
+//! A pool: one memory limit, one set of streams and tables, one heap, for any number of disks.
 
-use std::{io, sync::Arc};
-
-use crate::{
-    budget::{Budget, Full},
-    mosaic::Mosaic,
-    xcfmalloc::Xcfmalloc,
-    xvmalloc::Xvmalloc,
+use std::{
+    fmt, io,
+    sync::{Arc, Mutex, atomic::AtomicBool},
+    time::{Duration, Instant},
 };
 
-/// What holds a store's objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+use pagefold_codec::{Codec, Fold, PAGE_SIZE};
+
+use crate::{
+    Disk, Error,
+    budget::{Budget, Purpose},
+    core::Core,
+    disks::{Disks, Sums},
+    heap::Heap,
+    leaves::Leaves,
+    stats::Stats,
+    streams::Streams,
+    training::{Plan, Training},
+};
+
+/// What the heap and the leaves take for the first page of the first disk, at most.
+const FIRST_PAGE_BYTES: u64 = 12 * PAGE_SIZE as u64;
+
+/// What the limit of a pool that takes `empty_bytes` without any page has to be at least. Of the limit 1/16 each is kept for moving
+/// and swapping, 1/64 each for overwriting and more streams, at most.
+fn needed_bytes(empty_bytes: u64, streams: &Streams) -> u64 {
+    (empty_bytes + streams.one_bytes() + FIRST_PAGE_BYTES) * 64 / 54 + 1
+}
+
+/// How a pool is made. To be written as `Config { codec, ..Config::default() }`, since later versions may have more fields.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What compresses the pages.
+    pub codec: Arc<dyn Codec>,
+    /// Whether the codec's tables, if it has any, are trained on the pages written.
+    pub train: bool,
+    /// The most memory that the pool may spend, everything counted; `u64::MAX` for no limit.
+    pub memory_limit: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { codec: Arc::new(Fold), train: true, memory_limit: u64::MAX }
+    }
+}
+
+/// Why there is no pool.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PoolKind {
-    /// Objects side by side to the byte, holes used again, memory compacted.
-    #[default]
-    Mosaic,
-    /// The allocator that zram began with: objects within pages. It is here to be compared with.
-    Xvmalloc,
-    /// The allocator that was to replace it in zcache: objects in two pieces over pages. It is here to be compared with.
-    Xcfmalloc,
+pub enum NewError {
+    /// The process may not have the address space that a pool reserves (`ulimit -v`, `vm.overcommit_memory`).
+    #[error("the process may not have the address space that a pool of pages needs (ulimit -v): {0}")]
+    AddressSpace(#[source] io::Error),
+    /// Under that limit no page could ever be written.
+    #[error("a memory limit of {limit} bytes is below the {needed} bytes that it takes to hold a page")]
+    LimitTooSmall {
+        /// The limit asked for.
+        limit: u64,
+        /// What it has to be at least.
+        needed: u64,
+    },
 }
 
-impl PoolKind {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Mosaic, Self::Xvmalloc, Self::Xcfmalloc];
+/// A pool of compressed pages, in which [disks](Disk) are made. Clones are the same pool; it lives as long as one of them, or a disk,
+/// does.
+#[derive(Clone)]
+pub struct Pool(Arc<Core>);
 
-    /// The name in tables and benches.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mosaic => "mosaic",
-            Self::Xvmalloc => "xvmalloc",
-            Self::Xcfmalloc => "xcfmalloc",
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("codec", &self.0.streams.codec()).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool without any disk.
+    ///
+    /// # Errors
+    /// See [`NewError`].
+    pub fn new(config: Config) -> Result<Self, NewError> {
+        Self::with_plan(config, Plan::USUAL)
+    }
+
+    pub(crate) fn with_plan(config: Config, plan: Plan) -> Result<Self, NewError> {
+        let Config { codec, train, memory_limit } = config;
+        let training = if train { Training::new(&*codec, plan) } else { None };
+        let streams = Streams::new(codec);
+        let budget = Arc::new(Budget::for_streams(memory_limit, streams.len()));
+        let heap = Heap::new(Arc::clone(&budget)).map_err(NewError::AddressSpace)?;
+        let leaves = Leaves::new().map_err(NewError::AddressSpace)?;
+        let disks = Disks::new(streams.cpus()).map_err(NewError::AddressSpace)?;
+        let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
+        let needed = needed_bytes(empty_bytes, &streams);
+        if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
+            return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
+        let (told, turning) = (AtomicBool::new(false), Mutex::new(()));
+        Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, told, turning })))
     }
 
-    /// An empty pool for at most `objects` objects at a time, whose owners are below `owners`.
-    pub(crate) fn make(self, objects: u64, owners: u64, budget: Arc<Budget>) -> io::Result<Box<dyn Pool>> {
-        Ok(match self {
-            Self::Mosaic => Box::new(Mosaic::new(objects, owners, budget)?),
-            Self::Xvmalloc => Box::new(Xvmalloc::new(objects, budget)?),
-            Self::Xcfmalloc => Box::new(Xcfmalloc::new(objects, budget)?),
-        })
-    }
-}
-
-/// Where an object lies: a number below 2⁴⁴ that only the pool that gave it understands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Location(u64);
-
-impl Location {
-    pub(crate) const BITS: u32 = 44;
-
-    /// The location with this number, cut to 44 bits.
-    pub(crate) fn new(number: u64) -> Self {
-        Self(number & ((1 << Self::BITS) - 1))
-    }
-
-    pub(crate) fn get(self) -> u64 {
-        self.0
-    }
-}
-
-/// Memory for objects of 1 to 4096 bytes.
-///
-/// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the [`free`](Self::free) that took it
-/// back. Whoever holds the lock of the entry that names an object, or has not yet put it in an entry, owns it.
-pub(crate) trait Pool: Send + Sync {
-    /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the slot whose entry will name
-    /// the object; [`compact`](Self::compact) asks there for it.
-    fn alloc(&self, len_bytes: usize, owner: u64) -> Result<Location, Full>;
-
-    /// The same for a caller who is about to write the object: has its lines in the cache soon, and does meanwhile what was
-    /// put off.
-    fn alloc_to_write(&self, len_bytes: usize, owner: u64) -> Result<Location, Full> {
-        self.alloc(len_bytes, owner)
-    }
-
-    /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
-    fn prefetch(&self, at: Location, len_bytes: usize) {
-        let _ = (at, len_bytes);
-    }
-
-    /// The object's bytes where they lie, or `None` if they do not lie in one piece.
+    /// An empty disk of so many slots.
     ///
-    /// # Safety
-    /// `at` came from `alloc(len_bytes, _)` of this pool, is live, and is neither written nor freed while the slice is.
-    unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]>;
-
-    /// Copies the object's bytes to `out`.
-    ///
-    /// # Safety
-    /// `at` came from `alloc(out.len(), _)` of this pool, is live, and is neither written nor freed meanwhile.
-    unsafe fn read(&self, at: Location, out: &mut [u8]);
-
-    /// Stores the object's bytes.
-    ///
-    /// # Safety
-    /// `at` came from `alloc(bytes.len(), _)` of this pool, is live, and the caller alone uses it.
-    unsafe fn write(&self, at: Location, bytes: &[u8]);
-
-    /// Gives the object's room back.
-    ///
-    /// # Safety
-    /// `at` came from `alloc(len_bytes, _)` of this pool, is live, and the caller alone uses it.
-    unsafe fn free(&self, at: Location, len_bytes: usize);
-
-    /// What the pool's memory is used for.
-    fn account(&self) -> Account;
-
-    /// How much the pool wants [`compact`](Self::compact) to be called.
-    fn pressure(&self) -> Pressure {
-        Pressure::None
+    /// # Errors
+    /// [`Error::Full`]: the limit leaves no room for it. [`Error::TooLarge`].
+    pub fn disk(&self, slots: u64) -> Result<Disk, Error> {
+        Disk::new(Arc::clone(&self.0), slots)
     }
 
-    /// Moves up to about `objects` objects so as to empty memory and give it back. Any number of threads may call it,
-    /// and the pool is in full use meanwhile. Returns whether there is more to do for `goal`.
-    fn compact(&self, _owners: &dyn Owners, _goal: Goal, _objects: usize) -> bool {
-        false
+    /// Changes the memory limit while the pool is used; `u64::MAX` for none. Below what is spent, nothing more is stored until enough
+    /// was discarded or compacted.
+    ///
+    /// # Errors
+    /// [`NewError::LimitTooSmall`]; the limit is as it was.
+    pub fn set_memory_limit(&self, limit: u64) -> Result<(), NewError> {
+        let Core { streams, heap, budget, .. } = &*self.0;
+        let needed = needed_bytes(streams.base_bytes() + heap.empty_bytes(), streams);
+        if limit < needed {
+            return Err(NewError::LimitTooSmall { limit, needed });
+        }
+        budget.set_limit(limit);
+        Ok(())
     }
 
-    /// [`alloc_to_write`](Self::alloc_to_write) in a pool that may take no more memory: moves others until there is room, as
-    /// far as what is free can be brought together. One thread at a time calls it.
-    fn make_room(&self, _owners: &dyn Owners, len_bytes: usize, owner: u64) -> Result<Location, Full> {
-        self.alloc_to_write(len_bytes, owner)
+    /// The codec's name.
+    pub fn codec_name(&self) -> String {
+        self.0.streams.codec().name()
     }
 
-    /// Looks the whole structure over and says what is inconsistent. For tests, with no other thread in the pool.
-    fn check(&self) -> Result<(), String>;
-}
+    /// Whether its codec takes long for a page, see [`Codec::is_slow`].
+    pub fn is_slow(&self) -> bool {
+        self.0.streams.codec().is_slow()
+    }
 
-/// `held_bytes = live_bytes + free_bytes + tail_bytes + index_bytes`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Account {
-    /// All the memory that the pool has from the system.
-    pub(crate) held_bytes: u64,
-    /// Objects, with their headers and rounding.
-    pub(crate) live_bytes: u64,
-    /// Room that objects have left.
-    pub(crate) free_bytes: u64,
-    /// Room that has never been used.
-    pub(crate) tail_bytes: u64,
-    /// What the pool keeps apart from the objects' memory.
-    pub(crate) index_bytes: u64,
-}
+    /// The figures at some moment during the call.
+    pub fn stats(&self) -> Stats {
+        let Core { disks, streams, heap, leaves, training, budget, .. } = &*self.0;
+        let Sums { pages, compressed_bytes, same_pages, huge_pages } = disks.total();
+        let mut stats = Stats {
+            orig_data_size: pages * PAGE_SIZE as u64,
+            compr_data_size: compressed_bytes,
+            mem_used_total: heap.account().held_bytes,
+            mem_limit: budget.limit(),
+            mem_used_max: budget.max(),
+            same_pages,
+            huge_pages,
+            table_bytes: leaves.held_bytes() + disks.held_bytes(),
+            stream_bytes: streams.used_bytes() + streams.base_bytes(),
+            spent_bytes: budget.used(),
+            ..Stats::default()
+        };
+        if let Some(training) = training {
+            training.count(&mut stats);
+        }
+        stats
+    }
 
-/// How urgent compaction is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Pressure {
-    /// There is nothing worth moving.
-    None,
-    /// A thread in the background should see to it.
-    Soft,
-    /// So much is free that whoever writes should help.
-    Hard,
-}
+    /// Moves objects together until no more memory can be given back that way. Other threads use the pool meanwhile.
+    pub fn compact(&self) {
+        self.0.compact(None);
+    }
 
-/// When [`Pool::compact`] is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goal {
-    /// The pressure is gone.
-    Relief,
-    /// Nothing more can be given back.
-    Densest,
-}
+    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more to do.
+    pub fn compact_for(&self, time: Duration) -> bool {
+        self.0.compact(Instant::now().checked_add(time))
+    }
 
-/// Who owns objects: a pool asks it where an object stands before and when it moves it.
-pub(crate) trait Owners: Send + Sync {
-    /// The object that `owner`'s entry names at some moment during the call, and its length.
-    fn object(&self, owner: u64) -> Option<(Location, usize)>;
+    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the pool.
+    pub fn check(&self) -> Result<(), String> {
+        let core = &*self.0;
+        let _paused = core.pause();
+        core.heap.check()?;
+        core.leaves.check()?;
+        let stats = self.stats();
+        let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes;
+        if parts != stats.spent_bytes {
+            return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
+        }
+        let entries = || (0..core.leaves.end()).filter_map(|number| core.leaves.entry(number));
+        if let Some(training) = &core.training {
+            training.check(entries())?;
+        }
+        let (found, counted) = (Sums::of_entries(entries()), core.disks.total());
+        if found != counted {
+            return Err(format!("entries make {found:?}, the counters say {counted:?}"));
+        }
+        Ok(())
+    }
 
-    /// If `owner`'s entry names the object of `len_bytes` at `from` and nobody holds the entry: calls `copy`, makes the
-    /// entry name `to`, and returns the word that it was. The old object is the caller's once
-    /// [`wait_for_readers`](Self::wait_for_readers) has returned.
-    fn repoint(
-        &self,
-        owner: u64,
-        from: Location,
-        to: Location,
-        len_bytes: usize,
-        copy: &mut dyn FnMut(),
-    ) -> Option<u64>;
-
-    /// Waits until nobody reads what any of `words` named, which [`repoint`](Self::repoint) returned.
-    fn wait_for_readers(&self, words: &[u64]);
-
-    /// Frees what was taken out of entries and is only kept for those who might still be reading it.
-    fn settle(&self);
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0
+    }
 }

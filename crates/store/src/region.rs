@@ -36,6 +36,11 @@ impl Region {
         Ok(Self { base: base.cast(), len_bytes })
     }
 
+    /// Where the mapping begins: at a page.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.base
+    }
+
     /// The bytes at `offset`.
     ///
     /// # Safety

@@ -70,3 +70,40 @@ impl Stats {
         ]
     }
 }
+
+/// What a disk holds and what that costs.
+///
+/// `spent_bytes = compr_data_size + table_bytes`: its objects' waste, streams and trained tables are the pool's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DiskStats {
+    /// Bytes of the pages stored, same-filled ones included.
+    pub orig_data_size: u64,
+    /// Bytes of their objects; same-filled pages have none.
+    pub compr_data_size: u64,
+    /// Pages that are one 8-byte word over and over, kept in their entries.
+    pub same_pages: u64,
+    /// Pages that do not compress, kept as they are.
+    pub huge_pages: u64,
+    /// Bytes of its table of entries.
+    pub table_bytes: u64,
+    /// What counts against `mem_limit`.
+    pub spent_bytes: u64,
+    /// The most that `spent_bytes` may become; `u64::MAX` when there is no limit.
+    pub mem_limit: u64,
+}
+
+impl DiskStats {
+    /// Every figure with its name.
+    pub fn figures(&self) -> [(&'static str, u64); 7] {
+        [
+            ("orig_data_size", self.orig_data_size),
+            ("compr_data_size", self.compr_data_size),
+            ("same_pages", self.same_pages),
+            ("huge_pages", self.huge_pages),
+            ("table_bytes", self.table_bytes),
+            ("spent_bytes", self.spent_bytes),
+            ("mem_limit", self.mem_limit),
+        ]
+    }
+}

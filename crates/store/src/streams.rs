@@ -1,11 +1,12 @@
 //! Compression streams: a codec's working state, lent to one thread at a time.
 //!
-//! The default is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken (the thread that has it
+//! There is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken (the thread that has it
 //! was preempted or moved), it takes another that is free; only when every stream is taken does it wait. A thread that is
 //! moved while it holds a stream keeps it: who holds a stream is decided by its pin alone, the CPU only says where to look
 //! first. Streams are made when first taken; where the memory limit forbids that, one that is there has to do. CPUs share
-//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one stream. A holder waits for no other stream, so the
-//! stream comes back in bounded time; it may wait for an entry, whose holder needs no stream that it does not yet have.
+//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one stream. A holder waits for no
+//! other stream, so the stream comes back in bounded time; it may wait for an entry, whose holder needs no stream that it does
+//! not yet have. The crate `published` has the policies that this one was compared with for zram.
 #![allow(unsafe_code)] // the working state belongs to whoever holds the pin of its number
 
 use std::{
@@ -25,25 +26,11 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
 use crate::{
     budget::{Budget, Full, Purpose},
-    counters::Share,
     cpus::Cpus,
     pins::{Pin, Pins},
     sync::wait_for,
     training::Trained,
 };
-
-/// How many streams there are and who gets which.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StreamPolicy {
-    /// One stream behind a mutex.
-    Single,
-    /// A list of this many idle streams, 1 to 1024; whoever finds it empty waits for one to come back.
-    Idle(usize),
-    /// One a CPU, which CPUs share until threads meet in it, and some more for threads that find theirs taken.
-    #[default]
-    PerCpu,
-}
 
 /// Threads that find the stream of their CPU taken so often within so many milliseconds come apart: there is one more stream for
 /// CPUs to share.
@@ -54,9 +41,6 @@ const CROWDED_MS: u128 = 16;
 /// other CPUs' streams. With ten jobs on two CPUs four measured
 /// 1.1 times the throughput of two; eight gained nothing more.
 const STREAMS_PER_CPU: usize = 4;
-
-/// The most streams of a list.
-const IDLE_MAX: usize = 1024;
 
 /// How often a thread that finds every stream taken lets others run before it sleeps: a holder that was preempted is soon
 /// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
@@ -75,31 +59,39 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// A codec's working state and the buffers around it.
 pub(crate) struct Working {
+    pub(crate) coder: Coder,
+    /// Room to assemble a page that is written in part.
+    pub(crate) page: Box<Page>,
+    /// The number of the entry after the one that was read last.
+    pub(crate) next: u64,
+    pub(crate) kept: Kept,
+}
+
+/// What compresses and decompresses.
+pub(crate) struct Coder {
     pub(crate) stream: Box<dyn Stream>,
     /// The bytes that the codec makes or is to read.
     pub(crate) object: Box<Page>,
-    /// Room to assemble a page that is written in part.
-    pub(crate) page: Box<Page>,
-    /// The slot after the one that was read last.
-    pub(crate) next_slot: u64,
     /// What the stream has to do with training.
     pub(crate) trained: Trained,
-    /// Words that were swapped out of their entries and whose objects someone may still read.
-    retired: Vec<u64>,
-    /// Bytes of those that came since it was last looked.
-    retired_bytes: usize,
 }
 
-/// The streams of a store. `used_bytes` is what the working states made so far hold.
+/// Words that were swapped out of their entries and whose objects someone may still read.
+pub(crate) struct Kept {
+    words: Vec<u64>,
+    /// Bytes of those that came since it was last looked.
+    bytes: usize,
+}
+
+/// The streams of a pool. `used_bytes` is what the working states made so far hold.
 pub(crate) struct Streams {
     codec: Arc<dyn Codec>,
-    queue: Queue,
+    homes: Homes,
+    crowd: CachePadded<Crowd>,
     pins: Pins<Desk>,
     retired_batch: usize,
     retired_capacity: usize,
     one_bytes: u64,
-    /// What the streams may take of a full store, whose pages leave room for that.
-    kept_bytes: u64,
     used_bytes: AtomicU64,
 }
 
@@ -107,20 +99,13 @@ pub(crate) struct Streams {
 #[derive(Default)]
 struct Desk {
     working: UnsafeCell<Option<Working>>,
-    share: Share,
 }
 
 const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream that was never taken costs 128 bytes");
 
-// SAFETY: what is beside a pin is touched by its holder alone, but for the share, which is `Sync`, and a pin has one holder; a
+// SAFETY: what is beside a pin is touched by its holder alone, and a pin has one holder; a
 // `Working` can go from thread to thread. All else is `Sync` by itself.
 unsafe impl Sync for Streams {}
-
-enum Queue {
-    Single(Mutex<()>),
-    Idle { numbers: Mutex<Vec<usize>>, returned: Condvar },
-    PerCpu { homes: Homes, crowd: CachePadded<Crowd> },
-}
 
 /// The streams that threads take first: CPU `n` has stream `n % active`.
 struct Homes {
@@ -189,24 +174,13 @@ impl Crowd {
 /// A stream that this thread holds; dropping it gives the stream back.
 pub(crate) struct Taken<'a> {
     desk: &'a Desk,
-    // Before `_lease`: the pin is free when the stream is passed on.
+    // Before `_return`: the pin is free when the stream is passed on.
     pin: Pin<'a>,
-    _lease: Lease<'a>,
+    _return: Return<'a>,
 }
 
-enum Lease<'a> {
-    Single {
-        _turn: MutexGuard<'a, ()>,
-    },
-    Idle {
-        numbers: &'a Mutex<Vec<usize>>,
-        returned: &'a Condvar,
-        number: usize,
-    },
-    PerCpu(&'a Crowd),
-    /// Taken past the queue.
-    None,
-}
+/// Tells who waits for a stream that one came back.
+struct Return<'a>(&'a Crowd);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -221,56 +195,39 @@ impl<'a> Taken<'a> {
         (working, &mut self.pin)
     }
 
-    /// The holder's share of the counters.
-    pub(crate) fn share(&self) -> &'a Share {
-        &self.desk.share
+    /// The stream's number: threads on different CPUs mostly hold streams of different numbers.
+    pub(crate) fn number(&self) -> usize {
+        self.pin.number()
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for Return<'_> {
     fn drop(&mut self) {
-        match self {
-            Self::Single { .. } | Self::None => {}
-            Self::Idle { numbers, returned, number } => {
-                lock(numbers).push(*number);
-                returned.notify_one();
-            }
-            // Whoever starts to wait just now may be missed; it looks again after a nap.
-            Self::PerCpu(crowd) if crowd.waiting.load(Relaxed) > 0 => crowd.returned.notify_one(),
-            Self::PerCpu(_) => {}
+        // Whoever starts to wait just now may be missed; it looks again after a nap.
+        if self.0.waiting.load(Relaxed) > 0 {
+            self.0.returned.notify_one();
         }
     }
 }
 
 impl Streams {
-    /// Streams of `codec` by `policy`, none made yet. `keeps`: they keep what writers take out of slots until no pin names
-    /// it.
-    pub(crate) fn new(codec: Arc<dyn Codec>, policy: StreamPolicy, keeps: bool) -> Self {
-        let (count, queue) = match policy {
-            StreamPolicy::Single => (1, Queue::Single(Mutex::default())),
-            StreamPolicy::Idle(count) => {
-                let count = count.clamp(1, IDLE_MAX);
-                (count, Queue::Idle { numbers: Mutex::new((0..count).collect()), returned: Condvar::new() })
-            }
-            StreamPolicy::PerCpu => {
-                let homes = Homes::new();
-                let count = homes.cpus.count() * STREAMS_PER_CPU;
-                (count, Queue::PerCpu { homes, crowd: CachePadded::new(Crowd::new()) })
-            }
-        };
+    /// Streams of `codec`, none made yet.
+    pub(crate) fn new(codec: Arc<dyn Codec>) -> Self {
+        let homes = Homes::new();
+        let count = homes.cpus.count() * STREAMS_PER_CPU;
         let retired_batch = count.clamp(*RETIRED_BATCH.start(), *RETIRED_BATCH.end());
         // A pin keeps one object at most, so this many are never outgrown.
-        let retired_capacity = if keeps { retired_batch + count } else { 0 };
+        let retired_capacity = retired_batch + count;
         let own_bytes = (2 * PAGE_SIZE + retired_capacity * size_of::<u64>()) as u64;
         let one_bytes = codec.stream().map_or(0, |stream| stream.memory_bytes() as u64 + own_bytes);
         Self {
             codec,
-            queue,
+            homes,
+            crowd: CachePadded::new(Crowd::new()),
             pins: Pins::new(count),
             retired_batch,
             retired_capacity,
             one_bytes,
-            kept_bytes: 0,
             used_bytes: AtomicU64::new(0),
         }
     }
@@ -284,9 +241,9 @@ impl Streams {
         self.pins.len()
     }
 
-    /// Every holder's share of the counters.
-    pub(crate) fn shares(&self) -> impl Iterator<Item = &Share> + Clone {
-        (0..self.len()).map(|number| &self.pins.beside(number).share)
+    /// How many CPUs threads may run on.
+    pub(crate) fn cpus(&self) -> usize {
+        self.homes.cpus.count()
     }
 
     /// Bytes of the streams made so far.
@@ -296,52 +253,32 @@ impl Streams {
 
     /// Bytes of the streams' places, made or not.
     pub(crate) fn base_bytes(&self) -> u64 {
-        let cpus_bytes = if let Queue::PerCpu { homes, .. } = &self.queue { homes.cpus.bytes() } else { 0 };
-        self.pins.bytes() + cpus_bytes
-    }
-
-    /// The most objects that are kept for readers at once.
-    pub(crate) fn retired_max(&self) -> usize {
-        self.len() * self.retired_capacity
+        self.pins.bytes() + self.homes.cpus.bytes()
     }
 
     /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still there.
     // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more than the rest.
     #[inline(always)]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
-        if let Queue::PerCpu { homes, crowd } = &self.queue
-            && let Some(pin) = self.pins.try_take(homes.home(), word)
-        {
-            return self.made(pin, Lease::PerCpu(crowd), word, budget);
-        }
-        self.take_in_turn(word, budget)
-    }
-
-    /// Takes a stream by the policy, waiting for one if need be.
-    #[inline(never)]
-    fn take_in_turn(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
-        let (pin, lease) = match &self.queue {
-            Queue::PerCpu { homes, crowd } => (self.take_any(homes, word, crowd), Lease::PerCpu(crowd)),
-            Queue::Single(turn) => {
-                let turn = lock(turn);
-                (self.take_number(0, word), Lease::Single { _turn: turn })
-            }
-            Queue::Idle { numbers, returned } => {
-                let idle = returned.wait_while(lock(numbers), |numbers| numbers.is_empty());
-                let number = idle.unwrap_or_else(PoisonError::into_inner).pop().unwrap_or(0);
-                (self.take_number(number, word), Lease::Idle { numbers, returned, number })
-            }
+        let pin = match self.pins.try_take(self.homes.home(), word) {
+            Some(pin) => pin,
+            None => self.take_any(word),
         };
-        self.made(pin, lease, word, budget)
+        self.made(pin, word, budget)
     }
 
     /// The stream of `pin` with its working state.
     #[inline(always)]
-    fn made<'a>(&'a self, pin: Pin<'a>, lease: Lease<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
-        let desk = self.pins.beside(pin.number());
-        let taken = Taken { desk, pin, _lease: lease };
+    fn made<'a>(&'a self, pin: Pin<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
+        let taken = self.taken(pin);
+        let desk = taken.desk;
         // SAFETY: this thread holds the pin, and the reference ends here.
         if unsafe { (*desk.working.get()).is_some() } { Ok(taken) } else { self.take_new(taken, word, budget) }
+    }
+
+    #[inline(always)]
+    fn taken<'a>(&'a self, pin: Pin<'a>) -> Taken<'a> {
+        Taken { desk: self.pins.beside(pin.number()), pin, _return: Return(&self.crowd) }
     }
 
     /// Makes the working state of the stream that was taken, or takes another.
@@ -351,9 +288,7 @@ impl Streams {
             Ok(made) => {
                 // SAFETY: this thread holds the pin, and there is no other reference.
                 unsafe { *taken.desk.working.get() = Some(made) };
-                if let Queue::PerCpu { homes, .. } = &self.queue {
-                    homes.end.fetch_max(taken.pin.number() + 1, Relaxed);
-                }
+                self.homes.end.fetch_max(taken.number() + 1, Relaxed);
                 Ok(taken)
             }
             Err(Full) => {
@@ -363,16 +298,15 @@ impl Streams {
         }
     }
 
-    /// Waits for a stream that is there: what has been written must be readable at the memory limit. It is taken past the
-    /// queue, whose own choice then waits for it.
+    /// Waits for a stream that is there: what has been written must be readable at the memory limit.
     #[cold]
     fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
         let made = |number: usize| {
             let pin = self.pins.try_take(number, word)?;
-            let desk = self.pins.beside(number);
+            let taken = self.taken(pin);
             // SAFETY: this thread holds the pin, and the reference ends here.
-            let is_made = unsafe { (*desk.working.get()).is_some() };
-            is_made.then_some(Taken { desk, pin, _lease: Lease::None })
+            let is_made = unsafe { (*taken.desk.working.get()).is_some() };
+            is_made.then_some(taken)
         };
         wait_for(|| {
             if self.used_bytes() == 0 {
@@ -384,7 +318,8 @@ impl Streams {
 
     /// Takes a free stream that is not the CPU's own, waiting for one if need be.
     #[cold]
-    fn take_any(&self, homes: &Homes, word: u64, crowd: &Crowd) -> Pin<'_> {
+    fn take_any(&self, word: u64) -> Pin<'_> {
+        let (homes, crowd) = (&self.homes, &self.crowd);
         let active = homes.active.load(Relaxed);
         if crowd.meet() && active < homes.cpus.count() {
             // Whoever was faster has done it for both.
@@ -412,35 +347,34 @@ impl Streams {
         pin
     }
 
-    /// Takes stream `number`, which the queue gave to this thread: only [`release_all`](Self::release_all) and
-    /// [`visit`](Self::visit) may have it.
+    /// Takes stream `number`, waiting for its holder.
     fn take_number(&self, number: usize, word: u64) -> Pin<'_> {
         wait_for(|| self.pins.try_take(number, word))
     }
 
     /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin names it; passes the words
     /// of objects whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
-    pub(crate) fn retire(&self, working: &mut Working, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
-        working.retired.push(word);
-        working.retired_bytes += len_bytes;
-        if !keep || working.retired.len() >= self.retired_batch || working.retired_bytes >= RETIRED_BYTES {
-            working.retired_bytes = 0;
-            self.pins.release(&mut working.retired, free);
+    pub(crate) fn retire(&self, kept: &mut Kept, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
+        kept.words.push(word);
+        kept.bytes += len_bytes;
+        if !keep || kept.words.len() >= self.retired_batch || kept.bytes >= RETIRED_BYTES {
+            kept.bytes = 0;
+            self.pins.release(&mut kept.words, free);
         }
     }
 
-    /// Passes every kept word whose object nobody reads to `free`: those of `working`, which the caller holds, and those of
+    /// Passes every kept word whose object nobody reads to `free`: those of `kept`, whose stream the caller holds, and those of
     /// the streams that nobody holds.
     #[cold]
-    pub(crate) fn release_all(&self, working: Option<&mut Working>, mut free: impl FnMut(u64)) {
-        if let Some(working) = working {
-            self.pins.release(&mut working.retired, &mut free);
+    pub(crate) fn release_all(&self, kept: Option<&mut Kept>, mut free: impl FnMut(u64)) {
+        if let Some(kept) = kept {
+            self.pins.release(&mut kept.words, &mut free);
         }
         for number in 0..self.len() {
             let Some(_pin) = self.pins.try_take(number, 0) else { continue };
             // SAFETY: this thread holds the pin.
             if let Some(working) = unsafe { &mut *self.pins.beside(number).working.get() } {
-                self.pins.release(&mut working.retired, &mut free);
+                self.pins.release(&mut working.kept.words, &mut free);
             }
         }
     }
@@ -448,7 +382,7 @@ impl Streams {
     /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The caller holds none.
     #[cold]
     pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {
-        self.visit(|working| self.pins.release(&mut working.retired, &mut free));
+        self.visit(|working| self.pins.release(&mut working.kept.words, &mut free));
     }
 
     /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
@@ -474,28 +408,21 @@ impl Streams {
         self.one_bytes
     }
 
-    /// Keeps room for the streams that threads on all CPUs want, or as many as the policy says: one, and others in at most a 64th
-    /// of `limit`.
-    pub(crate) fn keep_room(&mut self, limit: u64) {
-        let useful = if let Queue::PerCpu { .. } = self.queue { self.len() / STREAMS_PER_CPU } else { self.len() };
-        let more = (useful as u64 - 1).min(limit / 64 / self.one_bytes.max(1));
-        self.kept_bytes = (1 + more) * self.one_bytes;
-    }
-
-    /// The room that is kept for streams.
-    pub(crate) fn kept_bytes(&self) -> u64 {
-        self.kept_bytes
+    /// The room that is kept for the streams that threads on all CPUs want: one, and others in at most a 64th of the limit.
+    pub(crate) fn kept_bytes(&self, budget: &Budget) -> u64 {
+        let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));
+        (1 + more) * self.one_bytes
     }
 
     /// What is left of that.
-    pub(crate) fn to_come_bytes(&self) -> u64 {
-        self.kept_bytes.saturating_sub(self.used_bytes())
+    pub(crate) fn to_come_bytes(&self, budget: &Budget) -> u64 {
+        self.kept_bytes(budget).saturating_sub(self.used_bytes())
     }
 
     /// Makes a working state; without the memory for it, it fails at once.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let bytes = self.one_bytes;
-        let is_kept = self.used_bytes.fetch_add(bytes, Relaxed) + bytes <= self.kept_bytes;
+        let is_kept = self.used_bytes.fetch_add(bytes, Relaxed) + bytes <= self.kept_bytes(budget);
         let made = budget.take_for(if is_kept { Purpose::Store } else { Purpose::Keep }, bytes).and_then(|()| {
             let stream = self.codec.stream();
             stream.map_err(|_| {
@@ -505,13 +432,10 @@ impl Streams {
         });
         let stream = made.inspect_err(|_| _ = self.used_bytes.fetch_sub(bytes, Relaxed))?;
         Ok(Working {
-            stream,
-            object: Box::new([0; PAGE_SIZE]),
+            coder: Coder { stream, object: Box::new([0; PAGE_SIZE]), trained: Trained::default() },
             page: Box::new([0; PAGE_SIZE]),
-            next_slot: 0,
-            trained: Trained::default(),
-            retired: Vec::with_capacity(self.retired_capacity),
-            retired_bytes: 0,
+            next: 0,
+            kept: Kept { words: Vec::with_capacity(self.retired_capacity), bytes: 0 },
         })
     }
 }
@@ -523,74 +447,68 @@ mod tests {
     use super::*;
     use crate::cpus::fake;
 
-    fn streams(policy: StreamPolicy) -> Streams {
-        Streams::new(Arc::new(Lz4), policy, true)
+    /// Streams of a machine with so many CPUs, four for each; this thread runs on CPU 0.
+    fn streams(cpus: usize) -> Streams {
+        fake::set_machine(0..cpus, cpus);
+        fake::run_on(0);
+        Streams::new(Arc::new(Lz4))
     }
 
     #[test]
-    fn every_policy_lends_a_stream_to_one_thread_at_a_time() {
-        for policy in [StreamPolicy::Single, StreamPolicy::Idle(2), StreamPolicy::PerCpu] {
-            let streams = streams(policy);
-            let budget = Budget::new(u64::MAX);
-            thread::scope(|scope| {
-                // More threads than any policy has streams.
-                for mark in 0..streams.len() + 6 {
-                    let (streams, budget) = (&streams, &budget);
-                    scope.spawn(move || {
-                        for turn in 0..200 {
-                            let mut taken = streams.take(0, budget).expect("no limit");
-                            let (working, _) = taken.parts();
-                            working.object.fill(mark as u8);
-                            if turn % 10 == 0 {
-                                thread::yield_now();
-                            }
-                            assert!(working.object.iter().all(|&byte| byte == mark as u8), "{policy:?}");
+    fn a_stream_has_one_holder_at_a_time() {
+        let streams = streams(2);
+        let budget = Budget::new(u64::MAX);
+        thread::scope(|scope| {
+            // More threads than streams.
+            for mark in 0..streams.len() + 6 {
+                let (streams, budget) = (&streams, &budget);
+                scope.spawn(move || {
+                    fake::run_on(mark % 2);
+                    for turn in 0..200 {
+                        let mut taken = streams.take(0, budget).expect("no limit");
+                        let (working, _) = taken.parts();
+                        working.coder.object.fill(mark as u8);
+                        if turn % 10 == 0 {
+                            thread::yield_now();
                         }
-                    });
-                }
-            });
-            assert_eq!(budget.used(), streams.used_bytes());
-        }
-    }
-
-    #[test]
-    fn a_list_has_a_sensible_length() {
-        assert_eq!(streams(StreamPolicy::Idle(0)).len(), 1);
-        assert_eq!(streams(StreamPolicy::Idle(usize::MAX)).len(), IDLE_MAX);
+                        assert!(working.coder.object.iter().all(|&byte| byte == mark as u8));
+                    }
+                });
+            }
+        });
+        assert_eq!(budget.used(), streams.used_bytes());
     }
 
     #[test]
     fn streams_are_made_when_first_taken() {
-        let streams = streams(StreamPolicy::Idle(4));
+        let streams = streams(1);
         let budget = Budget::new(u64::MAX);
         assert_eq!(streams.used_bytes(), 0);
         drop(streams.take(0, &budget).expect("no limit"));
         let one = streams.used_bytes();
         assert!(one >= 2 * PAGE_SIZE as u64);
         let both = (streams.take(0, &budget).expect("no limit"), streams.take(0, &budget).expect("no limit"));
-        assert_ne!(both.0.pin.number(), both.1.pin.number());
+        assert_ne!(both.0.number(), both.1.number());
         assert_eq!(streams.used_bytes(), 2 * one);
         assert_eq!(budget.used(), 2 * one);
     }
 
     #[test]
     fn threads_that_meet_come_apart() {
-        fake::set_machine(0..4, 4);
-        let streams = streams(StreamPolicy::PerCpu);
+        let streams = streams(4);
         let budget = Budget::new(u64::MAX);
         let number_on = |cpu| {
             fake::run_on(cpu);
-            streams.take(0, &budget).expect("no limit").pin.number()
+            streams.take(0, &budget).expect("no limit").number()
         };
         assert_eq!([0, 1, 2, 3].map(number_on), [0; 4]);
         let one = streams.used_bytes();
         fake::run_on(0);
         let first = streams.take(0, &budget).expect("no limit");
-        let Queue::PerCpu { homes, .. } = &streams.queue else { unreachable!("the policy") };
         // They meet for longer than a step of the clock, if it is a slow machine.
         let met = (1..1000).find(|_| {
             assert_eq!(number_on(1), 1, "another that is free");
-            homes.active.load(Relaxed) > 1
+            streams.homes.active.load(Relaxed) > 1
         });
         assert!(met >= Some(CROWDED as usize), "{met:?}");
         drop(first);
@@ -614,30 +532,29 @@ mod tests {
 
     #[test]
     fn who_finds_a_stream_taken_makes_none_while_another_is_free() {
-        fake::set_machine(0..4, 4);
-        let streams = streams(StreamPolicy::PerCpu);
+        let streams = streams(4);
         let budget = Budget::new(u64::MAX);
         fake::run_on(0);
         let take = || streams.take(0, &budget).expect("no limit");
         let held = [take(), take(), take()];
-        assert_eq!(held.each_ref().map(|taken| taken.pin.number()), [0, 1, 2]);
+        assert_eq!(held.each_ref().map(|taken| taken.number()), [0, 1, 2]);
         let [zero, one, two] = held;
         drop(one);
-        assert_eq!(take().pin.number(), 1);
+        assert_eq!(take().number(), 1);
         drop((zero, two));
-        assert_eq!(take().pin.number(), 0);
+        assert_eq!(take().number(), 0);
     }
 
     #[test]
     fn at_the_limit_a_stream_that_is_there_has_to_do() {
-        let streams = streams(StreamPolicy::Idle(3));
+        let streams = streams(1);
         let short = Budget::new(100);
         assert!(streams.take(0, &short).is_err(), "none is there");
         let budget = Budget::new(u64::MAX);
         let first = streams.take(0, &budget).expect("no limit");
-        let number = first.pin.number();
+        let number = first.number();
         thread::scope(|scope| {
-            let second = scope.spawn(|| streams.take(0, &short).expect("the first one").pin.number());
+            let second = scope.spawn(|| streams.take(0, &short).expect("the first one").number());
             thread::yield_now();
             drop(first);
             assert_eq!(second.join().expect("no panic"), number);
@@ -646,12 +563,12 @@ mod tests {
 
     #[test]
     fn long_objects_are_released_sooner() {
-        let streams = streams(StreamPolicy::Idle(64));
+        let streams = streams(16);
         let mut writer = streams.take(0, &Budget::new(u64::MAX)).expect("no limit");
         for (len_bytes, kept) in [(PAGE_SIZE, RETIRED_BYTES / PAGE_SIZE), (1, *RETIRED_BATCH.end())] {
             let mut freed = 0;
             for at in 1..=2 * kept {
-                streams.retire(writer.parts().0, at as u64, len_bytes, true, |_| freed += 1);
+                streams.retire(&mut writer.parts().0.kept, at as u64, len_bytes, true, |_| freed += 1);
                 assert_eq!(freed, at / kept * kept, "after {at} objects of {len_bytes} bytes");
             }
         }
@@ -659,14 +576,14 @@ mod tests {
 
     #[test]
     fn what_is_read_is_not_released() {
-        let streams = streams(StreamPolicy::Idle(2));
+        let streams = streams(1);
         let budget = Budget::new(u64::MAX);
         let reader = streams.take(77, &budget).expect("no limit");
         let mut writer = streams.take(0, &budget).expect("no limit");
         let mut freed = Vec::new();
-        streams.retire(writer.parts().0, 77, 1, true, |word| freed.push(word));
-        streams.retire(writer.parts().0, 78, 1, true, |word| freed.push(word));
-        streams.release_all(Some(writer.parts().0), |word| freed.push(word));
+        streams.retire(&mut writer.parts().0.kept, 77, 1, true, |word| freed.push(word));
+        streams.retire(&mut writer.parts().0.kept, 78, 1, true, |word| freed.push(word));
+        streams.release_all(Some(&mut writer.parts().0.kept), |word| freed.push(word));
         assert_eq!(freed, [78]);
         drop(reader);
         drop(writer);

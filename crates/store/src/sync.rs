@@ -3,7 +3,8 @@
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Mutex, MutexGuard},
     thread::yield_now,
 };
 #[cfg(not(loom))]
@@ -11,7 +12,8 @@ use std::{thread, time::Duration};
 
 #[cfg(loom)]
 pub(crate) use loom::{
-    sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Mutex, MutexGuard},
     thread::{yield_now as spin_loop, yield_now},
 };
 

@@ -1,31 +1,38 @@
-//! The sparse table of entries and their locks.
+//! A disk's sparse table: which leaf has the entries of which slots.
 //!
 //! ```text
-//! root   one pointer for 128 MiB of disk          made with the table: 512 bytes for 8 GiB
-//! node   64 pointers to leaves                    512 bytes, made with its first leaf
-//! leaf   512 entries                              4 KiB or 6, made at the first write to one of its slots
+//! root   one pointer for 16 MiB of disk       made at the first write to the disk: 4 KiB for 8 GiB
+//! node   the names of 64 leaves               512 bytes, made at the first write to one of its slots
+//! leaf   64 entries                           512 bytes, the same; of the pool's (`leaves.rs`)
 //! ```
 //!
-//! Until a slot has a leaf it is empty: a reader that finds none has its answer. Nodes and leaves live as long as the table.
+//! Until a slot has a leaf it is empty: a reader that finds none has its answer. A leaf whose entries are all empty can go again
+//! ([`remove_empty`](Table::remove_empty)), and then be another disk's. So whoever looked a leaf up may look at it too late:
+//!
+//! ```text
+//! user:    id ← place; look at the entry, or lock it; place still id? then it was this slot's entry when it was looked at,
+//!          and stays so as long as it is locked. Else look the leaf up again.
+//! remover: lock all entries of the leaf, each empty; place ← none; every entry ← gone; the leaf is anybody's
+//! ```
+//!
+//! An id is never used twice ([`LeafId`]). The remover changes the place before the entries, and a leaf's next user gets it through
+//! the slab's lock: whoever reads from the leaf what came later has a place that differs when it looks again.
 #![allow(unsafe_code)] // parts hang on atomic pointers
 
-use std::{marker::PhantomData, ptr};
+use std::{ptr, sync::PoisonError};
 
 use crate::{
-    budget::{Budget, Full, Purpose},
+    budget::{Budget, Full},
+    disks::DiskId,
     entry::Entry,
-    lock::{Place, Protocol},
-    pins::Pin,
+    heap::Owner,
+    leaves::{LEAF_SLOTS, LeafId, Leaves},
+    lock::Locked,
     sync::{
-        AtomicPtr, AtomicU64,
-        Ordering::{AcqRel, Acquire, Relaxed},
+        AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard,
+        Ordering::{Acquire, Relaxed, Release},
     },
 };
-
-#[cfg(not(loom))]
-const LEAF_SLOTS: usize = 512;
-#[cfg(loom)]
-const LEAF_SLOTS: usize = 2;
 
 #[cfg(not(loom))]
 const NODE_LEAVES: usize = 64;
@@ -34,316 +41,298 @@ const NODE_LEAVES: usize = 2;
 
 const NODE_SLOTS: usize = NODE_LEAVES * LEAF_SLOTS;
 
-/// Words side by side, and what a lock keeps outside them after those: a lock of 4 bytes costs 4 bytes.
+/// What an allocator adds to a block.
+const BLOCK_BYTES: u64 = 16;
+
+/// Places of 64 leaves side by side: a [`LeafId`]'s word each, or [`LeafId::NONE`].
 #[derive(Debug)]
-struct Leaf<L: Protocol> {
-    words: [AtomicU64; LEAF_SLOTS],
-    beside: [L::Beside; LEAF_SLOTS],
+struct Node {
+    places: [AtomicU64; NODE_LEAVES],
 }
 
-/// 64 leaves side by side.
+/// The pointers of a root, each null or to a node from `Box::into_raw`; once it is not null it never changes.
+type Root = Box<[AtomicPtr<Node>]>;
+
+/// `nodes` points to the last of `Made::roots`, whose length is at least `len`. The budget holds [`made_bytes`](Self::made_bytes).
 #[derive(Debug)]
-struct Node<L: Protocol> {
-    leaves: [Lazy<Leaf<L>>; NODE_LEAVES],
+pub(crate) struct Table {
+    nodes: AtomicPtr<AtomicPtr<Node>>,
+    /// Grows after `nodes` has changed, so whoever sees it sees a root that is as long.
+    len: AtomicUsize,
+    made: Mutex<Made>,
 }
 
-/// `root.len() = ⌈slots / 32768⌉`; the budget holds 8 bytes for each of its pointers, [`NODE_BYTES`](Self::NODE_BYTES) a
-/// node and [`LEAF_BYTES`](Self::LEAF_BYTES) a leaf that is there.
-#[derive(Debug)]
-pub(crate) struct Table<L: Protocol> {
-    root: Box<[Lazy<Node<L>>]>,
-    whole: L::Whole,
+/// What the table consists of.
+#[derive(Debug, Default)]
+struct Made {
+    /// The root, last, and those before it: readers may still look at them.
+    roots: Vec<Root>,
+    bytes: u64,
+    leaves: u64,
 }
 
-impl<L: Protocol> Table<L> {
-    /// Bytes that a leaf and a node cost, with their allocator's header.
-    const LEAF_BYTES: u64 = size_of::<Leaf<L>>() as u64 + 16;
-    const NODE_BYTES: u64 = size_of::<Node<L>>() as u64 + 16;
-    /// What the first slot that is written costs.
-    pub(crate) const FIRST_BYTES: u64 = Self::NODE_BYTES + Self::LEAF_BYTES;
+/// Where a slot's entry was when it was looked up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    place: &'a AtomicU64,
+    id: LeafId,
+    index: usize,
+    pub(crate) word: &'a AtomicU64,
+}
 
-    /// A table of `slots` empty slots. `None`: there is no memory for its root.
-    pub(crate) fn new(slots: u64) -> Option<Self> {
-        let count = usize::try_from(slots.div_ceil(NODE_SLOTS as u64)).ok()?;
-        let mut root = Vec::new();
-        root.try_reserve_exact(count).ok()?;
-        root.resize_with(count, Lazy::new);
-        Some(Self { root: root.into_boxed_slice(), whole: L::Whole::default() })
+impl<'a> Place<'a> {
+    /// The leaf's number.
+    pub(crate) fn owner(&self) -> Owner {
+        self.id.number()
     }
 
-    /// Bytes of the root.
-    pub(crate) fn root_bytes(&self) -> u64 {
-        size_of_val(&*self.root) as u64
+    /// The entry's number in the pool.
+    pub(crate) fn number(&self) -> u64 {
+        Leaves::entry_number(self.id.number(), self.index)
     }
 
-    /// Bytes of the root and of the nodes and leaves that are there.
-    pub(crate) fn used_bytes(&self) -> u64 {
-        let node_bytes = |node: &Node<L>| {
-            let leaves = node.leaves.iter().filter_map(Lazy::get).count();
-            Self::NODE_BYTES + leaves as u64 * Self::LEAF_BYTES
-        };
-        self.root_bytes() + self.root.iter().filter_map(Lazy::get).map(node_bytes).sum::<u64>()
+    /// Whether the entry is still the slot's. To be asked after what was looked at.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        self.place.load(Relaxed) == self.id.word()
     }
 
-    /// The slot's entry as it is at some moment during the call; beyond the table it is empty.
-    pub(crate) fn peek(&self, slot: u64) -> Entry {
-        self.place(slot).map_or(Entry::Empty, |place| Entry::decode(place.word.load(Acquire)))
+    /// Holds the entry, if it is still the slot's.
+    pub(crate) fn lock(&self) -> Option<Locked<'a>> {
+        Locked::lock(self.word).filter(|_| self.is_current())
+    }
+}
+
+impl Table {
+    /// A table without any leaf.
+    pub(crate) fn new() -> Self {
+        Self { nodes: AtomicPtr::new(ptr::null_mut()), len: AtomicUsize::new(0), made: Mutex::default() }
     }
 
-    /// Takes the slot for reading, if it has a leaf; without one it is empty.
-    pub(crate) fn view(&self, slot: u64, pin: &mut Pin<'_>) -> Option<View<'_, L>> {
-        let place = self.place(slot)?;
-        Some(View { place, word: L::enter(place, pin) })
+    /// Bytes of the root and the nodes.
+    pub(crate) fn made_bytes(&self) -> u64 {
+        self.made().bytes
     }
 
-    /// Locks the slot, if it has a leaf; without one it is empty.
-    pub(crate) fn lock(&self, slot: u64) -> Option<Locked<'_, L>> {
-        self.place(slot).map(Locked::new)
+    /// Waits until nobody makes a part for slots that there were when the call began.
+    pub(crate) fn settle(&self) {
+        drop(self.made());
     }
 
-    /// Locks the slot, if it has a leaf and nobody else holds it.
-    pub(crate) fn try_lock(&self, slot: u64) -> Option<Locked<'_, L>> {
-        let place = self.place(slot)?;
-        L::try_lock(place).map(|word| Locked { place, word })
+    /// How many leaves there are.
+    pub(crate) fn leaves(&self) -> u64 {
+        self.made().leaves
     }
 
-    /// Locks the slot, making its leaf first if need be.
-    pub(crate) fn lock_or_make(&self, slot: u64, budget: &Budget) -> Result<Locked<'_, L>, Full> {
-        match self.place(slot) {
-            Some(place) => Ok(Locked::new(place)),
-            None => self.make(slot, budget).map(Locked::new),
+    fn made(&self) -> MutexGuard<'_, Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The slot's entry as it is at some moment during the call; without a leaf it is empty.
+    pub(crate) fn peek(&self, leaves: &Leaves, slot: u64) -> Entry {
+        while let Some(place) = self.find(leaves, slot) {
+            let word = place.word.load(Acquire);
+            if place.is_current() {
+                return Entry::decode(word);
+            }
+        }
+        Entry::Empty
+    }
+
+    /// Where the slot's entry is, if it has a leaf.
+    #[inline]
+    pub(crate) fn find<'a>(&'a self, leaves: &'a Leaves, slot: u64) -> Option<Place<'a>> {
+        let slot = slot as usize;
+        let place = &self.node(slot / NODE_SLOTS)?.places[slot / LEAF_SLOTS % NODE_LEAVES];
+        let id = LeafId::of(place.load(Acquire))?;
+        Some(Self::place(leaves, place, id, slot))
+    }
+
+    fn place<'a>(leaves: &'a Leaves, place: &'a AtomicU64, id: LeafId, slot: usize) -> Place<'a> {
+        let index = slot % LEAF_SLOTS;
+        Place { place, id, index, word: &leaves.words(id.number())[index] }
+    }
+
+    /// Holds the slot's entry, if it has a leaf; without one it is empty.
+    pub(crate) fn lock<'a>(&'a self, leaves: &'a Leaves, slot: u64) -> Option<(Place<'a>, Locked<'a>)> {
+        loop {
+            let place = self.find(leaves, slot)?;
+            if let Some(locked) = place.lock() {
+                return Some((place, locked));
+            }
+        }
+    }
+
+    /// Where the slot's entry is, with a leaf made for `disk` if need be, as long as the slot is below `slots` when it is made.
+    ///
+    /// # Errors
+    /// There is no memory for it, or `slots` is no longer beyond the slot: then no part of the table was made.
+    pub(crate) fn find_or_make<'a>(
+        &'a self,
+        leaves: &'a Leaves,
+        slot: u64,
+        slots: impl Fn() -> u64,
+        disk: DiskId,
+        budget: &Budget,
+    ) -> Result<Place<'a>, Full> {
+        match self.find(leaves, slot) {
+            Some(place) => Ok(place),
+            None => self.make(leaves, slot, slots, disk, budget),
         }
     }
 
     /// How many slots from `slot` on have no leaf, at most `limit`.
     pub(crate) fn missing(&self, slot: u64, limit: u64) -> u64 {
-        let mut at = slot;
-        let end = slot + limit;
-        while at < end && self.place(at).is_none() {
-            let without = if self.root[at as usize / NODE_SLOTS].get().is_none() { NODE_SLOTS } else { LEAF_SLOTS };
+        let (mut at, end) = (slot, slot.saturating_add(limit));
+        while at < end {
+            let without = match self.node(at as usize / NODE_SLOTS) {
+                None => NODE_SLOTS,
+                Some(node) => match node.places[at as usize / LEAF_SLOTS % NODE_LEAVES].load(Acquire) {
+                    LeafId::NONE => LEAF_SLOTS,
+                    _ => break,
+                },
+            };
             at = (at / without as u64 + 1) * without as u64;
         }
         at.min(end) - slot
     }
 
-    fn place(&self, slot: u64) -> Option<Place<'_, L>> {
-        let node = self.root.get(slot as usize / NODE_SLOTS)?.get()?;
-        let leaf = node.leaves[slot as usize / LEAF_SLOTS % NODE_LEAVES].get()?;
-        Some(self.place_in(leaf, slot))
-    }
-
-    fn place_in<'a>(&'a self, leaf: &'a Leaf<L>, slot: u64) -> Place<'a, L> {
-        let at = slot as usize % LEAF_SLOTS;
-        Place { word: &leaf.words[at], beside: &leaf.beside[at], whole: &self.whole }
+    #[inline]
+    fn node(&self, index: usize) -> Option<&Node> {
+        if index >= self.len.load(Acquire) {
+            return None;
+        }
+        // SAFETY: the root that `nodes` points to is longer than that (see the struct), and roots live as long as the table.
+        let node = unsafe { &*self.nodes.load(Acquire).add(index) };
+        // SAFETY: null or a node, which lives as long as the table.
+        unsafe { node.load(Acquire).as_ref() }
     }
 
     #[cold]
-    fn make(&self, slot: u64, budget: &Budget) -> Result<Place<'_, L>, Full> {
-        let node = self.root[slot as usize / NODE_SLOTS].get_or_make(Self::NODE_BYTES, budget, Node::new)?;
-        let leaf = &node.leaves[slot as usize / LEAF_SLOTS % NODE_LEAVES];
-        let leaf = leaf.get_or_make(Self::LEAF_BYTES, budget, Leaf::new)?;
-        Ok(self.place_in(leaf, slot))
-    }
-}
-
-impl<L: Protocol> Node<L> {
-    fn new() -> Self {
-        Self { leaves: std::array::from_fn(|_| Lazy::new()) }
-    }
-}
-
-impl<L: Protocol> Leaf<L> {
-    fn new() -> Self {
-        Self {
-            words: std::array::from_fn(|_| AtomicU64::new(Entry::Empty.encode())),
-            beside: std::array::from_fn(|_| L::Beside::default()),
-        }
-    }
-}
-
-/// A part of the table that is made when first needed, and dropped with what it is part of. The pointer is null or from
-/// `Box::into_raw` in [`get_or_make`](Self::get_or_make), and once it is not null it never changes.
-#[derive(Debug)]
-struct Lazy<T>(AtomicPtr<T>, PhantomData<Box<T>>);
-
-impl<T> Lazy<T> {
-    fn new() -> Self {
-        Self(AtomicPtr::new(ptr::null_mut()), PhantomData)
-    }
-
-    fn get(&self) -> Option<&T> {
-        // SAFETY: see the struct: it lives as long as `self`.
-        unsafe { self.0.load(Acquire).as_ref() }
-    }
-
-    /// What is there, made for `bytes` of the budget if nothing is.
-    fn get_or_make(&self, bytes: u64, budget: &Budget, make: impl FnOnce() -> T) -> Result<&T, Full> {
-        if let Some(there) = self.get() {
-            return Ok(there);
-        }
-        budget.take_for(Purpose::Keep, bytes)?;
-        let mut place = Vec::new();
-        if place.try_reserve_exact(1).is_err() {
-            budget.give(bytes);
+    fn make<'a>(
+        &'a self,
+        leaves: &'a Leaves,
+        slot: u64,
+        slots: impl Fn() -> u64,
+        disk: DiskId,
+        budget: &Budget,
+    ) -> Result<Place<'a>, Full> {
+        let made = &mut *self.made();
+        let at = slot as usize;
+        let slots = slots();
+        if slot >= slots {
             return Err(Full);
         }
-        place.push(make());
-        let new: *mut T = Box::into_raw(place.into_boxed_slice()).cast();
-        let there = match self.0.compare_exchange(ptr::null_mut(), new, AcqRel, Acquire) {
-            Ok(_) => new,
-            Err(other) => {
-                budget.give(bytes);
-                // SAFETY: from `Box::into_raw` above, and nobody else has seen it.
-                unsafe { Self::free(new) };
-                other
+        if at / NODE_SLOTS >= self.len.load(Relaxed) {
+            self.make_root(made, (slots as usize).div_ceil(NODE_SLOTS), leaves, budget)?;
+        }
+        let node = match self.node(at / NODE_SLOTS) {
+            Some(node) => node,
+            None => self.make_node(made, at / NODE_SLOTS, leaves, budget)?,
+        };
+        let place = &node.places[at / LEAF_SLOTS % NODE_LEAVES];
+        let id = match LeafId::of(place.load(Acquire)) {
+            Some(id) => id,
+            None => {
+                let id = leaves.take(disk, budget)?;
+                place.store(id.word(), Release);
+                made.leaves += 1;
+                id
             }
         };
-        // SAFETY: not null; see the struct.
-        Ok(unsafe { &*there })
+        Ok(Self::place(leaves, place, id, at))
     }
 
-    /// # Safety
-    /// `made` came from `Box::into_raw` in [`get_or_make`](Self::get_or_make), is freed once, and nobody uses it any more.
-    unsafe fn free(made: *mut T) {
-        // SAFETY: the caller's word; it was the box of a slice of one, whose layout is that of an array of one.
-        drop(unsafe { Box::from_raw(made.cast::<[T; 1]>()) });
-    }
-}
-
-impl<T> Drop for Lazy<T> {
-    fn drop(&mut self) {
-        let made = self.0.load(Relaxed);
-        if !made.is_null() {
-            // SAFETY: see the struct; `&mut self` says that nobody uses it.
-            unsafe { Self::free(made) };
+    /// Makes a root of at least `len` pointers.
+    fn make_root(&self, made: &mut Made, len: usize, leaves: &Leaves, budget: &Budget) -> Result<(), Full> {
+        // Those before it stay, so it at least doubles.
+        let len = len.max(made.roots.last().map_or(0, |before| before.len() * 2));
+        let bytes = (len * size_of::<AtomicPtr<Node>>()) as u64 + BLOCK_BYTES;
+        leaves.take_table(bytes, budget)?;
+        let mut root = Vec::new();
+        if root.try_reserve_exact(len).is_err() || made.roots.try_reserve(1).is_err() {
+            leaves.give_table(bytes, budget);
+            return Err(Full);
         }
-    }
-}
-
-/// A slot that this thread reads: what its entry names stays live and unchanged while the view does, and with a strategy
-/// that pins as long as the pin stays where it is.
-#[derive(Debug)]
-pub(crate) struct View<'a, L: Protocol> {
-    place: Place<'a, L>,
-    word: u64,
-}
-
-impl<L: Protocol> View<'_, L> {
-    /// The entry, as it was when the view was made.
-    pub(crate) fn entry(&self) -> Entry {
-        Entry::decode(self.word)
-    }
-}
-
-impl<L: Protocol> Drop for View<'_, L> {
-    fn drop(&mut self) {
-        L::leave(self.place);
-    }
-}
-
-/// A slot that this thread holds. Dropping it unlocks with the entry unchanged.
-#[derive(Debug)]
-pub(crate) struct Locked<'a, L: Protocol> {
-    place: Place<'a, L>,
-    word: u64,
-}
-
-impl<'a, L: Protocol> Locked<'a, L> {
-    fn new(place: Place<'a, L>) -> Self {
-        Self { place, word: L::lock(place) }
+        let nodes = made.roots.last().map_or(&[][..], |before| before);
+        root.extend(nodes.iter().map(|node| AtomicPtr::new(node.load(Relaxed))));
+        root.resize_with(len, || AtomicPtr::new(ptr::null_mut()));
+        made.roots.push(root.into_boxed_slice());
+        made.bytes += bytes;
+        if let Some(root) = made.roots.last() {
+            self.nodes.store(root.as_ptr().cast_mut(), Release);
+            self.len.store(len, Release);
+        }
+        Ok(())
     }
 
-    /// The entry, which cannot change while `self` lives.
-    pub(crate) fn entry(&self) -> Entry {
-        Entry::decode(self.word)
+    fn make_node(&self, made: &mut Made, index: usize, leaves: &Leaves, budget: &Budget) -> Result<&Node, Full> {
+        let bytes = size_of::<Node>() as u64 + BLOCK_BYTES;
+        leaves.take_table(bytes, budget)?;
+        let mut node = Vec::new();
+        if node.try_reserve_exact(1).is_err() {
+            leaves.give_table(bytes, budget);
+            return Err(Full);
+        }
+        node.push(Node { places: std::array::from_fn(|_| AtomicU64::new(LeafId::NONE)) });
+        let Some(pointer) = made.roots.last().and_then(|root| root.get(index)) else {
+            unreachable!("the root was made for the index");
+        };
+        let node: *mut Node = Box::into_raw(node.into_boxed_slice()).cast();
+        pointer.store(node, Release);
+        made.bytes += bytes;
+        // SAFETY: not null; see the struct.
+        Ok(unsafe { &*node })
     }
 
-    /// Puts `entry` in place and unlocks. The old entry's object is then the caller's to free, with a strategy that pins
-    /// not before every pin of it is gone.
-    pub(crate) fn replace(mut self, entry: Entry) -> Entry {
-        let old = self.entry();
-        self.word = entry.encode();
-        old
-    }
-}
-
-impl<L: Protocol> Drop for Locked<'_, L> {
-    fn drop(&mut self) {
-        L::unlock(self.place, self.word);
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::thread;
-
-    use super::*;
-    use crate::{
-        entry::Fill,
-        lock::{BitSpin, Cas, Hazard, RwLock, Spin, TableRwLock},
-    };
-
-    const LEAF_BYTES: u64 = Table::<BitSpin>::LEAF_BYTES;
-    const NODE_BYTES: u64 = Table::<BitSpin>::NODE_BYTES;
-
-    #[test]
-    fn leaves_come_with_writes() {
-        let budget = Budget::new((NODE_BYTES + LEAF_BYTES) * 5 / 4);
-        let table = Table::<BitSpin>::new(3 * 512).expect("a small root");
-        assert_eq!(table.peek(1000), Entry::Empty);
-        assert!(table.lock(1000).is_none());
-        assert_eq!(table.missing(0, 3 * 512), 3 * 512);
-        assert_eq!(table.peek(NODE_SLOTS as u64), Entry::Empty);
-
-        let same = Entry::Same(Fill::ZERO);
-        assert_eq!(table.lock_or_make(1000, &budget).expect("first leaf").replace(same), Entry::Empty);
-        assert_eq!(table.peek(1000), same);
-        assert_eq!(table.missing(0, 3 * 512), 512);
-        assert_eq!(table.missing(1024, 100), 100);
-        assert!(table.lock_or_make(0, &budget).is_err(), "the budget has no second leaf");
-        assert_eq!((table.used_bytes(), budget.used()), (8 + NODE_BYTES + LEAF_BYTES, NODE_BYTES + LEAF_BYTES));
-    }
-
-    #[test]
-    fn a_node_covers_many_leaves() {
-        let budget = Budget::new(u64::MAX);
-        let slots = 5 * NODE_SLOTS as u64 + 7;
-        let table = Table::<BitSpin>::new(slots).expect("a small root");
-        assert_eq!((table.root_bytes(), table.missing(3, slots - 3)), (48, slots - 3));
-        let at = 4 * NODE_SLOTS as u64 + 700;
-        table.lock_or_make(at, &budget).expect("no limit").replace(Entry::Same(Fill::ZERO));
-        assert_eq!(table.missing(0, slots), at - at % 512);
-        assert_eq!(table.missing(at - at % 512 + 512, slots - at), slots - at);
-        assert_eq!(table.used_bytes(), 48 + budget.used());
-    }
-
-    #[test]
-    fn every_lock_is_exclusive() {
-        lock_is_exclusive::<TableRwLock>();
-        lock_is_exclusive::<Cas>();
-        lock_is_exclusive::<Spin>();
-        lock_is_exclusive::<RwLock>();
-        lock_is_exclusive::<BitSpin>();
-        lock_is_exclusive::<Hazard>();
-    }
-
-    fn lock_is_exclusive<L: Protocol>() {
-        let budget = Budget::new(u64::MAX);
-        let table = Table::<L>::new(1).expect("a small root");
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..1000 {
-                        let locked = table.lock_or_make(0, &budget).expect("no limit");
-                        let count = match locked.entry() {
-                            Entry::Same(fill) => fill.word(),
-                            _ => 0,
-                        };
-                        locked.replace(Entry::Same(Fill::new(count + 1).expect("a small number")));
-                    }
-                });
+    /// Gives the slot's leaf back, if it has one whose entries are all empty and held by nobody.
+    pub(crate) fn remove_empty(&self, leaves: &Leaves, slot: u64, budget: &Budget) {
+        let mut made = self.made();
+        let Some(Place { place, id, .. }) = self.find(leaves, slot) else { return };
+        let words = leaves.words(id.number());
+        let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
+        for (held, word) in held.iter_mut().zip(words) {
+            *held = Locked::try_lock(word, Entry::Empty);
+            if held.is_none() {
+                return;
             }
-        });
-        assert_eq!(table.peek(0), Entry::Same(Fill::new(4000).expect("a small number")));
+        }
+        place.store(LeafId::NONE, Release);
+        held.into_iter().flatten().for_each(Locked::end);
+        made.leaves -= 1;
+        leaves.give(id, budget);
+    }
+
+    /// The first slot of each leaf, from that of `slot` on.
+    pub(crate) fn leaf_starts(&self, slot: u64) -> impl Iterator<Item = u64> {
+        let end = self.len.load(Acquire) * NODE_SLOTS;
+        let first = slot / LEAF_SLOTS as u64 * LEAF_SLOTS as u64;
+        let mut at = first.min(end as u64);
+        std::iter::from_fn(move || {
+            at += self.missing(at, end as u64 - at);
+            (at < end as u64).then(|| {
+                let start = at / LEAF_SLOTS as u64 * LEAF_SLOTS as u64;
+                at = start + LEAF_SLOTS as u64;
+                start
+            })
+        })
+    }
+
+    /// Gives the budget back what it holds for a table that has no leaf any more.
+    pub(crate) fn give_back(&mut self, leaves: &Leaves, budget: &Budget) {
+        let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
+        debug_assert_eq!(made.leaves, 0, "the disk's leaves were given back");
+        leaves.give_table(std::mem::take(&mut made.bytes), budget);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let nodes = made.roots.last().into_iter().flatten().map(|node| node.load(Relaxed));
+        for node in nodes.filter(|node| !node.is_null()) {
+            // SAFETY: from `Box::into_raw` of a slice of one in `make_node`, freed once, and `&mut self` says that nobody uses it.
+            drop(unsafe { Box::from_raw(node.cast::<[Node; 1]>()) });
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! Tables of the store's own: sampled, trained in the background, numbered, and given up when no object needs them.
+//! Tables of the pool's own: sampled, trained in the background, numbered, and given up when no object needs them.
 //!
 //! ```text
 //! writer:   object ← compress with the tables of `current`; the entry says their number
-//!           now and then: the slot → sample; the sample is full: start the trainer
-//!           while a number is to be given up: rewrite some slots that have it
+//!           now and then: the entry's number → sample; the sample is full: start the trainer
+//!           while a number is to be given up: rewrite some objects that have it
 //! reader:   the entry's number → tables → decode
 //!           no room while a training is under way: wait for its end, and try again
 //! trainer:  free the numbers that no object has; read the pages of the sample
@@ -16,7 +16,7 @@
 //! object that had it. While a stream is held none of (2) and (4) can pass: so its holder may use what it looked up.
 //!
 //! Number 0 are the tables that the codec came with. They are kept: a new stream has them. The sum of `objects` over the
-//! numbers is how many slots hold compressed objects.
+//! numbers is how many entries name compressed objects.
 
 use std::{
     array, iter, mem,
@@ -37,15 +37,14 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 use crate::{
     Stats,
     budget::{Budget, Purpose},
-    compaction::Core,
+    core::Core,
     entry::Entry,
-    heap,
-    lock::EntryLock,
-    store::read,
+    leaves::Leaves,
+    malloc,
     sync::wait_for,
 };
 
-/// Tables that a store has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
+/// Tables that a pool has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
 
 /// No number: nothing is to be given up; the stream's tables are not known.
@@ -55,11 +54,11 @@ const NONE: u8 = u8::MAX;
 /// dictionary (which is then freed), 8 MiB of sequences and literals, and what they are counted in.
 const WORK_PAGE_BYTES: u64 = 28 << 10;
 
-/// Slots that a writer looks at when a number is to be given up, and how many of them it rewrites.
-const HELP_SLOTS: u64 = 64;
+/// Entries that a writer looks at when a number is to be given up, and how many of them it rewrites.
+const HELP_LOOKS: u64 = 64;
 const HELP_REWRITES: usize = 2;
 
-/// When a store samples and trains.
+/// When a pool samples and trains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Pages of a sample.
@@ -86,14 +85,14 @@ pub(crate) struct Trained {
     until_sample: u32,
 }
 
-/// The tables of a store whose codec can be trained.
+/// The tables of a pool whose codec can be trained.
 pub(crate) struct Training {
     plan: Plan,
     sets: Mutex<Sets>,
     sampling: Mutex<Sampling>,
     /// The number of the tables with which objects are made.
     current: AtomicU8,
-    /// How many slots hold an object of each number.
+    /// How many entries name an object of each number.
     objects: [CachePadded<AtomicI64>; NUMBERS],
     stride: AtomicU32,
     /// The number whose objects writers rewrite, or [`NONE`]; and the next slot to look at.
@@ -116,15 +115,15 @@ struct Sets {
 }
 
 struct Sampling {
-    slots: Vec<u64>,
+    entries: Vec<u64>,
     /// The trainer has a sample; no other is collected meanwhile.
     busy: bool,
 }
 
 /// The trainer's, from a full sample to the end of its work however that ends.
-struct Turn(Arc<Training>);
+struct Turn<'a>(&'a Training);
 
-impl Drop for Turn {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
         lock(&self.0.sampling).busy = false;
     }
@@ -135,15 +134,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Training {
-    /// The training of a store of `codec`; `None` if that has nothing to train.
-    pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Arc<Self>> {
+    /// The training of a pool of `codec`; `None` if that has nothing to train.
+    pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Self> {
         let first = codec.tables()?;
         let mut of = [const { None }; NUMBERS];
         of[0] = Some(first);
-        Some(Arc::new(Self {
+        Some(Self {
             plan,
             sets: Mutex::new(Sets { of, trained: None, order: Vec::with_capacity(NUMBERS) }),
-            sampling: Mutex::new(Sampling { slots: Vec::with_capacity(plan.sample_pages), busy: false }),
+            sampling: Mutex::new(Sampling { entries: Vec::with_capacity(plan.sample_pages), busy: false }),
             current: AtomicU8::new(0),
             objects: array::from_fn(|_| CachePadded::default()),
             stride: AtomicU32::new(plan.first_stride),
@@ -152,7 +151,7 @@ impl Training {
             trainings: AtomicU64::new(0),
             useless: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
-        }))
+        })
     }
 
     /// The number of the tables with which objects are made now.
@@ -207,7 +206,7 @@ impl Training {
         }
     }
 
-    /// Compares the counts with what the slots hold. For tests, with no other thread in the store.
+    /// Compares the counts with what the entries name. For tests, with no other thread in the store.
     pub(crate) fn check(&self, entries: impl Iterator<Item = Entry>) -> Result<(), String> {
         let counted: [i64; NUMBERS] = array::from_fn(|number| self.objects[number].load(Relaxed));
         let mut found = [0; NUMBERS];
@@ -248,42 +247,42 @@ impl Training {
         budget.give(bytes);
     }
 
-    /// Puts `slot` in the sample; gives the sample when it is full.
+    /// Puts an entry in the sample; gives the sample when it is full.
     #[cold]
-    fn collect(&self, slot: u64) -> Option<Vec<u64>> {
-        // Whoever finds another thread here has a slot that is as good as the next.
+    fn collect(&self, entry: u64) -> Option<Vec<u64>> {
+        // Whoever finds another thread here has an entry that is as good as the next.
         let mut sampling = self.sampling.try_lock().ok()?;
         if sampling.busy {
             return None;
         }
-        sampling.slots.push(slot);
-        if sampling.slots.len() < self.plan.sample_pages {
+        sampling.entries.push(entry);
+        if sampling.entries.len() < self.plan.sample_pages {
             return None;
         }
         sampling.busy = true;
-        Some(mem::replace(&mut sampling.slots, Vec::with_capacity(self.plan.sample_pages)))
+        Some(mem::replace(&mut sampling.entries, Vec::with_capacity(self.plan.sample_pages)))
     }
 
-    /// Offers a slot that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
+    /// Offers an entry that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
     /// begins to train.
     #[inline]
-    pub(crate) fn offer<L: EntryLock>(
-        self: &Arc<Self>,
-        trained: &mut Trained,
-        slot: u64,
-        core: &Arc<Core<L>>,
-        budget: &Arc<Budget>,
-    ) {
+    pub(crate) fn offer(&self, trained: &mut Trained, entry: u64, core: &Arc<Core>) {
         if trained.until_sample > 0 {
             trained.until_sample -= 1;
             return;
         }
         trained.until_sample = self.stride.load(Relaxed).saturating_sub(1);
-        let Some(sample) = self.collect(slot) else { return };
-        let (turn, core, budget) = (Turn(Arc::clone(self)), Arc::clone(core), Arc::clone(budget));
-        let work = move || turn.0.train(&sample, &core, &budget);
+        let Some(sample) = self.collect(entry) else { return };
+        let their = Arc::clone(core);
+        let work = move || {
+            let Some(training) = &their.training else { return };
+            let _turn = Turn(training);
+            training.train(&sample, &their);
+        };
         // Without a thread there is no training; the next sample tries again.
-        _ = thread::Builder::new().name("training".to_owned()).spawn(work);
+        if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
+            drop(Turn(self));
+        }
     }
 
     /// Waits for the end of the training that is under way, whose memory is then free. False: there is none. The caller holds
@@ -297,15 +296,16 @@ impl Training {
     }
 
     /// The trainer's work with one sample.
-    fn train<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) {
-        self.free_unused(core, budget);
+    fn train(&self, entries: &[u64], core: &Core) {
+        let budget = &core.budget;
+        self.free_unused(core);
         // What a disk near its limit has left is for its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
-        if budget.limit() - budget.used() < 2 * work_bytes || !self.take(budget, work_bytes) {
+        if budget.limit().saturating_sub(budget.used()) < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
         }
-        let better = self.better(&self.pages_of(slots, core, budget));
-        heap::give_back();
+        let better = self.better(&pages_of(entries, core));
+        malloc::give_back();
         self.give(budget, work_bytes);
         match better {
             Some((tables, gain)) => {
@@ -329,18 +329,6 @@ impl Training {
         Some((better, gain))
     }
 
-    /// The pages of `slots`, as far as these still hold any that needs an object.
-    fn pages_of<L: EntryLock>(self: &Arc<Self>, slots: &[u64], core: &Core<L>, budget: &Budget) -> Vec<Page> {
-        let mut pages = Vec::with_capacity(slots.len());
-        for &slot in slots {
-            let mut page = [0; PAGE_SIZE];
-            if read(core, Some(self), budget, slot, &mut page).is_ok() && same_filled(&page).is_none() {
-                pages.push(page);
-            }
-        }
-        pages
-    }
-
     /// Makes `tables` the current ones, if a number is free and the budget has room for them.
     fn install(&self, tables: Tables, gain: u64, budget: &Budget) {
         let bytes = tables.memory_bytes() as u64;
@@ -362,7 +350,7 @@ impl Training {
     }
 
     /// Frees the numbers that no object has, as the module's comment says.
-    fn free_unused<L: EntryLock>(&self, core: &Core<L>, budget: &Budget) {
+    fn free_unused(&self, core: &Core) {
         let current = self.current();
         core.streams.visit(|_| {});
         let unused =
@@ -370,46 +358,57 @@ impl Training {
         let unused: [bool; NUMBERS] = array::from_fn(unused);
         let first = lock(&self.sets).of[0].clone();
         core.streams.visit(|working| {
-            if unused.get(usize::from(working.trained.number)).copied().unwrap_or(false)
+            if unused.get(usize::from(working.coder.trained.number)).copied().unwrap_or(false)
                 && let Some(first) = &first
             {
                 // So that the stream does not keep them in memory.
-                working.stream.set_tables(first);
-                working.trained.number = 0;
+                working.coder.stream.set_tables(first);
+                working.coder.trained.number = 0;
             }
         });
         let mut sets = lock(&self.sets);
         for number in (0..NUMBERS).filter(|&number| unused[number]) {
             if let Some(tables) = sets.of[number].take() {
-                self.give(budget, tables.memory_bytes() as u64);
+                self.give(&core.budget, tables.memory_bytes() as u64);
                 sets.order.retain(|&other| usize::from(other) != number);
                 _ = self.leaving.compare_exchange(number as u8, NONE, AcqRel, Relaxed);
             }
         }
     }
 
-    /// Slots whose objects are to be rewritten, so that the oldest number becomes free: few, and none most of the time.
-    /// `entry_of` says what a slot holds, `slots` how many there are.
-    pub(crate) fn to_rewrite(&self, slots: u64, entry_of: impl Fn(u64) -> Entry) -> impl Iterator<Item = u64> {
+    /// Entries whose objects are to be rewritten, so that the oldest number becomes free: few, and none most of the time.
+    pub(crate) fn to_rewrite(&self, leaves: &Leaves) -> impl Iterator<Item = u64> {
         let leaving = self.leaving.load(Acquire);
-        let mut looks = if leaving == NONE { 0 } else { HELP_SLOTS };
+        let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, leaves.end()) };
         let next = move || {
             while looks > 0 {
                 looks -= 1;
-                let slot = self.cursor.fetch_add(1, Relaxed);
-                if slot >= slots {
+                let number = self.cursor.fetch_add(1, Relaxed);
+                if number >= end {
                     // What could not be rewritten is tried again when a number is needed.
                     _ = self.leaving.compare_exchange(leaving, NONE, AcqRel, Relaxed);
                     return None;
                 }
-                if matches!(entry_of(slot), Entry::Object { tables, .. } if tables == leaving) {
-                    return Some(slot);
+                if matches!(leaves.entry(number), Some(Entry::Object { tables, .. }) if tables == leaving) {
+                    return Some(number);
                 }
             }
             None
         };
         iter::from_fn(next).take(HELP_REWRITES)
     }
+}
+
+/// The pages of `entries`, as far as these still hold any that needs an object.
+fn pages_of(entries: &[u64], core: &Core) -> Vec<Page> {
+    let mut pages = Vec::with_capacity(entries.len());
+    for &entry in entries {
+        let mut page = [0; PAGE_SIZE];
+        if core.read_entry(entry, &mut page) && same_filled(&page).is_none() {
+            pages.push(page);
+        }
+    }
+    pages
 }
 
 /// By how many thousandths `tables` make pages smaller than `first` does, by those of the sample that they were not trained
@@ -429,12 +428,7 @@ fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
 
 /// Sets `stream` to the tables of `number`, if it is not yet. False: the store has none of that number.
 #[inline]
-pub(crate) fn prepare(
-    training: Option<&Arc<Training>>,
-    stream: &mut dyn Stream,
-    trained: &mut Trained,
-    number: u8,
-) -> bool {
+pub(crate) fn prepare(training: Option<&Training>, stream: &mut dyn Stream, trained: &mut Trained, number: u8) -> bool {
     if trained.number == number {
         return true;
     }

@@ -10,11 +10,7 @@ use std::{
 use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 use proptest::prelude::*;
 
-use crate::{
-    Config, Error, Store,
-    entry::Entry,
-    training::{Plan, Training},
-};
+use crate::{Config, Error, entry::Entry, one::One, training::Plan};
 
 /// Trains as often as it can.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
@@ -23,12 +19,9 @@ const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_str
 const CODECS: [&str; 3] = ["pleat", "lz4-dict", "zstd-1-dict"];
 
 /// A store of `codec` with `slots` slots that trains by `plan`.
-fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> Store {
+fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> One {
     let codec = by_name(codec).expect("a known codec");
-    let config = Config { slots, codec: Arc::clone(&codec), memory_limit, ..Config::default() };
-    let mut store = Store::new(config).expect("a small store");
-    store.set_training(Training::new(&*codec, plan));
-    store
+    One::with_plan(slots, Config { codec, memory_limit, ..Config::default() }, plan)
 }
 
 /// What outlives the store's use of these tables only if somebody else keeps them.
@@ -63,7 +56,7 @@ fn page(kind: u64, number: u64) -> Page {
 }
 
 /// Waits until no training is under way and `done` holds.
-fn wait(store: &Store, done: impl Fn(&Store) -> bool) {
+fn wait(store: &One, done: impl Fn(&One) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !done(store) || store.is_training() {
         assert!(Instant::now() < deadline, "{:?}", store.stats());
@@ -71,7 +64,7 @@ fn wait(store: &Store, done: impl Fn(&Store) -> bool) {
     }
 }
 
-fn read(store: &Store, slot: u64) -> Page {
+fn read(store: &One, slot: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     store.read(slot, &mut page).expect("a readable page");
     page
@@ -138,7 +131,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
 fn a_codec_without_tables_trains_nothing() {
     for name in ["fold", "lz4", "zstd-1"] {
         let codec = by_name(name).expect("a known codec");
-        let store = Store::new(Config { slots: 64, codec, ..Config::default() }).expect("a small store");
+        let store = One::new(64, Config { codec, ..Config::default() });
         (0..64).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
         let stats = store.stats();
         assert_eq!((stats.codec_tables, stats.trainings, stats.training_bytes), (0, 0, 0), "{name}");
@@ -208,7 +201,7 @@ fn an_object_of_unknown_tables_is_an_error() {
             other => other,
         });
         let mut back = [0; PAGE_SIZE];
-        let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the store does not have" };
+        let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the pool does not have" };
         assert_eq!(store.read(1, &mut back), Err(unknown));
         assert_eq!(store.update(1, |_| {}), Err(unknown));
         assert!(store.check().is_err());

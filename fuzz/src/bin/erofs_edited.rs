@@ -23,7 +23,8 @@ fuzz_target!(|input: &[u8]| {
     let Ok(image) = Image::open(bytes) else { return };
     let sound = image.check(1).problems.is_empty();
     let target = tempfile::tempdir().unwrap();
-    let options = ExtractOptions { threads: 1, owners: false, permissions: true, xattrs: false, max_bytes: Some(64 << 20) };
+    let options =
+        ExtractOptions { threads: 1, owners: false, permissions: true, xattrs: false, max_bytes: Some(64 << 20) };
     let extracted = image.extract(&target.path().join("out"), &options);
     if sound {
         // A name or a time that is sound in an image may still be none for the file system, and a device needs root.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use libfuzzer_sys::fuzz_target;
-use pagefold_disk::{RamConfig, RamDisk};
+use pagefold_disk::{Pool, PoolConfig, RamDisk};
 use pagefold_serve::{Export, Exports, Limits, Transport, protocol::OptionHeader, serve_stream};
 
 /// A stream in memory: all that the peer sends is there from the start, then it is gone.
@@ -31,14 +31,17 @@ impl Transport for Script {
 }
 
 static EXPORTS: LazyLock<Exports> = LazyLock::new(|| {
-    let disk = RamDisk::new(RamConfig { size_bytes: 1 << 20, memory_limit: 1 << 20, ..RamConfig::default() });
-    Exports::new([Export::new("", Arc::new(disk.expect("a small disk")))]).expect("one export")
+    let pool = Pool::new(PoolConfig { memory_limit: 1 << 20, ..PoolConfig::default() }).expect("a small pool");
+    let disk = RamDisk::new(&pool, 1 << 20);
+    let exports = Exports::new();
+    exports.add(Export::new("", Arc::new(disk.expect("a small disk")))).expect("one export");
+    exports
 });
 
-/// Client flags, structured replies, and GO to the default export.
-fn negotiation() -> Vec<u8> {
+/// Client flags, structured replies or extended headers, and GO to the default export.
+fn negotiation(extended: bool) -> Vec<u8> {
     let mut bytes = 3_u32.to_be_bytes().to_vec();
-    for (option, data) in [(8, &[][..]), (7, &[0; 6][..])] {
+    for (option, data) in [(if extended { 11 } else { 8 }, &[][..]), (7, &[0; 6][..])] {
         bytes.extend(OptionHeader { option, len_bytes: data.len() as u32 }.encode());
         bytes.extend(data);
     }
@@ -47,7 +50,9 @@ fn negotiation() -> Vec<u8> {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else { return };
-    let mut input = if first % 2 == 0 { negotiation() } else { Vec::new() };
+    let mut input = if first & 1 == 0 { negotiation(first & 2 != 0) } else { Vec::new() };
     input.extend(rest);
-    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, Limits::default());
+    // With and without memory for more than the least.
+    let memory_bytes = if first & 4 == 0 { Limits::default().memory_bytes } else { 0 };
+    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, Limits { memory_bytes, ..Limits::default() });
 });

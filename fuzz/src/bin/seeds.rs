@@ -15,6 +15,19 @@ fn pages() -> [Vec<u8>; 4] {
     ]
 }
 
+/// Each command of the control socket.
+const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"limit_bytes":4096,"read_only":true}
+{"id":"b","command":"list"}
+{"command":"stat","name":"a"}
+{"command":"resize","name":"a","size_bytes":512,"shrink":true}
+{"command":"rename","name":"a","to":"\u00fc"}
+{"command":"reset","name":"\u00fc"}
+{"command":"limit","limit_bytes":null}
+{"command":"compact","seconds":1}
+{"command":"remove","name":"\u00fc"}
+{"command":"stop"}
+"#;
+
 fn main() -> io::Result<()> {
     let Some(folder) = std::env::args_os().nth(1) else {
         return Err(io::Error::other("usage: seeds FOLDER"));
@@ -76,6 +89,12 @@ fn main() -> io::Result<()> {
     fs::create_dir_all(&built)?;
     for seed in 0..64 {
         fs::write(built.join(format!("seed-{seed}")), pagefold_roundtrip::seed_bytes(seed))?;
+    }
+    let control = folder.join("control");
+    fs::create_dir_all(&control)?;
+    fs::write(control.join("commands"), CONTROL)?;
+    for (number, line) in CONTROL.lines().enumerate() {
+        fs::write(control.join(format!("line-{number}")), line)?;
     }
     let edited = folder.join("erofs_edited");
     fs::create_dir_all(&edited)?;

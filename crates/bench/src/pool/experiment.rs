@@ -3,10 +3,15 @@
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
-use pagefold_store::{Config, Objects, PoolKind, Store};
+use pagefold_published::{AllocatorKind, Config, Heap, Store, strategy::BitSpin};
 
-use super::Output;
-use crate::{load::Random, pages::Pages, subjects::Zram};
+use super::{MOSAIC, Output};
+use crate::{
+    load::{Device, Random, Slots},
+    pages::Pages,
+    product::{Product, ProductHeap},
+    subjects::Zram,
+};
 
 const PAGES: usize = 64 << 10;
 
@@ -29,36 +34,46 @@ pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
 
     let mut object = [0; PAGE_SIZE];
     let len = codec.stream()?.compress(&[0; PAGE_SIZE], &mut object).context("zeros compress")?;
-    for kind in PoolKind::ALL {
-        let objects = Objects::new(kind, PAGES as u64)?;
+    let zeros = |subject: &str, spent_bytes: u64| {
+        output.put("zeros-as-objects", subject, "effective_percent", percent(spent_bytes), "%");
+    };
+    let heap = ProductHeap::new()?;
+    for _ in 0..PAGES {
+        heap.put(&object[..len]).context("out of memory")?;
+    }
+    zeros(MOSAIC, heap.spent_bytes());
+    for kind in AllocatorKind::ALL {
+        let heap = Heap::new(kind, PAGES as u64)?;
         for _ in 0..PAGES {
-            objects.put(&object[..len]).context("out of memory")?;
+            heap.put(&object[..len]).context("out of memory")?;
         }
-        output.put("zeros-as-objects", kind.name(), "effective_percent", percent(objects.spent_bytes()), "%");
+        zeros(kind.name(), heap.spent_bytes());
     }
 
     let texts = texts(&mut *codec.stream()?)?;
-    for kind in PoolKind::ALL {
-        let config = Config { slots: PAGES as u64, codec: by_name(CODEC)?, pool: kind, ..Config::default() };
-        let store = Store::new(config)?;
-        for slot in 0..PAGES {
-            store.write(slot as u64, &texts[slot % TEXTS])?;
-        }
-        let stats = store.stats();
-        output.put("text-75", kind.name(), "compressed_bytes", stats.compr_data_size as f64, "bytes");
-        output.put("text-75", kind.name(), "spent_bytes", stats.spent_bytes as f64, "bytes");
-        output.put("text-75", kind.name(), "effective_percent", percent(stats.spent_bytes), "%");
+    let fill = |slots: &dyn Slots| (0..PAGES).try_for_each(|slot| slots.write_slot(slot as u64, &texts[slot % TEXTS]));
+    let text = |subject: &str, compressed_bytes: u64, spent_bytes: u64| {
+        output.put("text-75", subject, "compressed_bytes", compressed_bytes as f64, "bytes");
+        output.put("text-75", subject, "spent_bytes", spent_bytes as f64, "bytes");
+        output.put("text-75", subject, "effective_percent", percent(spent_bytes), "%");
+    };
+    let store = Product::new(PAGES as u64, by_name(CODEC)?)?;
+    fill(&store)?;
+    text(MOSAIC, store.figures().compr_data_size, store.figures().spent_bytes);
+    for allocator in AllocatorKind::ALL {
+        let config = Config { codec: by_name(CODEC)?, allocator, ..Config::new(PAGES as u64) };
+        let store = Store::<BitSpin>::new(config)?;
+        fill(&store)?;
+        text(allocator.name(), store.stats().compr_data_size, store.stats().spent_bytes);
     }
     if zram {
         let disk = Zram::new(CODEC, PAGES as u64)?;
-        let mut device = crate::load::Device::worker(&disk, 0)?;
+        let mut device = disk.worker(0)?;
         for slot in (0..PAGES).step_by(TEXTS) {
             device.write(slot as u64, &texts)?;
         }
         let (compressed, spent) = disk.bytes()?;
-        output.put("text-75", "zram-zsmalloc", "compressed_bytes", compressed as f64, "bytes");
-        output.put("text-75", "zram-zsmalloc", "spent_bytes", spent as f64, "bytes");
-        output.put("text-75", "zram-zsmalloc", "effective_percent", percent(spent), "%");
+        text("zram-zsmalloc", compressed, spent);
     }
     Ok(())
 }

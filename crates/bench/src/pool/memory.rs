@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::Context;
 use pagefold_codec::by_name;
-use pagefold_store::{Config, PoolKind, Store};
 
-use super::Output;
+use super::{MOSAIC, Output};
 use crate::{
     load::{Device, Random},
     machine::memory_bytes,
     pages::Data,
+    product::Product,
     subjects::Zram,
 };
 
@@ -39,22 +39,22 @@ trait Holder: Sync {
     fn look_every(&self) -> usize;
 }
 
-impl Holder for Store {
+impl Holder for Product {
     fn device(&self) -> &dyn Device {
         self
     }
 
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        let stats = self.stats();
-        Ok((stats.compr_data_size, stats.spent_bytes))
+        let figures = self.figures();
+        Ok((figures.compr_data_size, figures.spent_bytes))
     }
 
     fn discard(&self, slot: u64) -> anyhow::Result<()> {
-        Ok(Store::discard(self, slot)?)
+        Product::discard(self, slot)
     }
 
     fn compact(&self) -> anyhow::Result<()> {
-        Store::compact(self);
+        Product::compact(self);
         Ok(())
     }
 
@@ -85,17 +85,17 @@ impl Holder for Zram {
     }
 }
 
-/// Measures the default pool, and zram where it has the codec, on pages of two kinds.
+/// Measures the product's store, and zram where it has the codec, on pages of two kinds.
 pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zram: bool) -> anyhow::Result<()> {
     let case = format!("{}-{}/{codec}", first.name, second.name);
     let slots = first.pages.len() as u64;
     let before = resident_bytes()?;
-    let store = Store::new(Config { slots, codec: by_name(codec)?, ..Config::default() })?;
-    measure(output, &case, PoolKind::Mosaic.name(), &store, first, second, Some(before))?;
-    let stats = store.stats();
-    output.put(&case, PoolKind::Mosaic.name(), "stream_bytes", stats.stream_bytes as f64, "bytes");
-    output.put(&case, PoolKind::Mosaic.name(), "table_bytes", stats.table_bytes as f64, "bytes");
-    store.check().map_err(anyhow::Error::msg)?;
+    let store = Product::new(slots, by_name(codec)?)?;
+    measure(output, &case, MOSAIC, &store, first, second, Some(before))?;
+    let figures = store.figures();
+    output.put(&case, MOSAIC, "stream_bytes", figures.stream_bytes as f64, "bytes");
+    output.put(&case, MOSAIC, "table_bytes", figures.table_bytes as f64, "bytes");
+    store.check()?;
     drop(store);
     if zram && codec == "lz4" {
         measure(output, &case, "zram-zsmalloc", &Zram::new(codec, slots)?, first, second, None)?;

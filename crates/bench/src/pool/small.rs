@@ -1,10 +1,9 @@
 //! Many small stores: what a process with a thousand forks spends.
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, Store};
 
-use super::{Output, memory::resident_bytes};
-use crate::pages::Data;
+use super::{MOSAIC, Output, memory::resident_bytes};
+use crate::{load::Slots, pages::Data, product::Product};
 
 const STORES: usize = 1000;
 const SLOTS: u64 = (8 << 30) / 4096;
@@ -16,23 +15,23 @@ pub(super) fn run(output: &Output, codec: &str, data: &Data) -> anyhow::Result<(
     let before = resident_bytes()?;
     let mut stores = Vec::new();
     for number in 0..STORES {
-        let store = Store::new(Config { slots: SLOTS, codec: by_name(codec)?, ..Config::default() })?;
+        let store = Product::new(SLOTS, by_name(codec)?)?;
         for page in 0..PAGES {
-            store.write(page as u64, &data.pages[(number * PAGES + page) % data.pages.len()])?;
+            store.write_slot(page as u64, &data.pages[(number * PAGES + page) % data.pages.len()])?;
         }
         stores.push(store);
     }
     let (mut compressed, mut spent) = (0, 0);
     let (mut table, mut pool, mut streams) = (0, 0, 0);
     for store in &stores {
-        let stats = store.stats();
-        compressed += stats.compr_data_size;
-        spent += stats.spent_bytes;
-        table += stats.table_bytes;
-        pool += stats.mem_used_total;
-        streams += stats.stream_bytes;
+        let figures = store.figures();
+        compressed += figures.compr_data_size;
+        spent += figures.spent_bytes;
+        table += figures.table_bytes;
+        pool += figures.mem_used_total;
+        streams += figures.stream_bytes;
     }
-    let put = |metric: &str, bytes: u64| output.put(&case, "mosaic", metric, bytes as f64 / STORES as f64, "bytes");
+    let put = |metric: &str, bytes: u64| output.put(&case, MOSAIC, metric, bytes as f64 / STORES as f64, "bytes");
     put("rss_bytes", resident_bytes()?.saturating_sub(before));
     put("spent_bytes", spent);
     put("compressed_bytes", compressed);

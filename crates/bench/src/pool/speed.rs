@@ -1,5 +1,5 @@
-//! How fast objects are allocated and freed: the same sequence of lengths in each pool, in mimalloc and in the system's
-//! allocator. One thread's time is its CPU's, so that other work on the machine does not count; that of several is what
+//! How fast objects are allocated and freed: the same sequence of lengths in the product's allocator, in the published ones, in
+//! mimalloc and in the system's allocator. One thread's time is its CPU's, so that other work on the machine does not count; that of several is what
 //! a clock on the wall says.
 #![allow(unsafe_code)] // calls the peers' allocators
 
@@ -13,11 +13,15 @@ use std::{
 use anyhow::Context;
 use mimalloc::MiMalloc;
 use pagefold_codec::{Codec, PAGE_SIZE};
-use pagefold_store::{Object, Objects, PoolKind};
+use pagefold_published::{AllocatorKind, Heap, Object};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Output;
-use crate::{load::Random, pages::Data};
+use super::{MOSAIC, Output};
+use crate::{
+    load::Random,
+    pages::Data,
+    product::{ProductHeap, ProductObject},
+};
 
 /// Frees and allocations that each thread makes in a round.
 const STEPS: usize = 300_000;
@@ -32,9 +36,25 @@ trait Allocator: Sync {
     fn remove(&self, held: Self::Held);
 }
 
-struct Pool(Objects, PoolKind);
+impl Allocator for ProductHeap {
+    type Held = ProductObject;
 
-impl Allocator for Pool {
+    fn name(&self) -> &'static str {
+        MOSAIC
+    }
+
+    fn put(&self, bytes: &[u8], fill: bool) -> Option<ProductObject> {
+        if fill { ProductHeap::put(self, bytes) } else { self.room(bytes.len()) }
+    }
+
+    fn remove(&self, object: ProductObject) {
+        ProductHeap::remove(self, object);
+    }
+}
+
+struct Published(Heap, AllocatorKind);
+
+impl Allocator for Published {
     type Held = Object;
 
     fn name(&self) -> &'static str {
@@ -84,7 +104,7 @@ impl<A: GlobalAlloc + Sync> Allocator for Peer<A> {
     }
 }
 
-/// Measures the pools and their peers with the lengths that `data`'s pages have under `codec`.
+/// Measures the allocators and their peers with the lengths that `data`'s pages have under `codec`.
 pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[usize]) -> anyhow::Result<()> {
     let mut stream = codec.stream()?;
     let mut object = [0; PAGE_SIZE];
@@ -94,11 +114,13 @@ pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[us
         for fill in [false, true] {
             let case = format!("{}/{}/{}/{threads}", data.name, codec.name(), if fill { "fill" } else { "bare" });
             let mut best = [("", Duration::MAX); 5];
+            let objects = (lens.len() * 2) as u64;
+            let published = |kind| anyhow::Ok(Published(Heap::new(kind, objects)?, kind));
             for _ in 0..ROUNDS {
                 let rounds = [
-                    pool(PoolKind::Mosaic, &lens, threads, fill)?,
-                    pool(PoolKind::Xvmalloc, &lens, threads, fill)?,
-                    pool(PoolKind::Xcfmalloc, &lens, threads, fill)?,
+                    round(&ProductHeap::new()?, &lens, threads, fill)?,
+                    round(&published(AllocatorKind::Xvmalloc)?, &lens, threads, fill)?,
+                    round(&published(AllocatorKind::Xcfmalloc)?, &lens, threads, fill)?,
                     round(&Peer(MiMalloc, "mimalloc"), &lens, threads, fill)?,
                     round(&Peer(System, "libc-malloc"), &lens, threads, fill)?,
                 ];
@@ -120,10 +142,6 @@ fn now(threads: usize) -> Duration {
     let clock = if threads == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
     let now = clock_gettime(clock);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
-fn pool(kind: PoolKind, lens: &[usize], threads: usize, fill: bool) -> anyhow::Result<(&'static str, Duration)> {
-    round(&Pool(Objects::new(kind, (lens.len() * 2) as u64)?, kind), lens, threads, fill)
 }
 
 /// Fills an allocator, then frees random objects and allocates others in their place. Returns the time of the latter.

@@ -42,7 +42,7 @@ fn nbdcopy_takes_an_image_in_and_out() {
         // A training that is still at work counts what it works in.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let spent = server.figure("", "spent_bytes");
+            let spent = server.total("spent_bytes");
             if spent < stored {
                 break;
             }
@@ -60,13 +60,13 @@ fn what_a_training_took_goes_back_to_the_system() {
     make_image(&image, 64);
     run(Command::new(&nbdcopy).arg(&image).arg(server.uri("")));
     let deadline = Instant::now() + Duration::from_secs(60);
-    while server.figure("", "trainings") + server.figure("", "trainings_useless") == 0 {
+    while server.total("trainings") + server.total("trainings_useless") == 0 {
         assert!(Instant::now() < deadline, "it does not train");
         thread::sleep(Duration::from_millis(50));
     }
     // Another training may have begun.
     loop {
-        let (taken, spent) = (server.anonymous_bytes(), server.figure("", "spent_bytes"));
+        let (taken, spent) = (server.anonymous_bytes(), server.total("spent_bytes"));
         if taken < spent + (8 << 20) {
             break;
         }
@@ -146,5 +146,5 @@ fn fio_meets_enospc_at_the_memory_limit() {
         .args(["--output-format=json", &format!("--uri={}", server.uri(""))]));
     let report: serde_json::Value = serde_json::from_str(&report[report.find('{').expect("JSON")..]).expect("JSON");
     assert!(report["jobs"][0]["total_err"].as_u64().expect("a count") > 0, "the limit was not met");
-    assert!(server.figure("", "mem_used_max") <= 8 << 20);
+    assert!(server.total("mem_used_max") <= 8 << 20);
 }

@@ -1,12 +1,11 @@
-//! `compact` against running servers, ours and another.
+//! `compact` against a running server.
 
 use std::{
     io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
-    thread,
+    os::unix::net::UnixStream,
 };
 
-use crate::server::{Server, pagefold, run, run_to_fail};
+use crate::server::{Server, run};
 
 /// A connection in transmission with the default export, by the old option that every server knows.
 struct Disk(UnixStream);
@@ -65,59 +64,23 @@ fn compact_gives_memory_back_and_changes_no_byte() {
     for number in (0..PAGES).filter(|number| number % 3 == 0) {
         disk.request(4, number, b"");
     }
-    let taken = server.figure("", "spent_bytes");
-    let text = run(pagefold().args(["compact", "--json", "--unix"]).arg(server.socket()));
+    let taken = server.total("spent_bytes");
+    let text = run(&mut server.ask(&["compact", "--json"]));
     let figure = |metric: &str| {
         let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
         let mut found = lines.filter(|line| line["metric"] == metric);
         found.next().unwrap_or_else(|| panic!("no {metric} in {text}"))["value"].as_u64().expect("a number")
     };
     assert_eq!(figure("before_bytes") - figure("after_bytes"), figure("given_back_bytes"));
-    let left = server.figure("", "spent_bytes");
+    let left = server.total("spent_bytes");
     assert!(left <= taken && left == figure("after_bytes"), "{taken} bytes before, {left} afterwards: {text}");
-    let compressed = server.figure("", "compr_data_size");
+    let compressed = server.total("compr_data_size");
     assert!(left < compressed + compressed / 20 + (400 << 10), "{left} bytes for {compressed}");
     for number in 0..PAGES {
         let expected = if number % 3 == 0 { vec![0; 4096] } else { page(number) };
         assert!(disk.read(number) == expected, "page {number} changed");
     }
     // Once more at once, and in words: there is nothing left to give back.
-    let text = run(pagefold().args(["compact", "--unix"]).arg(server.socket()));
-    assert!(text.contains("export '': 0 B given back"), "{text}");
-}
-
-#[test]
-fn a_read_only_export_is_compacted_and_others_are_left_alone() {
-    let server = Server::start(&["--export", "name=a,size=1M,read-only", "--export", "name=b,size=1M"]);
-    let text = run(pagefold().args(["compact", "--name", "a", "--unix"]).arg(server.socket()));
-    assert!(text.starts_with("export 'a': ") && text.lines().count() == 1, "{text}");
-    let text = run(pagefold().args(["compact", "--unix"]).arg(server.socket()));
-    assert_eq!(text.lines().count(), 2, "{text}");
-}
-
-#[test]
-fn what_cannot_be_compacted_is_named() {
-    let server = Server::start(&["--size", "1M"]);
-    let message = run_to_fail(pagefold().args(["compact", "--name", "other", "--unix"]).arg(server.socket()));
-    assert!(message.contains("no export named `other`"), "{message}");
-
-    // A server that knows no such option, as any other does.
-    let path = server.folder().join("foreign");
-    let listener = UnixListener::bind(&path).expect("a socket");
-    let foreign = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
-        stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").expect("a greeting");
-        stream.read_exact(&mut [0; 4]).expect("flags");
-        let mut header = [0; 16];
-        stream.read_exact(&mut header).expect("an option");
-        let mut reply = vec![0, 3, 0xe8, 0x89, 4, 0x55, 0x65, 0xa9];
-        reply.extend_from_slice(&header[8..12]);
-        reply.extend_from_slice(&[0x80, 0, 0, 1, 0, 0, 0, 0]);
-        stream.write_all(&reply).expect("a refusal");
-        let _ = stream.read_to_end(&mut Vec::new());
-    });
-    let asked = pagefold().args(["compact", "--name", "", "--unix"]).arg(&path).output().expect("pagefold");
-    foreign.join().expect("the other server");
-    let message = String::from_utf8_lossy(&asked.stderr).into_owned();
-    assert!(!asked.status.success() && message.contains("not pagefold"), "{message}");
+    let text = run(&mut server.ask(&["compact"]));
+    assert!(text.starts_with("0 B given back"), "{text}");
 }

@@ -1,16 +1,11 @@
 //! What is wrong is named, with what to do, and the exit status is not 0.
 
-use std::{
-    fs,
-    os::unix::net::{UnixListener, UnixStream},
-    thread,
-    time::Duration,
-};
+use std::{fs, os::unix::net::UnixStream, thread, time::Duration};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::server::{Server, pagefold, run, run_to_fail, under};
+use crate::server::{Server, pagefold, run, run_to_fail};
 
 fn serve_fails(args: &[&str]) -> String {
     run_to_fail(pagefold().arg("serve").args(args))
@@ -24,34 +19,10 @@ fn assert_names(message: &str, words: &[&str]) {
 }
 
 #[test]
-fn impossible_disks_are_refused() {
-    let folder = TempDir::new().expect("a folder");
-    let socket = folder.path().join("socket");
-    let socket = socket.to_str().expect("a plain path");
-    let disk = |args: &[&str]| serve_fails(&[args, &["--unix", socket]].concat());
-    assert_names(&disk(&["--size", "0"]), &["0 bytes", "multiple of 512"]);
-    assert_names(&disk(&["--size", "1000"]), &["1000 bytes", "multiple of 512"]);
-    assert_names(&disk(&["--size", "8E"]), &["address space"]);
-    assert_names(&disk(&["--size", "99999999999G"]), &["64-bit"]);
-    assert_names(&disk(&["--size", "big"]), &["'big'", "512M"]);
-    assert_names(&disk(&["--size", "1G", "--codec", "lz5"]), &["'lz5'", "lz4", "zstd"]);
-    assert_names(&disk(&["--size", "1G", "--codec", "zstd-23"]), &["'zstd-23'", "-7 to 22"]);
-    assert_names(&disk(&["--size", "1G", "--codec", "lz4hc-dict"]), &["'lz4hc-dict'", "lz4-dict", "zstd-LEVEL-dict"]);
-    assert_names(&disk(&["--size", "1G", "--memory-limit", "100"]), &["memory limit", "100"]);
-    assert_names(&disk(&["--export", "name=a"]), &["size=SIZE"]);
-    assert_names(&disk(&["--export", "name=a,size=1G", "--export", "name=a,size=1G"]), &["a"]);
-    assert_names(&disk(&[]), &["--size"]);
-    assert!(!fs::exists(socket).expect("a folder"), "a failed start leaves no socket");
-}
-
-#[test]
 fn a_disk_that_could_hold_no_page_is_refused() {
-    let args = ["serve", "--size", "16G", "--unix", "/nonexistent/socket"];
-    // The first of its shards has 4 GiB of addresses.
-    let message = run_to_fail(under("-v 2000000").args(args));
-    assert_names(&message, &["16 GiB", "address space", "take fewer"]);
-    let message = run_to_fail(pagefold().args(args).args(["--memory-limit", "100K"]));
-    assert_names(&message, &["102400 bytes", "hold a page"]);
+    let args = ["serve", "--size", "16G", "--dir", "/nonexistent/folder"];
+    let message = run_to_fail(pagefold().args(args).args(["--memory-limit", "30K"]));
+    assert_names(&message, &["30720 bytes", "hold a page"]);
 }
 
 #[test]
@@ -69,59 +40,27 @@ fn files_that_connections_need_may_be_opened() {
     drop(clients);
     let (status, messages) = server.end(Signal::TERM);
     assert!(status.success(), "{status}: {messages}");
-    assert_names(&messages, &["256 open files", "ulimit -Hn", "clients wait", "Too many open files"]);
+    assert_names(&messages, &["288 open files", "ulimit -Hn", "clients wait", "Too many open files"]);
 }
 
 #[test]
-fn a_place_to_listen_is_needed() {
-    assert_names(&serve_fails(&["--size", "1G"]), &["--unix", "--tcp"]);
-    assert_names(&serve_fails(&["--size", "1G", "--tcp", "nowhere"]), &["nowhere"]);
-    assert_names(&serve_fails(&["--size", "1G", "--unix", "/nonexistent/folder/socket"]), &["/nonexistent/folder"]);
-}
-
-#[test]
-fn an_address_in_use_is_refused_and_stays_in_use() {
-    let server = Server::start(&["--size", "1M"]);
-    let socket = server.socket();
-    let message = serve_fails(&["--size", "1M", "--unix", socket.to_str().expect("a plain path")]);
-    assert_names(&message, &["in use"]);
-    assert_eq!(server.figure("", "size_bytes"), 1 << 20);
-}
-
-#[test]
-fn a_file_that_is_no_socket_is_kept() {
+fn a_file_that_is_not_a_socket_is_kept() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("precious");
     fs::write(&path, "data").expect("a file");
-    let message = serve_fails(&["--size", "1M", "--unix", path.to_str().expect("a plain path")]);
-    assert_names(&message, &["precious"]);
+    let (dir, path_text) = (folder.path().to_str().expect("a plain path"), path.to_str().expect("a plain path"));
+    for option in ["--unix", "--control"] {
+        assert_names(&serve_fails(&["--dir", dir, option, path_text]), &["precious", "not a socket"]);
+    }
     assert_eq!(fs::read(&path).expect("the file"), b"data");
 }
 
 #[test]
-fn a_stale_socket_is_replaced() {
-    let folder = TempDir::new().expect("a folder");
-    let path = folder.path().join("socket");
-    drop(UnixListener::bind(&path).expect("a socket"));
-    assert!(path.exists(), "closing leaves the file");
-    let mut child = pagefold().args(["serve", "--size", "1M", "--unix"]).arg(&path).spawn().expect("pagefold starts");
-    let answered = (0..400).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        pagefold().args(["stat", "--unix"]).arg(&path).output().expect("pagefold runs").status.success()
-    });
-    child.kill().expect("a child");
-    child.wait().expect("a child");
-    assert!(answered, "the stale socket was not replaced");
-}
-
-#[test]
 fn stat_of_nothing_fails() {
-    let message = run_to_fail(pagefold().args(["stat", "--unix", "/nonexistent/socket"]));
-    assert_names(&message, &["/nonexistent/socket"]);
-    assert_names(&run_to_fail(pagefold().arg("stat")), &["--unix", "--tcp"]);
+    let message = run_to_fail(pagefold().args(["stat", "--dir", "/nonexistent"]));
+    assert_names(&message, &["/nonexistent/control.sock", "start a server", "--dir"]);
     let server = Server::start(&["--size", "1M"]);
-    let message = run_to_fail(pagefold().args(["stat", "--name", "other", "--unix"]).arg(server.socket()));
-    assert_names(&message, &["other"]);
+    assert_names(&run_to_fail(&mut server.ask(&["stat", "other"])), &["'other'"]);
 }
 
 /// A full disk behind standard output is named; who reads no more is no error, but for an image that is not whole.
@@ -150,47 +89,6 @@ fn standard_output_that_fails_is_named() {
     drop(reader);
     let output = pagefold().args(["pack", &at("tree"), "-o", "-"]).stdout(closed).output().expect("a start");
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
-}
-
-/// 2 where the command line is wrong, 1 where the work failed.
-#[test]
-fn the_exit_status_says_whose_fault_it_is() {
-    let folder = TempDir::new().expect("a folder");
-    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
-    fs::create_dir(at("tree")).expect("a folder");
-    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
-    let pack = |args: &[&str]| [&["pack", &at("tree"), "-o", &at("other")], args].concat().join("\n");
-    let inside = format!("{}:/file", at("image"));
-    let wrong = [
-        "frobnicate".to_owned(),
-        "serve\n--size\n1G".to_owned(),
-        format!("serve\n--size\n1000\n--unix\n{}", at("s")),
-        format!("serve\n--size\n1G\n--codec\nlz5\n--unix\n{}", at("s")),
-        format!("serve\n--size\n1G\n--max-connections\n0\n--unix\n{}", at("s")),
-        pack(&["--codec", "lz5"]),
-        pack(&["--codec", "zstd,99"]),
-        pack(&["--cluster", "5000"]),
-        pack(&["--hint", "foo"]),
-        pack(&["--exclude", ""]),
-        format!("cat\n{}", at("image")),
-        format!("ls\n--offset\n-1\n{}", at("image")),
-        format!("mount\n-o\ndev,color\n{}\n{}", at("image"), at("tree")),
-    ];
-    let failed = [
-        format!("pack\n{}\n-o\n{}", at("none"), at("other")),
-        format!("ls\n{}", at("tree")),
-        format!("cat\n{inside}"),
-        format!("ls\n--offset\n1G\n{}", at("image")),
-        format!("extract\n{inside}\n-C\n{}", at("out")),
-        format!("stat\n--unix\n{}", at("none")),
-    ];
-    for (status, lines) in [(2, &wrong[..]), (1, &failed)] {
-        for line in lines {
-            let output = pagefold().args(line.split('\n')).output().expect("pagefold runs");
-            assert_eq!(output.status.code(), Some(status), "{line}: {output:?}");
-        }
-    }
-    assert!(!fs::exists(at("other")).expect("a folder") && !fs::exists(at("out")).expect("a folder"));
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `pagefold serve ARGS --unix SOCKET` and waits until it listens.
+    /// Starts `pagefold serve ARGS` in a directory of its own and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(pagefold(), args)
     }
@@ -43,25 +43,38 @@ impl Server {
         Self::start_with(under(limit), args)
     }
 
-    fn start_with(mut command: Command, args: &[&str]) -> Self {
+    /// The same with a control socket that is not in the directory.
+    pub(crate) fn start_at(args: &[&str], control: &str) -> Self {
+        Self::start_until(pagefold(), args, Some(control.into()))
+    }
+
+    fn start_with(command: Command, args: &[&str]) -> Self {
+        Self::start_until(command, args, None)
+    }
+
+    fn start_until(mut command: Command, args: &[&str], control: Option<PathBuf>) -> Self {
         let folder = TempDir::new().expect("a folder");
-        command.arg("serve").args(args).arg("--unix").arg(folder.path().join("socket"));
+        command.arg("serve").args(args).arg("--dir").arg(folder.path());
         let child = command.stderr(Stdio::piped()).spawn().expect("pagefold starts");
         let mut server = Self { child, folder };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        // The file is there a moment before somebody listens.
-        while UnixStream::connect(server.socket()).is_err() {
-            if let Some(status) = server.child.try_wait().expect("a child") {
-                panic!("serve {args:?} ended: {status}: {}", server.messages());
-            }
-            assert!(Instant::now() < deadline, "serve {args:?} does not listen");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let control = control.unwrap_or_else(|| server.control());
+        connects(&control, &mut server.child);
         server
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+        self.folder.path().join("nbd.sock")
+    }
+
+    pub(crate) fn control(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
+    /// `pagefold ARGS` that asks this server.
+    pub(crate) fn ask(&self, args: &[&str]) -> Command {
+        let mut command = pagefold();
+        command.args(args).arg("--dir").arg(self.folder());
+        command
     }
 
     /// A file of the running server in `/proc`.
@@ -81,9 +94,17 @@ impl Server {
 
     /// The value that `stat --json` gives for a metric of an export.
     pub(crate) fn figure(&self, export: &str, metric: &str) -> u64 {
-        let output = run(pagefold().args(["stat", "--json", "--name", export, "--unix"]).arg(self.socket()));
+        let output = run(&mut self.ask(&["stat", "--json", export]));
         let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
         let mut found = lines.filter(|line| line["case"] == export && line["metric"] == metric);
+        found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
+    }
+
+    /// The value that `stat --json` gives for a metric of the whole server.
+    pub(crate) fn total(&self, metric: &str) -> u64 {
+        let output = run(&mut self.ask(&["stat", "--json"]));
+        let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let mut found = lines.filter(|line| line["bench"] == "server" && line["metric"] == metric);
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
     }
 
@@ -97,15 +118,14 @@ impl Server {
     /// Sends a signal and returns how the server ended, and what it wrote to standard error.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         send(signal, &self.child);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                assert!(!self.socket().exists(), "the socket was left behind");
-                return (status, self.messages());
-            }
-            assert!(Instant::now() < deadline, "{signal:?} does not end the server");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let status = self.wait();
+        assert!(!self.socket().exists() && !self.control().exists(), "a socket was left behind");
+        (status, self.messages())
+    }
+
+    /// Waits until the server has ended.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
     }
 
     fn messages(&mut self) -> String {
@@ -121,6 +141,34 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until `child` listens on a socket: the file is there a moment before.
+pub(crate) fn connects(socket: &Path, child: &mut Child) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while UnixStream::connect(socket).is_err() {
+        if let Some(status) = child.try_wait().expect("a child") {
+            let mut text = String::new();
+            if let Some(mut stderr) = child.stderr.take() {
+                stderr.read_to_string(&mut text).expect("text");
+            }
+            panic!("it ended: {status}: {text}");
+        }
+        assert!(Instant::now() < deadline, "nobody listens on {}", socket.display());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for a child that has to end.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "it does not end");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

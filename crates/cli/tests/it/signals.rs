@@ -48,10 +48,10 @@ fn it_ends_while_clients_work() {
 #[test]
 fn a_signal_that_is_to_be_ignored_is() {
     let folder = tempfile::TempDir::new().expect("a folder");
-    let socket = folder.path().join("socket");
+    let socket = folder.path().join("control.sock");
     let server = Command::new("sh")
-        .args(["-c", "trap '' HUP; exec \"$0\" serve --size 1M --unix \"$1\"", env!("CARGO_BIN_EXE_pagefold")])
-        .arg(&socket)
+        .args(["-c", "trap '' HUP; exec \"$0\" serve --size 1M --dir \"$1\"", env!("CARGO_BIN_EXE_pagefold")])
+        .arg(folder.path())
         .stderr(Stdio::null())
         .spawn()
         .expect("a shell");
@@ -61,7 +61,7 @@ fn a_signal_that_is_to_be_ignored_is() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     send(Signal::HUP, &server.0);
-    run(pagefold().args(["stat", "--unix"]).arg(&socket));
+    run(pagefold().args(["stat", "--control"]).arg(&socket));
     send(Signal::TERM, &server.0);
     assert!(server.0.wait().expect("a child").success());
 }

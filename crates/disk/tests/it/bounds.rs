@@ -1,11 +1,11 @@
 //! What the wrapper refuses, and what a disk can be.
 
-use pagefold_disk::{BlockDevice, Checked, Error, RamConfig, RamDisk, Zeroes};
+use pagefold_disk::{BlockDevice, Checked, Error, Pool, PoolConfig, RamDisk, Zeroes};
 
 const SIZE: u64 = 1 << 20;
 
 fn disk(size_bytes: u64) -> Result<RamDisk, pagefold_disk::NewError> {
-    RamDisk::new(RamConfig { size_bytes, ..RamConfig::default() })
+    RamDisk::new(&Pool::new(PoolConfig::default()).expect("a pool"), size_bytes)
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn sizes_that_no_disk_has_are_refused() {
         assert!(error.to_string().contains("multiple of 512"), "{error}");
     }
     let error = disk(1 << 62).expect_err("too large");
-    assert!(error.to_string().contains("address space"), "{error}");
+    assert!(error.to_string().contains("more than a disk can have"), "{error}");
     disk(512).expect("the smallest disk");
 }
 
@@ -49,8 +49,8 @@ fn a_read_only_disk_refuses_changes() {
 
 #[test]
 fn a_full_disk_says_so() {
-    let config = RamConfig { size_bytes: 64 << 20, memory_limit: 2 << 20, ..RamConfig::default() };
-    let disk = Checked::new(RamDisk::new(config).expect("a small disk"));
+    let pool = Pool::new(PoolConfig { memory_limit: 2 << 20, ..PoolConfig::default() }).expect("a pool");
+    let disk = Checked::new(RamDisk::new(&pool, 64 << 20).expect("a small disk"));
     let mut state = 1u64;
     let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -59,4 +59,29 @@ fn a_full_disk_says_so() {
     let noise: Vec<u8> = (0..4 << 20).map(|_| random()).collect();
     assert!(matches!(disk.write(0, &noise), Err(Error::NoSpace)));
     assert!(disk.description().contains(" mem_limit=2097152"), "{}", disk.description());
+}
+
+#[test]
+fn a_disk_with_a_limit_of_its_own_leaves_room_for_others() {
+    let pool = Pool::new(PoolConfig { memory_limit: 16 << 20, ..PoolConfig::default() }).expect("a pool");
+    let [greedy, modest] = [(); 2].map(|()| RamDisk::new(&pool, 64 << 20).expect("a small disk"));
+    greedy.set_limit(1 << 20);
+    let noise = |seed: u64| -> Vec<u8> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        (0..4 << 20).map(|_| next()).collect()
+    };
+    assert!(matches!(greedy.write(0, &noise(1)), Err(Error::NoSpace)));
+    let stats = greedy.stats();
+    assert!((900 << 10..=1 << 20).contains(&stats.spent_bytes), "{stats:?}");
+    greedy.write(0, &noise(2)[..4096]).expect("what it has can be overwritten");
+    modest.write(0, &noise(3)).expect("room in the pool");
+    greedy.set_limit(u64::MAX);
+    greedy.write(0, &noise(4)).expect("room in the pool");
+    drop(greedy);
+    assert_eq!(pool.stats().compr_data_size, modest.stats().compr_data_size);
+    pool.check().expect("consistent");
 }

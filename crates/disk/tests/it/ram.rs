@@ -2,14 +2,15 @@
 
 use std::thread;
 
-use pagefold_disk::{BlockDevice, Checked, Extent, RamConfig, RamDisk, Zeroes};
+use pagefold_disk::{BlockDevice, Checked, Extent, Pool, PoolConfig, RamDisk, Zeroes};
 use proptest::prelude::*;
 
 /// The last page is cut short.
 const SIZE: u64 = 40 * 4096 + 512;
 
 fn disk() -> Checked<RamDisk> {
-    Checked::new(RamDisk::new(RamConfig { size_bytes: SIZE, ..RamConfig::default() }).expect("a small disk"))
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
+    Checked::new(RamDisk::new(&pool, SIZE).expect("a small disk"))
 }
 
 #[derive(Clone, Debug)]
@@ -140,5 +141,32 @@ fn small_writes_to_one_page_do_not_undo_each_other() {
     for page in 0..3 {
         disk.read(page * 4096 + 1000, &mut back).expect("a range of the disk");
         assert_eq!(back, [(299u64 % 251) as u8; 400]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// A disk of changing size is a vector of changing length: what is cut off is gone, what is added is zeros.
+    #[test]
+    fn of_any_size_is_a_vector_of_bytes(steps in prop::collection::vec((1u64..90, any::<u64>(), any::<u8>()), 1..30)) {
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let disk = RamDisk::new(&pool, 512).expect("a small disk");
+        let mut model = vec![0; 512];
+        for (sectors, at, byte) in steps {
+            let size = sectors * 3584;
+            disk.resize(size).expect("a size");
+            model.resize(size as usize, 0);
+            let at = at % size;
+            let len = (size - at).min(9000) as usize;
+            disk.write(at, &vec![byte; len]).expect("no limit");
+            model[at as usize..][..len].fill(byte);
+            let mut found = vec![1; model.len()];
+            disk.read(0, &mut found).expect("all of it");
+            prop_assert!(found == model);
+        }
+        disk.reset().expect("no limit");
+        prop_assert_eq!(disk.stats().spent_bytes - disk.stats().table_bytes, 0);
+        pool.check().map_err(TestCaseError::fail)?;
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use pagefold_serve::{Error, Export, Server, protocol::command};
+use pagefold_serve::{Export, Passed, Server, protocol::command};
 
 use crate::device::Ram;
 
@@ -27,9 +27,8 @@ fn service(name: &str, variables: &str, passed: impl Into<OwnedFd>) -> Command {
 }
 
 #[test]
-fn activation_without_a_socket_is_a_clear_error() {
-    let error = Server::builder().export(Export::new("disk", Ram::shared(512))).activation().bind().unwrap_err();
-    assert!(matches!(error, Error::NoActivation), "{error}");
+fn without_a_passed_socket_there_is_none() {
+    assert!(Passed::take().unwrap().is_none());
 }
 
 /// Plays the service in `a_passed_socket_is_served`; by itself it does nothing.
@@ -40,7 +39,7 @@ fn activated_child() {
     }
     let device = Ram::shared(8192);
     let export = Export::new("disk", Arc::clone(&device) as _);
-    let server = Server::builder().export(export).activation().bind().unwrap();
+    let server = Server::builder().export(export).passed(Passed::take().unwrap().unwrap()).bind().unwrap();
     let handle = server.handle();
     std::thread::spawn(move || {
         // A flush is the sign to end.
@@ -73,19 +72,15 @@ fn a_passed_socket_is_served_and_stays() {
     assert!(path.exists(), "the socket belongs to the service manager");
 }
 
-/// Says what `bind` says, for the tests below; by itself it does nothing.
+/// Says what was passed, for the tests below; by itself it does nothing.
 #[test]
 fn refused_child() {
     if std::env::var_os("LISTEN_FDS").is_none() {
         return;
     }
-    let is_activated = Server::is_activated();
-    let export = Export::new("disk", Ram::shared(8192));
-    let error = Server::builder().export(export).activation().bind().map(drop).map_err(|error| match error {
-        Error::NoActivation => "none".to_owned(),
-        error => format!("{error}: {}", std::error::Error::source(&error).unwrap()),
-    });
-    println!("activated {is_activated}, bind {error:?}.");
+    let passed = Passed::take().map_err(|error| format!("{error}: {}", std::error::Error::source(&error).unwrap()));
+    let passed = passed.map(|passed| passed.map(|mut passed| passed.take_unix("control").is_some()));
+    println!("passed {passed:?}.");
 }
 
 fn refused(variables: &str, passed: impl Into<OwnedFd>) -> String {
@@ -108,20 +103,19 @@ fn sockets_passed_to_another_process_are_ignored() {
         "LISTEN_PID=$$ LISTEN_FDS=4294967295",
     ] {
         let said = refused(variables, listener.try_clone().unwrap());
-        assert!(said.contains("activated false, bind Err(\"none\")."), "{variables}: {said}");
+        assert!(said.contains("passed Ok(None)."), "{variables}: {said}");
     }
-    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", listener);
-    assert!(said.contains("activated true, bind Ok(())."), "{said}");
+    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", listener.try_clone().unwrap());
+    assert!(said.contains("passed Ok(Some(false))."), "{said}");
+    let said = refused("LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=control", listener);
+    assert!(said.contains("passed Ok(Some(true))."), "{said}");
 }
 
 #[test]
 fn a_passed_socket_that_does_not_listen_is_a_clear_error() {
     let (one, _other) = UnixStream::pair().unwrap();
     let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", one);
-    assert!(
-        said.contains("activated true, bind Err(\"socket 0 that was passed cannot be used: it does not listen\")."),
-        "{said}"
-    );
+    assert!(said.contains("passed Err(\"socket 0 that was passed cannot be used: it does not listen\")."), "{said}");
     let file = tempfile::tempfile().unwrap();
     let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", file);
     assert!(said.contains("cannot be used: fd 3 is not a socket"), "{said}");

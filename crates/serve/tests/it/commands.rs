@@ -1,11 +1,11 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use pagefold_serve::protocol::{command, command_flag};
-
-use crate::{
-    device::Ram,
-    raw::{Chunk, Running},
+use pagefold_serve::{
+    Limits,
+    protocol::{command, command_flag},
 };
+
+use crate::{device::Ram, raw::Running};
 
 const MIB: u32 = 1 << 20;
 
@@ -41,16 +41,30 @@ fn what_is_written_is_read_with_structured_replies() {
 
 #[test]
 fn the_largest_request_works() {
-    let device = Ram::shared(40 << 20);
-    let server = Running::of(device);
-    let mut raw = server.structured();
-    raw.request(command::WRITE, 0, 1, 4096, 32 * MIB);
-    raw.send(&vec![0xa5; 32 << 20]);
-    assert_eq!(raw.simple_reply(), (0, 1));
-    raw.request(command::READ, command_flag::DF, 2, 4096, 32 * MIB);
-    let chunk = raw.chunk();
-    assert_eq!((chunk.flags, chunk.kind, chunk.payload.len()), (1, 1, (32 << 20) + 8));
-    assert!(chunk.payload[8..].iter().all(|&byte| byte == 0xa5));
+    let most = 64 * MIB;
+    // With memory for its pieces, and in the small buffers alone.
+    for memory_bytes in [Limits::default().memory_bytes, 0] {
+        let device = Ram::shared(72 << 20);
+        let server = Running::limited(Arc::clone(&device) as _, Limits { memory_bytes, ..Limits::default() });
+        let (mut structured, mut simple) = (server.structured(), server.simple());
+        for (cookie, len_bytes) in [(1, most - 1), (2, most)] {
+            let data: Vec<u8> = (0..len_bytes).map(|i| (i.wrapping_mul(40_503) >> 13) as u8 ^ cookie as u8).collect();
+            structured.request(command::WRITE, command_flag::FUA, cookie, 4097, len_bytes);
+            structured.send(&data);
+            assert_eq!(structured.simple_reply(), (0, cookie));
+            assert_eq!(device.flushes.load(Ordering::SeqCst) as u64, cookie);
+            assert!(device.bytes.lock().unwrap()[4097..][..data.len()] == data);
+            structured.request(command::READ, command_flag::DF, 10, 4097, len_bytes);
+            let chunk = structured.chunk();
+            assert_eq!((chunk.flags, chunk.kind), (1, 1));
+            assert!(chunk.payload[8..] == data);
+            structured.request(command::READ, 0, 11, 4097, len_bytes);
+            assert!(structured.structured_read(11, 4097).as_ref() == Ok(&data));
+            simple.request(command::READ, 0, 12, 4097, len_bytes);
+            assert_eq!(simple.simple_reply(), (0, 12));
+            assert!(simple.bytes(data.len()) == data);
+        }
+    }
 }
 
 #[test]
@@ -65,18 +79,18 @@ fn df_asks_for_one_chunk() {
 }
 
 #[test]
-fn empty_requests_succeed() {
+fn empty_changes_succeed_and_empty_reads_are_invalid() {
     let server = Running::of(Ram::shared(4096));
     let mut raw = server.structured();
-    raw.request(command::READ, 0, 1, 4096, 0);
-    assert_eq!(raw.chunk(), Chunk { flags: 1, kind: 0, cookie: 1, payload: vec![] });
     for kind in [command::WRITE, command::TRIM, command::WRITE_ZEROES, command::CACHE] {
         raw.request(kind, 0, 2, 4096, 0);
         assert_eq!(raw.simple_reply(), (0, 2));
     }
+    raw.request(command::READ, 0, 1, 0, 0);
+    assert_eq!(raw.chunk().error(), (22, "a read of no bytes".into()));
     let mut raw = server.simple();
     raw.request(command::READ, 0, 1, 0, 0);
-    assert_eq!(raw.simple_reply(), (0, 1));
+    assert_eq!(raw.simple_reply(), (22, 1));
 }
 
 #[test]

@@ -28,8 +28,9 @@ pub(crate) struct Ram {
     /// Reads that have begun.
     pub(crate) total_reads: AtomicUsize,
     pub(crate) slow_read: Duration,
-    /// Extents of a page each, every other a hole.
+    /// Extents of a page each, or as many pages, every other a hole.
     pub(crate) striped: bool,
+    pub(crate) stripe_pages: u64,
     pub(crate) last_zeroes_keep: AtomicBool,
     pub(crate) panics: bool,
     /// How long it would compact; if it has nothing to compact, 0.
@@ -157,8 +158,9 @@ impl BlockDevice for Ram {
         }
         let (mut at, end) = (offset, offset + len_bytes);
         while at != end {
-            let next = ((at / 4096 + 1) * 4096).min(end);
-            let hole = at / 4096 % 2 == 1;
+            let stripe_bytes = self.stripe_pages.max(1) * 4096;
+            let next = ((at / stripe_bytes + 1) * stripe_bytes).min(end);
+            let hole = at / stripe_bytes % 2 == 1;
             if !each(Extent { len_bytes: next - at, hole, zero: hole }) {
                 break;
             }

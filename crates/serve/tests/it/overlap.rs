@@ -158,7 +158,7 @@ fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
             for cookie in 0..DEPTH {
                 let kind = if cookie % 2 == 0 { command::FLUSH } else { command::WRITE };
                 let len_bytes = if kind == command::WRITE { 512 } else { 0 };
-                let offset = u64::from(len_bytes) * cookie;
+                let offset = len_bytes * cookie;
                 flood.extend(Request { flags: 0, kind, cookie, offset, len_bytes }.encode());
                 flood.extend(vec![round as u8; len_bytes as usize]);
             }

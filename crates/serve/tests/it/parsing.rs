@@ -44,7 +44,8 @@ impl Transport for Script {
 fn serve(input: Vec<u8>) -> Vec<u8> {
     let script = Script { input: Mutex::new(io::Cursor::new(input)), ..Script::default() };
     let output = std::sync::Arc::clone(&script.output);
-    let exports = Exports::new([Export::new("disk", Ram::shared(1 << 20))]).unwrap();
+    let exports = Exports::new();
+    exports.add(Export::new("disk", Ram::shared(1 << 20))).unwrap();
     serve_stream(script, &exports, Limits::default());
     std::mem::take(&mut *output.lock().unwrap())
 }
@@ -64,7 +65,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![0_u32..8192, 0_u32..200_000, any::<u32>()];
     (0_u16..10, prop_oneof![Just(0), 0_u16..32, any::<u16>()], any::<u64>(), offset, length).prop_map(
         |(kind, flags, cookie, offset, len_bytes)| {
-            let mut bytes = Request { flags, kind, cookie, offset, len_bytes }.encode().to_vec();
+            let mut bytes = Request { flags, kind, cookie, offset, len_bytes: len_bytes.into() }.encode().to_vec();
             if kind == 1 && len_bytes < 300_000 {
                 bytes.extend(vec![kind as u8; len_bytes as usize]);
             }
@@ -90,7 +91,7 @@ proptest! {
         prop_assert_eq!(OptionHeader::parse(&option.encode()), Ok(option));
         let reply = OptionReplyHeader { option: a, kind: b, len_bytes: c };
         prop_assert_eq!(OptionReplyHeader::parse(&reply.encode()), Ok(reply));
-        let request = Request { flags: a as u16, kind: b as u16, cookie: d, offset: e, len_bytes: c };
+        let request = Request { flags: a as u16, kind: b as u16, cookie: d, offset: e, len_bytes: c.into() };
         prop_assert_eq!(Request::parse(&request.encode()), Ok(request));
     }
 

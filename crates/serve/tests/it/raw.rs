@@ -231,7 +231,7 @@ impl Raw {
     }
 
     pub(crate) fn request(&mut self, kind: u16, flags: u16, cookie: u64, offset: u64, len_bytes: u32) {
-        self.send(&Request { flags, kind, cookie, offset, len_bytes }.encode());
+        self.send(&Request { flags, kind, cookie, offset, len_bytes: len_bytes.into() }.encode());
     }
 
     /// The errno and the cookie.

@@ -1,11 +1,13 @@
 //! The clients that people use.
 
 use std::{
-    process::{Command, Output},
-    sync::Arc,
+    io::{BufRead, BufReader, Write},
+    process::{Command, Output, Stdio},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
 };
 
-use pagefold_serve::{Export, Server, unix_uri};
+use pagefold_serve::{Export, Exports, Server, unix_uri};
 
 use crate::{device::Ram, raw::Running};
 
@@ -126,4 +128,84 @@ fn qemu_img_converts_and_compares() {
     let image = image.to_str().unwrap();
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", image, &server.uri()]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &server.uri()]);
+}
+
+/// How a client ends whose export is removed a moment after it has begun.
+fn end_after_removal(tool: &str, args: &[&str], exports: &Exports, device: &Ram) -> Output {
+    let child = Command::new(tool).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while device.total_reads.load(Ordering::SeqCst) < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{tool} does not read");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(exports.remove("disk"));
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn clients_whose_export_is_removed_report_an_error_and_end() {
+    for tool in ["nbdcopy", "qemu-img", "qemu-io"] {
+        if !has("clients_whose_export_is_removed_report_an_error_and_end", tool) {
+            continue;
+        }
+        let device = Arc::new(Ram { slow_read: Duration::from_millis(20), ..Ram::new(64 << 20) });
+        let exports = Exports::new();
+        exports.add(Export::new("disk", Arc::clone(&device) as _)).unwrap();
+        let server = Running::start(Server::builder().exports(exports.clone()));
+        let (uri, directory) = (server.uri(), tempfile::tempdir().unwrap());
+        let to = directory.path().join("to");
+        let reads = ["-c", "read 0 1M"].repeat(100);
+        let args = match tool {
+            "nbdcopy" => vec![&uri, to.to_str().unwrap()],
+            "qemu-img" => vec!["convert", "-f", "raw", "-O", "raw", &uri, to.to_str().unwrap()],
+            _ => [vec!["-f", "raw", uri.as_str()], reads].concat(),
+        };
+        let output = end_after_removal(tool, &args, &exports, &device);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(!output.status.success(), "{tool}: {text}");
+        let says = ["Cannot send after transport endpoint shutdown", "export was removed"];
+        assert!(says.iter().any(|says| text.contains(says)), "{tool}: {text}");
+    }
+}
+
+/// What a running qemu has to be told when a disk has changed its size: `docs/nbd.md` has the same three commands.
+#[test]
+fn qemu_sees_a_new_size_on_a_new_connection() {
+    if !has("qemu_sees_a_new_size_on_a_new_connection", "qemu-storage-daemon") {
+        return;
+    }
+    let device = Ram::shared(1 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut child = Command::new("qemu-storage-daemon")
+        .args(["--chardev", "stdio,id=control", "--monitor", "control"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut commands = child.stdin.take().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut tell = |command: &str, arguments: &str| {
+        writeln!(commands, r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#).unwrap();
+        let answer = |line: &String| line.contains(r#""return""#) || line.contains(r#""error""#);
+        answers.by_ref().map(Result::unwrap).find(answer).unwrap()
+    };
+    let connect = |node: &str| {
+        let path = server.path.display();
+        format!(r#""driver":"nbd","node-name":"{node}","export":"disk","server":{{"type":"unix","path":"{path}"}}"#)
+    };
+    let resize = r#""node-name":"disk","size":2097152"#;
+    let done = r#""return": {}"#;
+    assert!(tell("qmp_capabilities", "").contains(done));
+    assert!(tell("blockdev-add", &connect("old")).contains(done));
+    assert!(tell("blockdev-add", r#""driver":"raw","node-name":"disk","file":"old""#).contains(done));
+    device.bytes.lock().unwrap().resize(2 << 20, 7);
+    assert!(tell("block_resize", resize).contains("Cannot grow"));
+    assert!(tell("blockdev-add", &connect("new")).contains(done));
+    let reopen = r#""options":[{"driver":"raw","node-name":"disk","file":"new"}]"#;
+    assert!(tell("blockdev-reopen", reopen).contains(done));
+    assert!(tell("block_resize", resize).contains(done));
+    assert!(tell("blockdev-del", r#""node-name":"old""#).contains(done));
+    assert!(tell("query-named-block-nodes", r#""flat":true"#).contains(r#""virtual-size": 2097152"#));
+    assert!(tell("quit", "").contains(done));
+    assert!(child.wait().unwrap().success());
 }

@@ -1,18 +1,20 @@
 //! Slot numbers and configurations that nobody should ask for.
 
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, PoolKind, Slot, Store, StreamPolicy};
+use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Pool, Slot};
+
+use crate::one::One;
 
 #[test]
 fn slots_beyond_the_end_are_errors() {
     let slots = 700;
-    let store = Store::new(Config { slots, ..Config::default() }).expect("a small store");
+    let store = One::new(slots, Config::default());
     let mut page = [7; PAGE_SIZE];
     for slot in [slots, slots + 1, 1023, 1 << 15, 1 << 32, 1 << 44, 1 << 63, Slot::MAX] {
         let refused = Error::NoSuchSlot { slot, slots };
         assert_eq!(store.write(slot, &page), Err(refused));
         assert_eq!(store.read(slot, &mut page), Err(refused));
         assert_eq!(store.update(slot, |_| panic!("there is no page")), Err(refused));
-        assert_eq!(store.discard(slot), Err(refused));
+        assert!(store.disk.discard(0..slot.saturating_add(1)).is_err());
         assert_eq!(store.write_zeroes(slot), Err(refused));
         assert_eq!(store.status(slot), Err(refused));
         assert_eq!(store.empty_run(slot, Slot::MAX), 0);
@@ -23,22 +25,20 @@ fn slots_beyond_the_end_are_errors() {
 }
 
 #[test]
-fn stores_that_cannot_be_are_errors() {
-    for pool in PoolKind::ALL {
-        for slots in [1 << 40, 1 << 52, Slot::MAX] {
-            let error = Store::new(Config { slots, pool, ..Config::default() }).expect_err("no address space");
-            assert!(matches!(error, NewError::TooLarge { slots: told, .. } if told == slots), "{pool:?}: {error}");
-        }
+fn pools_and_disks_that_cannot_be_are_errors() {
+    let pool = Pool::new(Config::default()).expect("a pool");
+    for slots in [1 << 40, 1 << 52, Slot::MAX] {
+        assert_eq!(pool.disk(slots).expect_err("too many slots"), Error::TooLarge { slots });
     }
     for memory_limit in [0, 1, 1000] {
-        let error = Store::new(Config { slots: 1, memory_limit, ..Config::default() }).expect_err("no memory");
+        let error = Pool::new(Config { memory_limit, ..Config::default() }).expect_err("no memory");
         assert!(matches!(error, NewError::LimitTooSmall { limit, .. } if limit == memory_limit), "{error}");
     }
 }
 
 #[test]
-fn a_store_of_no_slots_is_one() {
-    let store = Store::new(Config { streams: StreamPolicy::Idle(usize::MAX), ..Config::default() }).expect("no slots");
+fn a_disk_of_no_slots_is_one() {
+    let store = One::new(0, Config::default());
     assert_eq!(store.read(0, &mut [0; PAGE_SIZE]), Err(Error::NoSuchSlot { slot: 0, slots: 0 }));
     store.compact();
     store.check().expect("consistent");
@@ -46,7 +46,7 @@ fn a_store_of_no_slots_is_one() {
 
 #[test]
 fn a_change_that_panics_leaves_the_page() {
-    let store = Store::new(Config { slots: 1, ..Config::default() }).expect("a small store");
+    let store = One::new(1, Config::default());
     let page = std::array::from_fn(|at| (at / 9) as u8);
     store.write(0, &page).expect("memory");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

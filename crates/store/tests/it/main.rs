@@ -2,9 +2,11 @@
 
 mod bounds;
 mod compaction;
+mod disks;
 mod history;
 mod limit;
 mod model;
+mod one;
 mod pages;
 mod stress;
 mod threads;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, Error, PAGE_SIZE, Page, Status, Store};
+use pagefold_store::{Config, Error, PAGE_SIZE, Page, Status};
 use proptest::prelude::*;
 
+use crate::one::One;
 use crate::pages::{any_page, mixed};
 
 const SLOTS: u64 = 1500;
@@ -35,7 +36,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 
 fn run(codec: &str, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let codec = by_name(codec).expect("a known codec");
-    let store = Store::new(Config { slots: SLOTS, codec, ..Config::default() }).expect("a small store");
+    let store = One::new(SLOTS, Config { codec, ..Config::default() });
     let mut model: Vec<Option<Arc<Page>>> = vec![None; SLOTS as usize];
     for op in ops {
         match op {
@@ -94,7 +95,7 @@ proptest! {
 
 #[test]
 fn slots_beyond_the_end_are_refused() {
-    let store = Store::new(Config { slots: 10, ..Config::default() }).expect("a small store");
+    let store = One::new(10, Config::default());
     let error = Error::NoSuchSlot { slot: 10, slots: 10 };
     assert_eq!(store.read(10, &mut [0; PAGE_SIZE]), Err(error));
     assert_eq!(store.write(10, &[0; PAGE_SIZE]), Err(error));
@@ -108,13 +109,13 @@ fn slots_beyond_the_end_are_refused() {
 
 #[test]
 fn each_kind_of_page_is_counted() {
-    let store = Store::new(Config { slots: 8, ..Config::default() }).expect("a small store");
+    let store = One::new(8, Config::default());
     store.write(0, &mixed(1, 0xff)).expect("no limit");
     store.write(1, &mixed(2, 0xff)).expect("no limit");
     store.write(2, &[7; PAGE_SIZE]).expect("no limit");
     store.write_zeroes(3).expect("no limit");
     store.write(4, &mixed(3, 0x01)).expect("no limit");
-    let counted = |store: &Store| {
+    let counted = |store: &One| {
         let stats = store.stats();
         (stats.orig_data_size / PAGE_SIZE as u64, stats.huge_pages, stats.same_pages)
     };
@@ -128,6 +129,6 @@ fn each_kind_of_page_is_counted() {
 
 #[test]
 fn an_empty_store_of_8_gib_costs_kilobytes() {
-    let store = Store::new(Config { slots: 2 << 20, ..Config::default() }).expect("address space");
+    let store = One::new(2 << 20, Config::default());
     assert!(store.stats().spent_bytes <= 64 << 10, "{:?}", store.stats());
 }

@@ -10,12 +10,9 @@ use std::{
 };
 
 use pagefold_codec::{Codec, CodecId, Corrupt, Lz4, Stream, StreamError};
-use pagefold_store::{
-    Config, PAGE_SIZE, Page, Store, StreamPolicy,
-    strategy::{BitSpin, Cas, EntryLock, Hazard, RwLock, Spin, TableRwLock},
-};
+use pagefold_store::{Config, PAGE_SIZE, Page};
 
-use crate::pages::mixed;
+use crate::{one::One, pages::mixed};
 
 const SLOTS: u64 = 1200;
 const WRITERS: u64 = 2;
@@ -103,12 +100,7 @@ fn check(page: &Page, slot: u64, finished: u64, begun: u64) {
     }
 }
 
-fn versions_are_seen_in_order<L: EntryLock>(streams: StreamPolicy, rounds: u64) {
-    let config = Config { slots: SLOTS, streams, ..Config::default() };
-    versions_are_seen_in_order_in(&Store::<L>::with_strategy(config).expect("a small store"), rounds);
-}
-
-fn versions_are_seen_in_order_in<L: EntryLock>(store: &Store<L>, rounds: u64) {
+fn versions_are_seen_in_order(store: &One, rounds: u64) {
     let versions: Vec<Versions> = (0..SLOTS).map(|_| Versions::default()).collect();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -170,22 +162,12 @@ fn versions_are_seen_in_order_in<L: EntryLock>(store: &Store<L>, rounds: u64) {
 
 #[test]
 fn versions_are_seen_in_order_while_objects_move() {
-    versions_are_seen_in_order::<Hazard>(StreamPolicy::PerCpu, 4000);
-    versions_are_seen_in_order::<Hazard>(StreamPolicy::Idle(2), 1000);
+    versions_are_seen_in_order(&One::new(SLOTS, Config::default()), 6000);
 }
 
 /// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or moves it.
 #[test]
 fn objects_stay_while_they_are_read() {
-    let config = Config { slots: SLOTS, codec: Arc::new(Sleepy), ..Config::default() };
-    versions_are_seen_in_order_in(&Store::new(config).expect("a small store"), 6000);
-}
-
-#[test]
-fn versions_are_seen_in_order_with_every_lock() {
-    versions_are_seen_in_order::<TableRwLock>(StreamPolicy::PerCpu, 600);
-    versions_are_seen_in_order::<Cas>(StreamPolicy::PerCpu, 600);
-    versions_are_seen_in_order::<Spin>(StreamPolicy::PerCpu, 600);
-    versions_are_seen_in_order::<RwLock>(StreamPolicy::PerCpu, 600);
-    versions_are_seen_in_order::<BitSpin>(StreamPolicy::PerCpu, 600);
+    let config = Config { codec: Arc::new(Sleepy), ..Config::default() };
+    versions_are_seen_in_order(&One::new(SLOTS, config), 6000);
 }

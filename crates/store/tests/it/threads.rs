@@ -3,8 +3,9 @@
 use std::thread;
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, PAGE_SIZE, Page, Store};
+use pagefold_store::{Config, PAGE_SIZE, Page};
 
+use crate::one::One;
 use crate::pages::mixed;
 
 const THREADS: u64 = 4;
@@ -28,7 +29,7 @@ fn assert_whole(page: &Page) {
 fn pages_shared_by_threads_are_never_torn() {
     for codec in ["lz4", "zstd-1"] {
         let codec = by_name(codec).expect("a known codec");
-        let store = Store::new(Config { slots: 8, codec, ..Config::default() }).expect("a small store");
+        let store = One::new(8, Config { codec, ..Config::default() });
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let store = &store;
@@ -55,7 +56,7 @@ fn pages_shared_by_threads_are_never_torn() {
 
 #[test]
 fn updates_of_one_page_are_all_applied() {
-    let store = Store::new(Config { slots: 1, ..Config::default() }).expect("a small store");
+    let store = One::new(1, Config::default());
     thread::scope(|scope| {
         for thread in 0..THREADS as usize {
             let store = &store;
@@ -82,7 +83,7 @@ fn updates_of_one_page_are_all_applied() {
 /// Each thread has slots of its own and knows what is in them; all share streams, classes and leaves.
 #[test]
 fn threads_keep_their_own_slots() {
-    let store = Store::new(Config { slots: 4096, ..Config::default() }).expect("a small store");
+    let store = One::new(4096, Config::default());
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let store = &store;

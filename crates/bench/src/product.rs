@@ -1,0 +1,124 @@
+//! pagefold's own store as the benches use it: the one file here that knows its interface.
+
+use std::sync::Arc;
+
+use pagefold_codec::{Codec, Page};
+use pagefold_store::{Config, Disk, Objects, Pool};
+
+use crate::load::Slots;
+
+/// Bytes of an entry.
+pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
+
+/// A pool with one disk.
+pub(crate) struct Product {
+    pub(crate) disk: Disk,
+    pub(crate) pool: Pool,
+}
+
+/// What the pool holds and spends, as its `Stats` has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Figures {
+    pub(crate) compr_data_size: u64,
+    pub(crate) mem_used_total: u64,
+    pub(crate) table_bytes: u64,
+    pub(crate) stream_bytes: u64,
+    pub(crate) training_bytes: u64,
+    pub(crate) spent_bytes: u64,
+    pub(crate) codec_tables: u64,
+    pub(crate) trainings: u64,
+    pub(crate) trainings_useless: u64,
+}
+
+impl Product {
+    /// An empty disk of `slots` slots.
+    pub(crate) fn new(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
+        Self::with(slots, Config { codec, ..Config::default() })
+    }
+
+    fn with(slots: u64, config: Config) -> anyhow::Result<Self> {
+        let pool = Pool::new(config)?;
+        Ok(Self { disk: pool.disk(slots)?, pool })
+    }
+
+    /// One that does not train the codec's tables.
+    pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
+        Self::with(slots, Config { codec, train: false, ..Config::default() })
+    }
+
+    /// The codec of a pool for which none was chosen.
+    pub(crate) fn default_codec() -> Arc<dyn Codec> {
+        Config::default().codec
+    }
+
+    pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
+        Ok(self.disk.discard(slot..slot + 1)?)
+    }
+
+    /// Moves objects together until no more memory can be given back.
+    pub(crate) fn compact(&self) {
+        self.pool.compact();
+    }
+
+    /// Looks the whole pool over, with no other thread in it.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.pool.check().map_err(anyhow::Error::msg)
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        let stats = self.pool.stats();
+        Figures {
+            compr_data_size: stats.compr_data_size,
+            mem_used_total: stats.mem_used_total,
+            table_bytes: stats.table_bytes,
+            stream_bytes: stats.stream_bytes,
+            training_bytes: stats.training_bytes,
+            spent_bytes: stats.spent_bytes,
+            codec_tables: stats.codec_tables,
+            trainings: stats.trainings,
+            trainings_useless: stats.trainings_useless,
+        }
+    }
+}
+
+impl Slots for Product {
+    fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()> {
+        Ok(self.disk.write(slot, page)?)
+    }
+
+    fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
+        Ok(self.disk.read(slot, page)?)
+    }
+}
+
+/// The pool's objects without the pool around them.
+pub(crate) struct ProductHeap(Objects);
+
+/// An object of a [`ProductHeap`].
+pub(crate) use pagefold_store::Object as ProductObject;
+
+impl ProductHeap {
+    /// An empty heap.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self(Objects::new()?))
+    }
+
+    /// Makes an object of `len_bytes` whose bytes are unspecified.
+    pub(crate) fn room(&self, len_bytes: usize) -> Option<ProductObject> {
+        self.0.room(len_bytes)
+    }
+
+    /// Makes an object of `bytes`.
+    pub(crate) fn put(&self, bytes: &[u8]) -> Option<ProductObject> {
+        self.0.put(bytes)
+    }
+
+    pub(crate) fn remove(&self, object: ProductObject) {
+        self.0.remove(object);
+    }
+
+    /// All memory that it holds.
+    pub(crate) fn spent_bytes(&self) -> u64 {
+        self.0.spent_bytes()
+    }
+}

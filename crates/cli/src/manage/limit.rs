@@ -1,0 +1,46 @@
+//! `pagefold limit`: how much memory a server or a disk may take.
+
+use pagefold_control::{Command, Limited};
+
+use super::Asked;
+use crate::size;
+
+/// Set the memory limit of a running server, or of one of its disks
+#[derive(clap::Args)]
+#[command(
+    allow_missing_positional = true,
+    after_help = "Examples:
+  pagefold limit 4G
+  pagefold limit guest-7 2G
+  pagefold limit guest-7 none"
+)]
+pub(crate) struct Args {
+    /// The disk; without it, the limit is the server's
+    name: Option<String>,
+
+    /// The most memory, or 'none'
+    #[arg(required = true, value_name = "SIZE|none", value_parser = parse)]
+    limit: Limit,
+
+    #[command(flatten)]
+    asked: Asked,
+}
+
+#[derive(Clone, Copy)]
+struct Limit(Option<u64>);
+
+fn parse(text: &str) -> Result<Limit, String> {
+    if text == "none" { Ok(Limit(None)) } else { size::parse(text).map(|bytes| Limit(Some(bytes))) }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let command = Command::Limit { name: args.name.clone(), limit_bytes: args.limit.0 };
+    args.asked.perform(&command, |limited: &Limited| {
+        let show = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), size::show);
+        let what = limited
+            .name
+            .as_ref()
+            .map_or_else(|| "the server's limit".to_owned(), |name| format!("the limit of '{name}'"));
+        format!("{what} was {} and is {}", show(limited.before_bytes), show(limited.limit_bytes))
+    })
+}

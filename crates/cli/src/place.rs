@@ -1,0 +1,139 @@
+//! The directory in which a server and those who ask it meet.
+
+use std::{
+    env,
+    fs::{DirBuilder, File},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, anyhow, bail};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open, openat},
+    io::Errno,
+    process::geteuid,
+};
+
+use crate::misuse;
+
+/// The socket of NBD clients.
+const NBD_SOCKET: &str = "nbd.sock";
+/// The socket for what is told to the server.
+const CONTROL_SOCKET: &str = "control.sock";
+/// Held locked while a server lives; it has the server's process id.
+const LOCK: &str = "lock";
+
+/// The directory `given`, or the one of this user: `/run/pagefold` for root, `$XDG_RUNTIME_DIR/pagefold` for others. Root's
+/// does not depend on the environment, which `sudo` may pass on.
+pub(crate) fn directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(given) = given {
+        return std::path::absolute(given).with_context(|| format!("cannot use {}", given.display()));
+    }
+    if geteuid().is_root() {
+        return Ok("/run/pagefold".into());
+    }
+    match env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(runtime) if runtime.is_absolute() => Ok(runtime.join("pagefold")),
+        _ => Err(misuse(anyhow!("no directory for the server's sockets: give --dir DIR, or set XDG_RUNTIME_DIR"))),
+    }
+}
+
+/// Where the server of a directory is told things.
+pub(crate) fn control_socket(directory: &Path) -> PathBuf {
+    directory.join(CONTROL_SOCKET)
+}
+
+/// A directory that belongs to one server while this value lives.
+#[derive(Debug)]
+pub(crate) struct Place {
+    directory: PathBuf,
+    /// Locked; the kernel unlocks it when the process ends, however it does.
+    _lock: File,
+}
+
+impl Place {
+    /// Makes the directory if need be, and takes it. The sockets of a server that is gone may be replaced then.
+    pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
+        let shown = directory.display();
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot make the directory {shown}"));
+            }
+            _ => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = match open(&directory, flags, Mode::empty()) {
+            Err(Errno::LOOP | Errno::NOTDIR) => {
+                bail!("{shown} is not a directory, or is a symbolic link: remove it, or choose another with --dir")
+            }
+            result => File::from(result.with_context(|| format!("cannot open the directory {shown}"))?),
+        };
+        let found = opened.metadata().with_context(|| format!("cannot look at {shown}"))?;
+        if found.uid() != geteuid().as_raw() {
+            bail!("{shown} belongs to user {}: choose another directory with --dir", found.uid());
+        }
+        if found.mode() & 0o022 != 0 {
+            bail!("others may write in {shown}: run 'chmod go-w {shown}', or choose another directory with --dir");
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = openat(&opened, LOCK, flags, Mode::RUSR | Mode::WUSR);
+        let mut lock = File::from(lock.with_context(|| format!("cannot open {shown}/{LOCK}"))?);
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                let mut owner = String::new();
+                // A server that has just started may not have written it yet.
+                let _ = (&mut lock).take(32).read_to_string(&mut owner);
+                let process = owner.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+                bail!("a server already uses {shown}{process}: stop it, or choose another directory with --dir");
+            }
+            result => result.with_context(|| format!("cannot lock {shown}/{LOCK}"))?,
+        }
+        let written =
+            ftruncate(&lock, 0).map_err(io::Error::from).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        written.with_context(|| format!("cannot write {shown}/{LOCK}"))?;
+        Ok(Self { directory, _lock: lock })
+    }
+
+    pub(crate) fn nbd_socket(&self) -> PathBuf {
+        self.directory.join(NBD_SOCKET)
+    }
+
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        control_socket(&self.directory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn one_server_has_a_directory_at_a_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = folder.path().join("place");
+        let first = Place::claim(directory.clone()).expect("a place");
+        assert_eq!(fs::metadata(&directory).expect("a folder").mode() & 0o777, 0o700);
+        let message = Place::claim(directory.clone()).expect_err("a taken place").to_string();
+        assert!(message.contains(&format!("process {}", std::process::id())) && message.contains("--dir"), "{message}");
+        drop(first);
+        Place::claim(directory).expect("the place of one that is gone");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_change_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (open, link, file) = (folder.path().join("open"), folder.path().join("link"), folder.path().join("file"));
+        fs::create_dir(&open).expect("a folder");
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o775)).expect("a mode");
+        std::os::unix::fs::symlink(folder.path(), &link).expect("a link");
+        fs::write(&file, "").expect("a file");
+        for (path, why) in [(open, "others may write"), (link, "symbolic link"), (file, "not a directory")] {
+            let message = Place::claim(path).expect_err("a bad place").to_string();
+            assert!(message.contains(why), "{message}");
+        }
+        Place::claim(folder.path().join("no/such")).expect_err("no parent");
+    }
+}

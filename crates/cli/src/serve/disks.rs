@@ -1,0 +1,308 @@
+//! The disks of a server: made, changed and removed while it serves them.
+//!
+//! This is the one file of the program that knows what a disk is made of.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use pagefold_codec::Codec;
+use pagefold_control::{Add, Code, Compacted, Failure, Figures};
+use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
+use pagefold_serve::{Error, Export, Exports};
+
+/// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
+const COMPACT_STEP: Duration = Duration::from_millis(500);
+
+/// What all disks are made with.
+pub(crate) struct Config {
+    pub(crate) codec: Arc<dyn Codec>,
+    /// The most memory that all of them may take.
+    pub(crate) limit_bytes: Option<u64>,
+}
+
+/// Disks by name, and their exports.
+pub(crate) struct Disks {
+    exports: Exports,
+    pool: Pool,
+    /// Changed together with `exports`, so that both have the same names.
+    state: Mutex<State>,
+    /// Held while the disks are compacted.
+    compacting: Mutex<()>,
+}
+
+struct State {
+    disks: BTreeMap<String, Disk>,
+    limit_bytes: Option<u64>,
+}
+
+#[derive(Clone)]
+struct Disk {
+    ram: Arc<RamDisk>,
+    limit_bytes: Option<u64>,
+    read_only: bool,
+}
+
+/// A disk as it is at a moment.
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) clients: u64,
+}
+
+/// Figures of one disk.
+pub(crate) struct DiskFigures {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) figures: Figures,
+}
+
+/// Figures of all disks together.
+pub(crate) struct Total {
+    pub(crate) codec: String,
+    pub(crate) disks: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) figures: Figures,
+}
+
+/// Memory that is limited.
+pub(crate) struct Use {
+    /// The disk; without a name all of them.
+    pub(crate) name: Option<String>,
+    pub(crate) spent_bytes: u64,
+    pub(crate) limit_bytes: u64,
+}
+
+impl Disks {
+    pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
+        let Config { codec, limit_bytes } = config;
+        let pool =
+            Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
+        Ok(Self {
+            exports: Exports::new(),
+            pool,
+            state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
+            compacting: Mutex::new(()),
+        })
+    }
+
+    /// What a server serves.
+    pub(crate) fn exports(&self) -> Exports {
+        self.exports.clone()
+    }
+
+    pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
+        let Add { name, size_bytes, limit_bytes, read_only } = disk;
+        let mut state = self.lock();
+        if state.disks.contains_key(name) {
+            return Err(Failure::name_in_use(name));
+        }
+        let ram = Arc::new(RamDisk::new(&self.pool, *size_bytes).map_err(|error| {
+            let code = if matches!(error, NewError::Store(pagefold_disk::StoreError::Full)) {
+                Code::NoMemory
+            } else {
+                Code::InvalidSize
+            };
+            Failure::new(code, error.to_string())
+        })?);
+        ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
+        let device = Arc::clone(&ram) as Arc<dyn BlockDevice>;
+        let export = if *read_only { Export::read_only(name, device) } else { Export::new(name, device) };
+        self.exports.add(export).map_err(failure)?;
+        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only };
+        let found = found(name, &disk, 0);
+        state.disks.insert(name.clone(), disk);
+        Ok(found)
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Result<Found, Failure> {
+        let mut state = self.lock();
+        let disk = state.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        let export = self.exports.remove(name);
+        // The last reference may be this one: to free a disk takes time, in which others need not wait.
+        drop(state);
+        let clients = export.map_or(0, |export| export.connections() as u64);
+        Ok(found(name, &disk, clients))
+    }
+
+    /// Returns the size that the disk had.
+    pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
+        let state = self.lock();
+        let disk = state.get(name)?;
+        let before_bytes = disk.ram.size_bytes();
+        if size_bytes < before_bytes && !shrink {
+            let what =
+                format!("disk '{name}' has {before_bytes} bytes: to lose what lies past {size_bytes}, say shrink");
+            return Err(Failure::new(Code::WouldShrink, what));
+        }
+        let ram = Arc::clone(&disk.ram);
+        drop(state);
+        ram.resize(size_bytes).map_err(|error| Failure::new(Code::InvalidSize, error.to_string()))?;
+        Ok(before_bytes)
+    }
+
+    pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
+        let mut state = self.lock();
+        state.get(name)?;
+        self.exports.rename(name, to).map_err(failure)?;
+        if let Some(disk) = state.disks.remove(name) {
+            state.disks.insert(to.to_owned(), disk);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
+        let disk = self.lock().get(name)?.clone();
+        disk.ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        let clients = self.clients();
+        Ok(found(name, &disk, clients.get(name).copied().unwrap_or(0)))
+    }
+
+    /// Sets a disk's limit, or that of all together, and returns the one that there was.
+    pub(crate) fn set_limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Option<u64>, Failure> {
+        let mut state = self.lock();
+        let bytes = limit_bytes.unwrap_or(u64::MAX);
+        let limit = match name {
+            Some(name) => {
+                let disk = state.disks.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))?;
+                disk.ram.set_limit(bytes);
+                &mut disk.limit_bytes
+            }
+            None => {
+                let set = self.pool.set_memory_limit(bytes);
+                set.map_err(|error| Failure::new(Code::InvalidLimit, error.to_string()))?;
+                &mut state.limit_bytes
+            }
+        };
+        Ok(std::mem::replace(limit, limit_bytes))
+    }
+
+    /// All disks by name.
+    pub(crate) fn list(&self) -> Vec<Found> {
+        let clients = self.clients();
+        let state = self.lock();
+        let disks = state.disks.iter();
+        disks.map(|(name, disk)| found(name, disk, clients.get(name.as_str()).copied().unwrap_or(0))).collect()
+    }
+
+    /// Figures of the disk `name`, or of each disk by name.
+    pub(crate) fn stat(&self, name: Option<&str>) -> Result<Vec<DiskFigures>, Failure> {
+        let disks = match name {
+            Some(name) => vec![(name.to_owned(), self.lock().get(name)?.clone())],
+            None => self.snapshot(),
+        };
+        let figures = disks.into_iter().map(|(name, disk)| DiskFigures {
+            name,
+            size_bytes: disk.ram.size_bytes(),
+            limit_bytes: disk.limit_bytes,
+            figures: limited(disk.ram.stats().figures()).collect(),
+        });
+        Ok(figures.collect())
+    }
+
+    /// Figures of all disks together.
+    pub(crate) fn total(&self) -> Total {
+        let state = self.lock();
+        Total {
+            codec: self.pool.codec_name(),
+            disks: state.disks.len() as u64,
+            limit_bytes: state.limit_bytes,
+            figures: limited(self.pool.stats().figures()).collect(),
+        }
+    }
+
+    /// The memory of what has a limit: the disks that have one, and all of them together.
+    pub(crate) fn uses(&self) -> Vec<Use> {
+        let state = self.lock();
+        let limited = state.disks.iter().filter_map(|(name, disk)| Some((name, disk, disk.limit_bytes?)));
+        let disks = limited.map(|(name, disk, limit_bytes)| Use {
+            name: Some(name.clone()),
+            spent_bytes: disk.ram.stats().spent_bytes,
+            limit_bytes,
+        });
+        let all = state.limit_bytes.map(|limit_bytes| Use {
+            name: None,
+            spent_bytes: self.pool.stats().spent_bytes,
+            limit_bytes,
+        });
+        disks.chain(all).collect()
+    }
+
+    /// Gives back what memory the disks' holes take, for about `time` at most and while `goes_on`.
+    pub(crate) fn compact(&self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Compacted, Failure> {
+        let busy = || Failure::new(Code::Busy, "somebody else compacts the disks now: try again when that is done");
+        let _turn = match self.compacting.try_lock() {
+            Ok(turn) => turn,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return Err(busy()),
+        };
+        let start = Instant::now();
+        let spent = || self.pool.stats().spent_bytes;
+        let before_bytes = spent();
+        let mut last_bytes = before_bytes;
+        loop {
+            let left = time.saturating_sub(start.elapsed());
+            if left.is_zero() || !goes_on() {
+                return Ok(Compacted { before_bytes, after_bytes: spent(), more: true });
+            }
+            let more = self.pool.compact_for(left.min(COMPACT_STEP));
+            let after_bytes = spent();
+            // Clients may write as fast as the pool is compacted.
+            if !more || after_bytes >= last_bytes {
+                return Ok(Compacted { before_bytes, after_bytes, more });
+            }
+            last_bytes = after_bytes;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic can leave no disk half made: each change of the maps is one call.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disks of this moment. A disk that is removed meanwhile lives until this is dropped.
+    fn snapshot(&self) -> Vec<(String, Disk)> {
+        self.lock().disks.iter().map(|(name, disk)| (name.clone(), disk.clone())).collect()
+    }
+
+    /// How many clients each export has.
+    fn clients(&self) -> HashMap<Arc<str>, u64> {
+        self.exports.list().iter().map(|export| (export.name(), export.connections() as u64)).collect()
+    }
+}
+
+impl State {
+    fn get(&self, name: &str) -> Result<&Disk, Failure> {
+        self.disks.get(name).ok_or_else(|| Failure::no_such_disk(name))
+    }
+}
+
+fn found(name: &str, disk: &Disk, clients: u64) -> Found {
+    Found {
+        name: name.to_owned(),
+        size_bytes: disk.ram.size_bytes(),
+        limit_bytes: disk.limit_bytes,
+        read_only: disk.read_only,
+        clients,
+    }
+}
+
+/// The figures, but for the limit: it is a field of its own.
+fn limited<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Item = (String, serde_json::Value)> {
+    let figures = figures.into_iter().filter(|(name, _)| *name != "mem_limit");
+    figures.map(|(name, value)| (name.to_owned(), value.into()))
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::DuplicateExport(name) => Failure::name_in_use(&name),
+        Error::UnknownExport(name) => Failure::no_such_disk(&name),
+        error @ (Error::NameTooLong(_) | Error::ControlInName(_)) => Failure::new(Code::InvalidName, error.to_string()),
+        error => Failure::new(Code::Failed, error.to_string()),
+    }
+}

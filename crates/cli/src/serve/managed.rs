@@ -1,0 +1,152 @@
+//! What the control socket's commands do in this server.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::PathBuf,
+    process,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{
+    Add, Compacted, DiskRecord, DiskStat, Failure, Limited, Listing, Manage, Renamed, Resized, ServerStat, Stat,
+};
+use pagefold_serve::{tcp_uri, unix_uri};
+
+use super::{
+    disks::{Disks, Found},
+    ending::Ending,
+};
+use crate::{log::Log, size};
+
+/// Where a server listens.
+pub(crate) enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Address {
+    pub(crate) fn uri(&self, export: &str) -> String {
+        match self {
+            Self::Unix(path) => unix_uri(path, export),
+            Self::Tcp(address) => tcp_uri(*address, export),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A running server.
+pub(crate) struct Managed {
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) ending: Arc<Ending>,
+    pub(crate) log: Log,
+    /// When it began to listen.
+    pub(crate) start: Instant,
+}
+
+impl Managed {
+    fn uris(&self, export: &str) -> Vec<String> {
+        self.addresses.iter().map(|address| address.uri(export)).collect()
+    }
+
+    fn record(&self, found: Found) -> DiskRecord {
+        let Found { name, size_bytes, limit_bytes, read_only, clients } = found;
+        let uris = self.uris(&name);
+        DiskRecord { name, size_bytes, limit_bytes, read_only, clients, uris }
+    }
+
+    /// Says what a disk is called and where it is.
+    pub(crate) fn tell_disk(&self, found: &Found) {
+        let read_only = if found.read_only { ", read-only" } else { "" };
+        for uri in self.uris(&found.name) {
+            self.log.info(&format!("disk '{}', {}{read_only}: '{uri}'", found.name, size::show(found.size_bytes)));
+        }
+    }
+}
+
+impl Manage for Managed {
+    fn list(&self) -> Result<Listing, Failure> {
+        self.log.debug("control: list");
+        Ok(Listing { disks: self.disks.list().into_iter().map(|found| self.record(found)).collect() })
+    }
+
+    fn stat(&self, name: Option<&str>) -> Result<Stat, Failure> {
+        self.log.debug("control: stat");
+        let disks = self.disks.stat(name)?.into_iter().map(|disk| DiskStat {
+            name: disk.name,
+            size_bytes: disk.size_bytes,
+            limit_bytes: disk.limit_bytes,
+            figures: disk.figures,
+        });
+        let total = self.disks.total();
+        let server = ServerStat {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: process::id(),
+            uptime_seconds: self.start.elapsed().as_secs(),
+            codec: total.codec,
+            disks: total.disks,
+            limit_bytes: total.limit_bytes,
+            figures: total.figures,
+        };
+        Ok(Stat { server, disks: disks.collect() })
+    }
+
+    fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
+        let found = self.disks.add(disk)?;
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
+    fn remove(&self, name: &str) -> Result<DiskRecord, Failure> {
+        let found = self.disks.remove(name)?;
+        self.log.info(&format!("disk '{name}' removed"));
+        Ok(self.record(found))
+    }
+
+    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure> {
+        let before_bytes = self.disks.resize(name, size_bytes, shrink)?;
+        self.log.info(&format!("disk '{name}' has {} now", size::show(size_bytes)));
+        Ok(Resized { name: name.to_owned(), before_bytes, size_bytes })
+    }
+
+    fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
+        self.disks.rename(name, to)?;
+        self.log.info(&format!("disk '{name}' is named '{to}' now"));
+        Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to) })
+    }
+
+    fn reset(&self, name: &str) -> Result<DiskRecord, Failure> {
+        let found = self.disks.reset(name)?;
+        self.log.info(&format!("disk '{name}' reset"));
+        Ok(self.record(found))
+    }
+
+    fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure> {
+        let before_bytes = self.disks.set_limit(name, limit_bytes)?;
+        let what = name.map_or_else(|| "the server".to_owned(), |name| format!("disk '{name}'"));
+        let limit =
+            limit_bytes.map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", size::show(bytes)));
+        self.log.info(&format!("{what} has {limit} now"));
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes })
+    }
+
+    fn compact(&self, time: Duration) -> Result<Compacted, Failure> {
+        self.log.debug("control: compact");
+        self.disks.compact(time, &|| !self.ending.has_begun())
+    }
+
+    fn stop(&self) {
+        self.log.info("told to stop");
+        self.ending.begin();
+    }
+}

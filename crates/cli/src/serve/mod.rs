@@ -1,0 +1,371 @@
+//! `pagefold serve`: compressed RAM disks over NBD.
+
+mod child;
+mod disks;
+mod ending;
+mod managed;
+mod notify;
+mod options;
+mod watch;
+
+use std::{
+    fs,
+    io::Write,
+    net::SocketAddr,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use anyhow::Context;
+use pagefold_codec::{Codec, NAMES};
+use pagefold_control::{Add, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size};
+use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
+use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
+use tempfile::{NamedTempFile, TempDir};
+
+use self::{
+    child::Running,
+    disks::{Config, Disks},
+    ending::Ending,
+    managed::{Address, Managed},
+    notify::notify,
+    options::{parse_connections, parse_disk, parse_tcp},
+    watch::Watch,
+};
+use crate::{
+    codec,
+    log::{Level, Log},
+    misuse,
+    place::{self, Place},
+    signals, size,
+};
+
+/// Files that a server has open besides those of the clients that it serves: clients that have chosen no export, clients of
+/// the control socket, sockets, standard streams.
+const OTHER_DESCRIPTORS: u64 = 160;
+
+/// The name of the control socket among those that a service manager passes.
+const PASSED_CONTROL: &str = "control";
+
+/// Serve disks whose contents live compressed in RAM, over NBD
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold serve --size 8G
+  pagefold serve --memory-limit 4G --export name=root,size=4G --export name=swap,size=8G,limit=1G
+  pagefold serve --size 8G --tcp 10809 --codec zstd-1
+  pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
+
+The server writes where it listens and each disk's NBD URI. While it runs, 'pagefold add', 'remove', 'resize', \
+'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' manage its disks.
+
+It listens on nbd.sock and control.sock in DIR: /run/pagefold for root, $XDG_RUNTIME_DIR/pagefold for others. One server \
+uses a directory at a time. --run without --dir has a directory of its own.
+
+COMMAND has in its environment: uri (the first disk), nbd (the same as old programs write it), unixsocket, control (the sockets).
+
+Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
+SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the \
+disks held is then gone: it lived in RAM.")]
+pub(crate) struct Args {
+    /// Size of the disk, a multiple of 512 bytes
+    #[arg(long, value_parser = size::parse, conflicts_with = "export")]
+    size: Option<u64>,
+
+    /// Name of the disk's export
+    #[arg(long, default_value = "", hide_default_value = true, requires = "size")]
+    name: String,
+
+    /// A disk, of several with this option repeated: name and size, and if need be limit, read-only
+    #[arg(long, value_name = "name=NAME,size=SIZE,…", value_parser = parse_disk)]
+    export: Vec<Add>,
+
+    /// Listen in this directory, which is made if need be
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Listen on another Unix socket too
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+
+    /// Listen on TCP too, on loopback unless an address is given; NBD has no password, so elsewhere trust the network
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
+    tcp: Vec<SocketAddr>,
+
+    /// Have the control socket here instead of in DIR
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    #[arg(
+        long,
+        default_value = "fold",
+        value_parser = codec::of_pages,
+        help = format!("What compresses the pages: {}; pleat and those with -dict learn from the pages written", NAMES.join(", "))
+    )]
+    codec: Arc<dyn Codec>,
+
+    /// The most memory that the server may take; writes over it fail with ENOSPC
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory_limit: Option<u64>,
+
+    /// Refuse every change of the disks that are given here
+    #[arg(long)]
+    read_only: bool,
+
+    /// The most clients at a time; one more is refused, and a line says so, until another leaves
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
+    max_connections: usize,
+
+    /// Run a shell command, end when it ends, and with its exit status
+    #[arg(long, value_name = "COMMAND")]
+    run: Option<String>,
+
+    /// End when the process that started this one ends
+    #[arg(long)]
+    exit_with_parent: bool,
+
+    /// Write the process id here once clients can connect
+    #[arg(long, value_name = "PATH")]
+    pid_file: Option<PathBuf>,
+
+    /// Which lines to write to standard error
+    #[arg(long, value_enum, default_value_t = Level::Info, value_name = "LEVEL")]
+    log: Level,
+}
+
+impl Args {
+    /// The disks that there are from the start.
+    fn disks(&self) -> Vec<Add> {
+        let given = self.size.map(|size_bytes| Add {
+            name: self.name.clone(),
+            size_bytes,
+            limit_bytes: None,
+            read_only: false,
+        });
+        let disks = given.into_iter().chain(self.export.iter().cloned());
+        disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
+    }
+
+    /// The directory to listen in, with what keeps a temporary one.
+    fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
+        if self.run.is_some() && self.dir.is_none() {
+            let folder = TempDir::with_prefix("pagefold-").context("cannot make a directory for the sockets")?;
+            return Ok((folder.path().to_owned(), Some(folder)));
+        }
+        Ok((place::directory(self.dir.as_deref())?, None))
+    }
+}
+
+/// Open sockets of a server that does not serve yet. Fields are dropped in order: files before the directory.
+struct Listening {
+    server: Server,
+    control: UnixListener,
+    control_path: Option<PathBuf>,
+    _control_file: Option<SocketFile>,
+    _place: Option<Place>,
+    _temporary: Option<TempDir>,
+}
+
+impl Listening {
+    /// Opens the sockets. Those that the service manager did not pass are made in the directory.
+    fn open(args: &Args, disks: &Disks, log: Log) -> anyhow::Result<Self> {
+        let mut passed = Passed::take()?;
+        let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
+        let passed = passed.filter(|passed| !passed.is_empty());
+        let (mut place, mut temporary) = (None, None);
+        if passed.is_none() || (args.control.is_none() && passed_control.is_none()) {
+            let (directory, kept) = args.directory()?;
+            temporary = kept;
+            place = Some(Place::claim(directory)?);
+        }
+        let mut builder = Server::builder()
+            .limits(Limits { connections: args.max_connections, ..Limits::default() })
+            .when_refused(move |why| log.warn(&refusal(&why)))
+            .exports(disks.exports());
+        builder = match (passed, &place) {
+            (Some(passed), _) => builder.passed(passed),
+            (None, Some(place)) => builder.unix(place.nbd_socket()),
+            (None, None) => builder,
+        };
+        builder = args.unix.iter().fold(builder, |builder, path| builder.unix(path));
+        builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
+        let server = builder.bind()?;
+        let (control, file, control_path) = match passed_control {
+            Some(listener) => (listener, None, None),
+            None => {
+                let path = args.control.clone().or_else(|| place.as_ref().map(Place::control_socket));
+                let path = path.context("the control socket has no place: give --control PATH")?;
+                let (listener, file) = listen_privately(&path)?;
+                (listener, Some(file), Some(absolute(&path)))
+            }
+        };
+        Ok(Self { server, control, control_path, _control_file: file, _place: place, _temporary: temporary })
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let log = Log::new(args.log);
+    if args.exit_with_parent && !follow_parent()? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    allow_descriptors(args.max_connections, log);
+    pagefold_disk::keep_no_large_blocks();
+    let disks = Arc::new(
+        Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit }).map_err(misuse)?,
+    );
+    for disk in args.disks() {
+        let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
+        added.map_err(misuse)?;
+    }
+    // Signals are caught from before the sockets exist, so that none is left behind.
+    let mut signals = signals::catch().context("cannot catch signals")?;
+    // Dropped in reverse order: files before the directory.
+    let Listening { _temporary, _place, _control_file, control_path, control, server } =
+        Listening::open(args, &disks, log)?;
+
+    let ending = Arc::new(Ending::new(server.handle()));
+    let managed = Arc::new(Managed {
+        disks: Arc::clone(&disks),
+        addresses: addresses(&server),
+        ending: Arc::clone(&ending),
+        log,
+        start: Instant::now(),
+    });
+    let manage = Arc::clone(&managed) as Arc<dyn Manage>;
+    let control = ControlServer::new(control, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
+    let control = control.context("cannot listen on the control socket")?;
+    let control_handle = control.handle();
+    let on_signal = Arc::clone(&ending);
+    spawn("signals", move || signals.forever().for_each(|_| on_signal.begin()))?;
+    let control_thread = spawn("control", move || {
+        if let Err(error) = control.run() {
+            log.error(&format!("the control socket fails: {error}"));
+        }
+    })?;
+    let _watch = Watch::start(Arc::clone(&disks), log).context("cannot start a thread")?;
+
+    for address in &managed.addresses {
+        log.info(&format!("listening on {address}"));
+    }
+    if let Some(path) = &control_path {
+        log.info(&format!("control socket {}", path.display()));
+    }
+    disks.list().iter().for_each(|disk| managed.tell_disk(disk));
+    let _pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
+    notify("READY=1");
+    let variables = || variables(&managed, control_path.as_deref());
+    let running = args.run.as_deref().map(|command| Running::start(command, &variables(), Arc::clone(&ending)));
+    let running = running.transpose()?;
+
+    let served = server.run();
+    ending.begin();
+    let code = running.map_or(Ok(0), Running::end);
+    control_handle.stop();
+    // A panic there has been told.
+    let _ = control_thread.join();
+    served?;
+    Ok(ExitCode::from(code?))
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
+}
+
+/// Has this process end with its parent. `false`: the parent has ended already.
+fn follow_parent() -> anyhow::Result<bool> {
+    let parent = getppid();
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the parent process")?;
+    Ok(getppid() == parent)
+}
+
+/// Raises the limit of open files to what `connections` need: most systems allow less unless a program asks. Warns if the
+/// system refuses.
+fn allow_descriptors(connections: usize, log: Log) {
+    let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
+    // Where this fails, the old limit stands.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
+    if allowed < needed {
+        log.warn(&format!(
+            "{connections} connections may take {needed} open files, and the system allows {allowed}: raise that (ulimit -Hn, \
+             LimitNOFILE=) or lower --max-connections"
+        ));
+    }
+}
+
+fn refusal(why: &Refused) -> String {
+    match why {
+        Refused::Full(limit) => {
+            format!("a client was refused: all {limit} connections that --max-connections allows are in use")
+        }
+        Refused::Accept(error) => format!("clients wait until others leave, since none can be accepted: {error}"),
+        Refused::Thread(error) => format!("a client was turned away, since no thread can be started: {error}"),
+        why => format!("a client was refused: {why:?}"),
+    }
+}
+
+/// Where the server listens, as absolute paths.
+fn addresses(server: &Server) -> Vec<Address> {
+    let unix = server.unix_paths().map(|path| Address::Unix(absolute(path)));
+    unix.chain(server.tcp_addresses().map(Address::Tcp)).collect()
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The environment of a `--run` command: nbdkit's variables and the control socket.
+fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, String)> {
+    let disks = managed.disks.exports().list();
+    let name = disks.first().map_or_else(|| "".into(), |export| export.name());
+    let first = managed.addresses.first();
+    let unix = managed.addresses.iter().find_map(|address| match address {
+        Address::Unix(path) => Some(path.display().to_string()),
+        Address::Tcp(_) => None,
+    });
+    let old = match first {
+        Some(Address::Unix(path)) => format!("nbd:unix:{}", path.display()),
+        Some(Address::Tcp(address)) => format!("nbd:{address}"),
+        None => String::new(),
+    };
+    let export = if name.is_empty() { String::new() } else { format!(":exportname={name}") };
+    vec![
+        ("uri", first.map_or_else(String::new, |address| address.uri(&name))),
+        ("nbd", old + &export),
+        ("unixsocket", unix.unwrap_or_default()),
+        ("control", control.map_or_else(String::new, |path| path.display().to_string())),
+    ]
+}
+
+/// A file with the process id, removed with this value.
+struct PidFile(PathBuf);
+
+impl PidFile {
+    /// The file gets its name when it is complete, so that readers never see a part of it.
+    fn write(path: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("cannot write {}", path.display());
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = NamedTempFile::new_in(folder).with_context(failed)?;
+        writeln!(file, "{}", std::process::id()).with_context(failed)?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
+        file.persist(path).with_context(failed)?;
+        Ok(Self(path.to_owned()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // The file of another server stays. One that is gone needs no removal.
+        let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
+        if own {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the documentation shows is so.
+
+use std::{fs, path::Path, process::Command};
+
+use pagefold_testing::{programs, skip_for_good};
+use tempfile::TempDir;
+
+use crate::server::{Server, run};
+
+fn page(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).expect("a page")
+}
+
+/// The blocks of a page in this language.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let start = format!("```{language}\n");
+    page.split(start.as_str()).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default()).collect()
+}
+
+/// Each `$ COMMAND` of docs/control.md, one after another in one shell, writes what is below it.
+#[test]
+fn the_examples_of_the_control_socket_work() {
+    let test = "the_examples_of_the_control_socket_work";
+    let Some(_) = programs(test, ["socat", "jq"]) else { return };
+    let server = Server::start(&[]);
+    let page = page("control.md");
+    let (mut script, mut expected) = (String::new(), String::new());
+    for line in blocks(&page, "console").join("\n").lines() {
+        let (text, line) = match line.strip_prefix("$ ") {
+            Some(command) => (&mut script, command),
+            None => (&mut expected, line),
+        };
+        *text += line;
+        text.push('\n');
+    }
+    assert!(expected.lines().count() >= 7, "{expected}");
+    let said = run(Command::new("sh").args(["-ec", &script]).env("control", server.control()));
+    assert_eq!(said, expected);
+}
+
+/// Every command and every error of the program is on the page.
+#[test]
+fn the_page_has_all_commands_and_errors() {
+    let page = page("control.md");
+    let command = include_str!("../../../control/src/command.rs");
+    let failure = include_str!("../../../control/src/failure.rs");
+    let kebab = |name: &str| {
+        let lower =
+            |letter: char| if letter.is_uppercase() { format!("-{}", letter.to_lowercase()) } else { letter.into() };
+        name.chars().map(lower).collect::<String>().trim_start_matches('-').to_owned()
+    };
+    let variants = |text: &str, name: &str| -> Vec<String> {
+        let body = text.split(&format!("pub enum {name} {{\n")).nth(1).expect("an enum").split("\n}").next();
+        let lines = body.expect("an end").lines().filter_map(|line| line.strip_prefix("    "));
+        let names = lines.filter(|line| line.starts_with(|letter: char| letter.is_ascii_uppercase()));
+        names.map(|line| kebab(line.split([' ', ',', '(']).next().unwrap_or_default())).collect()
+    };
+    let (commands, codes) = (variants(command, "Command"), variants(failure, "Code"));
+    assert!(commands.len() == 10 && codes.len() > 12, "{commands:?} {codes:?}");
+    for name in commands.iter().chain(codes.iter().filter(|code| *code != "other")) {
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
+fn the_units_are_right() {
+    let test = "the_units_are_right";
+    let Some([analyze]) = programs(test, ["systemd-analyze"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let page = page("control.md");
+    let mut paths = Vec::new();
+    for unit in blocks(&page, "ini") {
+        let name = unit.lines().next().and_then(|line| line.strip_prefix("# ")).expect("a name");
+        let path = folder.path().join(name);
+        fs::write(&path, unit.replace("/usr/bin/pagefold", env!("CARGO_BIN_EXE_pagefold"))).expect("a unit");
+        paths.push(path);
+    }
+    assert_eq!(paths.len(), 3);
+    let output = Command::new(analyze).arg("verify").arg("--man=no").args(&paths).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("Failed to") {
+        return skip_for_good(test, &format!("systemd-analyze does not work here: {said}"));
+    }
+    assert!(output.status.success() && said.trim().is_empty(), "{}: {said}", output.status);
+}

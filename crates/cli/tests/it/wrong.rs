@@ -1,0 +1,153 @@
+//! Command lines that are wrong: exit status 2, one style of message, and nothing is made.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::server::{pagefold, run};
+
+/// A command line, its words apart, and what the message names. `@` is a folder with a `tree` and an `image`.
+const WRONG: &[(&[&str], &[&str])] = &[
+    (&[], &["which command"]),
+    (&["frobnicate"], &["'frobnicate'"]),
+    (&["serv"], &["'serv'", "'serve'"]),
+    // serve: disks
+    (&["serve", "--size", "0"], &["0", "multiple of 512"]),
+    (&["serve", "--size", "1000"], &["1000", "multiple of 512"]),
+    (&["serve", "--size", "8E"], &["more than a disk can have"]),
+    (&["serve", "--size", "99999999999G"], &["--size", "64-bit"]),
+    (&["serve", "--size", "big"], &["--size", "'big'", "512M"]),
+    (&["serve", "--size"], &["--size"]),
+    (&["serve", "--sizee", "1G"], &["--sizee", "--size"]),
+    (&["serve", "--size", "1G", "--size", "2G"], &["--size"]),
+    (&["serve", "--size", "1G", "disk"], &["'disk'"]),
+    (&["serve", "--name", "a"], &["--size"]),
+    (&["serve", "--name", "a\nb", "--size", "1G"], &["control characters"]),
+    (&["serve", "--size", "1G", "--export", "name=a,size=1G"], &["--size", "--export"]),
+    (&["serve", "--export", "name=a"], &["size=SIZE"]),
+    (&["serve", "--export", "size=1G"], &["name=NAME"]),
+    (&["serve", "--export", "name=a,size=1G,colour=red"], &["'colour'", "limit"]),
+    (&["serve", "--export", "name=a,size=1G,codec=lz4"], &["--codec"]),
+    (&["serve", "--export", "name=a,size=1G,limit=x"], &["'x'"]),
+    (&["serve", "--export", "name=a,size=1G", "--export", "name=a,size=1G"], &["'a'", "already"]),
+    (&["serve", "--size", "1G", "--memory-limit", "100"], &["limit", "100"]),
+    (&["serve", "--size", "1G", "--memory-limit", "-1"], &["-1"]),
+    // serve: codecs
+    (&["serve", "--codec", "lz5"], &["--codec", "'lz5'", "lz4", "zstd"]),
+    (&["serve", "--codec", "zstd-23"], &["'zstd-23'", "-7 to 22"]),
+    (&["serve", "--codec", "zstd,23"], &["zstd", "23", "-7 to 22"]),
+    (&["serve", "--codec", "lz4hc-dict"], &["'lz4hc-dict'", "lz4-dict", "zstd-LEVEL-dict"]),
+    (&["serve", "--codec", ""], &["--codec"]),
+    // serve: the rest
+    (&["serve", "--tcp", "nowhere"], &["--tcp", "nowhere"]),
+    (&["serve", "--tcp", "70000"], &["--tcp"]),
+    (&["serve", "--max-connections", "0"], &["--max-connections", "from 1 on"]),
+    (&["serve", "--max-connections", "-1"], &["-1"]),
+    (&["serve", "--log", "loud"], &["'loud'", "warn"]),
+    (&["serve", "--unix"], &["--unix"]),
+    (&["serve", "--run"], &["--run"]),
+    // the others that speak with a server
+    (&["disks", "a"], &["'a'"]),
+    (&["disks", "--dir", "a", "--control", "b"], &["--dir", "--control"]),
+    (&["stat", "a", "b"], &["'b'"]),
+    (&["stat", "--unix", "a"], &["--unix"]),
+    (&["add"], &["NAME"]),
+    (&["add", "a"], &["--size"]),
+    (&["add", "a", "--size", "x"], &["--size", "'x'"]),
+    (&["add", "a", "--size", "1G", "--limit", "none"], &["--limit", "'none'"]),
+    (&["remove"], &["NAME"]),
+    (&["remove", "a", "b"], &["'b'"]),
+    (&["resize", "a"], &["SIZE"]),
+    (&["resize", "a", "large"], &["'large'"]),
+    (&["rename", "a"], &["NEW"]),
+    (&["reset"], &["NAME"]),
+    (&["limit"], &["SIZE|none"]),
+    (&["limit", "a"], &["'a'"]),
+    (&["limit", "a", "some"], &["'some'"]),
+    (&["limit", "a", "1G", "2G"], &["'2G'"]),
+    (&["compact", "a"], &["'a'"]),
+    // images
+    (&["pack"], &["SOURCE", "--output"]),
+    (&["pack", "@/tree"], &["--output"]),
+    (&["pack", "@/tree", "-o", "@/new", "--codec", "lz5"], &["'lz5'", "zstd"]),
+    (&["pack", "@/tree", "-o", "@/new", "--codec", "zstd,99"], &["zstd", "-7 to 22"]),
+    (&["pack", "@/tree", "-o", "@/new", "--codec", "zstd-99"], &["zstd", "-7 to 22"]),
+    (&["pack", "@/tree", "-o", "@/new", "--codec", "lz4,1"], &["no levels"]),
+    (&["pack", "@/tree", "-o", "@/new", "--cluster", "5000"], &["cluster"]),
+    (&["pack", "@/tree", "-o", "@/new", "--block", "99G"], &["block"]),
+    (&["pack", "@/tree", "-o", "@/new", "--hint", "foo"], &["'foo'"]),
+    (&["pack", "@/tree", "-o", "@/new", "--hint", "*=lz5"], &["lz5"]),
+    (&["pack", "@/tree", "-o", "@/new", "--exclude", ""], &["exclude"]),
+    (&["pack", "@/tree", "-o", "@/new", "--uuid", "1"], &["'1'", "UUID"]),
+    (&["pack", "@/tree", "-o", "@/new", "--volume-name", "12345678901234567"], &["16 bytes"]),
+    (&["pack", "-", "-", "-o", "@/new"], &["standard input"]),
+    (&["ls"], &["IMAGE"]),
+    (&["ls", "--offset", "-1", "@/image"], &["'-1'"]),
+    (&["cat", "@/image"], &["which file", ":PATH"]),
+    (&["info"], &["IMAGE"]),
+    (&["check"], &["IMAGE"]),
+    (&["check", "--against", "@/tree", "@/image:/text"], &["--against"]),
+    (&["extract", "@/image"], &["--directory"]),
+    (&["mount", "@/image"], &["DIRECTORY"]),
+    (&["mount", "-o", "dev,color", "@/image", "@/tree"], &["color"]),
+    (&["completions", "cmd"], &["'cmd'", "bash"]),
+    (&["man", "serve"], &["'serve'"]),
+];
+
+#[test]
+fn wrong_command_lines_are_refused_in_one_style() {
+    let folder = TempDir::new().expect("a folder");
+    let place = folder.path().to_str().expect("a plain path");
+    fs::create_dir(folder.path().join("tree")).expect("a folder");
+    fs::write(folder.path().join("tree/text"), "text").expect("a file");
+    run(pagefold().args(["pack", &format!("{place}/tree"), "-o", &format!("{place}/image")]));
+    let mut failures = Vec::new();
+    for (line, names) in WRONG {
+        let mut command = pagefold();
+        command.args(line.iter().map(|word| word.replace('@', place)));
+        // If a server started after all, it would be here.
+        if line.first() == Some(&"serve") {
+            command.args(["--dir", &format!("{place}/new")]);
+        }
+        let output = command.output().expect("pagefold runs");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<_> = message.lines().collect();
+        let right = output.status.code() == Some(2)
+            && output.stdout.is_empty()
+            && lines.len() == 2
+            && lines.iter().all(|line| line.starts_with("pagefold: "))
+            && lines[1].contains("see 'pagefold")
+            && lines[1].contains("--help'")
+            && names.iter().all(|name| lines[0].contains(name));
+        if !right {
+            failures.push(format!("{line:?}, which should name {names:?}: {}\n{message}", output.status));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(!fs::exists(folder.path().join("new")).expect("a folder"), "something was made");
+}
+
+/// What the command line asks for can fail: status 1.
+#[test]
+fn what_fails_has_another_exit_status() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let failed = [
+        vec!["pack".to_owned(), at("none"), "-o".to_owned(), at("other")],
+        vec!["ls".to_owned(), at("tree")],
+        vec!["cat".to_owned(), format!("{}:/file", at("image"))],
+        vec!["ls".to_owned(), "--offset".to_owned(), "1G".to_owned(), at("image")],
+        vec!["extract".to_owned(), format!("{}:/file", at("image")), "-C".to_owned(), at("out")],
+        vec!["stat".to_owned(), "--dir".to_owned(), at("none")],
+        vec!["serve".to_owned(), "--dir".to_owned(), at("none/none")],
+    ];
+    for line in failed {
+        let output = pagefold().args(&line).output().expect("pagefold runs");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line:?}: {message}");
+        assert!(message.starts_with("pagefold: ") && message.lines().count() == 1, "{line:?}: {message}");
+    }
+    assert!(!fs::exists(at("other")).expect("a folder") && !fs::exists(at("out")).expect("a folder"));
+}

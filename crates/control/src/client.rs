@@ -1,0 +1,140 @@
+//! What asks a server.
+
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+use crate::{
+    Command, Failure, Greeting,
+    lines::{Bounds, LineError, Lines, send},
+    server::PROTOCOL,
+};
+
+/// The longest answer: a list of more disks than a server can have.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+
+/// Why a command has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nothing listens there.
+    #[error("no server answers on {}", path.display())]
+    Connect {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server could not do it.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The server's protocol is another one.
+    #[error(
+        "the server is pagefold {version} with control protocol {protocol}, this program knows {PROTOCOL}: use that pagefold"
+    )]
+    Version {
+        /// The server's protocol.
+        protocol: u64,
+        /// The server's version.
+        version: String,
+    },
+    /// What listens there is something else.
+    #[error("what answers is not a pagefold server: {0}")]
+    Foreign(String),
+    /// The connection broke, or no answer came in time.
+    #[error("the server does not answer")]
+    Io(#[source] io::Error),
+}
+
+/// A connection to a server's control socket.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    lines: Lines,
+    time: Duration,
+    next_id: u64,
+}
+
+/// A line that answers a request.
+#[derive(Deserialize)]
+struct Reply {
+    id: Value,
+    result: Option<Value>,
+    error: Option<Failure>,
+}
+
+impl Client {
+    /// Connects to the socket at `path`. Every answer has to come within `time`, and what a command takes by itself.
+    pub fn connect(path: &Path, time: Duration) -> Result<Self, ClientError> {
+        let connect = |source| ClientError::Connect { path: path.into(), source };
+        let stream = UnixStream::connect(path).map_err(connect)?;
+        let mut client = Self { stream, lines: Lines::default(), time, next_id: 1 };
+        let line = client.line(time).map_err(|error| match error {
+            ClientError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                ClientError::Foreign("it does not greet".to_owned())
+            }
+            error => error,
+        })?;
+        let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
+        let Greeting { name, protocol, version } = serde_json::from_slice(&line).map_err(foreign)?;
+        match (name.as_str(), protocol) {
+            ("pagefold", PROTOCOL) => Ok(client),
+            ("pagefold", _) => Err(ClientError::Version { protocol, version }),
+            _ => Err(ClientError::Foreign(format!("it calls itself {name:?}"))),
+        }
+    }
+
+    /// Has a command done and returns what it answers: the record that [`Manage`](crate::Manage) names for it.
+    pub fn call<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, ClientError> {
+        let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = request(id, command).map_err(foreign)?;
+        let mut time = self.time;
+        if let Command::Compact { seconds } = command {
+            time = time.saturating_add(Duration::from_secs(*seconds));
+        }
+        // A server that refuses this client says so and closes: what it said is read even if nothing can be sent.
+        let sent = send(&self.stream, &request, time);
+        let line = self.line(time).map_err(|error| match sent {
+            Err(cause) => ClientError::Io(cause),
+            Ok(()) => error,
+        })?;
+        match serde_json::from_slice(&line).map_err(foreign)? {
+            Reply { error: Some(failure), .. } => Err(failure.into()),
+            Reply { id: found, .. } if found != id => Err(ClientError::Foreign(format!("it answers {found} to {id}"))),
+            Reply { result, .. } => serde_json::from_value(result.unwrap_or_default()).map_err(foreign),
+        }
+    }
+
+    fn line(&mut self, time: Duration) -> Result<Vec<u8>, ClientError> {
+        let bounds = Bounds { max_bytes: MAX_ANSWER_BYTES, time, idle: false };
+        match self.lines.next(&self.stream, bounds) {
+            Ok(Some(line)) => Ok(line),
+            Ok(None) => Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Err(LineError::TooSlow(_)) => Err(ClientError::Io(io::ErrorKind::TimedOut.into())),
+            Err(LineError::TooLong(_)) => Err(ClientError::Foreign("its answer does not end".to_owned())),
+            Err(LineError::Io(error)) => Err(ClientError::Io(error)),
+        }
+    }
+}
+
+/// A request's line: the command's fields beside its name and the id.
+fn request(id: u64, command: &Command) -> Result<String, serde_json::Error> {
+    let mut line = Map::from_iter([("id".to_owned(), Value::from(id))]);
+    if let Value::Object(tagged) = serde_json::to_value(command)? {
+        for (name, fields) in tagged {
+            line.insert("command".to_owned(), Value::from(name));
+            if let Value::Object(fields) = fields {
+                line.extend(fields);
+            }
+        }
+    }
+    Ok(Value::Object(line).to_string())
+}

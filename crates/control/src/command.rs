@@ -1,0 +1,84 @@
+//! What a server can be told. The fields are those of `docs/control.md`.
+
+use serde::{Deserialize, Serialize};
+
+/// A command with its fields. A disk's name is the name of its NBD export; sizes and limits are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Command {
+    /// The disks, and where they are served.
+    List {},
+    /// Figures of the server and of its disks, or of one disk.
+    Stat {
+        /// The one disk.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
+    /// Makes an empty disk.
+    Add(Add),
+    /// Removes a disk with its contents. Its clients get an error.
+    Remove {
+        /// Which.
+        name: String,
+    },
+    /// Changes a disk's size.
+    Resize {
+        /// Which.
+        name: String,
+        /// The new size, a multiple of 512, not 0.
+        size_bytes: u64,
+        /// The size may become smaller; what lies past the new end is lost.
+        #[serde(default)]
+        shrink: bool,
+    },
+    /// Gives a disk another name. Its clients stay connected.
+    Rename {
+        /// The name it has.
+        name: String,
+        /// The name it gets.
+        to: String,
+    },
+    /// Makes a disk read as zeros and gives its memory back.
+    Reset {
+        /// Which.
+        name: String,
+    },
+    /// Sets or takes away a limit of memory.
+    Limit {
+        /// The disk's limit instead of the server's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The limit, or none. It must be said.
+        #[serde(deserialize_with = "Option::deserialize")]
+        limit_bytes: Option<u64>,
+    },
+    /// Gives back what memory the disks' holes take.
+    Compact {
+        /// For how long at most.
+        #[serde(default = "compact_seconds")]
+        seconds: u64,
+    },
+    /// Ends the server, in an orderly way.
+    Stop {},
+}
+
+/// A disk to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Add {
+    /// Its name, which no other disk has.
+    pub name: String,
+    /// Its size, a multiple of 512, not 0.
+    pub size_bytes: u64,
+    /// The most memory that it may take.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Its clients may not change it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// How long `compact` works if it is not said: less than most clients wait for an answer.
+fn compact_seconds() -> u64 {
+    5
+}

@@ -1,0 +1,168 @@
+//! From a request's line to the answer's line.
+
+use std::{fmt, time::Duration};
+
+use serde::{
+    Deserialize, Serialize,
+    de::{self, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{Code, Command, Done, Failure, Manage};
+
+/// The names of the commands.
+const COMMANDS: [&str; 10] = ["list", "stat", "add", "remove", "resize", "rename", "reset", "limit", "compact", "stop"];
+
+/// What NBD allows an export's name.
+const MAX_NAME_BYTES: usize = 4096;
+
+/// A disk's size is a multiple of this.
+const SECTOR_BYTES: u64 = 512;
+
+/// What one request to compact works at most.
+const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
+
+/// Does what `line` asks of `disks` and returns the answer: one line of JSON, without its end.
+///
+/// Any bytes get an answer. One that is not a request gets an error with the code `invalid-request`, which names the field. The
+/// answer has the request's id, or `null` where it has none that can be read.
+pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
+    let (id, result) = match serde_json::from_slice::<Fields>(line) {
+        Err(error) => (Value::Null, Err(Failure::new(Code::InvalidRequest, format!("not a JSON object: {error}")))),
+        Ok(Fields(mut fields)) => match take_id(&mut fields) {
+            Err(failure) => (Value::Null, Err(failure)),
+            Ok(id) => (id, command(fields).and_then(|command| perform(command, disks))),
+        },
+    };
+    result.map_or_else(|failure| refusal(&id, &failure), |result| format!(r#"{{"id":{id},"result":{result}}}"#))
+}
+
+/// The line that says why the request `id` was not done.
+pub(crate) fn refusal(id: &Value, failure: &Failure) -> String {
+    let Failure { code, message } = failure;
+    format!(r#"{{"id":{id},"error":{{"code":{},"message":{}}}}}"#, json!(code), json!(message))
+}
+
+/// The fields of an object; one that is there twice is an error.
+struct Fields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Fields, A::Error> {
+                let mut fields = Map::new();
+                while let Some((name, value)) = access.next_entry::<String, Value>()? {
+                    if fields.contains_key(&name) {
+                        return Err(de::Error::custom(format!("field `{name}` is there twice")));
+                    }
+                    fields.insert(name, value);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}
+
+/// What an answer is told by: text, or a whole number that every program keeps exactly.
+fn take_id(fields: &mut Map<String, Value>) -> Result<Value, Failure> {
+    match fields.remove("id") {
+        None => Ok(Value::Null),
+        Some(id) if id.is_string() || id.is_i64() || id.is_u64() || id.is_null() => Ok(id),
+        Some(_) => Err(Failure::new(Code::InvalidRequest, "field `id`: expected a string or a whole number")),
+    }
+}
+
+fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
+    let invalid = |message: String| Failure::new(Code::InvalidRequest, message);
+    let name = match fields.remove("command") {
+        Some(Value::String(name)) => name,
+        Some(_) => return Err(invalid("field `command`: expected a string".to_owned())),
+        None => return Err(invalid("missing field `command`".to_owned())),
+    };
+    if !COMMANDS.contains(&name.as_str()) {
+        let known = COMMANDS.join(", ");
+        return Err(Failure::new(Code::UnknownCommand, format!("unknown command '{name}'; known are {known}")));
+    }
+    let prefix = format!("{name}.");
+    let tagged = Value::Object(Map::from_iter([(name, Value::Object(fields))]));
+    serde_path_to_error::deserialize(tagged).map_err(|error| {
+        let path = error.path().to_string();
+        let (field, what) = (path.strip_prefix(&prefix).unwrap_or_default(), error.inner().to_string());
+        // Serde names the field where it is unknown or missing.
+        invalid(if field.is_empty() || what.contains(&format!("`{field}`")) {
+            what
+        } else {
+            format!("field `{field}`: {what}")
+        })
+    })
+}
+
+/// Returns the result's JSON.
+fn perform(command: Command, disks: &dyn Manage) -> Result<String, Failure> {
+    match command {
+        Command::List {} => json(disks.list()?),
+        Command::Stat { name } => json(disks.stat(name.as_deref())?),
+        Command::Add(disk) => {
+            check_name(&disk.name)?;
+            check_size(disk.size_bytes)?;
+            json(disks.add(&disk)?)
+        }
+        Command::Remove { name } => json(disks.remove(&name)?),
+        Command::Resize { name, size_bytes, shrink } => {
+            check_size(size_bytes)?;
+            json(disks.resize(&name, size_bytes, shrink)?)
+        }
+        Command::Rename { name, to } => {
+            check_name(&to)?;
+            json(disks.rename(&name, &to)?)
+        }
+        Command::Reset { name } => json(disks.reset(&name)?),
+        Command::Limit { name, limit_bytes } => json(disks.limit(name.as_deref(), limit_bytes)?),
+        Command::Compact { seconds } => json(disks.compact(Duration::from_secs(seconds).min(MAX_COMPACT_TIME))?),
+        Command::Stop {} => {
+            disks.stop();
+            json(Done {})
+        }
+    }
+}
+
+fn json(result: impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(&result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
+}
+
+/// Whether a disk can have this name.
+///
+/// # Errors
+/// [`Code::InvalidName`] if it is longer than NBD allows, or has control characters, which no list or log could show.
+pub fn check_name(name: &str) -> Result<(), Failure> {
+    let wrong = |what: String| Err(Failure::new(Code::InvalidName, what));
+    if name.len() > MAX_NAME_BYTES {
+        return wrong(format!("a name of {} bytes: NBD allows {MAX_NAME_BYTES}", name.len()));
+    }
+    if name.contains(char::is_control) {
+        return wrong(format!("invalid name {name:?}: it has control characters"));
+    }
+    Ok(())
+}
+
+/// Whether a disk can have this size, as far as that does not depend on the system.
+///
+/// # Errors
+/// [`Code::InvalidSize`].
+pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
+    if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        let what = format!("invalid disk size {size_bytes}: must be a non-zero multiple of {SECTOR_BYTES}");
+        return Err(Failure::new(Code::InvalidSize, what));
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Lines of a socket, bounded in length and time.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+/// The longest request, its end included.
+pub const MAX_REQUEST_BYTES: usize = 64 << 10;
+
+/// What is read at a time.
+const CHUNK_BYTES: usize = 8 << 10;
+
+/// Why a line cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LineError {
+    /// It has more bytes than are allowed.
+    #[error("a line has more than {0} bytes")]
+    TooLong(usize),
+    /// It did not come whole in time.
+    #[error("a line did not come whole within {} s", .0.as_secs_f32())]
+    TooSlow(Duration),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Bounds of a line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes, its end included.
+    pub(crate) max_bytes: usize,
+    /// How long it may take to come.
+    pub(crate) time: Duration,
+    /// When the time begins: with the line's first byte, or at once.
+    pub(crate) idle: bool,
+}
+
+/// What was received and not yet taken.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(Vec<u8>);
+
+impl Lines {
+    /// The next line without its end, or `None` when the peer sends no more. What comes before the end of the stream is a line.
+    pub(crate) fn next(&mut self, stream: &UnixStream, bounds: Bounds) -> Result<Option<Vec<u8>>, LineError> {
+        let mut start = (!bounds.idle || !self.0.is_empty()).then(Instant::now);
+        let mut looked_bytes = 0;
+        loop {
+            if let Some(at) = self.0[looked_bytes..].iter().position(|&byte| byte == b'\n') {
+                let rest = self.0.split_off(looked_bytes + at + 1);
+                let mut line = std::mem::replace(&mut self.0, rest);
+                line.pop();
+                return if line.len() < bounds.max_bytes {
+                    Ok(Some(line))
+                } else {
+                    Err(LineError::TooLong(bounds.max_bytes))
+                };
+            }
+            looked_bytes = self.0.len();
+            if looked_bytes >= bounds.max_bytes {
+                return Err(LineError::TooLong(bounds.max_bytes));
+            }
+            let left = start.map(|start| bounds.time.saturating_sub(start.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(LineError::TooSlow(bounds.time));
+            }
+            stream.set_read_timeout(left)?;
+            let mut chunk = [0; CHUNK_BYTES];
+            let mut source = stream;
+            match source.read(&mut chunk) {
+                Ok(0) if self.0.is_empty() => return Ok(None),
+                Ok(0) => return Ok(Some(std::mem::take(&mut self.0))),
+                Ok(count) => self.0.extend_from_slice(&chunk[..count]),
+                // At a timeout, the time left says so.
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(error.into()),
+            }
+            start = start.or_else(|| Some(Instant::now()));
+        }
+    }
+}
+
+/// Sends a line and its end within `time`.
+pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Result<()> {
+    let start = Instant::now();
+    for mut bytes in [line.as_bytes(), b"\n"] {
+        while !bytes.is_empty() {
+            let left = time.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            stream.set_write_timeout(Some(left))?;
+            let mut target = stream;
+            match target.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}

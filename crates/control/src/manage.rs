@@ -1,0 +1,41 @@
+//! What the commands act on.
+
+use std::time::Duration;
+
+use crate::{Add, Compacted, DiskRecord, Failure, Limited, Listing, Renamed, Resized, Stat};
+
+/// Disks that can be managed while they are served. Methods are called from several threads at once.
+///
+/// Names and sizes that come here were checked by [`answer`](crate::answer); whether a disk has a name was not. A method that
+/// fails has changed nothing.
+pub trait Manage: Send + Sync {
+    /// The disks, and where they are served.
+    fn list(&self) -> Result<Listing, Failure>;
+
+    /// Figures of the server and of its disks, or of one disk.
+    fn stat(&self, name: Option<&str>) -> Result<Stat, Failure>;
+
+    /// Makes an empty disk.
+    fn add(&self, disk: &Add) -> Result<DiskRecord, Failure>;
+
+    /// Removes a disk with its contents.
+    fn remove(&self, name: &str) -> Result<DiskRecord, Failure>;
+
+    /// Changes a disk's size; without `shrink`, only to a larger one.
+    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure>;
+
+    /// Gives a disk another name.
+    fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure>;
+
+    /// Makes a disk read as zeros and gives its memory back.
+    fn reset(&self, name: &str) -> Result<DiskRecord, Failure>;
+
+    /// Sets a disk's limit or the server's; `None` takes it away.
+    fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure>;
+
+    /// Gives back what memory the disks' holes take, for about `time` at most.
+    fn compact(&self, time: Duration) -> Result<Compacted, Failure>;
+
+    /// Asks the server to end, and returns at once.
+    fn stop(&self);
+}

@@ -1,0 +1,131 @@
+//! What commands answer. The fields are those of `docs/control.md`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+
+/// The first line that a server sends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The program.
+    pub name: String,
+    /// The protocol's version: another number is another protocol.
+    pub protocol: u64,
+    /// The program's version.
+    pub version: String,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskRecord {
+    /// The name of its export.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The most memory that it may take, if it has a limit of its own.
+    pub limit_bytes: Option<u64>,
+    /// Its clients may not change it.
+    pub read_only: bool,
+    /// NBD connections that use it.
+    pub clients: u64,
+    /// Where NBD clients find it, one for each address of the server.
+    pub uris: Vec<String>,
+}
+
+/// All disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listing {
+    /// By name.
+    pub disks: Vec<DiskRecord>,
+}
+
+/// Figures by name. Those that are bytes end in `_bytes` or are zram's.
+pub type Figures = Map<String, serde_json::Value>;
+
+/// Figures of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStat {
+    /// The name of its export.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The most memory that it may take, if it has a limit of its own.
+    pub limit_bytes: Option<u64>,
+    /// What it holds and takes.
+    pub figures: Figures,
+}
+
+/// Figures of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStat {
+    /// The program's version.
+    pub version: String,
+    /// The process.
+    pub pid: u32,
+    /// Seconds since the server listens.
+    pub uptime_seconds: u64,
+    /// The codec of all disks.
+    pub codec: String,
+    /// How many disks there are.
+    pub disks: u64,
+    /// The most memory that the server may take, if it is limited.
+    pub limit_bytes: Option<u64>,
+    /// What all disks together hold and take.
+    pub figures: Figures,
+}
+
+/// Figures of the server and of disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    /// The server's.
+    pub server: ServerStat,
+    /// By name.
+    pub disks: Vec<DiskStat>,
+}
+
+/// A disk has another size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resized {
+    /// The disk.
+    pub name: String,
+    /// The size it had.
+    pub before_bytes: u64,
+    /// The size it has.
+    pub size_bytes: u64,
+}
+
+/// A disk has another name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renamed {
+    /// The name it had.
+    pub before: String,
+    /// The name it has.
+    pub name: String,
+    /// Where NBD clients find it now.
+    pub uris: Vec<String>,
+}
+
+/// A limit is set or gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limited {
+    /// The disk; the server's limit has none.
+    pub name: Option<String>,
+    /// The limit there was.
+    pub before_bytes: Option<u64>,
+    /// The limit there is.
+    pub limit_bytes: Option<u64>,
+}
+
+/// What compaction did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compacted {
+    /// All memory of the disks before.
+    pub before_bytes: u64,
+    /// And afterwards; it can be more when clients wrote meanwhile.
+    pub after_bytes: u64,
+    /// The time was up before all was done.
+    pub more: bool,
+}
+
+/// It was done, and there is nothing to say of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}

@@ -1,0 +1,284 @@
+//! The socket of a server: a thread for each client.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    net::sockopt::socket_peercred,
+    process::geteuid,
+};
+use serde_json::Value;
+
+use crate::{
+    Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage, answer,
+    dispatch::refusal,
+    lines::{Bounds, LineError, Lines, send},
+};
+
+/// The version of the protocol: it changes when a program that was written for it would no longer work.
+pub(crate) const PROTOCOL: u64 = 1;
+
+/// How long a client waits for the end of one that was closed for it.
+const MAKE_ROOM_TIME: Duration = Duration::from_secs(1);
+
+/// When accepting fails, for want of descriptors say, the next try comes after this time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What clients may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if none is, the new one gets an
+    /// error.
+    pub clients: usize,
+    /// In this time a request comes whole, from its first byte on. Between requests a client may be silent for ever.
+    pub request_time: Duration,
+    /// In this time a client takes an answer.
+    pub answer_time: Duration,
+    /// At the server's end, clients that are not done by then are closed.
+    pub stop_grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            clients: 16,
+            request_time: Duration::from_secs(10),
+            answer_time: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A control socket that listens.
+pub struct Server {
+    listener: UnixListener,
+    shared: Arc<Shared>,
+}
+
+/// What the server, its handles and its clients' threads share.
+struct Shared {
+    disks: Arc<dyn Manage>,
+    greeting: String,
+    limits: Limits,
+    stopping: AtomicBool,
+    wake: OwnedFd,
+    clients: Mutex<Clients>,
+    client_ended: Condvar,
+}
+
+/// Clients by number.
+#[derive(Default)]
+struct Clients {
+    next: u64,
+    all: BTreeMap<u64, Client>,
+}
+
+struct Client {
+    stream: Arc<UnixStream>,
+    /// Since when it asks for nothing; `None` while it is answered, or was closed for another.
+    idle_since: Option<Instant>,
+}
+
+/// Ends a server from any thread.
+#[derive(Clone)]
+pub struct ServerHandle(Arc<Shared>);
+
+impl Server {
+    /// Lets the clients of `listener` manage `disks`; `version` is the program's, for the greeting.
+    ///
+    /// Only clients of this process's user and of root are answered, whatever the socket's mode is.
+    pub fn new(listener: UnixListener, disks: Arc<dyn Manage>, version: &str, limits: Limits) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let greeting = Greeting { name: "pagefold".to_owned(), protocol: PROTOCOL, version: version.to_owned() };
+        let shared = Shared {
+            disks,
+            greeting: serde_json::to_string(&greeting).map_err(io::Error::other)?,
+            limits,
+            stopping: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            clients: Mutex::default(),
+            client_ended: Condvar::new(),
+        };
+        Ok(Self { listener, shared: Arc::new(shared) })
+    }
+
+    /// What ends this server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle(Arc::clone(&self.shared))
+    }
+
+    /// Serves until [`ServerHandle::stop`]. Requests that were received are answered first, within [`Limits::stop_grace`].
+    pub fn run(self) -> io::Result<()> {
+        let Self { listener, shared } = self;
+        let result = shared.accept_all(&listener);
+        drop(listener);
+        shared.stopping.store(true, Ordering::SeqCst);
+        shared.finish();
+        result
+    }
+}
+
+impl ServerHandle {
+    /// Asks the server to end and returns at once.
+    pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+        // It can only fail when it has been rung 2^64 times already.
+        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerHandle").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept_all(self: &Arc<Self>, listener: &UnixListener) -> io::Result<()> {
+        let mut polled = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+        while !self.stopping.load(Ordering::SeqCst) {
+            match poll(&mut polled, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
+            }
+            match listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => thread::sleep(ACCEPT_PAUSE),
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(self: &Arc<Self>, stream: UnixStream) {
+        // A stream that fails is closed by being dropped.
+        if stream.set_nonblocking(false).is_err() {
+            return;
+        }
+        let Ok(peer) = socket_peercred(&stream) else { return };
+        if peer.uid != geteuid() && !peer.uid.is_root() {
+            let what = "only the server's user and root may manage it";
+            return self.refuse(&stream, &Failure::new(Code::NotAllowed, what));
+        }
+        let stream = Arc::new(stream);
+        let Some(number) = self.enter(&stream) else {
+            let what = format!("{} clients are at work: try again when one of them is done", self.limits.clients);
+            return self.refuse(&stream, &Failure::new(Code::Busy, what));
+        };
+        let entry = Entry { shared: Arc::clone(self), number };
+        let spawned = thread::Builder::new().name("control-client".to_owned()).spawn(move || {
+            // How it ended concerns the client alone.
+            let _ = entry.shared.serve(entry.number, &stream);
+        });
+        // Without a thread, the entry and the stream go with the closure.
+        drop(spawned);
+    }
+
+    /// Tells a client that it is not served. One that takes nothing gets nothing: its socket has room for a line.
+    fn refuse(&self, stream: &UnixStream, failure: &Failure) {
+        let _ = send(stream, &self.greeting, MAKE_ROOM_TIME);
+        let _ = send(stream, &refusal(&Value::Null, failure), MAKE_ROOM_TIME);
+    }
+
+    /// Takes a client into the list, if need be for one that is idle. `None`: all are at work.
+    fn enter(&self, stream: &Arc<UnixStream>) -> Option<u64> {
+        let mut clients = self.lock();
+        if clients.all.len() >= self.limits.clients {
+            let idle = clients.all.values_mut().filter(|client| client.idle_since.is_some());
+            let longest = idle.min_by_key(|client| client.idle_since)?;
+            longest.idle_since = None;
+            // One that is gone already is as good as closed.
+            let _ = longest.stream.shutdown(std::net::Shutdown::Both);
+            let full = |clients: &mut Clients| clients.all.len() >= self.limits.clients;
+            let waited = self.client_ended.wait_timeout_while(clients, MAKE_ROOM_TIME, full);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            clients = guard;
+            if timeout.timed_out() {
+                return None;
+            }
+        }
+        let number = clients.next;
+        clients.next += 1;
+        clients.all.insert(number, Client { stream: Arc::clone(stream), idle_since: Some(Instant::now()) });
+        Some(number)
+    }
+
+    fn set_idle(&self, number: u64, idle_since: Option<Instant>) {
+        if let Some(client) = self.lock().all.get_mut(&number) {
+            client.idle_since = idle_since;
+        }
+    }
+
+    fn serve(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+        let Limits { request_time, answer_time, .. } = self.limits;
+        send(stream, &self.greeting, answer_time)?;
+        let bounds = Bounds { max_bytes: MAX_REQUEST_BYTES, time: request_time, idle: true };
+        let mut lines = Lines::default();
+        loop {
+            let line = match lines.next(stream, bounds) {
+                Ok(Some(line)) => line,
+                Ok(None) => return Ok(()),
+                Err(LineError::Io(error)) => return Err(error),
+                Err(error) => {
+                    let failure = Failure::new(Code::TooMuch, format!("{error}; the connection ends here"));
+                    return send(stream, &refusal(&Value::Null, &failure), answer_time);
+                }
+            };
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            self.set_idle(number, None);
+            send(stream, &answer(&line, &*self.disks), answer_time)?;
+            self.set_idle(number, Some(Instant::now()));
+        }
+    }
+
+    /// Ends all clients: gently, and after the grace at once.
+    fn finish(&self) {
+        use std::net::Shutdown;
+        let mut clients = self.lock();
+        for how in [Shutdown::Read, Shutdown::Both] {
+            clients.all.values().for_each(|client| drop(client.stream.shutdown(how)));
+            let some = |clients: &mut Clients| !clients.all.is_empty();
+            let waited = self.client_ended.wait_timeout_while(clients, self.limits.stop_grace, some);
+            clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A client's place in the list, which it leaves when its thread ends.
+struct Entry {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.shared.lock().all.remove(&self.number);
+        self.shared.client_ended.notify_all();
+    }
+}

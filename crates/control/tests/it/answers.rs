@@ -1,0 +1,108 @@
+//! Any line gets one answer, which has the line's id and says what became of it.
+
+use pagefold_control::{Model, answer};
+use proptest::{collection::vec, prelude::*};
+use serde_json::{Value, json};
+
+fn ask(line: &str, disks: &Model) -> Value {
+    serde_json::from_str(&answer(line.as_bytes(), disks)).expect("an answer is JSON")
+}
+
+fn disks(disks: &Model) -> Vec<(String, u64, Option<u64>)> {
+    let listing = ask(r#"{"command":"list"}"#, disks);
+    let disks = listing["result"]["disks"].as_array().expect("disks").iter();
+    disks
+        .map(|disk| {
+            let name = disk["name"].as_str().expect("a name").to_owned();
+            (name, disk["size_bytes"].as_u64().expect("a size"), disk["limit_bytes"].as_u64())
+        })
+        .collect()
+}
+
+/// Fields as programs send them, and as they should not.
+fn value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        4 => "[a-c]".prop_map(Value::from),
+        1 => any::<String>().prop_map(Value::from),
+        4 => (0..4_u64).prop_map(|count| Value::from(count * 512)),
+        1 => any::<u64>().prop_map(Value::from),
+        1 => any::<f64>().prop_map(Value::from),
+        2 => any::<bool>().prop_map(Value::from),
+        1 => Just(Value::Null),
+        1 => Just(json!([{ "name": [] }])),
+    ]
+}
+
+fn request() -> impl Strategy<Value = Value> {
+    let commands = ["list", "stat", "add", "remove", "resize", "rename", "reset", "limit", "compact", "other"];
+    let fields = ["name", "to", "size_bytes", "limit_bytes", "shrink", "read_only", "seconds", "id", "foo"];
+    let field = (prop::sample::select(fields.to_vec()), value());
+    (prop::sample::select(commands.to_vec()), vec(field, 0..5)).prop_map(|(command, fields)| {
+        let mut request = json!({ "command": command });
+        for (name, value) in fields {
+            request[name] = value;
+        }
+        request
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_get_one_line(bytes in vec(any::<u8>(), 0..200)) {
+        let line = answer(&bytes, &Model::new());
+        prop_assert!(!line.contains('\n'));
+        let answer: Value = serde_json::from_str(&line).expect("an answer is JSON");
+        prop_assert_eq!(&answer["id"], &Value::Null);
+        prop_assert_eq!(&answer["error"]["code"], "invalid-request");
+    }
+
+    #[test]
+    fn a_request_is_done_or_changes_nothing(requests in vec(request(), 1..40)) {
+        let model = Model::new();
+        for request in requests {
+            let before = disks(&model);
+            let answer = ask(&request.to_string(), &model);
+            let fails = !answer["error"].is_null();
+            prop_assert!(fails != answer.get("result").is_some(), "{}", answer);
+            let id = request.get("id").filter(|id| id.is_string() || id.is_u64() || id.is_i64());
+            prop_assert_eq!(&answer["id"], id.unwrap_or(&Value::Null));
+            let after = disks(&model);
+            if fails {
+                prop_assert!(answer["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
+                prop_assert_eq!(before, after, "{} {}", request, answer);
+            } else {
+                prop_assert!(request.get("foo").is_none() && request["command"] != "other", "{}", request);
+                for (name, size_bytes, _) in after {
+                    prop_assert!(size_bytes != 0 && size_bytes % 512 == 0);
+                    prop_assert!(name.len() <= 4096 && !name.contains(char::is_control));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_do_what_they_say() {
+    let model = Model::new();
+    for (line, expected) in [
+        (r#"{"id":1,"command":"add","name":"a","size_bytes":1024}"#, vec![("a", 1024, None)]),
+        (
+            r#"{"command":"add","name":"b","size_bytes":512,"limit_bytes":7}"#,
+            vec![("a", 1024, None), ("b", 512, Some(7))],
+        ),
+        (
+            r#"{"command":"resize","name":"a","size_bytes":512,"shrink":true}"#,
+            vec![("a", 512, None), ("b", 512, Some(7))],
+        ),
+        (r#"{"command":"limit","name":"b","limit_bytes":null}"#, vec![("a", 512, None), ("b", 512, None)]),
+        (r#"{"command":"rename","name":"b","to":"c"}"#, vec![("a", 512, None), ("c", 512, None)]),
+        (r#"{"command":"remove","name":"a"}"#, vec![("c", 512, None)]),
+    ] {
+        let answer = ask(line, &model);
+        assert!(answer["error"].is_null(), "{line}: {answer}");
+        let expected: Vec<_> = expected.into_iter().map(|(name, size, limit)| (name.to_owned(), size, limit)).collect();
+        assert_eq!(disks(&model), expected, "{line}");
+    }
+    assert_eq!(answer(br#" {"id":-5,"command":"stop"} "#, &model), r#"{"id":-5,"result":{}}"#);
+    assert!(model.is_stopped());
+}

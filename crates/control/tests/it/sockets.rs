@@ -1,0 +1,185 @@
+//! Clients of a socket: ours, slow ones, and too many.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{
+    Add, Client, ClientError, Code, Command, Compacted, DiskRecord, Done, Failure, Limits, Listing, MAX_REQUEST_BYTES,
+    Manage, Model, Resized, Server, ServerHandle,
+};
+use tempfile::TempDir;
+
+const TIME: Duration = Duration::from_secs(20);
+
+/// A server that ends with this value.
+struct Running {
+    folder: TempDir,
+    handle: ServerHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(limits: Limits) -> Self {
+        let folder = TempDir::new().expect("a folder");
+        let listener = UnixListener::bind(folder.path().join("socket")).expect("a socket");
+        let server =
+            Server::new(listener, Arc::new(Model::new()) as Arc<dyn Manage>, "1.2.3", limits).expect("a server");
+        let handle = server.handle();
+        let thread = thread::spawn(move || server.run().expect("it serves"));
+        Self { folder, handle, thread: Some(thread) }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.path(), TIME).expect("a client")
+    }
+
+    fn raw(&self) -> BufReader<UnixStream> {
+        let stream = UnixStream::connect(self.path()).expect("a socket");
+        stream.set_read_timeout(Some(TIME)).expect("a timeout");
+        let mut raw = BufReader::new(stream);
+        assert_eq!(line(&mut raw), "{\"name\":\"pagefold\",\"protocol\":1,\"version\":\"1.2.3\"}\n");
+        raw
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.handle.stop();
+        self.thread.take().expect("a thread").join().expect("it ends");
+    }
+}
+
+fn line(raw: &mut BufReader<UnixStream>) -> String {
+    let mut line = String::new();
+    raw.read_line(&mut line).expect("a line");
+    line
+}
+
+#[test]
+fn a_client_gets_records_and_failures() {
+    let server = Running::start(Limits::default());
+    let mut client = server.client();
+    let add = Add { name: "a \"b\"".to_owned(), size_bytes: 4096, limit_bytes: Some(1), read_only: true };
+    let record: DiskRecord = client.call(&Command::Add(add.clone())).expect("a disk");
+    assert_eq!(
+        (&record.name, record.size_bytes, record.limit_bytes, record.read_only),
+        (&add.name, 4096, Some(1), true)
+    );
+    let failed = client.call::<DiskRecord>(&Command::Add(add)).expect_err("a name in use");
+    assert!(matches!(&failed, ClientError::Failed(Failure { code: Code::NameInUse, .. })), "{failed}");
+    let resize = Command::Resize { name: record.name.clone(), size_bytes: 512, shrink: true };
+    assert_eq!(client.call::<Resized>(&resize).expect("it shrinks").before_bytes, 4096);
+    let _: Compacted = client.call(&Command::Compact { seconds: 1 }).expect("nothing to compact");
+    let listing: Listing = client.call(&Command::List {}).expect("disks");
+    assert_eq!(listing.disks, [DiskRecord { size_bytes: 512, ..record }]);
+    let _: Done = client.call(&Command::Stop {}).expect("it stops");
+}
+
+#[test]
+fn lines_that_come_together_are_answered_in_order() {
+    let server = Running::start(Limits::default());
+    let mut raw = server.raw();
+    let requests: String = (0..2000).map(|id| format!("{{\"id\":{id},\"command\":\"list\"}}\n\n \r\n")).collect();
+    let mut stream = raw.get_ref().try_clone().expect("a clone");
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            stream.write_all(requests.as_bytes()).expect("requests");
+            // And one without an end.
+            stream.write_all(b"{\"id\":2000,\"command\":\"list\"}").expect("a request");
+            stream.shutdown(std::net::Shutdown::Write).expect("an end");
+        });
+        for id in 0..=2000 {
+            assert_eq!(line(&mut raw), format!("{{\"id\":{id},\"result\":{{\"disks\":[]}}}}\n"));
+        }
+    });
+    assert_eq!(line(&mut raw), "", "the server closes after the last");
+}
+
+#[test]
+fn a_request_has_a_length_and_a_time() {
+    let server = Running::start(Limits { request_time: Duration::from_millis(300), ..Limits::default() });
+    // As long as may be, spaces and all.
+    let mut raw = server.raw();
+    let mut longest = b"{\"command\":\"list\"}".to_vec();
+    longest.resize(MAX_REQUEST_BYTES - 1, b' ');
+    longest.push(b'\n');
+    raw.get_ref().write_all(&longest).expect("a request");
+    assert!(line(&mut raw).contains("result"));
+    longest.insert(0, b' ');
+    // It may close before all has come.
+    let _ = raw.get_ref().write_all(&longest);
+    assert!(line(&mut raw).contains("too-much"));
+    // Silence between requests costs nothing; within one it ends the connection, also when bytes trickle.
+    let mut raw = server.raw();
+    thread::sleep(Duration::from_millis(600));
+    raw.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
+    assert!(line(&mut raw).contains("result"));
+    let start = Instant::now();
+    while start.elapsed() < TIME && raw.get_ref().write_all(b" ").is_ok() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(line(&mut raw).contains("too-much"));
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn one_that_takes_no_answers_is_dropped() {
+    let server = Running::start(Limits { answer_time: Duration::from_millis(300), clients: 1, ..Limits::default() });
+    let stream = UnixStream::connect(server.path()).expect("a socket");
+    stream.set_write_timeout(Some(TIME)).expect("a timeout");
+    let start = Instant::now();
+    // Answers fill the socket; then the server reads no more and drops the client.
+    while (&stream).write_all(&b"{\"command\":\"list\"}\n".repeat(1000)).is_ok() {
+        assert!(start.elapsed() < TIME, "it is not dropped");
+    }
+    let _: Listing = server.client().call(&Command::List {}).expect("another is served");
+}
+
+#[test]
+fn the_longest_idle_client_gives_way() {
+    let server = Running::start(Limits { clients: 3, ..Limits::default() });
+    let mut first = server.raw();
+    let mut others: Vec<_> = (0..2).map(|_| server.raw()).collect();
+    first.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
+    line(&mut first);
+    // The first was busy a moment ago: the second goes.
+    others.push(server.raw());
+    assert_eq!(others.remove(0).read(&mut [0]).expect("an end"), 0);
+    for mut raw in others.into_iter().chain([first]) {
+        raw.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
+        assert!(line(&mut raw).contains("result"));
+    }
+}
+
+#[test]
+fn what_is_not_a_server_is_called_so() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("socket");
+    let fails = |time| Client::connect(&path, time).expect_err("no server");
+    assert!(matches!(fails(TIME), ClientError::Connect { .. }));
+    let listener = UnixListener::bind(&path).expect("a socket");
+    assert!(matches!(fails(Duration::from_millis(100)), ClientError::Foreign(_)));
+    drop(listener.accept());
+    for (greeting, what) in [
+        (&b"NBDMAGICIHAVEOPT\0\x03"[..], "not a pagefold server"),
+        (b"{\"name\":\"other\",\"protocol\":1,\"version\":\"1\"}\n", "\"other\""),
+        (b"{\"name\":\"pagefold\",\"protocol\":2,\"version\":\"9.0\"}\n", "pagefold 9.0"),
+        (b"", "does not answer"),
+    ] {
+        let error = thread::scope(|scope| {
+            scope.spawn(|| listener.accept().expect("a client").0.write_all(greeting).expect("a greeting"));
+            fails(TIME).to_string()
+        });
+        assert!(error.contains(what), "{error}");
+    }
+}

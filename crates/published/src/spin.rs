@@ -1,0 +1,36 @@
+//! A value behind a spinlock, as the sources' allocators and lists of streams have it.
+#![allow(unsafe_code)] // promises lock_api that the lock excludes
+
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use lock_api::{GuardSend, Mutex, RawMutex};
+
+use crate::lock::wait_until;
+
+/// A value behind a flag.
+pub(crate) type SpinMutex<T> = Mutex<RawSpin, T>;
+
+/// A flag whose waiters wait as those of the entries' locks do.
+pub(crate) struct RawSpin(AtomicBool);
+
+// SAFETY: the exchange that finds the flag clear has the lock alone until it clears the flag.
+unsafe impl RawMutex for RawSpin {
+    type GuardMarker = GuardSend;
+
+    const INIT: Self = Self(AtomicBool::new(false));
+
+    fn lock(&self) {
+        wait_until(|| self.try_lock());
+    }
+
+    fn try_lock(&self) -> bool {
+        !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
+    }
+
+    unsafe fn unlock(&self) {
+        self.0.store(false, Release);
+    }
+}

@@ -1,0 +1,153 @@
+//! What a connection has received and not yet parsed.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    memory::{Growing, Share},
+    protocol::{Headers, Malformed, Request},
+    transport::{Deadline, Transport},
+};
+
+/// Enough for a request of 4 KiB with its payload, or for hundreds without.
+pub(crate) const SMALL_INPUT_BYTES: usize = 16 << 10;
+/// What one receive can bring while the connection is busy.
+pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
+
+/// Received bytes: `buffer[start..end]` are to be parsed.
+pub(crate) struct Input<T> {
+    transport: Arc<T>,
+    /// How long the transport waits, as it was last told. Telling it costs a system call, so a shorter time than needed
+    /// is left as it is until it has passed.
+    armed: Option<Duration>,
+    buffer: Growing,
+    start: usize,
+    end: usize,
+}
+
+impl<T: Transport> Input<T> {
+    pub(crate) fn new(transport: Arc<T>) -> io::Result<Self> {
+        Ok(Self { transport, armed: None, buffer: Growing::new(SMALL_INPUT_BYTES)?, start: 0, end: 0 })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// What has been received and not consumed.
+    pub(crate) fn unparsed(&self) -> &[u8] {
+        self.buffer.as_ref().get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// The request at the front, once its header is here.
+    pub(crate) fn request(&self, headers: Headers) -> Result<Option<Request>, Malformed> {
+        let unparsed = self.unparsed();
+        match headers {
+            Headers::Extended => unparsed.first_chunk().map(Request::parse_extended).transpose(),
+            Headers::Simple | Headers::Structured => unparsed.first_chunk().map(Request::parse).transpose(),
+        }
+    }
+
+    pub(crate) fn consume(&mut self, len_bytes: usize) {
+        self.start += len_bytes.min(self.len());
+    }
+
+    /// Moves bytes to the front of `target`; says how many.
+    pub(crate) fn take(&mut self, target: &mut [u8]) -> usize {
+        let count = self.len().min(target.len());
+        if let (Some(target), Some(unparsed)) = (target.get_mut(..count), self.unparsed().get(..count)) {
+            target.copy_from_slice(unparsed);
+        }
+        self.consume(count);
+        count
+    }
+
+    /// Whether `len_bytes` fit, after the buffer has grown if need be and there is memory.
+    pub(crate) fn fits(&mut self, len_bytes: usize, share: &Arc<Share>) -> bool {
+        if len_bytes > self.buffer.as_ref().len() {
+            self.grow(share);
+        }
+        len_bytes <= self.buffer.as_ref().len()
+    }
+
+    fn grow(&mut self, share: &Arc<Share>) {
+        if self.buffer.grow(share, LARGE_INPUT_BYTES, self.start..self.end) {
+            self.end -= self.start;
+            self.start = 0;
+        }
+    }
+
+    pub(crate) fn is_large(&self) -> bool {
+        self.buffer.is_large()
+    }
+
+    /// Gives the large buffer back; only while nothing is unparsed.
+    pub(crate) fn shrink(&mut self) {
+        if self.len() == 0 {
+            self.buffer.shrink();
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Receives some bytes after what is unparsed; 0 is the end. [`io::ErrorKind::TimedOut`] after `timeout`.
+    pub(crate) fn receive(&mut self, timeout: Duration, share: &Arc<Share>) -> io::Result<usize> {
+        if self.start != 0 {
+            self.buffer.as_mut().copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let room = self.buffer.as_mut().get_mut(self.end..).unwrap_or_default();
+        let received = receive(&*self.transport, &mut self.armed, timeout, room)?;
+        self.end += received;
+        if self.end == self.buffer.as_ref().len() {
+            // There may be more than this at a time.
+            self.grow(share);
+        }
+        Ok(received)
+    }
+
+    /// Fills `target`, from what is unparsed first, before the deadline.
+    pub(crate) fn receive_exact(&mut self, deadline: Deadline, target: &mut [u8]) -> io::Result<()> {
+        let mut filled = self.take(target);
+        while let Some(rest @ [_, ..]) = target.get_mut(filled..) {
+            match receive(&*self.transport, &mut self.armed, deadline.left()?, rest)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                received => filled += received,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn receive<T: Transport>(
+    transport: &T,
+    armed: &mut Option<Duration>,
+    timeout: Duration,
+    room: &mut [u8],
+) -> io::Result<usize> {
+    if armed.is_none_or(|armed| armed > timeout) {
+        transport.set_recv_timeout(timeout)?;
+        *armed = Some(timeout);
+    }
+    let mut start = None;
+    loop {
+        match transport.recv(room) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let waited = armed.unwrap_or_default();
+                let start: Instant =
+                    *start.get_or_insert_with(|| Instant::now().checked_sub(waited).unwrap_or_else(Instant::now));
+                let left = timeout.saturating_sub(start.elapsed());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                transport.set_recv_timeout(left)?;
+                *armed = Some(left);
+            }
+            result => return result,
+        }
+    }
+}

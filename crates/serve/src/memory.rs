@@ -1,0 +1,343 @@
+//! The memory of connections: bounded in sum, counted, and given back when a connection goes idle.
+//!
+//! Buffers are mappings of their own, so what is given back leaves the process. As blocks of the C library's heap they
+//! would stay with it.
+
+use std::{
+    fmt, io,
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use memmap2::MmapMut;
+
+/// A connection keeps so many buffers for its next requests.
+const KEPT_BUFFERS: usize = 4;
+/// Mappings come in pages.
+const PAGE_BYTES: usize = 4096;
+/// What a connection takes at least: its two small buffers, and what its thread touches of its stack.
+pub(crate) const CONNECTION_BYTES: u64 = 64 << 10;
+/// What one more thread touches of its stack.
+pub(crate) const THREAD_BYTES: u64 = 32 << 10;
+
+/// Where a server's memory is counted, beside [`Limits::memory_bytes`](crate::Limits::memory_bytes): an account that is
+/// shared with what else the process keeps in memory.
+pub trait Account: Send + Sync {
+    /// Counts `bytes` as taken if there is room for them. When it refuses, connections go on in the memory that they have:
+    /// one request at a time, in small pieces.
+    fn take(&self, bytes: u64) -> bool;
+
+    /// Counts `bytes` as taken even if there is no room: 64 KiB for each connection, without which it could not be
+    /// answered at all. [`Limits`](crate::Limits) bounds how many there are.
+    fn take_least(&self, bytes: u64);
+
+    /// Counts `bytes`, taken before, as free.
+    fn give(&self, bytes: u64);
+}
+
+/// What all connections of a server take.
+///
+/// ```text
+/// taken_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
+/// account     = taken_bytes + CONNECTION_BYTES for each connection
+/// ```
+pub(crate) struct Memory {
+    limit_bytes: u64,
+    taken_bytes: AtomicU64,
+    account: Option<Arc<dyn Account>>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("taken_bytes", &self.taken_bytes).finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    pub(crate) fn new(limit_bytes: u64, account: Option<Arc<dyn Account>>) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, taken_bytes: AtomicU64::new(0), account })
+    }
+
+    /// Takes `bytes` until the result is dropped, if they are there.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= self.limit_bytes);
+        self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        if self.account.as_ref().is_some_and(|account| !account.take(bytes)) {
+            self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some(Taken { memory: Arc::clone(self), bytes, least: false })
+    }
+
+    /// Takes what a connection needs at least.
+    pub(crate) fn take_least(self: &Arc<Self>) -> Taken {
+        if let Some(account) = &self.account {
+            account.take_least(CONNECTION_BYTES);
+        }
+        Taken { memory: Arc::clone(self), bytes: CONNECTION_BYTES, least: true }
+    }
+}
+
+/// Memory that is counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    memory: Arc<Memory>,
+    bytes: u64,
+    least: bool,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.least {
+            self.memory.taken_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+        if let Some(account) = &self.memory.account {
+            account.give(self.bytes);
+        }
+    }
+}
+
+/// A mapping; unmapped before it is counted as free.
+#[derive(Debug)]
+struct Buffer {
+    map: MmapMut,
+    _taken: Taken,
+}
+
+/// What one connection may take of the server's memory, and the buffers that it keeps.
+#[derive(Debug)]
+pub(crate) struct Share {
+    memory: Arc<Memory>,
+    limit_bytes: usize,
+    /// Mapped, kept or lent. At most `limit_bytes`.
+    mapped_bytes: AtomicUsize,
+    kept: Mutex<Vec<Buffer>>,
+}
+
+impl Share {
+    pub(crate) fn new(memory: Arc<Memory>, limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { memory, limit_bytes, mapped_bytes: AtomicUsize::new(0), kept: Mutex::default() })
+    }
+
+    /// Lends a buffer of `len_bytes`; `None` if there is no memory for it now. The content is zeros, or left over from
+    /// earlier requests of the same connection.
+    pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
+        let lent = |buffer| Lent { share: Arc::clone(self), buffer: Some(buffer), len_bytes };
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = kept.iter().position(|buffer| buffer.map.len() >= len_bytes) {
+            return Some(lent(kept.swap_remove(found)));
+        }
+        // What is too small would be in the way.
+        let small = kept.pop();
+        drop(kept);
+        small.into_iter().for_each(|buffer| self.unmap(buffer));
+        let mapped_bytes = len_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        let more = |mapped: usize| mapped.checked_add(mapped_bytes).filter(|&mapped| mapped <= self.limit_bytes);
+        self.mapped_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let buffer = self.memory.take(mapped_bytes as u64).and_then(|taken| {
+            let map = MmapMut::map_anon(mapped_bytes).ok()?;
+            Some(Buffer { map, _taken: taken })
+        });
+        if buffer.is_none() {
+            self.mapped_bytes.fetch_sub(mapped_bytes, Ordering::Relaxed);
+        }
+        buffer.map(lent)
+    }
+
+    fn unmap(&self, buffer: Buffer) {
+        self.mapped_bytes.fetch_sub(buffer.map.len(), Ordering::Relaxed);
+    }
+
+    fn give_back(&self, buffer: Buffer) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < KEPT_BUFFERS {
+            return kept.push(buffer);
+        }
+        drop(kept);
+        self.unmap(buffer);
+    }
+
+    /// Whether anything is mapped that could be given back.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.mapped_bytes.load(Ordering::Relaxed) == 0
+    }
+
+    /// Gives back what is kept.
+    pub(crate) fn trim(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.into_iter().for_each(|buffer| self.unmap(buffer));
+    }
+}
+
+/// A buffer that returns to its connection.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    share: Arc<Share>,
+    /// There until it is dropped; may be longer than what was asked for.
+    buffer: Option<Buffer>,
+    len_bytes: usize,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().and_then(|buffer| buffer.map.get(..self.len_bytes)).unwrap_or_default()
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().and_then(|buffer| buffer.map.get_mut(..self.len_bytes)).unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.share.give_back(buffer);
+        }
+    }
+}
+
+/// A small buffer that is always there, and a large one in its place while the connection is busy.
+#[derive(Debug)]
+pub(crate) struct Growing {
+    small: MmapMut,
+    large: Option<Lent>,
+}
+
+impl Growing {
+    pub(crate) fn new(small_bytes: usize) -> io::Result<Self> {
+        Ok(Self { small: MmapMut::map_anon(small_bytes)?, large: None })
+    }
+
+    pub(crate) fn is_large(&self) -> bool {
+        self.large.is_some()
+    }
+
+    /// Gets a buffer of `len_bytes` if it is small and there is memory; what is in `keep` is at its front then.
+    pub(crate) fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
+        if self.large.is_some() {
+            return false;
+        }
+        let Some(mut large) = share.lend(len_bytes) else { return false };
+        let (Some(from), Some(to)) = (self.small.get(keep.clone()), large.as_mut().get_mut(..keep.len())) else {
+            return false;
+        };
+        to.copy_from_slice(from);
+        self.large = Some(large);
+        true
+    }
+
+    /// Goes back to the small buffer. The content is lost.
+    pub(crate) fn shrink(&mut self) {
+        self.large = None;
+    }
+}
+
+impl AsRef<[u8]> for Growing {
+    fn as_ref(&self) -> &[u8] {
+        self.large.as_ref().map_or(&self.small[..], |large| large.as_ref())
+    }
+}
+
+impl AsMut<[u8]> for Growing {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.large.as_mut().map_or(&mut self.small[..], |large| large.as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: usize = 64 << 10;
+
+    /// Room for so many bytes.
+    #[derive(Default)]
+    struct Narrow {
+        limit_bytes: u64,
+        taken_bytes: AtomicU64,
+    }
+
+    impl Account for Narrow {
+        fn take(&self, bytes: u64) -> bool {
+            let taken = self.taken_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            if taken > self.limit_bytes {
+                self.give(bytes);
+            }
+            taken <= self.limit_bytes
+        }
+
+        fn take_least(&self, bytes: u64) {
+            self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+
+        fn give(&self, bytes: u64) {
+            self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn taken(memory: &Memory) -> u64 {
+        memory.taken_bytes.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn no_more_is_lent_than_the_server_the_connection_and_the_account_allow() {
+        let account = Arc::new(Narrow { limit_bytes: 3 * PIECE as u64, ..Narrow::default() });
+        let cases =
+            [(2 * PIECE, usize::MAX, None), (usize::MAX, 2 * PIECE + 1, None), (usize::MAX, usize::MAX, Some(()))];
+        for (server_bytes, connection_bytes, with_account) in cases {
+            let account: Option<Arc<dyn Account>> = with_account.map(|()| Arc::clone(&account) as _);
+            let memory = Memory::new(server_bytes as u64, account);
+            let _least = memory.take_least();
+            let share = Share::new(Arc::clone(&memory), connection_bytes);
+            let held = [(); 2].map(|()| share.lend(PIECE).expect("room"));
+            assert!(share.lend(PIECE).is_none());
+            assert_eq!(taken(&memory), 2 * PIECE as u64, "a refusal changes nothing");
+            drop(held);
+            assert!(share.lend(PIECE).is_some());
+            drop(share);
+            assert_eq!(taken(&memory), 0);
+        }
+        assert_eq!(account.taken_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_few_buffers_are_kept_until_the_connection_is_idle() {
+        let memory = Memory::new(u64::MAX, None);
+        let share = Share::new(Arc::clone(&memory), usize::MAX);
+        let held: Vec<_> = (0..2 * KEPT_BUFFERS).map(|_| share.lend(PIECE).expect("room")).collect();
+        drop(held);
+        assert_eq!(taken(&memory), (KEPT_BUFFERS * PIECE) as u64);
+        drop(share.lend(PIECE - 1));
+        assert_eq!(taken(&memory), (KEPT_BUFFERS * PIECE) as u64, "what is kept is lent again");
+        share.trim();
+        assert!(share.is_empty());
+        assert_eq!(taken(&memory), 0);
+    }
+
+    #[test]
+    fn what_is_kept_but_too_small_makes_room() {
+        let memory = Memory::new(2 * PIECE as u64, None);
+        let share = Share::new(Arc::clone(&memory), usize::MAX);
+        drop(share.lend(PIECE));
+        assert!(share.lend(2 * PIECE).is_some());
+    }
+
+    #[test]
+    fn a_buffer_grows_with_its_content_and_shrinks_without() {
+        let memory = Memory::new(PIECE as u64, None);
+        let share = Share::new(Arc::clone(&memory), usize::MAX);
+        let mut buffer = Growing::new(PAGE_BYTES).expect("memory");
+        buffer.as_mut()[10..14].copy_from_slice(b"kept");
+        assert!(buffer.grow(&share, PIECE, 10..14));
+        assert!(!buffer.grow(&share, PIECE, 0..0), "it is large already");
+        assert_eq!((&buffer.as_ref()[..4], buffer.as_ref().len()), (&b"kept"[..], PIECE));
+        buffer.shrink();
+        share.trim();
+        assert_eq!((buffer.as_ref().len(), taken(&memory)), (PAGE_BYTES, 0));
+    }
+}

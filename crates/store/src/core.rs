@@ -1,0 +1,263 @@
+//! What the disks of a pool share, and what is done to one entry whoever's it is.
+//!
+//! ```text
+//! write:   stream ← CPU's; object ← compress (no lock held)
+//!          room ← heap; lock entry; copy; swap; unlock; retire the old object
+//! read:    stream ← CPU's; ask for the object's lines; pin it; decode it where it lies; unpin
+//! update:  stream ← CPU's; lock entry; decode; change; compress; room ← heap; copy; swap; unlock; retire the old
+//! ```
+//!
+//! A failure before the swap leaves the old page. Lock order: stream, entry, heap.
+#![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
+
+use std::sync::{Arc, Mutex, atomic::AtomicBool};
+
+use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
+
+use crate::{
+    budget::{Budget, Full},
+    disks::{DiskId, Disks},
+    entry::{Entry, Fill, GONE},
+    heap::Heap,
+    leaves::Leaves,
+    lock::Locked,
+    streams::{Coder, Kept, Streams, Taken, Working},
+    training::{Training, prepare},
+};
+
+/// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
+const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
+
+/// See the module's comment.
+pub(crate) struct Core {
+    pub(crate) leaves: Leaves,
+    pub(crate) disks: Disks,
+    pub(crate) streams: Streams,
+    pub(crate) heap: Heap,
+    pub(crate) training: Option<Training>,
+    pub(crate) budget: Arc<Budget>,
+    /// Whether the background thread has been told of the pressure.
+    pub(crate) told: AtomicBool,
+    /// Held by the background thread while it moves objects, and by a writer that makes room.
+    pub(crate) turning: Mutex<()>,
+}
+
+/// An object that cannot be decoded: what was found wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Corrupt(pub(crate) &'static str);
+
+/// Why a page could not be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// There is no room for the new object.
+    Full,
+    /// The caller did not want the new entry.
+    Refused,
+    /// The old object cannot be decoded.
+    Corrupt(Corrupt),
+}
+
+impl From<Full> for Failed {
+    fn from(_: Full) -> Self {
+        Self::Full
+    }
+}
+
+impl Core {
+    /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
+    pub(crate) fn free(&self, entry: Entry) {
+        if let Some((at, _)) = entry.object() {
+            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its object.
+            unsafe { self.heap.free(at) };
+        }
+    }
+
+    /// Makes a new entry for `page`, to be put in the place of entry `number`, and takes room for its object if it needs one; the
+    /// caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
+    pub(crate) fn build(
+        self: &Arc<Self>,
+        number: u64,
+        coder: &mut Coder,
+        kept: &mut Kept,
+        page: &Page,
+        replaced_bytes: usize,
+    ) -> Result<Entry, Full> {
+        let training = self.training.as_ref();
+        let tables = training.map_or(0, Training::current);
+        if let Some(fill) = same_filled(page).and_then(Fill::new) {
+            return Ok(Entry::Same(fill));
+        }
+        let is_ready = prepare(training, &mut *coder.stream, &mut coder.trained, tables);
+        debug_assert!(is_ready, "the current tables are kept");
+        let compressed = coder.stream.compress(page, &mut coder.object[..OBJECT_MAX]);
+        if let Some(training) = training {
+            training.offer(&mut coder.trained, number, self);
+        }
+        let len_bytes = compressed.unwrap_or(PAGE_SIZE);
+        let leaf = Leaves::leaf_of(number);
+        let fits = || self.fits(len_bytes, replaced_bytes);
+        let alloc = || self.heap.alloc_to_write(len_bytes, leaf);
+        let at = match if fits() { alloc() } else { Err(Full) } {
+            Ok(at) => at,
+            Err(Full) => {
+                // Objects kept for readers may be all that is missing.
+                self.streams.release_all(Some(kept), |word| self.free(Entry::decode(word)));
+                if !fits() {
+                    return Err(Full);
+                }
+                self.make_room(len_bytes, leaf)?
+            }
+        };
+        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })
+    }
+
+    /// Copies the object of `new`, which [`build`](Self::build) has just made, to its room.
+    pub(crate) fn put(&self, new: Entry, object: &Page, page: &Page) {
+        let (at, bytes) = match new {
+            Entry::Empty | Entry::Same(_) => return,
+            Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
+            Entry::Raw { at } => (at, &page[..]),
+        };
+        // SAFETY: just allocated with this length, and in no entry yet.
+        unsafe { self.heap.write(at, bytes) };
+    }
+
+    /// Fills `page` from `entry`.
+    ///
+    /// # Safety
+    /// Its object, if it has one, stays live and unchanged meanwhile: the caller's pin names it, or the caller holds the entry.
+    #[inline]
+    pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
+        match entry {
+            Entry::Empty => page.fill(0),
+            Entry::Same(word) => fill(page, word.word()),
+            // SAFETY: the caller's word.
+            Entry::Raw { at } => unsafe { self.heap.read(at, page) },
+            Entry::Object { tables, len_bytes, at } => {
+                if !prepare(self.training.as_ref(), &mut *coder.stream, &mut coder.trained, tables) {
+                    return Err(Corrupt("an object of tables that the pool does not have"));
+                }
+                // SAFETY: the caller's word.
+                let bytes = match unsafe { self.heap.bytes(at, len_bytes) } {
+                    Some(bytes) => bytes,
+                    None => {
+                        // SAFETY: the caller's word.
+                        unsafe { self.heap.read(at, &mut coder.object[..len_bytes]) };
+                        &coder.object[..len_bytes]
+                    }
+                };
+                return coder.stream.decompress(bytes, page).map_err(|corrupt| Corrupt(corrupt.what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the page of entry `number`, which the caller holds, and puts what `change` leaves in its place, if the new entry `fits`
+    /// in the place of the old one.
+    pub(crate) fn change(
+        self: &Arc<Self>,
+        number: u64,
+        locked: Locked<'_>,
+        taken: &mut Taken<'_>,
+        change: impl FnOnce(&mut Page),
+        fits: impl FnOnce(Entry, Entry) -> bool,
+    ) -> Result<(), Failed> {
+        let Working { coder, page, kept, .. } = taken.parts().0;
+        let old = locked.entry();
+        // SAFETY: the entry is held.
+        unsafe { self.decode(old, coder, page) }.map_err(Failed::Corrupt)?;
+        change(page);
+        let new = self.build(number, coder, kept, page, old.object_bytes())?;
+        if !fits(old, new) {
+            self.free(new);
+            return Err(Failed::Refused);
+        }
+        self.put(new, &coder.object, page);
+        self.replace(number, locked, taken, new);
+        Ok(())
+    }
+
+    /// Puts `new` in the place of entry `number`, which the caller holds, and frees the old object as soon as nobody reads it.
+    pub(crate) fn replace(&self, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
+        let disk = self.leaves.disk(Leaves::leaf_of(number));
+        let old = locked.replace(new);
+        self.count(disk, taken.number(), old, new);
+        if old.object().is_some() {
+            let keep = !self.is_tight();
+            let free = |word| self.free(Entry::decode(word));
+            self.streams.retire(&mut taken.parts().0.kept, old.encode(), old.object_bytes(), keep, free);
+        }
+    }
+
+    /// Counts that `new` took the place of `old` on a disk.
+    pub(crate) fn count(&self, disk: DiskId, hint: usize, old: Entry, new: Entry) {
+        self.disks.replaced(disk, hint, old, new);
+        if let Some(training) = &self.training {
+            training.replaced(old, new);
+        }
+    }
+
+    /// Frees the objects of entries that were swapped out of their slots, once nobody reads them, and clears the list.
+    pub(crate) fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
+        if words.is_empty() {
+            return;
+        }
+        self.streams.wait_for_readers(words);
+        words.drain(..).for_each(|word| self.free(Entry::decode(word)));
+        self.relieve();
+    }
+
+    /// Fills `page` from an entry, whoever has it. False: nobody has it, or it cannot be read.
+    pub(crate) fn read_entry(&self, number: u64, page: &mut Page) -> bool {
+        let word = self.leaves.word(number);
+        let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
+        let (working, pin) = taken.parts();
+        let seen = pin.pin(word);
+        // SAFETY: the pin names its object.
+        seen != GONE && unsafe { self.decode(Entry::decode(seen), &mut working.coder, page) }.is_ok()
+    }
+
+    /// Makes some objects anew whose tables are to be given up.
+    pub(crate) fn rewrite_some(self: &Arc<Self>) {
+        let Some(training) = &self.training else { return };
+        for number in training.to_rewrite(&self.leaves) {
+            let Ok(mut taken) = self.streams.take(0, &self.budget) else { return };
+            if let Some(locked) = Locked::lock(self.leaves.word(number))
+                && locked.entry().object().is_some()
+            {
+                // A page that cannot be rewritten for want of room keeps its tables in use.
+                let _ = self.change(number, locked, &mut taken, |_| {}, |_, _| true);
+            }
+        }
+    }
+
+    /// Whether the limit is so near that nothing may be kept that could be given back.
+    fn is_tight(&self) -> bool {
+        self.budget.left() < 2 * self.budget.swap_bytes()
+    }
+
+    /// With so much left nothing that is kept is near.
+    fn ample_bytes(&self) -> u64 {
+        let budget = &self.budget;
+        3 * budget.swap_bytes() + budget.overwrite_bytes() + self.streams.kept_bytes(budget)
+    }
+
+    /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
+    /// is not kept for it. Pages of one kind differ in length, and overwriting cuts objects in two: a store that new
+    /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
+    fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
+        let left = self.budget.left();
+        if left >= self.ample_bytes() {
+            return true;
+        }
+        let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
+        let swap_bytes = self.budget.swap_bytes();
+        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
+        let kept_bytes = swap_bytes + overwrite_bytes + self.streams.to_come_bytes(&self.budget);
+        if grows_bytes == 0 || left >= kept_bytes + 2 * swap_bytes {
+            return true;
+        }
+        let account = self.heap.account();
+        self.budget.left_with(account.free_bytes + account.tail_bytes) >= kept_bytes + grows_bytes
+    }
+}

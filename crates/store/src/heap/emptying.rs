@@ -1,0 +1,277 @@
+//! Compaction: segments are emptied, those with the most free bytes first. Their objects go to holes elsewhere in their shard,
+//! and what was free in them is one piece again, or given back.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use pagefold_codec::PAGE_SIZE;
+
+use super::{
+    Goal, HEADER_BYTES, Heap, Location, Owner, Owners, Part, Pressure, SEGMENT,
+    block::{Blocks, Kind, NIL},
+    pressure,
+    shard::{Emptying, Resident, Shard, Wanted},
+};
+use crate::budget::Full;
+
+/// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as dense as possible.
+const WORTH_RELIEF: u32 = SEGMENT / 32;
+const WORTH_DENSEST: u32 = SEGMENT / 256;
+/// To find room in a full store.
+const WORTH_ROOM: u32 = SEGMENT / 1024;
+
+/// Segments that are emptied at most to find room for an object in a full store.
+const ROOM_TURNS: u32 = 32;
+
+/// Objects that move together when a segment is emptied.
+const BATCH: usize = 8;
+
+/// Segments of a shard that are left for later because something in them is just being written or read, at most.
+const STUCK_MAX: usize = 2;
+
+/// An object of `len_bytes` that moves from block `at` to block `new`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Move {
+    owner: Owner,
+    len_bytes: usize,
+    at: u32,
+    new: u32,
+}
+
+fn wants(shard: &Shard, goal: Goal) -> bool {
+    let enough = match goal {
+        Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
+        Goal::Densest => u64::from(SEGMENT) / 4,
+    };
+    shard.free_bytes > enough
+}
+
+impl Heap {
+    /// How much the heap wants [`compact`](Self::compact) to be called.
+    pub(crate) fn pressure(&self) -> Pressure {
+        match self.pressure.load(Relaxed) {
+            0 => Pressure::None,
+            1 => Pressure::Soft,
+            _ => Pressure::Hard,
+        }
+    }
+
+    /// Moves up to about `objects` objects so as to empty memory and give it back. Any number of threads may call it,
+    /// and the heap is in full use meanwhile. Returns whether there is more to do for `goal`.
+    pub(crate) fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
+        match goal {
+            Goal::Relief => self.relieve(owners, objects),
+            Goal::Densest => self
+                .parts()
+                .fold(false, |more, (number, part)| more | self.compact_part(number, part, owners, goal, &mut objects)),
+        }
+    }
+
+    /// [`alloc_to_write`](Self::alloc_to_write) in a heap that may take no more memory: moves others until there is room, as
+    /// far as what is free can be brought together. One thread at a time calls it.
+    pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
+        let each = |change: fn(&mut Shard, &Blocks)| {
+            self.parts().for_each(|(_, part)| change(&mut self.lock(part), &part.blocks));
+        };
+        each(|shard, blocks| {
+            shard.settle(blocks);
+            shard.set_makes_room(true);
+        });
+        let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: true };
+        let mut at = self.alloc_anywhere(wanted);
+        let mut last = self.home();
+        for _ in 0..ROOM_TURNS {
+            if at.is_ok() {
+                break;
+            }
+            let Some(number) = self.empty_one(owners, last) else { break };
+            last = number;
+            at = self.alloc_anywhere(wanted);
+        }
+        each(|shard, _| shard.set_makes_room(false));
+        at
+    }
+
+    /// Moves objects of the shards where many bytes are free and no other thread does.
+    fn relieve(&self, owners: &dyn Owners, mut objects: usize) -> bool {
+        let mut more = false;
+        for (number, part) in self.parts() {
+            if objects == 0 {
+                more = true;
+                break;
+            }
+            if part.pressure.load(Relaxed) == Pressure::None as u8 || part.relieving.swap(true, Acquire) {
+                continue;
+            }
+            more |= self.compact_part(number, part, owners, Goal::Relief, &mut objects);
+            let shard = self.lock(part);
+            part.pressure.store(pressure(&shard) as u8, Relaxed);
+            drop(shard);
+            part.relieving.store(false, Release);
+        }
+        // A `free` raises its part's first.
+        self.pressure.swap(Pressure::None as u8, Acquire);
+        let highest = self.parts().map(|(_, part)| part.pressure.load(Relaxed)).max();
+        self.pressure.fetch_max(highest.unwrap_or(0), Relaxed);
+        more
+    }
+
+    /// Moves objects of one shard; see [`Pool::compact`].
+    fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
+        let worth = match goal {
+            Goal::Relief => WORTH_RELIEF,
+            Goal::Densest => WORTH_DENSEST,
+        };
+        let mut found = [Resident::default(); BATCH];
+        let mut stuck = 0;
+        loop {
+            let mut shard = self.lock(part);
+            shard.free_delayed(&part.blocks);
+            if !wants(&shard, goal) {
+                shard.settle(&part.blocks);
+                return false;
+            }
+            if *objects == 0 {
+                return true;
+            }
+            let begun = shard.resume_or_begin(&part.blocks, worth, STUCK_MAX);
+            drop(shard);
+            let Some(mut emptying) = begun else { return false };
+            loop {
+                let batch = &mut found[..BATCH.min(*objects)];
+                let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
+                if count == 0 && *objects == 0 {
+                    self.lock(part).paused.push_front(emptying);
+                    return true;
+                }
+                if count == 0 && !self.retry(part, owners, &mut emptying) {
+                    break;
+                }
+                if self.relocate(number, part, owners, false, &found[..count]).is_err() {
+                    self.lock(part).end_emptying(&part.blocks, emptying);
+                    return false;
+                }
+                *objects -= count;
+            }
+            let mut shard = self.lock(part);
+            if shard.is_empty(&emptying) {
+                shard.end_emptying(&part.blocks, emptying);
+                stuck = 0;
+                continue;
+            }
+            // Whoever writes or reads there needs the CPU more than this thread does.
+            shard.paused.push_back(emptying.again());
+            stuck += 1;
+            if stuck > STUCK_MAX {
+                return false;
+            }
+        }
+    }
+
+    /// Empties the segment with the most free bytes, though the pool may take no more for new objects: of shard `last` rather
+    /// than of another, so that what was free in several comes to lie together. Gives the shard, if there is a segment and
+    /// memory to move its objects to.
+    fn empty_one(&self, owners: &dyn Owners, last: usize) -> Option<usize> {
+        let most_free = |(number, part): (usize, &Part)| {
+            let mut shard = self.lock(part);
+            shard.free_delayed(&part.blocks);
+            (shard.most_free() * (1 + u32::from(number == last)), number)
+        };
+        let (_, number) = self.parts().map(most_free).max()?;
+        let part = self.shards[number].get()?;
+        let mut emptying = self.lock(part).begin_emptying(&part.blocks, WORTH_ROOM)?;
+        // One by one: each gives back what the next may need.
+        let mut found = [Resident::default(); 1];
+        let mut moved = Ok(());
+        while moved.is_ok() {
+            let count = self.lock(part).residents(&part.blocks, &mut emptying, &mut found);
+            if count == 0 && !self.retry(part, owners, &mut emptying) {
+                break;
+            }
+            moved = self.relocate(number, part, owners, true, &found[..count]);
+        }
+        self.lock(part).end_emptying(&part.blocks, emptying);
+        moved.ok().map(|()| number)
+    }
+
+    /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
+    fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
+        let mut shard = self.lock(part);
+        shard.free_delayed(&part.blocks);
+        if shard.is_empty(emptying) || emptying.passes == 2 {
+            return false;
+        }
+        drop(shard);
+        owners.settle();
+        emptying.passes += 1;
+        emptying.cursor = 0;
+        true
+    }
+
+    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners' entries name them. They wait for
+    /// readers together: the pins that say who reads are on lines that other CPUs write all the time.
+    fn relocate(
+        &self,
+        number: usize,
+        part: &Part,
+        owners: &dyn Owners,
+        makes_room: bool,
+        residents: &[Resident],
+    ) -> Result<(), Full> {
+        let mut moves = [Move::default(); BATCH];
+        let mut count = 0;
+        for &Resident { owner, at } in residents {
+            let from = self.location(number, at);
+            if let Some(len_bytes) = owners.len_bytes(owner, from) {
+                moves[count] = Move { owner, len_bytes, at, new: NIL };
+                count += 1;
+            }
+        }
+        let mut shard = self.lock(part);
+        let mut enough = Ok(());
+        for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
+            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, makes_room };
+            let room = if makes_room {
+                let in_two = part.blocks.kind(*at) == Kind::First;
+                shard.alloc_moved(&part.blocks, wanted, in_two)
+            } else {
+                shard.alloc(&part.blocks, wanted)
+            };
+            match room {
+                Ok(room) => *new = room,
+                Err(full) => {
+                    (count, enough) = (number, Err(full));
+                    break;
+                }
+            }
+        }
+        drop(shard);
+        let mut object = [0; PAGE_SIZE];
+        let mut replaced = [0; BATCH];
+        let mut moved = 0;
+        for Move { owner, len_bytes, at, new } in &mut moves[..count] {
+            let (from, to) = (self.location(number, *at), self.location(number, *new));
+            let word = owners.repoint(*owner, from, to, *len_bytes, &mut || {
+                let object = &mut object[..*len_bytes];
+                // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
+                unsafe {
+                    part.blocks.read(*at + HEADER_BYTES, object);
+                    part.blocks.write(*new + HEADER_BYTES, object);
+                }
+            });
+            match word {
+                Some(word) => {
+                    replaced[moved] = word;
+                    moved += 1;
+                }
+                // What was taken for it is given back in its place.
+                None => *at = *new,
+            }
+        }
+        owners.wait_for_readers(&replaced[..moved]);
+        let mut shard = self.lock(part);
+        for gone in &moves[..count] {
+            shard.free(&part.blocks, gone.at);
+        }
+        enough
+    }
+}

@@ -1,0 +1,664 @@
+//! A part of the pool with its own lock, address space and free blocks.
+//!
+//! ```text
+//! alloc: the shortest free block that fits, cut to size
+//!        else two pieces: the longest free block that is too short, whole, and the shortest that fits the rest
+//!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
+//!        segment is opened
+//!        and where no memory is left, the longest free block that is too short and the rest in the open segment
+//! move to make room in a full store: the same, but an object that lay in two pieces is cut again, a hole and the rest in
+//!        the open segment, before more is taken for it; and one that is longer than the open segment's end is cut there
+//! free:  join the block with free neighbours; give the segment back if nothing else is in it
+//! ```
+//!
+//! Segments of 64 KiB are filled from the front. A segment's blocks cover it up to `top`; the memory of its first
+//! `held` bytes is accounted for. No two free blocks touch, and none ends at the top of the open segment, except in a
+//! segment that is being emptied, where freed blocks stay as they are and are in no list.
+//!
+//! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top − Σ free`.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use pagefold_codec::PAGE_SIZE;
+
+use super::{
+    Owner, SEGMENT,
+    bins::Bins,
+    block::{BLOCK_MIN, Blocks, Kind, NIL},
+    delayed::{DELAYED, Delayed},
+};
+use crate::budget::{Budget, Full, Purpose};
+
+/// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
+const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
+const HOLD_SMALL: u32 = PAGE_SIZE as u32;
+/// Segments from which on a shard is large.
+const LARGE: usize = 32;
+
+/// First pieces are at least this long, and at least this part of what is asked for.
+const PIECE_MIN: u32 = 64;
+const PIECE_PART: u32 = 4;
+
+/// Live bytes of a shard from which on freeing is put off; a smaller one fits in the cache. The headers of what waits are
+/// fetched into the cache at once, and its neighbours' when so many others are still to go before it.
+const DELAY_FROM: u64 = 1 << 20;
+const LEAD: usize = 4;
+
+/// Whoever is about to write an object frees another if more than so many wait: that is done while the lines to be written
+/// come into the cache.
+const WAITING: usize = DELAYED / 2;
+
+/// How many segments room is made for at a time in the table of segments.
+const SEGMENTS_STEP: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// In the list of segments without memory.
+    Spare { next: u32 },
+    /// Filled from the front; there is at most one.
+    Open,
+    /// Filled, with holes.
+    Closed,
+    /// The same, filled since a thread began to make room in a full store: emptying it would only go in circles.
+    Packed,
+    /// No block is taken in it, and its free blocks are not listed.
+    Emptying,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    state: State,
+    top: u32,
+    held: u32,
+    free: u32,
+}
+
+impl Segment {
+    /// Free bytes that emptying it would bring together.
+    fn gain_of_emptying(&self) -> u32 {
+        if self.state == State::Closed { self.free } else { 0 }
+    }
+}
+
+/// What is behind a shard's lock.
+#[derive(Debug)]
+pub(super) struct Shard {
+    bins: Bins,
+    segments: Vec<Segment>,
+    segments_max: u32,
+    spare: u32,
+    open: u32,
+    pub(super) held_bytes: u64,
+    pub(super) live_bytes: u64,
+    pub(super) free_bytes: u64,
+    /// Objects to be freed, the oldest first. They count as live.
+    delayed: Delayed,
+    /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
+    /// whose end something was left, which come to their turn again.
+    pub(super) paused: VecDeque<Emptying>,
+    /// Whether a thread makes room in a full store: what it brings together is not for others.
+    makes_room: bool,
+    /// How often threads that allocate here have waited for each other of late.
+    pub(super) crowd: u32,
+    budget: Arc<Budget>,
+}
+
+/// A segment that is being emptied: which, how far, and how often its end was reached.
+#[derive(Debug)]
+pub(super) struct Emptying {
+    number: u32,
+    pub(super) cursor: u32,
+    pub(super) passes: u32,
+}
+
+impl Emptying {
+    /// The same, from the segment's front.
+    pub(super) fn again(self) -> Self {
+        Self { number: self.number, cursor: 0, passes: 0 }
+    }
+}
+
+/// Room that somebody wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) len_bytes: u32,
+    pub(super) owner: Owner,
+    /// Whether it is about to be written: its lines are asked for as soon as it is known which they are.
+    pub(super) writes: bool,
+    /// Whether it is wanted by the thread that makes room.
+    pub(super) makes_room: bool,
+}
+
+/// An object with a block in a segment that is being emptied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Resident {
+    pub(super) owner: Owner,
+    /// The object's block, or its first piece's.
+    pub(super) at: u32,
+}
+
+fn segment_of(at: u32) -> u32 {
+    at / SEGMENT
+}
+
+impl Shard {
+    /// An empty shard with address space for `segments_max` segments.
+    pub(super) fn new(segments_max: u32, budget: Arc<Budget>) -> Result<Self, Full> {
+        budget.take_for(Purpose::Keep, Self::base_bytes())?;
+        let Some(bins) = Bins::new() else {
+            budget.give(Self::base_bytes());
+            return Err(Full);
+        };
+        Ok(Self {
+            bins,
+            segments: Vec::new(),
+            segments_max,
+            spare: NIL,
+            open: NIL,
+            held_bytes: 0,
+            live_bytes: 0,
+            free_bytes: 0,
+            delayed: Delayed::default(),
+            paused: VecDeque::new(),
+            makes_room: false,
+            crowd: 0,
+            budget,
+        })
+    }
+
+    fn base_bytes() -> u64 {
+        Bins::BYTES + size_of::<Self>() as u64
+    }
+
+    /// Bytes of everything but the objects' memory.
+    pub(super) fn index_bytes(&self) -> u64 {
+        Self::base_bytes() + (self.segments.capacity() * size_of::<Segment>()) as u64
+    }
+
+    /// Whether there is no address space left to take new segments in.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.spare == NIL && self.segments.len() >= self.segments_max as usize
+    }
+
+    /// Takes room among the free blocks and returns its block.
+    pub(super) fn fit(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
+        let need = Blocks::whole_len(wanted.len_bytes);
+        if let Some((at, len)) = self.bins.best_fit(blocks, need) {
+            if wanted.writes {
+                blocks.prefetch_all(at, need);
+            }
+            self.bins.remove(blocks, at, len);
+            self.carve(blocks, at, len, need, Kind::Whole, wanted.owner);
+            return Some(at);
+        }
+        self.alloc_in_two(blocks, wanted)
+    }
+
+    /// Frees one of the objects whose freeing was put off, if many are.
+    pub(super) fn free_one(&mut self, blocks: &Blocks) {
+        if self.delayed.len() > WAITING
+            && let Some(at) = self.delayed.pop()
+        {
+            self.free_after_others(blocks, at);
+        }
+    }
+
+    /// Frees an object that has waited.
+    fn free_after_others(&mut self, blocks: &Blocks, at: u32) {
+        self.free(blocks, at);
+        let Some(soon) = self.delayed.get(LEAD) else { return };
+        blocks.prefetch(soon + blocks.len(soon));
+        if blocks.kind(soon) == Kind::First {
+            blocks.prefetch(blocks.link(soon));
+        }
+        if blocks.prev_free(soon) {
+            blocks.prefetch(soon - blocks.len_before(soon));
+        }
+    }
+
+    /// Takes room and returns its block.
+    pub(super) fn alloc(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
+        match self.fit(blocks, wanted) {
+            Some(at) => Ok(at),
+            None if self.makes_room && !wanted.makes_room => Err(Full),
+            None => {
+                let need = Blocks::whole_len(wanted.len_bytes);
+                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, Purpose::Store);
+                let at = at.or_else(|Full| self.alloc_at_end(blocks, wanted, Purpose::Store))?;
+                if wanted.writes {
+                    blocks.prefetch_all(at, need);
+                }
+                Ok(at)
+            }
+        }
+    }
+
+    /// Takes room for an object that is moved to make room in a full store; it has lain in two pieces if `in_two`. Such a
+    /// one has left a hole elsewhere: it is cut again where no two holes hold it, so that less is taken than comes back.
+    pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
+        if let Some(at) = self.fit(blocks, wanted) {
+            return Ok(at);
+        }
+        if in_two && let Ok(at) = self.alloc_at_end(blocks, wanted, Purpose::Move) {
+            return Ok(at);
+        }
+        let Wanted { len_bytes, owner, .. } = wanted;
+        let need = Blocks::whole_len(len_bytes);
+        let end = if self.open == NIL { 0 } else { SEGMENT - self.segments[self.open as usize].top };
+        if end >= need || end < PIECE_MIN {
+            return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move);
+        }
+        // Nothing is left unused between two segments: all that was free in those that are emptied comes together.
+        let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(end));
+        let first = self.extend(blocks, Kind::First, end, owner, Purpose::Move)?;
+        let second = self
+            .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
+            .inspect_err(|_| self.free_block(blocks, first))?;
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Ok(first)
+    }
+
+    /// Takes the longest free block that is too short and the rest in the open segment.
+    #[cold]
+    fn alloc_at_end(&mut self, blocks: &Blocks, wanted: Wanted, purpose: Purpose) -> Result<u32, Full> {
+        let Wanted { len_bytes, owner, .. } = wanted;
+        let need = Blocks::whole_len(len_bytes);
+        let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN).ok_or(Full)?;
+        self.bins.remove(blocks, first, first_len);
+        let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(first_len));
+        let second = self
+            .extend(blocks, Kind::Second, rest_len, owner, purpose)
+            .inspect_err(|_| self.bins.insert(blocks, first, first_len))?;
+        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Ok(first)
+    }
+
+    fn alloc_in_two(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
+        let Wanted { len_bytes, owner, writes, .. } = wanted;
+        let need = Blocks::whole_len(len_bytes);
+        let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN.max(need / PIECE_PART))?;
+        self.bins.remove(blocks, first, first_len);
+        let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(first_len));
+        let Some((second, second_len)) = self.bins.best_fit(blocks, rest_len) else {
+            self.bins.insert(blocks, first, first_len);
+            return None;
+        };
+        if writes {
+            blocks.prefetch_all(first, first_len);
+            blocks.prefetch_all(second, rest_len);
+        }
+        self.bins.remove(blocks, second, second_len);
+        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
+        self.carve(blocks, second, second_len, rest_len, Kind::Second, owner);
+        blocks.put_link(first, second);
+        blocks.put_link(second, first);
+        Some(first)
+    }
+
+    /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of `need` bytes, or of a few more.
+    fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: Kind, owner: Owner) {
+        let taken = if len - need < BLOCK_MIN { len } else { need };
+        if taken < len {
+            self.bins.insert(blocks, at + taken, len - taken);
+        } else {
+            self.mark_next(blocks, at + len, false);
+        }
+        let segment = &mut self.segments[segment_of(at) as usize];
+        segment.free -= taken;
+        self.free_bytes -= u64::from(taken);
+        self.live_bytes += u64::from(taken);
+        blocks.put_live(at, kind, taken, owner);
+    }
+
+    /// Tells the block at `at`, if there is one, whether the block before it is free.
+    fn mark_next(&self, blocks: &Blocks, at: u32, free: bool) {
+        let before = segment_of(at - 1);
+        if at < before * SEGMENT + self.segments[before as usize].top {
+            blocks.set_prev_free(at, free);
+        }
+    }
+
+    /// Takes `need` bytes that were never used.
+    fn extend(&mut self, blocks: &Blocks, kind: Kind, need: u32, owner: Owner, purpose: Purpose) -> Result<u32, Full> {
+        let is_open = self.open != NIL && SEGMENT - self.segments[self.open as usize].top >= need;
+        let number = if is_open { self.open } else { self.unused_segment(purpose)? };
+        let top = self.segments[number as usize].top;
+        if let Err(full) = self.hold(blocks, number, top + need, purpose) {
+            if top == 0 {
+                self.release(blocks, number);
+            }
+            return Err(full);
+        }
+        // Only now: what is left of the open segment may be all that there is.
+        if !is_open {
+            self.close(blocks, purpose);
+            self.open = number;
+        }
+        self.segments[number as usize].top = top + need;
+        self.live_bytes += u64::from(need);
+        let at = number * SEGMENT + top;
+        blocks.put_live(at, kind, need, owner);
+        Ok(at)
+    }
+
+    /// Accounts for the memory of the segment's first `end` bytes.
+    fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
+        // What moves gives as much back as it takes, or as little less as can be.
+        let is_large = self.segments.len() >= LARGE && purpose == Purpose::Store;
+        let step = if is_large { HOLD_LARGE } else { HOLD_SMALL };
+        let held = self.segments[number as usize].held;
+        for step in [step, HOLD_SMALL] {
+            let more = end.next_multiple_of(step).saturating_sub(held);
+            if more == 0 {
+                return Ok(());
+            }
+            if self.budget.take_for(purpose, more.into()).is_ok() {
+                blocks.make_present(number * SEGMENT + held, more);
+                self.segments[number as usize].held += more;
+                self.held_bytes += u64::from(more);
+                return Ok(());
+            }
+        }
+        Err(Full)
+    }
+
+    /// Makes what is left of the open segment, if there is one, a free block.
+    fn close(&mut self, blocks: &Blocks, purpose: Purpose) {
+        let number = self.open;
+        if number == NIL {
+            return;
+        }
+        let top = self.segments[number as usize].top;
+        self.open = NIL;
+        self.segments[number as usize].state = self.closed();
+        // At the limit, as much of it as is already held.
+        if purpose == Purpose::Store {
+            let _ = self.hold(blocks, number, SEGMENT, purpose);
+        }
+        let segment = &mut self.segments[number as usize];
+        let rest = segment.held - top;
+        if rest >= BLOCK_MIN {
+            segment.top = segment.held;
+            segment.free += rest;
+            self.free_bytes += u64::from(rest);
+            self.bins.insert(blocks, number * SEGMENT + top, rest);
+        }
+    }
+
+    fn closed(&self) -> State {
+        if self.makes_room { State::Packed } else { State::Closed }
+    }
+
+    /// Begins or ends to keep what segments' emptying brings together for the thread that makes room.
+    pub(super) fn set_makes_room(&mut self, makes_room: bool) {
+        self.makes_room = makes_room;
+        for segment in &mut self.segments {
+            if segment.state == State::Packed {
+                segment.state = State::Closed;
+            }
+        }
+    }
+
+    fn unused_segment(&mut self, purpose: Purpose) -> Result<u32, Full> {
+        let fresh = Segment { state: State::Open, top: 0, held: 0, free: 0 };
+        if self.spare != NIL {
+            let number = self.spare;
+            if let State::Spare { next } = self.segments[number as usize].state {
+                self.spare = next;
+            }
+            self.segments[number as usize] = fresh;
+            return Ok(number);
+        }
+        let number = self.segments.len();
+        if number >= self.segments_max as usize {
+            return Err(Full);
+        }
+        if number == self.segments.capacity() {
+            let step = SEGMENTS_STEP.max(number / 4).min(self.segments_max as usize - number);
+            let step = if number == 0 { step.min(8) } else { step };
+            let bytes = (step * size_of::<Segment>()) as u64;
+            self.budget.take_for(purpose, bytes)?;
+            if self.segments.try_reserve_exact(step).is_err() {
+                self.budget.give(bytes);
+                return Err(Full);
+            }
+        }
+        self.segments.push(fresh);
+        Ok(number as u32)
+    }
+
+    /// Gives a segment's memory back. It has no live block and no listed one.
+    fn release(&mut self, blocks: &Blocks, number: u32) {
+        let Segment { held, free, .. } = self.segments[number as usize];
+        if held > 0 {
+            blocks.give_back(number * SEGMENT, held);
+        }
+        self.held_bytes -= u64::from(held);
+        self.free_bytes -= u64::from(free);
+        self.budget.give(held.into());
+        if self.open == number {
+            self.open = NIL;
+        }
+        self.segments[number as usize] = Segment { state: State::Spare { next: self.spare }, top: 0, held: 0, free: 0 };
+        self.spare = number;
+    }
+
+    /// Gives an object's blocks back sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
+    pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
+        if self.live_bytes < DELAY_FROM {
+            self.free(blocks, at);
+            return;
+        }
+        blocks.prefetch(at);
+        if let Some(oldest) = self.delayed.push(at) {
+            self.free_after_others(blocks, oldest);
+        }
+    }
+
+    /// Frees every object whose freeing was put off.
+    pub(super) fn free_delayed(&mut self, blocks: &Blocks) {
+        while let Some(at) = self.delayed.pop() {
+            self.free(blocks, at);
+        }
+    }
+
+    /// Gives an object's blocks back.
+    pub(super) fn free(&mut self, blocks: &Blocks, at: u32) {
+        if blocks.kind(at) == Kind::First {
+            self.free_block(blocks, blocks.link(at));
+        }
+        self.free_block(blocks, at);
+    }
+
+    fn free_block(&mut self, blocks: &Blocks, at: u32) {
+        let number = segment_of(at);
+        let (mut start, mut len) = (at, blocks.len(at));
+        let Segment { state, top, .. } = self.segments[number as usize];
+        let top = number * SEGMENT + top;
+        self.live_bytes -= u64::from(len);
+        self.free_bytes += u64::from(len);
+        self.segments[number as usize].free += len;
+        if state == State::Emptying {
+            blocks.put_dead(at, len);
+            return;
+        }
+        if blocks.prev_free(at) {
+            let before = blocks.len_before(at);
+            start -= before;
+            self.bins.remove(blocks, start, before);
+            len += before;
+        }
+        let next = start + len;
+        if next < top && blocks.kind(next) == Kind::Free {
+            let after = blocks.len(next);
+            self.bins.remove(blocks, next, after);
+            len += after;
+        }
+        let segment = &mut self.segments[number as usize];
+        if segment.free == segment.top {
+            self.release(blocks, number);
+        } else if start + len == top && number == self.open {
+            segment.top -= len;
+            segment.free -= len;
+            self.free_bytes -= u64::from(len);
+        } else {
+            self.mark_next(blocks, start + len, true);
+            self.bins.insert(blocks, start, len);
+        }
+    }
+
+    /// The free bytes of the closed segment that has the most.
+    pub(super) fn most_free(&self) -> u32 {
+        self.segments.iter().map(Segment::gain_of_emptying).max().unwrap_or(0)
+    }
+
+    /// Goes on with a segment whose emptying was begun, or begins with another, if there are no more than `stuck_max` at
+    /// whose end something was left.
+    pub(super) fn resume_or_begin(&mut self, blocks: &Blocks, least: u32, stuck_max: usize) -> Option<Emptying> {
+        let midway = self.paused.front().is_some_and(|emptying| emptying.cursor > 0);
+        if midway || self.paused.len() >= stuck_max {
+            return self.paused.pop_front();
+        }
+        self.begin_emptying(blocks, least).or_else(|| self.paused.pop_front())
+    }
+
+    /// Takes the closed segment with the most free bytes, at least `least`, out of use so that it can be emptied.
+    pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
+        let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| segment.gain_of_emptying())?;
+        if most.gain_of_emptying() < least.max(1) {
+            return None;
+        }
+        let number = number as u32;
+        self.segments[number as usize].state = State::Emptying;
+        self.each_block(blocks, number, |shard, at, len| {
+            if blocks.kind(at) == Kind::Free {
+                shard.bins.remove(blocks, at, len);
+            }
+        });
+        Some(Emptying { number, cursor: 0, passes: 0 })
+    }
+
+    /// Finds the next live objects of a segment that is being emptied and moves its cursor behind them. None: it is at
+    /// the segment's end.
+    pub(super) fn residents(&self, blocks: &Blocks, emptying: &mut Emptying, found: &mut [Resident]) -> usize {
+        let start = emptying.number * SEGMENT;
+        let top = self.segments[emptying.number as usize].top;
+        let mut count = 0;
+        while emptying.cursor < top && count < found.len() {
+            let at = start + emptying.cursor;
+            emptying.cursor += blocks.len(at);
+            let first = match blocks.kind(at) {
+                Kind::Free => continue,
+                Kind::Second => blocks.link(at),
+                Kind::Whole | Kind::First => at,
+            };
+            found[count] = Resident { owner: blocks.owner(at), at: first };
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether a segment that is being emptied is.
+    pub(super) fn is_empty(&self, emptying: &Emptying) -> bool {
+        let segment = &self.segments[emptying.number as usize];
+        segment.free == segment.top
+    }
+
+    /// Gives the memory of a segment back that was being emptied; or, if something is left in it, the segment to use.
+    pub(super) fn end_emptying(&mut self, blocks: &Blocks, emptying: Emptying) {
+        let number = emptying.number;
+        if self.is_empty(&emptying) {
+            self.release(blocks, number);
+            return;
+        }
+        self.segments[number as usize].state = self.closed();
+        let mut run = None;
+        self.each_block(blocks, number, |shard, at, len| {
+            if blocks.kind(at) == Kind::Free {
+                run = run.map_or(Some((at, len)), |(start, before)| Some((start, before + len)));
+                return;
+            }
+            blocks.set_prev_free(at, run.is_some());
+            if let Some((start, len)) = run.take() {
+                shard.bins.insert(blocks, start, len);
+            }
+        });
+        if let Some((start, len)) = run {
+            self.bins.insert(blocks, start, len);
+        }
+    }
+
+    /// Finishes what was put off: every freed object is free, and no segment is being emptied.
+    pub(super) fn settle(&mut self, blocks: &Blocks) {
+        self.free_delayed(blocks);
+        while let Some(emptying) = self.paused.pop_front() {
+            self.end_emptying(blocks, emptying);
+        }
+    }
+
+    /// Calls `each` with every block of the segment; it may change the block it gets.
+    fn each_block(&mut self, blocks: &Blocks, number: u32, mut each: impl FnMut(&mut Self, u32, u32)) {
+        let mut at = number * SEGMENT;
+        let end = at + self.segments[number as usize].top;
+        while at < end {
+            let len = blocks.len(at);
+            each(self, at, len);
+            at += len;
+        }
+    }
+
+    /// Looks everything over. No segment is being emptied.
+    pub(super) fn check(&self, blocks: &Blocks) -> Result<(), String> {
+        let mut listed = self.bins.listed(blocks)?;
+        listed.sort_unstable();
+        let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
+        for (number, segment) in self.segments.iter().enumerate() {
+            let wrong = |what: &str| Err(format!("segment {number}: {what}: {segment:?}"));
+            if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_SMALL) {
+                return wrong("top and held");
+            }
+            if (segment.state == State::Open) != (self.open == number as u32) || segment.state == State::Emptying {
+                return wrong("state");
+            }
+            let (start, mut at, mut prev_free, mut segment_free) = (number as u32 * SEGMENT, 0, false, 0);
+            while at < segment.top {
+                let (block, len) = (start + at, blocks.len(start + at));
+                if len < BLOCK_MIN || at + len > segment.top {
+                    return wrong(&format!("block {at} has {len} bytes"));
+                }
+                match blocks.kind(block) {
+                    Kind::Free if prev_free || blocks.len_before(block + len) != len => {
+                        return wrong(&format!("free block {at} of {len} bytes"));
+                    }
+                    Kind::Free => {
+                        segment_free += len;
+                        found.push((block, len));
+                    }
+                    _ if blocks.prev_free(block) != prev_free => return wrong(&format!("live block {at}")),
+                    Kind::First | Kind::Second if blocks.link(blocks.link(block)) != block => {
+                        return wrong(&format!("pieces {at}"));
+                    }
+                    _ => {}
+                }
+                prev_free = blocks.kind(block) == Kind::Free;
+                at += len;
+            }
+            if segment_free != segment.free || (segment.top != 0 && segment.free == segment.top) {
+                return wrong(&format!("{segment_free} bytes are free"));
+            }
+            held += u64::from(segment.held);
+            free += u64::from(segment.free);
+            tops += u64::from(segment.top);
+        }
+        if found != listed {
+            return Err(format!("{} free blocks are in segments, {} in lists", found.len(), listed.len()));
+        }
+        if (held, free, tops - free) != (self.held_bytes, self.free_bytes, self.live_bytes) {
+            return Err(format!("held {held}, free {free}, live {}: the account differs: {self:?}", tops - free));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Numbers for parts of equal size that lie side by side, some to a page: which are free, and which pages have memory.
+//!
+//! A page whose parts are all free has no memory. Numbers on pages that have some are given out before others, so that a slab
+//! stays small; the numbers themselves stay below the most that were ever in use at once, rounded up to a page.
+//!
+//! `held_bytes = pages with a part in use × 4096 + capacity × PER_PAGE_BYTES`, all of it in the budget.
+
+use std::sync::PoisonError;
+
+use pagefold_codec::PAGE_SIZE;
+
+use crate::{
+    budget::{Budget, Full, Purpose},
+    sync::{Mutex, MutexGuard},
+};
+
+/// No page.
+const NIL: u32 = u32::MAX;
+
+/// Pages that the slab makes room for at a time.
+const STEP: usize = 128;
+
+#[derive(Debug)]
+pub(crate) struct Slab {
+    /// Parts on a page, at most 32.
+    per_page: u32,
+    pages_max: usize,
+    /// What each page of the capacity costs: what is kept here, and what the slab's owner keeps.
+    extra_bytes: u64,
+    state: Mutex<State>,
+}
+
+/// Every page with a free part is in one list: `spare` if none of its parts is in use, else `roomy`, where it may still be when
+/// the last of its parts has become free.
+#[derive(Debug)]
+struct State {
+    pages: Vec<Page>,
+    roomy: u32,
+    spare: u32,
+    /// Pages with a part in use.
+    held: u64,
+}
+
+#[derive(Debug)]
+struct Page {
+    /// A bit for each part.
+    free: u32,
+    next: u32,
+}
+
+impl Slab {
+    /// Numbers for at most `parts_max` parts of `part_bytes`, for each of which the owner keeps `beside_bytes` more.
+    pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
+        let per_page = (PAGE_SIZE / part_bytes).clamp(1, 32);
+        Self {
+            per_page: per_page as u32,
+            pages_max: parts_max / per_page,
+            extra_bytes: (size_of::<Page>() + per_page * beside_bytes) as u64,
+            state: Mutex::new(State { pages: Vec::new(), roomy: NIL, spare: NIL, held: 0 }),
+        }
+    }
+
+    fn all_free(&self) -> u32 {
+        u32::MAX >> (32 - self.per_page)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number that nobody has.
+    pub(crate) fn take(&self, budget: &Budget) -> Result<u32, Full> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let page = loop {
+            let page = state.roomy;
+            if page == NIL {
+                break self.take_page(state, budget)?;
+            }
+            let Page { free, next } = &mut state.pages[page as usize];
+            if *free != self.all_free() {
+                break page;
+            }
+            state.roomy = *next;
+            *next = state.spare;
+            state.spare = page;
+        };
+        let Page { free, next } = &mut state.pages[page as usize];
+        let part = free.trailing_zeros();
+        *free &= !(1 << part);
+        if *free == 0 {
+            state.roomy = *next;
+        }
+        Ok(page * self.per_page + part)
+    }
+
+    /// Takes memory for a page and puts it in front of the roomy ones.
+    fn take_page(&self, state: &mut State, budget: &Budget) -> Result<u32, Full> {
+        let number = state.pages.len();
+        if state.spare == NIL {
+            if number >= self.pages_max {
+                return Err(Full);
+            }
+            if number == state.pages.capacity() {
+                let step = STEP.max(number / 4).min(self.pages_max - number);
+                let bytes = step as u64 * self.extra_bytes;
+                budget.take_for(Purpose::Keep, bytes)?;
+                if state.pages.try_reserve_exact(step).is_err() {
+                    budget.give(bytes);
+                    return Err(Full);
+                }
+            }
+        }
+        budget.take_for(Purpose::Keep, PAGE_SIZE as u64)?;
+        let page = if state.spare == NIL {
+            state.pages.push(Page { free: self.all_free(), next: NIL });
+            number as u32
+        } else {
+            let page = state.spare;
+            state.spare = state.pages[page as usize].next;
+            page
+        };
+        state.pages[page as usize].next = state.roomy;
+        state.roomy = page;
+        state.held += 1;
+        Ok(page)
+    }
+
+    /// Gives a number back. If no part of its page is in use then, `give_back` gets the numbers of the page's first part and how many
+    /// there are, to give their memory back; it must not use the slab.
+    pub(crate) fn give(&self, number: u32, budget: &Budget, give_back: impl FnOnce(usize, usize)) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let index = number / self.per_page;
+        let page = &mut state.pages[index as usize];
+        if page.free == 0 {
+            page.next = state.roomy;
+            state.roomy = index;
+        }
+        page.free |= 1 << (number % self.per_page);
+        if page.free == self.all_free() {
+            state.held -= 1;
+            budget.give(PAGE_SIZE as u64);
+            give_back((index * self.per_page) as usize, self.per_page as usize);
+        }
+    }
+
+    /// All memory that belongs to it.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let state = self.lock();
+        state.held * PAGE_SIZE as u64 + state.pages.capacity() as u64 * self.extra_bytes
+    }
+
+    /// Numbers from here on have never been given out.
+    pub(crate) fn end(&self) -> u32 {
+        self.lock().pages.len() as u32 * self.per_page
+    }
+
+    /// Whether somebody has the number.
+    pub(crate) fn is_taken(&self, number: u32) -> bool {
+        let state = self.lock();
+        state
+            .pages
+            .get((number / self.per_page) as usize)
+            .is_some_and(|page| page.free >> (number % self.per_page) & 1 == 0)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn numbers_are_nobody_elses(ops in prop::collection::vec(any::<u8>(), 0..600), part_bytes in 128usize..1500) {
+            let slab = Slab::new(10_000, part_bytes, 4);
+            let budget = Budget::new(u64::MAX);
+            let mut taken: Vec<u32> = Vec::new();
+            let mut most = 0;
+            for op in ops {
+                if op < 140 || taken.is_empty() {
+                    let number = slab.take(&budget).expect("no limit");
+                    prop_assert!(!taken.contains(&number));
+                    taken.push(number);
+                } else {
+                    let number = taken.swap_remove(usize::from(op) % taken.len());
+                    let page = number / slab.per_page;
+                    let alone = !taken.iter().any(|other| other / slab.per_page == page);
+                    let mut given = None;
+                    slab.give(number, &budget, |first, count| given = Some((first, count)));
+                    prop_assert_eq!(given.is_some(), alone);
+                    prop_assert!(given.is_none_or(|(first, count)| (first..first + count).contains(&(number as usize))));
+                }
+                most = most.max(taken.len());
+                let pages = taken.iter().map(|number| number / slab.per_page).collect::<std::collections::BTreeSet<_>>();
+                prop_assert_eq!(slab.lock().held, pages.len() as u64);
+                prop_assert_eq!(slab.held_bytes(), budget.used());
+                prop_assert!(taken.iter().all(|&number| slab.is_taken(number) && number < slab.end()));
+            }
+            for number in taken {
+                slab.give(number, &budget, |_, _| {});
+            }
+            prop_assert_eq!(slab.lock().held, 0);
+        }
+    }
+
+    #[test]
+    fn there_are_no_more_than_so_many() {
+        let slab = Slab::new(16, 512, 0);
+        let budget = Budget::new(u64::MAX);
+        let taken: Vec<u32> = (0..16).map(|_| slab.take(&budget).expect("sixteen")).collect();
+        assert_eq!(slab.take(&budget), Err(Full));
+        slab.give(taken[3], &budget, |_, _| {});
+        assert_eq!(slab.take(&budget), Ok(taken[3]));
+    }
+}

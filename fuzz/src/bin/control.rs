@@ -1,0 +1,32 @@
+//! A client of the control socket sends any lines: each gets one answer, and one that is refused has changed nothing.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pagefold_control::{Manage, Model, answer};
+use serde_json::Value;
+
+fuzz_target!(|bytes: &[u8]| {
+    let disks = Model::new();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let before = disks.list().expect("a list");
+        let text = answer(line, &disks);
+        assert!(!text.contains('\n'));
+        let answer: Value = serde_json::from_str(&text).expect("an answer is JSON");
+        let after = disks.list().expect("a list");
+        match (answer.get("result"), answer.get("error")) {
+            (Some(_), None) => {
+                for disk in &after.disks {
+                    assert!(disk.size_bytes != 0 && disk.size_bytes % 512 == 0);
+                    assert!(disk.name.len() <= 4096 && !disk.name.contains(char::is_control));
+                }
+            }
+            (None, Some(error)) => {
+                assert!(
+                    error["code"].is_string() && error["message"].as_str().is_some_and(|message| !message.is_empty())
+                );
+                assert_eq!(before, after);
+            }
+            _ => panic!("{text}"),
+        }
+    }
+});
