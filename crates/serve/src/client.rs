@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     protocol::{
-        CompactReply, GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_STRING_BYTES, Malformed, OPTION_MAGIC,
+        GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_STRING_BYTES, Malformed, OPTION_MAGIC,
         OPTION_REPLY_HEADER_BYTES, OptionHeader, OptionReplyHeader, handshake, info, option, parse_server_reply, reply,
     },
     transport::{Deadline, Socket},
@@ -60,9 +60,6 @@ pub enum ClientError {
         /// What the server says about it, cut when it is long.
         message: String,
     },
-    /// The server does not know the option.
-    #[error("the server cannot compact: it is not pagefold, or an older one")]
-    CannotCompact,
     /// No such export.
     #[error("the server has no export named `{}`", quoted(.0))]
     UnknownExport(String),
@@ -97,7 +94,7 @@ pub enum Target {
 pub struct ExportInfo {
     /// The name as the server has it, if it says.
     pub name: Option<String>,
-    /// The device's line about itself, if it says.
+    /// A line about it, if the server says one.
     pub description: Option<String>,
     /// Bytes.
     pub size_bytes: u64,
@@ -241,29 +238,6 @@ impl Client {
             Err(error) => Err(error),
             Ok(()) if has_size => Ok(found),
             Ok(()) => Err(ClientError::Protocol("the server does not say the export's size")),
-        }
-    }
-}
-
-impl Client {
-    /// Has the server compact an export for a while; the empty name is the default one. `None`: it has nothing to compact.
-    pub fn compact(&mut self, name: &str) -> Result<Option<CompactReply>, ClientError> {
-        if name.len() > MAX_STRING_BYTES {
-            return Err(ClientError::UnknownExport(name.into()));
-        }
-        self.ask(option::COMPACT, name.as_bytes())?;
-        let mut found = None;
-        let heard = self.hear(option::COMPACT, |kind, data| {
-            if kind == reply::COMPACTED {
-                found = Some(CompactReply::parse(data)?);
-            }
-            Ok(())
-        });
-        match heard {
-            Ok(()) => Ok(found),
-            Err(ClientError::Refused { kind: reply::ERR_UNSUP, .. }) => Err(ClientError::CannotCompact),
-            Err(ClientError::Refused { kind: reply::ERR_UNKNOWN, .. }) => Err(ClientError::UnknownExport(name.into())),
-            Err(error) => Err(error),
         }
     }
 }

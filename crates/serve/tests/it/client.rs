@@ -25,7 +25,7 @@ fn it_lists_exports_and_tells_what_they_are() {
     assert_eq!(client.list().unwrap(), ["disk", "other"]);
     let info = client.info("").unwrap();
     assert_eq!((info.name.as_deref(), info.size_bytes), (Some("disk"), 1 << 20));
-    assert_eq!(info.description.as_deref(), Some("kind=test"));
+    assert_eq!(info.description, None, "figures are not for every client");
     assert_eq!(info.block_sizes_bytes, Some((1, 4096, 32 << 20)));
     assert_ne!(client.info("other").unwrap().flags & transmission::READ_ONLY, 0);
     assert!(matches!(client.info("none"), Err(ClientError::UnknownExport(name)) if name == "none"));

@@ -3,7 +3,6 @@
 mod activation;
 mod client;
 mod commands;
-mod compaction;
 mod device;
 mod errors;
 mod exports;
