@@ -1,8 +1,6 @@
 //! The wrapper that checks every request once.
 
-use std::time::Duration;
-
-use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
+use crate::{BlockDevice, Error, Extent, Zeroes};
 
 /// A device whose requests are checked: range, capability, emptiness.
 ///
@@ -57,10 +55,6 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
         self.device.may_block()
     }
 
-    fn description(&self) -> String {
-        self.device.description()
-    }
-
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         if self.check(offset, buf.len() as u64)? { self.device.read(offset, buf) } else { Ok(()) }
     }
@@ -83,9 +77,5 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         if self.check(offset, len_bytes)? { self.device.extents(offset, len_bytes, each) } else { Ok(()) }
-    }
-
-    fn compact(&self, time: Duration) -> Option<Compacted> {
-        self.device.compact(time)
     }
 }

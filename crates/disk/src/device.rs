@@ -1,6 +1,6 @@
 //! The interface of a block device.
 
-use std::{io, time::Duration};
+use std::io;
 
 /// Why a request failed. A failed write leaves each page of its range either as it was or as it was to be.
 #[derive(Debug, thiserror::Error)]
@@ -53,18 +53,6 @@ pub enum Zeroes {
     /// It stays allocated.
     Allocated,
 }
-
-/// What [`BlockDevice::compact`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Compacted {
-    /// All memory that the device took before.
-    pub before_bytes: u64,
-    /// And afterwards; it can be more when others wrote meanwhile.
-    pub after_bytes: u64,
-    /// The time was up before all was done.
-    pub more: bool,
-}
-
 /// A device of bytes that any number of threads use at once.
 ///
 /// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
@@ -74,7 +62,7 @@ pub struct Compacted {
 /// A request that fails says why by an [`Error`]. After a failed read `buf` holds unspecified bytes. A failed change leaves each page of
 /// its range either as it was or as it was to be, and the device can be used on.
 pub trait BlockDevice: Send + Sync {
-    /// The device's size, constant while it lives.
+    /// The device's size. It may change while the device is used.
     fn size_bytes(&self) -> u64;
 
     /// Whether it refuses every change.
@@ -86,9 +74,6 @@ pub trait BlockDevice: Send + Sync {
     fn may_block(&self) -> bool {
         false
     }
-
-    /// One line about the device in `name=value` words, for people and programs.
-    fn description(&self) -> String;
 
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
@@ -107,10 +92,4 @@ pub trait BlockDevice: Send + Sync {
 
     /// Tells `each` the range's extents in order; they cover it exactly. `each` returns false to hear no more.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
-
-    /// Gives back what memory it can by moving what it holds closer together, for about `time` at most. It changes no byte
-    /// of the device, so one that is read-only does it too. `None`: it has nothing to move.
-    fn compact(&self, _time: Duration) -> Option<Compacted> {
-        None
-    }
 }

@@ -23,7 +23,7 @@ mod ram;
 mod shared;
 
 pub use checked::Checked;
-pub use device::{BlockDevice, Compacted, Error, Extent, Zeroes};
+pub use device::{BlockDevice, Error, Extent, Zeroes};
 pub use pagefold_store::{
     Config as PoolConfig, DiskStats, Error as StoreError, NewError as NewPoolError, Pool, Stats as PoolStats,
     keep_no_large_blocks,

@@ -1,7 +1,6 @@
 //! A disk whose contents live compressed in RAM.
 
 use std::{
-    fmt::Write,
     io,
     ops::Range,
     sync::{
@@ -11,12 +10,11 @@ use std::{
             Ordering::{Acquire, Release},
         },
     },
-    time::Duration,
 };
 
 use pagefold_store::{self as store, Disk, DiskStats, PAGE_SIZE, Pool, Status};
 
-use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
+use crate::{BlockDevice, Error, Extent, Zeroes};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -189,14 +187,6 @@ impl BlockDevice for RamDisk {
         self.pool.is_slow()
     }
 
-    fn description(&self) -> String {
-        let mut text = format!("pagefold codec={}", self.pool.codec_name());
-        for (name, value) in self.pool.stats().figures() {
-            let _ = write!(text, " {name}={value}");
-        }
-        text
-    }
-
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         for part in parts(offset, buf.len()) {
             let target = &mut buf[part.bytes];
@@ -269,11 +259,5 @@ impl BlockDevice for RamDisk {
             each(last);
         }
         Ok(())
-    }
-
-    fn compact(&self, time: Duration) -> Option<Compacted> {
-        let before_bytes = self.pool.stats().spent_bytes;
-        let more = self.pool.compact_for(time);
-        Some(Compacted { before_bytes, after_bytes: self.pool.stats().spent_bytes, more })
     }
 }

@@ -1,8 +1,8 @@
 //! A shared device is a device.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use crate::{BlockDevice, Compacted, Error, Extent, Zeroes};
+use crate::{BlockDevice, Error, Extent, Zeroes};
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     fn size_bytes(&self) -> u64 {
@@ -15,10 +15,6 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn may_block(&self) -> bool {
         (**self).may_block()
-    }
-
-    fn description(&self) -> String {
-        (**self).description()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
@@ -43,9 +39,5 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         (**self).extents(offset, len_bytes, each)
-    }
-
-    fn compact(&self, time: Duration) -> Option<Compacted> {
-        (**self).compact(time)
     }
 }

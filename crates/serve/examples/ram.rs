@@ -47,10 +47,6 @@ impl BlockDevice for Ram {
         self.may_block
     }
 
-    fn description(&self) -> String {
-        format!("kind=ram size={}", self.size_bytes())
-    }
-
     fn read(&self, offset: u64, mut buf: &mut [u8]) -> Result<(), Error> {
         for (index, within, len_bytes) in Self::stretches(offset, buf.len()) {
             let stretch = self.stretches[index].read().unwrap_or_else(PoisonError::into_inner);

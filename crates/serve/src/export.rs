@@ -3,20 +3,15 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak},
-    thread,
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
 };
 
-use pagefold_disk::{BlockDevice, Checked, Compacted};
+use pagefold_disk::{BlockDevice, Checked};
 
 use crate::{
     Error,
     protocol::{MAX_STRING_BYTES, transmission},
 };
-
-/// What one request to compact works at most.
-const COMPACT_TIME: Duration = Duration::from_secs(2);
 
 /// A device whose requests are checked, as a connection uses it.
 pub(crate) type Device = Checked<Arc<dyn BlockDevice>>;
@@ -26,8 +21,6 @@ pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
     state: Mutex<State>,
-    /// Held by whoever has the device compacted; it says when the next may.
-    next_compaction: Mutex<Instant>,
 }
 
 /// An export is removed once and for all when `device` is taken; then every access has been closed.
@@ -78,12 +71,7 @@ impl Export {
 
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
         let state = State { device: Some(device), accesses: Vec::new() };
-        Self {
-            name: Mutex::new(name.into()),
-            read_only,
-            state: Mutex::new(state),
-            next_compaction: Mutex::new(Instant::now()),
-        }
+        Self { name: Mutex::new(name.into()), read_only, state: Mutex::new(state) }
     }
 
     /// The name that clients ask for.
@@ -99,12 +87,6 @@ impl Export {
     /// Connections that have chosen it and not ended.
     pub fn connections(&self) -> usize {
         lock(&self.state).accesses.iter().filter(|access| access.strong_count() != 0).count()
-    }
-
-    /// The device, unless the export was removed.
-    pub(crate) fn device(&self) -> Option<Device> {
-        let device = lock(&self.state).device.clone()?;
-        Some(self.checked(device))
     }
 
     fn checked(&self, device: Arc<dyn BlockDevice>) -> Device {
@@ -135,31 +117,6 @@ impl Export {
         drop(device);
     }
 
-    /// Has the device compacted; `Err` when somebody else does so now.
-    ///
-    /// After each time there is a rest of the same length, for which the next waits. So peers that ask for it again and
-    /// again take half of one CPU at most, and each of them at most four seconds and `time_left`, less than half of which
-    /// it works.
-    pub(crate) fn compact(&self, time_left: Duration) -> Result<Option<Compacted>, Busy> {
-        let mut next = match self.next_compaction.try_lock() {
-            Ok(next) => next,
-            // It guards no data that could be half changed.
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(Busy),
-        };
-        let rest = next.saturating_duration_since(Instant::now());
-        let time = COMPACT_TIME.min(time_left / 4);
-        if rest > time_left / 2 {
-            return Err(Busy);
-        }
-        thread::sleep(rest);
-        let start = Instant::now();
-        let done = self.device().and_then(|device| device.compact(time));
-        let took = start.elapsed();
-        *next = Instant::now().checked_add(took).unwrap_or(start);
-        Ok(done)
-    }
-
     /// The export's transmission flags for a client that negotiated `structured` replies or not.
     pub(crate) fn flags(&self, structured: bool) -> u16 {
         let mut flags = transmission::HAS_FLAGS
@@ -178,10 +135,6 @@ impl Export {
         flags
     }
 }
-
-/// Somebody else has the export compacted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Busy;
 
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

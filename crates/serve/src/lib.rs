@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod activation;
-pub mod client;
 mod connection;
 mod error;
 mod export;

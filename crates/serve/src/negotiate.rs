@@ -2,17 +2,17 @@
 
 use std::{io, sync::Arc};
 
-use pagefold_disk::{BlockDevice, Compacted};
+use pagefold_disk::BlockDevice;
 
 use crate::{
     Export, Exports,
-    export::{Access, Busy},
+    export::Access,
     memory::Memory,
     protocol::{
-        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, CompactReply, ContextQuery, EXPORT_NAME_ZEROES,
-        GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed,
-        OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES,
-        encode_server_reply, handshake, info, option, reply,
+        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers,
+        INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES,
+        OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES, encode_server_reply,
+        handshake, info, option, reply,
     },
     request::ReadBroke,
     transport::{Deadline, Transport},
@@ -175,7 +175,6 @@ impl<T: Transport> Negotiation<'_, T> {
                 self.reply(option, reply::ACK, b"");
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data),
-            option::COMPACT => self.compact(data)?,
             _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
         }
         Ok(None)
@@ -247,11 +246,6 @@ impl<T: Transport> Negotiation<'_, T> {
         if query.kinds.contains(&info::NAME) {
             self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
         }
-        if query.kinds.contains(&info::DESCRIPTION) {
-            let description = device.description();
-            let line = cut(&description);
-            self.reply(option, reply::INFO, &InfoReply::Description(line.as_bytes()).encode());
-        }
         if query.kinds.contains(&info::BLOCK_SIZE) {
             let sizes = InfoReply::BlockSize {
                 min_bytes: MIN_BLOCK_BYTES,
@@ -262,27 +256,6 @@ impl<T: Transport> Negotiation<'_, T> {
         }
         self.reply(option, reply::ACK, b"");
         (option == option::GO).then(|| self.session(&export, access))
-    }
-
-    /// Compacts an export. Who may read it may ask for that: it changes no byte. Without a reply but the last, the device
-    /// has nothing to compact.
-    fn compact(&mut self, name: &[u8]) -> Result<(), Ended> {
-        let Some(export) = self.exports.find(name) else {
-            self.reply(option::COMPACT, reply::ERR_UNKNOWN, b"no export has this name");
-            return Ok(());
-        };
-        match export.compact(self.deadline.left()?) {
-            Ok(Some(Compacted { before_bytes, after_bytes, more })) => {
-                let data = CompactReply { before_bytes, after_bytes, more }.encode();
-                self.reply(option::COMPACT, reply::COMPACTED, &data);
-                self.reply(option::COMPACT, reply::ACK, b"");
-            }
-            Ok(None) => self.reply(option::COMPACT, reply::ACK, b""),
-            Err(Busy) => {
-                self.reply(option::COMPACT, reply::ERR_POLICY, b"another client has this export compacted; ask again");
-            }
-        }
-        Ok(())
     }
 
     fn contexts(&mut self, option: u32, data: &[u8]) {
@@ -313,13 +286,4 @@ impl<T: Transport> Negotiation<'_, T> {
         }
         self.reply(option, reply::ACK, b"");
     }
-}
-
-/// The part of a line that the protocol allows as one string.
-fn cut(line: &str) -> &str {
-    let mut end = line.len().min(crate::protocol::MAX_STRING_BYTES);
-    while !line.is_char_boundary(end) {
-        end -= 1;
-    }
-    line.get(..end).unwrap_or_default()
 }

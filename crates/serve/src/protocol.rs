@@ -108,9 +108,6 @@ pub mod option {
     pub const SET_META_CONTEXT: u32 = 10;
     /// Use requests and replies with lengths of 64 bits.
     pub const EXTENDED_HEADERS: u32 = 11;
-    /// Give back memory of the export whose name is the option's data. The protocol has no such option: the number is this
-    /// project's, `pf` and 1, far from those it gives out. Every other server answers that it does not know it.
-    pub const COMPACT: u32 = 0x7066_0001;
 }
 
 /// Types of replies to options.
@@ -123,8 +120,6 @@ pub mod reply {
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// What [`option::COMPACT`](super::option::COMPACT) did: a [`CompactReply`](super::CompactReply).
-    pub const COMPACTED: u32 = 0x7066_0001;
     /// Set in every error.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// The option is not known.
@@ -523,36 +518,6 @@ impl<'a> InfoReply<'a> {
             }
             Self::Other(kind) => data.extend_from_slice(&kind.to_be_bytes()),
         }
-        data
-    }
-}
-
-/// The data of a [`reply::COMPACTED`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CompactReply {
-    /// All memory that the device took before.
-    pub before_bytes: u64,
-    /// And afterwards.
-    pub after_bytes: u64,
-    /// There is more to do: ask again.
-    pub more: bool,
-}
-
-impl CompactReply {
-    /// Parses a reply's data; every byte must be accounted for.
-    pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(data);
-        let before_bytes = reader.u64().ok_or(Malformed::Lengths)?;
-        let after_bytes = reader.u64().ok_or(Malformed::Lengths)?;
-        let more = reader.u16().ok_or(Malformed::Lengths)? != 0;
-        if reader.0.is_empty() { Ok(Self { before_bytes, after_bytes, more }) } else { Err(Malformed::Lengths) }
-    }
-
-    /// The reply's data: 64 bits, 64 bits, 16 bits.
-    pub fn encode(self) -> Vec<u8> {
-        let mut data = self.before_bytes.to_be_bytes().to_vec();
-        data.extend_from_slice(&self.after_bytes.to_be_bytes());
-        data.extend_from_slice(&u16::from(self.more).to_be_bytes());
         data
     }
 }

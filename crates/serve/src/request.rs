@@ -397,10 +397,25 @@ enum RunKind {
     Data(u64),
 }
 
-/// The first of the runs that a range consists of: zeros of [`HOLE_BYTES`] or more, or what lies between such. A range of
+/// The first of the runs that a range consists of: zeros of twice [`HOLE_BYTES`], some of less, or what lies between. A range of
 /// zeros alone is one from `least_bytes` on.
 fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> Result<RunKind, disk::Error> {
     if len_bytes < least_bytes {
+        return Ok(RunKind::Data(len_bytes));
+    }
+    // To look at every page would take a tenth of the time of reading it. A probe for each least hole finds all of twice
+    // its length.
+    let mut found = false;
+    for at in (0..len_bytes).step_by(HOLE_BYTES as usize) {
+        device.extents(offset + at, PAGE_BYTES.min(len_bytes - at), &mut |extent| {
+            found |= extent.zero;
+            !found
+        })?;
+        if found {
+            break;
+        }
+    }
+    if !found {
         return Ok(RunKind::Data(len_bytes));
     }
     // `data_bytes` and then `zero_bytes`.

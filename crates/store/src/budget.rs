@@ -117,6 +117,12 @@ impl Budget {
         Ok(())
     }
 
+    /// Takes `bytes`, over the limit if need be.
+    pub(crate) fn force(&self, bytes: u64) {
+        let before = self.used.fetch_add(bytes, Relaxed);
+        self.max.fetch_max(before + bytes, Relaxed);
+    }
+
     /// Gives `bytes` that were taken back.
     pub(crate) fn give(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Relaxed);

@@ -10,7 +10,10 @@
 //! A failure before the swap leaves the old page. Lock order: stream, entry, heap.
 #![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, AtomicU64},
+};
 
 use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
 
@@ -36,6 +39,8 @@ pub(crate) struct Core {
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
     pub(crate) budget: Arc<Budget>,
+    /// What of the budget was taken for others than the pool.
+    pub(crate) beside_bytes: AtomicU64,
     /// Whether the background thread has been told of the pressure.
     pub(crate) told: AtomicBool,
     /// Held by the background thread while it moves objects, and by a writer that makes room.

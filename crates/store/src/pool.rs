@@ -2,7 +2,10 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -96,8 +99,8 @@ impl Pool {
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
             return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
-        let (told, turning) = (AtomicBool::new(false), Mutex::new(()));
-        Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, told, turning })))
+        let (beside_bytes, told, turning) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(()));
+        Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, beside_bytes, told, turning })))
     }
 
     /// An empty disk of so many slots.
@@ -123,6 +126,28 @@ impl Pool {
         Ok(())
     }
 
+    /// Counts bytes against the limit that the process takes beside the pool: buffers of connections, caches. False: the limit does not
+    /// allow that much more, and nothing was counted.
+    pub fn take_beside(&self, bytes: u64) -> bool {
+        let taken = self.0.budget.take_for(Purpose::Store, bytes).is_ok();
+        if taken {
+            self.0.beside_bytes.fetch_add(bytes, Relaxed);
+        }
+        taken
+    }
+
+    /// Counts bytes that the process cannot do without, beyond the limit if need be: then pages are refused until so much was given back.
+    pub fn take_beside_least(&self, bytes: u64) {
+        self.0.budget.force(bytes);
+        self.0.beside_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Gives back bytes that were counted so.
+    pub fn give_beside(&self, bytes: u64) {
+        self.0.beside_bytes.fetch_sub(bytes, Relaxed);
+        self.0.budget.give(bytes);
+    }
+
     /// The codec's name.
     pub fn codec_name(&self) -> String {
         self.0.streams.codec().name()
@@ -135,7 +160,7 @@ impl Pool {
 
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { disks, streams, heap, leaves, training, budget, .. } = &*self.0;
+        let Core { disks, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
         let Sums { pages, compressed_bytes, same_pages, huge_pages } = disks.total();
         let mut stats = Stats {
             orig_data_size: pages * PAGE_SIZE as u64,
@@ -147,6 +172,7 @@ impl Pool {
             huge_pages,
             table_bytes: leaves.held_bytes() + disks.held_bytes(),
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
+            beside_bytes: beside_bytes.load(Relaxed),
             spent_bytes: budget.used(),
             ..Stats::default()
         };
@@ -173,7 +199,8 @@ impl Pool {
         core.heap.check()?;
         core.leaves.check()?;
         let stats = self.stats();
-        let parts = stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes;
+        let parts =
+            stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes + stats.beside_bytes;
         if parts != stats.spent_bytes {
             return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
         }

@@ -3,7 +3,7 @@
 /// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them (kernel document
 /// `admin-guide/blockdev/zram.rst`).
 ///
-/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes ≤ mem_limit`
+/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤ mem_limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -41,13 +41,15 @@ pub struct Stats {
     pub trainings_useless: u64,
     /// Bytes of trained tables, and of a training that is under way.
     pub training_bytes: u64,
-    /// All of the store's memory.
+    /// Bytes that the process takes beside the pool and that count against its limit.
+    pub beside_bytes: u64,
+    /// All of that.
     pub spent_bytes: u64,
 }
 
 impl Stats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 18] {
+    pub fn figures(&self) -> [(&'static str, u64); 19] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
@@ -66,6 +68,7 @@ impl Stats {
             ("trainings", self.trainings),
             ("trainings_useless", self.trainings_useless),
             ("training_bytes", self.training_bytes),
+            ("beside_bytes", self.beside_bytes),
             ("spent_bytes", self.spent_bytes),
         ]
     }

@@ -3,6 +3,7 @@
 mod clients;
 mod compact;
 mod comparing;
+mod connections;
 mod control;
 mod devices;
 mod embedded;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use pagefold_disk::{BlockDevice, Compacted, Error, Extent, Zeroes};
+use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 
 /// A vector, with what tests want to watch and to go wrong.
 #[derive(Default)]
@@ -33,8 +33,6 @@ pub(crate) struct Ram {
     pub(crate) stripe_pages: u64,
     pub(crate) last_zeroes_keep: AtomicBool,
     pub(crate) panics: bool,
-    /// How long it would compact; if it has nothing to compact, 0.
-    pub(crate) compacts: Duration,
 }
 
 /// Open unless closed.
@@ -94,10 +92,6 @@ impl BlockDevice for Ram {
 
     fn may_block(&self) -> bool {
         self.may_block
-    }
-
-    fn description(&self) -> String {
-        "kind=test".into()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
@@ -167,11 +161,5 @@ impl BlockDevice for Ram {
             at = next;
         }
         Ok(())
-    }
-
-    fn compact(&self, time: Duration) -> Option<Compacted> {
-        std::thread::sleep(self.compacts.min(time));
-        let done = Compacted { before_bytes: 9, after_bytes: 7, more: time < self.compacts };
-        (!self.compacts.is_zero()).then_some(done)
     }
 }

@@ -20,10 +20,6 @@ impl BlockDevice for Hole {
         self.0
     }
 
-    fn description(&self) -> String {
-        String::new()
-    }
-
     fn read(&self, _: u64, buf: &mut [u8]) -> Result<(), Error> {
         buf.fill(0);
         Ok(())

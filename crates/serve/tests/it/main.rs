@@ -1,9 +1,7 @@
 //! The server as its peers see it.
 
 mod activation;
-mod client;
 mod commands;
-mod compaction;
 mod device;
 mod errors;
 mod exports;
