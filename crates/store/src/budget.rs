@@ -1,4 +1,26 @@
-//! The account of all memory that a store has taken, and its limit.
+//! The account of all memory that a pool has taken, its limit, and what of that is kept for what.
+//!
+//! ```text
+//! 0                                    new        longer     stored   limit
+//! │ pages, tables, trained tables, …   │ growing  │ swapping │ moving │
+//! ```
+//!
+//! - **growing**: a page that replaces another may be longer: 1/64 of the limit. And what the pool has promised to streams: one a CPU.
+//! - **swapping**: a new object is there before the old one goes, and what goes is kept for a moment for those who read it: so much for
+//!   each CPU, or 1/512 of the limit.
+//! - **moving**: a segment is emptied into another before its memory comes back.
+//!
+//! Three rules:
+//!
+//! 1. *What is kept for good* (tables, streams beyond those promised) is taken up to `new`; *objects* up to `stored`; *objects that
+//!    move*, and those of a writer who has just brought as much together, up to the limit.
+//! 2. An object is *admitted* if what is taken without what is free in the heap, with the bytes by which it is longer than the one
+//!    that it replaces, stays below `longer`, or for an empty slot below `new`. One that is not longer is always admitted.
+//! 3. Below `stored`, half of what is kept for swapping is kept free: when it is used, the compactor empties segments until all of it is
+//!    free again. A writer who finds no room though his object is admitted does so himself.
+//!
+//! So a full pool can be overwritten for ever with pages like its own: they are admitted, and what is free in the heap suffices to
+//! bring room for them together.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,38 +30,33 @@ use pagefold_codec::PAGE_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit. `used ≤ max ≤ limit`.
-///
-/// ```text
-/// limit   │ objects, table, streams                     │ 1/64         │ two pages a stream │ at most 1/16    │
-///         │ what a store keeps for good goes up to here │ overwriting  │ swapping           │ moving objects  │
-/// ```
-///
-/// The last [`MOVING_BYTES`] are for those who move objects: in a full store too a segment can be emptied into another, and
-/// what was free in it is then room.
+/// Bytes taken, never more than the limit but by [`force`](Budget::force).
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
     limit: AtomicU64,
-    /// Streams of writers.
-    streams: u64,
+    /// Bytes that streams will take.
+    promised: AtomicU64,
+    cpus: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
 }
 
-/// Four segments of the default pool; of a small limit at most a sixteenth. One is what it takes to empty another; a thread
-/// that stands still between taking room and using it can keep one from being given back.
-const MOVING_BYTES: u64 = 256 << 10;
+/// A segment for each thread that empties one at a time, and for the background thread.
+const MOVING_BYTES: u64 = 64 << 10;
+
+/// What a CPU's thread holds twice for a moment: its new object, and objects that it has replaced and keeps for readers.
+const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
 /// What memory is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// What is kept once it is there, as the table and streams are: it leaves what is for overwriting and swapping alone.
+    /// What is kept once it is there.
     Keep,
-    /// To store more.
+    /// An object.
     Store,
-    /// To move objects, which then gives as much back or more; and for what a store cannot be without.
+    /// To move objects, which then gives as much back or more; and what a pool cannot be without.
     Move,
 }
 
@@ -61,18 +78,14 @@ impl Faults {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes.
-    pub(crate) fn new(limit: u64) -> Self {
-        Self::for_streams(limit, 0)
-    }
-
-    /// A budget of `limit` bytes for writers with `streams` streams.
-    pub(crate) fn for_streams(limit: u64, streams: usize) -> Self {
+    /// A budget of `limit` bytes for writers on so many CPUs.
+    pub(crate) fn new(limit: u64, cpus: usize) -> Self {
         Self {
             used: AtomicU64::new(0),
             max: AtomicU64::new(0),
             limit: AtomicU64::new(limit),
-            streams: streams as u64,
+            promised: AtomicU64::new(0),
+            cpus: cpus as u64,
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
         }
@@ -105,8 +118,8 @@ impl Budget {
             return Err(Full);
         }
         let limit = match purpose {
-            Purpose::Keep => self.limit() - self.moving_bytes() - self.swap_bytes() - self.overwrite_bytes(),
-            Purpose::Store => self.limit() - self.moving_bytes(),
+            Purpose::Keep => self.new_bytes(),
+            Purpose::Store => self.stored_bytes(),
             Purpose::Move => self.limit(),
         };
         let before = self
@@ -128,32 +141,61 @@ impl Budget {
         self.used.fetch_sub(bytes, Relaxed);
     }
 
-    /// The part of the limit that is kept for those who put longer objects in the place of shorter ones.
-    pub(crate) fn overwrite_bytes(&self) -> u64 {
-        self.limit() / 64
+    /// Takes `bytes` that were promised. What is left of the promise covers them, or they are not taken.
+    pub(crate) fn take_promised(&self, bytes: u64) -> Result<(), Full> {
+        self.promised.fetch_update(Relaxed, Relaxed, |promised| promised.checked_sub(bytes)).map_err(|_| Full)?;
+        self.take_for(Purpose::Store, bytes).inspect_err(|_| _ = self.promised.fetch_add(bytes, Relaxed))
     }
 
-    /// The part of the limit that is kept for those who replace an object: each holder of a stream needs room for its new
-    /// object before its old one is free, and a part of what is free is lost between objects.
-    pub(crate) fn swap_bytes(&self) -> u64 {
+    /// Says how much more will be taken by [`take_promised`](Self::take_promised).
+    pub(crate) fn promise(&self, bytes: u64) {
+        self.promised.store(bytes, Relaxed);
+    }
+
+    /// Up to here what is stored may reach.
+    fn stored_bytes(&self) -> u64 {
         let limit = self.limit();
-        (self.streams * 2 * PAGE_SIZE as u64).max(if self.streams == 0 { 0 } else { limit / 512 }).min(limit / 16)
+        limit - (MOVING_BYTES * (self.cpus + 2)).min(limit / 16)
     }
 
-    /// The part of the limit that is kept for those who move objects.
-    fn moving_bytes(&self) -> u64 {
-        MOVING_BYTES.min(self.limit() / 16)
+    /// What is kept for swapping.
+    pub(crate) fn swapping_bytes(&self) -> u64 {
+        let limit = self.limit();
+        (SWAPPING_BYTES * self.cpus).max(limit / 512).min(limit / 16)
+    }
+
+    fn longer_bytes(&self) -> u64 {
+        self.stored_bytes() - self.swapping_bytes()
+    }
+
+    fn new_bytes(&self) -> u64 {
+        let growing = (self.limit() / 64).saturating_add(self.promised.load(Relaxed));
+        self.longer_bytes().saturating_sub(growing)
+    }
+
+    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted, `is_new` in an empty slot. `free_bytes` says
+    /// what is free in the heap.
+    #[inline]
+    pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool, free_bytes: impl FnOnce() -> u64) -> bool {
+        let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };
+        let after = self.used().saturating_add(grows_bytes);
+        grows_bytes == 0 || after <= limit || after.saturating_sub(free_bytes()) <= limit
     }
 
     /// What may still be taken to store more.
     pub(crate) fn left(&self) -> u64 {
-        self.left_with(0)
+        self.stored_bytes().saturating_sub(self.used())
     }
 
-    /// What could be taken to store more if `unused_bytes` of what was taken came back. Moving objects may have taken more than
-    /// there is to store more, and then some of that has to come back first.
-    pub(crate) fn left_with(&self, unused_bytes: u64) -> u64 {
-        (self.limit() - self.moving_bytes()).saturating_add(unused_bytes).saturating_sub(self.used())
+    /// Whether the compactor is to bring room together.
+    #[inline]
+    pub(crate) fn is_low(&self) -> bool {
+        self.left() < self.swapping_bytes() / 2
+    }
+
+    /// Whether it has brought enough together.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.left() >= self.swapping_bytes()
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -180,37 +222,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_is_over_the_limit() {
-        let budget = Budget::new(160);
-        assert_eq!(budget.take_for(Purpose::Store, 60), Ok(()));
-        assert_eq!(budget.left(), 90);
-        assert_eq!(budget.take_for(Purpose::Store, 91), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Store, u64::MAX), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Keep, 89), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Keep, 88), Ok(()));
-        assert_eq!(budget.take_for(Purpose::Store, 2), Ok(()));
-        assert_eq!(budget.take_for(Purpose::Move, 11), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Move, 10), Ok(()));
-        assert_eq!(budget.left(), 0);
-        budget.give(160);
-        assert_eq!((budget.used(), budget.max()), (0, 160));
+    fn each_purpose_has_its_limit() {
+        let budget = Budget::new(64 << 20, 2);
+        let (new, longer, stored) = (budget.new_bytes(), budget.longer_bytes(), budget.stored_bytes());
+        assert_eq!((new + (1 << 20), longer + (128 << 10), stored + (256 << 10)), (longer, stored, 64 << 20));
+        for (purpose, limit) in [(Purpose::Keep, new), (Purpose::Store, stored), (Purpose::Move, 64 << 20)] {
+            assert_eq!(budget.take_for(purpose, limit - budget.used() + 1), Err(Full));
+            assert_eq!(budget.take_for(purpose, limit - budget.used()), Ok(()));
+        }
+        assert_eq!((budget.left(), budget.take_for(Purpose::Move, u64::MAX)), (0, Err(Full)));
+        budget.give(64 << 20);
+        assert_eq!((budget.used(), budget.max()), (0, 64 << 20));
     }
 
     #[test]
-    fn what_is_kept_for_good_leaves_room_to_replace_objects() {
-        let limit = 64 << 20;
-        let budget = Budget::for_streams(limit, 100);
-        assert_eq!((budget.swap_bytes(), budget.overwrite_bytes()), (100 * 2 * PAGE_SIZE as u64, 1 << 20));
-        let most = limit - MOVING_BYTES - budget.swap_bytes() - budget.overwrite_bytes();
-        assert_eq!(budget.take_for(Purpose::Keep, most + 1), Err(Full));
-        assert_eq!(budget.take_for(Purpose::Keep, most), Ok(()));
-        assert_eq!(budget.take_for(Purpose::Store, limit - MOVING_BYTES - most), Ok(()));
+    fn what_is_free_in_the_heap_is_room_for_longer_pages() {
+        let budget = Budget::new(64 << 20, 2);
+        budget.take_for(Purpose::Store, budget.longer_bytes()).expect("room");
+        assert!(budget.admits(0, true, || 0), "it takes nothing more");
+        assert!(!budget.admits(1, false, || 0) && budget.admits(1, false, || 1));
+        assert!(!budget.admits(1, true, || 1 << 20) && budget.admits(1, true, || (1 << 20) + 1));
+        assert!(!budget.is_low() && budget.is_enough());
     }
 
     #[test]
-    fn what_moving_has_taken_is_not_left() {
-        let budget = Budget::new(160);
-        assert_eq!(budget.take_for(Purpose::Move, 155), Ok(()));
-        assert_eq!((budget.left(), budget.left_with(5), budget.left_with(8)), (0, 0, 3));
+    fn what_was_promised_is_kept() {
+        let budget = Budget::new(64 << 20, 2);
+        let before = budget.new_bytes();
+        budget.promise(1000);
+        assert_eq!(budget.new_bytes(), before - 1000);
+        assert_eq!(budget.take_for(Purpose::Keep, before - 1000), Ok(()));
+        assert_eq!((budget.take_promised(600), budget.take_promised(401)), (Ok(()), Err(Full)));
+        assert_eq!(budget.take_promised(400), Ok(()));
+        assert_eq!(budget.take_for(Purpose::Keep, 1), Err(Full));
     }
 }

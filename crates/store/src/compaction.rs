@@ -6,9 +6,9 @@
 //! | soft     | above                             | one thread for all pools of the process, made when needed   |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer, [`HELP_OBJECTS`] a write          |
 //!
-//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. At the memory limit a writer that finds no room empties
-//! segments itself, one writer at a time, so that what was free in them lies together. An object moves while its entry is held, for
-//! the time of a copy; no reader waits for that.
+//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. Near the memory limit the background thread also empties segments
+//! when little is left to take (`budget.rs`), and a writer who finds no room does so himself, in a shard where nobody else does. An
+//! object moves while its entry is held, for the time of a copy; no reader waits for that.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,6 @@ use std::{
 };
 
 use crate::{
-    budget::Full,
     core::Core,
     entry::Entry,
     heap::{Goal, Location, Owner, Owners, Pressure},
@@ -52,14 +51,6 @@ impl Core {
         if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
             Background::get().tell(Arc::downgrade(self));
         }
-    }
-
-    /// Takes room for an object where the limit allows no more memory: moves others until there is.
-    #[cold]
-    pub(crate) fn make_room(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
-        // What the limit leaves for moving is enough for one.
-        let _turning = self.pause();
-        self.heap.make_room(self, len_bytes, owner)
     }
 
     /// Keeps the background thread from moving objects of this pool while the guard lives.

@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) beside_bytes: AtomicU64,
     /// Whether the background thread has been told of the pressure.
     pub(crate) told: AtomicBool,
-    /// Held by the background thread while it moves objects, and by a writer that makes room.
+    /// Held by the background thread while it moves objects.
     pub(crate) turning: Mutex<()>,
 }
 
@@ -100,17 +100,16 @@ impl Core {
         }
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let leaf = Leaves::leaf_of(number);
-        let fits = || self.fits(len_bytes, replaced_bytes);
-        let alloc = || self.heap.alloc_to_write(len_bytes, leaf);
-        let at = match if fits() { alloc() } else { Err(Full) } {
+        let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
+        if !self.budget.admits(grows_bytes, replaced_bytes == 0, || self.heap.free_bytes()) {
+            return Err(Full);
+        }
+        let at = match self.heap.alloc_to_write(len_bytes, leaf) {
             Ok(at) => at,
             Err(Full) => {
                 // Objects kept for readers may be all that is missing.
                 self.streams.release_all(Some(kept), |word| self.free(Entry::decode(word)));
-                if !fits() {
-                    return Err(Full);
-                }
-                self.make_room(len_bytes, leaf)?
+                self.heap.make_room(&**self, len_bytes, leaf)?
             }
         };
         Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })
@@ -188,7 +187,7 @@ impl Core {
         let old = locked.replace(new);
         self.count(disk, taken.number(), old, new);
         if old.object().is_some() {
-            let keep = !self.is_tight();
+            let keep = !self.budget.is_low();
             let free = |word| self.free(Entry::decode(word));
             self.streams.retire(&mut taken.parts().0.kept, old.encode(), old.object_bytes(), keep, free);
         }
@@ -234,35 +233,5 @@ impl Core {
                 let _ = self.change(number, locked, &mut taken, |_| {}, |_, _| true);
             }
         }
-    }
-
-    /// Whether the limit is so near that nothing may be kept that could be given back.
-    fn is_tight(&self) -> bool {
-        self.budget.left() < 2 * self.budget.swap_bytes()
-    }
-
-    /// With so much left nothing that is kept is near.
-    fn ample_bytes(&self) -> u64 {
-        let budget = &self.budget;
-        3 * budget.swap_bytes() + budget.overwrite_bytes() + self.streams.kept_bytes(budget)
-    }
-
-    /// Whether an object of `len_bytes` may take the place of one of `replaced_bytes`, 0 for none, without touching what
-    /// is not kept for it. Pages of one kind differ in length, and overwriting cuts objects in two: a store that new
-    /// pages may fill to the brim refuses a third and more of the pages that are to replace others of their kind.
-    fn fits(&self, len_bytes: usize, replaced_bytes: usize) -> bool {
-        let left = self.budget.left();
-        if left >= self.ample_bytes() {
-            return true;
-        }
-        let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        let swap_bytes = self.budget.swap_bytes();
-        let overwrite_bytes = if replaced_bytes == 0 { self.budget.overwrite_bytes() } else { 0 };
-        let kept_bytes = swap_bytes + overwrite_bytes + self.streams.to_come_bytes(&self.budget);
-        if grows_bytes == 0 || left >= kept_bytes + 2 * swap_bytes {
-            return true;
-        }
-        let account = self.heap.account();
-        self.budget.left_with(account.free_bytes + account.tail_bytes) >= kept_bytes + grows_bytes
     }
 }

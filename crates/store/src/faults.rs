@@ -125,7 +125,7 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     store.compact();
     let after = store.stats();
     assert!(
-        refused > 100 && after.mem_used_total < before.mem_used_total + (256 << 10),
+        refused >= 100 && after.mem_used_total < before.mem_used_total + (256 << 10),
         "{refused}: {before:?} {after:?}"
     );
     // The nodes stay with the disk.

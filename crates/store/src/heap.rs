@@ -48,7 +48,7 @@ use self::{
     shard::{Shard, Wanted},
 };
 use crate::{
-    budget::{Budget, Full},
+    budget::{Budget, Full, Purpose},
     cpus::Cpus,
     memory,
     region::Region,
@@ -109,6 +109,8 @@ struct Part {
     roomy: CachePadded<AtomicBool>,
     /// The highest pressure that a `free` has met here since it was last relieved. Changes under the lock.
     pressure: AtomicU8,
+    /// Bytes that its objects leave of what it holds, as they were a moment ago.
+    free_bytes: AtomicU64,
     /// Whether a thread relieves it: two would be in each other's way.
     relieving: AtomicBool,
     handed: CachePadded<Handed>,
@@ -152,18 +154,6 @@ impl Handed {
             free(at);
             at = next;
         }
-    }
-}
-
-fn pressure(shard: &Shard) -> Pressure {
-    let Shard { live_bytes, free_bytes, .. } = *shard;
-    let segment = u64::from(SEGMENT);
-    if free_bytes <= live_bytes / 24 + segment / 2 {
-        Pressure::None
-    } else if free_bytes <= live_bytes / 18 + segment {
-        Pressure::Soft
-    } else {
-        Pressure::Hard
     }
 }
 
@@ -220,6 +210,7 @@ impl Heap {
             shard: CachePadded::new(Mutex::new(shard)),
             roomy: CachePadded::new(AtomicBool::new(false)),
             pressure: AtomicU8::new(Pressure::None as u8),
+            free_bytes: AtomicU64::new(0),
             relieving: AtomicBool::new(false),
             handed: CachePadded::new(Handed::new()),
         };
@@ -274,9 +265,23 @@ impl Heap {
         self.note(part, shard);
     }
 
-    /// Tells others what frees have made of a shard.
+    /// How much a shard wants to be compacted. Where little is left to take, it is as long as there is anything to gain.
+    fn pressure_of(&self, shard: &Shard) -> Pressure {
+        let Shard { live_bytes, free_bytes, .. } = *shard;
+        let segment = u64::from(SEGMENT);
+        if free_bytes > live_bytes / 18 + segment {
+            Pressure::Hard
+        } else if free_bytes > live_bytes / 24 + segment / 2 || free_bytes > segment / 2 && self.budget.is_low() {
+            Pressure::Soft
+        } else {
+            Pressure::None
+        }
+    }
+
+    /// Tells others what frees and takes have made of a shard.
     fn note(&self, part: &Part, shard: &Shard) {
-        let pressure = pressure(shard) as u8;
+        part.free_bytes.store(shard.held_bytes - shard.live_bytes, Relaxed);
+        let pressure = self.pressure_of(shard) as u8;
         if is_roomy(shard) && !part.roomy.load(Relaxed) {
             part.roomy.store(true, Relaxed);
         }
@@ -344,8 +349,8 @@ impl Heap {
     fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
         if wanted.writes {
             shard.free_one(&part.blocks);
-            self.note(part, shard);
         }
+        self.note(part, shard);
     }
 
     fn alloc_anywhere(&self, wanted: Wanted) -> Result<Location, Full> {
@@ -364,7 +369,7 @@ impl Heap {
                     // Whoever was faster has moved both.
                     _ = self.homes[seat].compare_exchange(home, next, Relaxed, Relaxed);
                 }
-                Err(Full) => return self.alloc_elsewhere(home, wanted).ok_or(Full),
+                Err(Full) => return self.alloc_in_roomiest(home, wanted).ok_or(Full),
                 taken => return taken,
             }
         }
@@ -375,22 +380,15 @@ impl Heap {
         self.shards[number].get().is_some_and(|part| part.shard.lock().is_used_up())
     }
 
+    /// Takes room in the other shard where the most is free: this thread's own may have none, or not be there for want of memory.
     #[cold]
-    fn alloc_elsewhere(&self, home: usize, wanted: Wanted) -> Option<Location> {
-        self.parts().filter(|&(number, _)| number != home).find_map(|(number, part)| {
-            let at = self.lock(part).alloc(&part.blocks, wanted).ok()?;
-            Some(self.location(number, at))
-        })
-    }
-
-    fn take(&self, wanted: Wanted) -> Result<Location, Full> {
-        if let Ok(at) = self.alloc_anywhere(wanted) {
-            return Ok(at);
-        }
-        for (_, part) in self.parts() {
-            self.lock(part).settle(&part.blocks);
-        }
-        self.alloc_anywhere(wanted)
+    fn alloc_in_roomiest(&self, home: usize, wanted: Wanted) -> Option<Location> {
+        let others = self.parts().filter(|&(number, _)| number != home);
+        let (number, part) = others.max_by_key(|(_, part)| part.free_bytes.load(Relaxed))?;
+        let mut shard = self.lock(part);
+        let at = shard.alloc(&part.blocks, wanted).ok()?;
+        self.note(part, &shard);
+        Some(self.location(number, at))
     }
 
     fn location(&self, number: usize, at: u32) -> Location {
@@ -407,13 +405,13 @@ impl Heap {
     /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with the entry that will name the
     /// object; [`compact`](Self::compact) asks there for it.
     pub(crate) fn alloc(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
-        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: false, makes_room: false })
+        self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: false, purpose: Purpose::Store })
     }
 
     /// The same for a caller who is about to write the object: has its lines in the cache soon, and does meanwhile what was
     /// put off.
     pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
-        self.take(Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: false })
+        self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store })
     }
 
     /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
@@ -471,6 +469,11 @@ impl Heap {
         let mut shard = self.lock_home(part);
         shard.free_soon(&part.blocks, block);
         self.note(part, &shard);
+    }
+
+    /// Bytes that objects leave of what the heap holds, as they were a moment ago.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.parts().map(|(_, part)| part.free_bytes.load(Relaxed)).sum()
     }
 
     /// What an empty heap takes.

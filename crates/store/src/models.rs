@@ -49,7 +49,7 @@ impl World {
         let objects = (0..objects).map(|at| UnsafeCell::new(if at == 0 { 0 } else { POISON })).collect();
         let world = Self {
             leaves: Leaves::new().expect("leaves"),
-            budget: Budget::new(u64::MAX),
+            budget: Budget::new(u64::MAX, 1),
             table: Table::new(),
             pins: Pins::new(pins),
             objects,

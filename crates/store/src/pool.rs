@@ -90,7 +90,7 @@ impl Pool {
         let Config { codec, train, memory_limit } = config;
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
-        let budget = Arc::new(Budget::for_streams(memory_limit, streams.len()));
+        let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
         let heap = Heap::new(Arc::clone(&budget)).map_err(NewError::AddressSpace)?;
         let leaves = Leaves::new().map_err(NewError::AddressSpace)?;
         let disks = Disks::new(streams.cpus()).map_err(NewError::AddressSpace)?;
@@ -99,6 +99,7 @@ impl Pool {
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
             return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
+        streams.promise(&budget);
         let (beside_bytes, told, turning) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(()));
         Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, beside_bytes, told, turning })))
     }
@@ -123,6 +124,7 @@ impl Pool {
             return Err(NewError::LimitTooSmall { limit, needed });
         }
         budget.set_limit(limit);
+        streams.promise(budget);
         Ok(())
     }
 

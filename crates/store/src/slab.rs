@@ -176,7 +176,7 @@ mod tests {
         #[test]
         fn numbers_are_nobody_elses(ops in prop::collection::vec(any::<u8>(), 0..600), part_bytes in 128usize..1500) {
             let slab = Slab::new(10_000, part_bytes, 4);
-            let budget = Budget::new(u64::MAX);
+            let budget = Budget::new(u64::MAX, 1);
             let mut taken: Vec<u32> = Vec::new();
             let mut most = 0;
             for op in ops {
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn there_are_no_more_than_so_many() {
         let slab = Slab::new(16, 512, 0);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         let taken: Vec<u32> = (0..16).map(|_| slab.take(&budget).expect("sixteen")).collect();
         assert_eq!(slab.take(&budget), Err(Full));
         slab.give(taken[3], &budget, |_, _| {});

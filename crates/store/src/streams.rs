@@ -408,29 +408,21 @@ impl Streams {
         self.one_bytes
     }
 
-    /// The room that is kept for the streams that threads on all CPUs want: one, and others in at most a 64th of the limit.
-    pub(crate) fn kept_bytes(&self, budget: &Budget) -> u64 {
+    /// Has the budget keep room for the streams that threads on all CPUs want, in at most a 64th of the limit beside the first.
+    pub(crate) fn promise(&self, budget: &Budget) {
         let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));
-        (1 + more) * self.one_bytes
-    }
-
-    /// What is left of that.
-    pub(crate) fn to_come_bytes(&self, budget: &Budget) -> u64 {
-        self.kept_bytes(budget).saturating_sub(self.used_bytes())
+        budget.promise(((1 + more) * self.one_bytes).saturating_sub(self.used_bytes()));
     }
 
     /// Makes a working state; without the memory for it, it fails at once.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let bytes = self.one_bytes;
-        let is_kept = self.used_bytes.fetch_add(bytes, Relaxed) + bytes <= self.kept_bytes(budget);
-        let made = budget.take_for(if is_kept { Purpose::Store } else { Purpose::Keep }, bytes).and_then(|()| {
-            let stream = self.codec.stream();
-            stream.map_err(|_| {
-                budget.give(bytes);
-                Full
-            })
-        });
-        let stream = made.inspect_err(|_| _ = self.used_bytes.fetch_sub(bytes, Relaxed))?;
+        budget.take_promised(bytes).or_else(|Full| budget.take_for(Purpose::Keep, bytes))?;
+        let stream = self.codec.stream().map_err(|_| {
+            budget.give(bytes);
+            Full
+        })?;
+        self.used_bytes.fetch_add(bytes, Relaxed);
         Ok(Working {
             coder: Coder { stream, object: Box::new([0; PAGE_SIZE]), trained: Trained::default() },
             page: Box::new([0; PAGE_SIZE]),
@@ -457,7 +449,7 @@ mod tests {
     #[test]
     fn a_stream_has_one_holder_at_a_time() {
         let streams = streams(2);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         thread::scope(|scope| {
             // More threads than streams.
             for mark in 0..streams.len() + 6 {
@@ -482,7 +474,7 @@ mod tests {
     #[test]
     fn streams_are_made_when_first_taken() {
         let streams = streams(1);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         assert_eq!(streams.used_bytes(), 0);
         drop(streams.take(0, &budget).expect("no limit"));
         let one = streams.used_bytes();
@@ -496,7 +488,7 @@ mod tests {
     #[test]
     fn threads_that_meet_come_apart() {
         let streams = streams(4);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         let number_on = |cpu| {
             fake::run_on(cpu);
             streams.take(0, &budget).expect("no limit").number()
@@ -533,7 +525,7 @@ mod tests {
     #[test]
     fn who_finds_a_stream_taken_makes_none_while_another_is_free() {
         let streams = streams(4);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         fake::run_on(0);
         let take = || streams.take(0, &budget).expect("no limit");
         let held = [take(), take(), take()];
@@ -548,9 +540,9 @@ mod tests {
     #[test]
     fn at_the_limit_a_stream_that_is_there_has_to_do() {
         let streams = streams(1);
-        let short = Budget::new(100);
+        let short = Budget::new(100, 1);
         assert!(streams.take(0, &short).is_err(), "none is there");
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         let first = streams.take(0, &budget).expect("no limit");
         let number = first.number();
         thread::scope(|scope| {
@@ -564,7 +556,7 @@ mod tests {
     #[test]
     fn long_objects_are_released_sooner() {
         let streams = streams(16);
-        let mut writer = streams.take(0, &Budget::new(u64::MAX)).expect("no limit");
+        let mut writer = streams.take(0, &Budget::new(u64::MAX, 1)).expect("no limit");
         for (len_bytes, kept) in [(PAGE_SIZE, RETIRED_BYTES / PAGE_SIZE), (1, *RETIRED_BATCH.end())] {
             let mut freed = 0;
             for at in 1..=2 * kept {
@@ -577,7 +569,7 @@ mod tests {
     #[test]
     fn what_is_read_is_not_released() {
         let streams = streams(1);
-        let budget = Budget::new(u64::MAX);
+        let budget = Budget::new(u64::MAX, 1);
         let reader = streams.take(77, &budget).expect("no limit");
         let mut writer = streams.take(0, &budget).expect("no limit");
         let mut freed = Vec::new();

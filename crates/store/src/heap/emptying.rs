@@ -1,26 +1,33 @@
 //! Compaction: segments are emptied, those with the most free bytes first. Their objects go to holes elsewhere in their shard,
 //! and what was free in them is one piece again, or given back.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::{
+    cmp::Reverse,
+    sync::atomic::Ordering::{Acquire, Relaxed, Release},
+    thread,
+    time::Duration,
+};
 
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
     Goal, HEADER_BYTES, Heap, Location, Owner, Owners, Part, Pressure, SEGMENT,
     block::{Blocks, Kind, NIL},
-    pressure,
     shard::{Emptying, Resident, Shard, Wanted},
 };
-use crate::budget::Full;
+use crate::budget::{Full, Purpose};
 
 /// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as dense as possible.
 const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
-/// To find room in a full store.
-const WORTH_ROOM: u32 = SEGMENT / 1024;
+/// The same near the limit, for the compactor and for a writer who finds no room.
+const WORTH_LIMIT: u32 = SEGMENT / 64;
+const WORTH_ROOM: u32 = SEGMENT / 512;
 
-/// Segments that are emptied at most to find room for an object in a full store.
-const ROOM_TURNS: u32 = 32;
+/// How often a writer who finds no room empties a segment or waits for others who do, and how often he looks though nothing is worth it:
+/// what others hold for a moment may be.
+const ROOM_TURNS: u32 = 64;
+const LEAST_TURNS: u32 = 4;
 
 /// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
@@ -37,12 +44,12 @@ struct Move {
     new: u32,
 }
 
-fn wants(shard: &Shard, goal: Goal) -> bool {
-    let enough = match goal {
-        Goal::Relief => shard.live_bytes / 30 + u64::from(SEGMENT) / 4,
-        Goal::Densest => u64::from(SEGMENT) / 4,
-    };
-    shard.free_bytes > enough
+/// Why no segment was emptied.
+enum Busy {
+    /// Others do so in every shard where it is worth it.
+    Others,
+    /// None is worth it.
+    Nothing,
 }
 
 impl Heap {
@@ -66,29 +73,72 @@ impl Heap {
         }
     }
 
-    /// [`alloc_to_write`](Self::alloc_to_write) in a heap that may take no more memory: moves others until there is room, as
-    /// far as what is free can be brought together. One thread at a time calls it.
+    /// [`alloc_to_write`](Self::alloc_to_write) in a heap that may take no more memory: moves others until there is room. Whoever has
+    /// brought as much together as the object takes, takes it of what is kept for moving, so that others cannot have it before him.
+    #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
-        let each = |change: fn(&mut Shard, &Blocks)| {
-            self.parts().for_each(|(_, part)| change(&mut self.lock(part), &part.blocks));
-        };
-        each(|shard, blocks| {
-            shard.settle(blocks);
-            shard.set_makes_room(true);
-        });
-        let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, makes_room: true };
-        let mut at = self.alloc_anywhere(wanted);
-        let mut last = self.home();
-        for _ in 0..ROOM_TURNS {
-            if at.is_ok() {
+        let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
+        let need = u64::from(Blocks::whole_len(wanted.len_bytes));
+        let mut gained = 0;
+        for turn in 0..ROOM_TURNS {
+            let purpose = if gained >= need { Purpose::Move } else { Purpose::Store };
+            if let Ok(at) = self.alloc_anywhere(Wanted { purpose, ..wanted }) {
+                return Ok(at);
+            }
+            match self.empty_one(owners) {
+                Ok(bytes) => gained += bytes,
+                // Somebody does so in every shard.
+                Err(Busy::Others) => thread::sleep(Duration::from_micros(u64::from(turn.min(20)))),
+                Err(Busy::Nothing) if turn >= LEAST_TURNS => break,
+                Err(Busy::Nothing) => owners.settle(),
+            }
+        }
+        Err(Full)
+    }
+
+    /// Empties a segment of the shard with the most free bytes in which nobody else does. Returns by how much the memory that the shard holds
+    /// has become less.
+    fn empty_one(&self, owners: &dyn Owners) -> Result<u64, Busy> {
+        let mut parts: Vec<(u64, usize, &Part)> =
+            self.parts().map(|(number, part)| (part.free_bytes.load(Relaxed), number, part)).collect();
+        parts.sort_unstable_by_key(|&(free_bytes, number, _)| Reverse((free_bytes, number)));
+        let mut busy = Busy::Nothing;
+        for (_, number, part) in parts {
+            if part.relieving.swap(true, Acquire) {
+                busy = Busy::Others;
+                continue;
+            }
+            let gained = self.empty_in(number, part, owners);
+            part.relieving.store(false, Release);
+            if let Some(bytes) = gained {
+                return Ok(bytes);
+            }
+        }
+        Err(busy)
+    }
+
+    fn empty_in(&self, number: usize, part: &Part, owners: &dyn Owners) -> Option<u64> {
+        let mut shard = self.lock(part);
+        shard.free_delayed(&part.blocks);
+        let moved_before = shard.moved_bytes;
+        let mut emptying = shard.resume_or_begin(&part.blocks, WORTH_ROOM, 1)?;
+        let held = u64::from(shard.held_by(&emptying));
+        drop(shard);
+        let mut found = [Resident::default(); BATCH];
+        let mut moved = Ok(());
+        while moved.is_ok() {
+            let count = self.lock(part).residents(&part.blocks, &mut emptying, &mut found);
+            if count == 0 && !self.retry(part, owners, &mut emptying) {
                 break;
             }
-            let Some(number) = self.empty_one(owners, last) else { break };
-            last = number;
-            at = self.alloc_anywhere(wanted);
+            moved = self.relocate(number, part, owners, &found[..count]);
         }
-        each(|shard, _| shard.set_makes_room(false));
-        at
+        let mut shard = self.lock(part);
+        let emptied = shard.is_empty(&emptying);
+        shard.end_emptying(&part.blocks, emptying);
+        self.note(part, &shard);
+        let taken = shard.moved_bytes - moved_before;
+        Some(if emptied { held.saturating_sub(taken) } else { 0 })
     }
 
     /// Moves objects of the shards where many bytes are free and no other thread does.
@@ -104,7 +154,7 @@ impl Heap {
             }
             more |= self.compact_part(number, part, owners, Goal::Relief, &mut objects);
             let shard = self.lock(part);
-            part.pressure.store(pressure(&shard) as u8, Relaxed);
+            part.pressure.store(self.pressure_of(&shard) as u8, Relaxed);
             drop(shard);
             part.relieving.store(false, Release);
         }
@@ -115,9 +165,19 @@ impl Heap {
         more
     }
 
-    /// Moves objects of one shard; see [`Pool::compact`].
+    fn wants(&self, shard: &Shard, goal: Goal) -> bool {
+        let segment = u64::from(SEGMENT);
+        match goal {
+            Goal::Relief if shard.free_bytes > shard.live_bytes / 30 + segment / 4 => true,
+            Goal::Relief => shard.free_bytes > segment / 4 && !self.budget.is_enough(),
+            Goal::Densest => shard.free_bytes > segment / 4,
+        }
+    }
+
+    /// Moves objects of one shard; see [`compact`](Self::compact).
     fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
         let worth = match goal {
+            Goal::Relief if !self.budget.is_enough() => WORTH_LIMIT,
             Goal::Relief => WORTH_RELIEF,
             Goal::Densest => WORTH_DENSEST,
         };
@@ -126,7 +186,7 @@ impl Heap {
         loop {
             let mut shard = self.lock(part);
             shard.free_delayed(&part.blocks);
-            if !wants(&shard, goal) {
+            if !self.wants(&shard, goal) {
                 shard.settle(&part.blocks);
                 return false;
             }
@@ -146,7 +206,7 @@ impl Heap {
                 if count == 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
-                if self.relocate(number, part, owners, false, &found[..count]).is_err() {
+                if self.relocate(number, part, owners, &found[..count]).is_err() {
                     self.lock(part).end_emptying(&part.blocks, emptying);
                     return false;
                 }
@@ -167,32 +227,6 @@ impl Heap {
         }
     }
 
-    /// Empties the segment with the most free bytes, though the pool may take no more for new objects: of shard `last` rather
-    /// than of another, so that what was free in several comes to lie together. Gives the shard, if there is a segment and
-    /// memory to move its objects to.
-    fn empty_one(&self, owners: &dyn Owners, last: usize) -> Option<usize> {
-        let most_free = |(number, part): (usize, &Part)| {
-            let mut shard = self.lock(part);
-            shard.free_delayed(&part.blocks);
-            (shard.most_free() * (1 + u32::from(number == last)), number)
-        };
-        let (_, number) = self.parts().map(most_free).max()?;
-        let part = self.shards[number].get()?;
-        let mut emptying = self.lock(part).begin_emptying(&part.blocks, WORTH_ROOM)?;
-        // One by one: each gives back what the next may need.
-        let mut found = [Resident::default(); 1];
-        let mut moved = Ok(());
-        while moved.is_ok() {
-            let count = self.lock(part).residents(&part.blocks, &mut emptying, &mut found);
-            if count == 0 && !self.retry(part, owners, &mut emptying) {
-                break;
-            }
-            moved = self.relocate(number, part, owners, true, &found[..count]);
-        }
-        self.lock(part).end_emptying(&part.blocks, emptying);
-        moved.ok().map(|()| number)
-    }
-
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
     fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
         let mut shard = self.lock(part);
@@ -209,14 +243,7 @@ impl Heap {
 
     /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners' entries name them. They wait for
     /// readers together: the pins that say who reads are on lines that other CPUs write all the time.
-    fn relocate(
-        &self,
-        number: usize,
-        part: &Part,
-        owners: &dyn Owners,
-        makes_room: bool,
-        residents: &[Resident],
-    ) -> Result<(), Full> {
+    fn relocate(&self, number: usize, part: &Part, owners: &dyn Owners, residents: &[Resident]) -> Result<(), Full> {
         let mut moves = [Move::default(); BATCH];
         let mut count = 0;
         for &Resident { owner, at } in residents {
@@ -226,11 +253,12 @@ impl Heap {
                 count += 1;
             }
         }
+        let near = !self.budget.is_enough();
         let mut shard = self.lock(part);
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
-            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, makes_room };
-            let room = if makes_room {
+            let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, purpose: Purpose::Move };
+            let room = if near {
                 let in_two = part.blocks.kind(*at) == Kind::First;
                 shard.alloc_moved(&part.blocks, wanted, in_two)
             } else {

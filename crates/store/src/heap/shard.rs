@@ -6,7 +6,7 @@
 //!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
 //!        segment is opened
 //!        and where no memory is left, the longest free block that is too short and the rest in the open segment
-//! move to make room in a full store: the same, but an object that lay in two pieces is cut again, a hole and the rest in
+//! move near the limit: the same, but an object that lay in two pieces is cut again, a hole and the rest in
 //!        the open segment, before more is taken for it; and one that is longer than the open segment's end is cut there
 //! free:  join the block with free neighbours; give the segment back if nothing else is in it
 //! ```
@@ -48,6 +48,9 @@ const LEAD: usize = 4;
 /// come into the cache.
 const WAITING: usize = DELAYED / 2;
 
+/// Segments that are compared to find the one that is emptied next.
+const LOOKS: usize = 256;
+
 /// How many segments room is made for at a time in the table of segments.
 const SEGMENTS_STEP: usize = 64;
 
@@ -59,8 +62,6 @@ enum State {
     Open,
     /// Filled, with holes.
     Closed,
-    /// The same, filled since a thread began to make room in a full store: emptying it would only go in circles.
-    Packed,
     /// No block is taken in it, and its free blocks are not listed.
     Emptying,
 }
@@ -96,8 +97,10 @@ pub(super) struct Shard {
     /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
     /// whose end something was left, which come to their turn again.
     pub(super) paused: VecDeque<Emptying>,
-    /// Whether a thread makes room in a full store: what it brings together is not for others.
-    makes_room: bool,
+    /// The segment from which on the next to be emptied is looked for.
+    next: usize,
+    /// Bytes that were ever taken to move objects.
+    pub(super) moved_bytes: u64,
     /// How often threads that allocate here have waited for each other of late.
     pub(super) crowd: u32,
     budget: Arc<Budget>,
@@ -125,8 +128,8 @@ pub(super) struct Wanted {
     pub(super) owner: Owner,
     /// Whether it is about to be written: its lines are asked for as soon as it is known which they are.
     pub(super) writes: bool,
-    /// Whether it is wanted by the thread that makes room.
-    pub(super) makes_room: bool,
+    /// What its memory is taken for, if no free block holds it.
+    pub(super) purpose: Purpose,
 }
 
 /// An object with a block in a segment that is being emptied.
@@ -160,7 +163,8 @@ impl Shard {
             free_bytes: 0,
             delayed: Delayed::default(),
             paused: VecDeque::new(),
-            makes_room: false,
+            next: 0,
+            moved_bytes: 0,
             crowd: 0,
             budget,
         })
@@ -220,11 +224,10 @@ impl Shard {
     pub(super) fn alloc(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
         match self.fit(blocks, wanted) {
             Some(at) => Ok(at),
-            None if self.makes_room && !wanted.makes_room => Err(Full),
             None => {
                 let need = Blocks::whole_len(wanted.len_bytes);
-                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, Purpose::Store);
-                let at = at.or_else(|Full| self.alloc_at_end(blocks, wanted, Purpose::Store))?;
+                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, wanted.purpose);
+                let at = at.or_else(|Full| self.alloc_at_end(blocks, wanted))?;
                 if wanted.writes {
                     blocks.prefetch_all(at, need);
                 }
@@ -233,13 +236,13 @@ impl Shard {
         }
     }
 
-    /// Takes room for an object that is moved to make room in a full store; it has lain in two pieces if `in_two`. Such a
+    /// Takes room for an object that is moved near the limit; it has lain in two pieces if `in_two`. Such a
     /// one has left a hole elsewhere: it is cut again where no two holes hold it, so that less is taken than comes back.
     pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
         if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
         }
-        if in_two && let Ok(at) = self.alloc_at_end(blocks, wanted, Purpose::Move) {
+        if in_two && let Ok(at) = self.alloc_at_end(blocks, wanted) {
             return Ok(at);
         }
         let Wanted { len_bytes, owner, .. } = wanted;
@@ -261,8 +264,8 @@ impl Shard {
 
     /// Takes the longest free block that is too short and the rest in the open segment.
     #[cold]
-    fn alloc_at_end(&mut self, blocks: &Blocks, wanted: Wanted, purpose: Purpose) -> Result<u32, Full> {
-        let Wanted { len_bytes, owner, .. } = wanted;
+    fn alloc_at_end(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
+        let Wanted { len_bytes, owner, purpose, .. } = wanted;
         let need = Blocks::whole_len(len_bytes);
         let (first, first_len) = self.bins.longest_below(blocks, need, PIECE_MIN).ok_or(Full)?;
         self.bins.remove(blocks, first, first_len);
@@ -356,6 +359,7 @@ impl Shard {
                 return Ok(());
             }
             if self.budget.take_for(purpose, more.into()).is_ok() {
+                self.moved_bytes += if purpose == Purpose::Move { more.into() } else { 0 };
                 blocks.make_present(number * SEGMENT + held, more);
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
@@ -373,7 +377,7 @@ impl Shard {
         }
         let top = self.segments[number as usize].top;
         self.open = NIL;
-        self.segments[number as usize].state = self.closed();
+        self.segments[number as usize].state = State::Closed;
         // At the limit, as much of it as is already held.
         if purpose == Purpose::Store {
             let _ = self.hold(blocks, number, SEGMENT, purpose);
@@ -385,20 +389,6 @@ impl Shard {
             segment.free += rest;
             self.free_bytes += u64::from(rest);
             self.bins.insert(blocks, number * SEGMENT + top, rest);
-        }
-    }
-
-    fn closed(&self) -> State {
-        if self.makes_room { State::Packed } else { State::Closed }
-    }
-
-    /// Begins or ends to keep what segments' emptying brings together for the thread that makes room.
-    pub(super) fn set_makes_room(&mut self, makes_room: bool) {
-        self.makes_room = makes_room;
-        for segment in &mut self.segments {
-            if segment.state == State::Packed {
-                segment.state = State::Closed;
-            }
         }
     }
 
@@ -510,11 +500,6 @@ impl Shard {
         }
     }
 
-    /// The free bytes of the closed segment that has the most.
-    pub(super) fn most_free(&self) -> u32 {
-        self.segments.iter().map(Segment::gain_of_emptying).max().unwrap_or(0)
-    }
-
     /// Goes on with a segment whose emptying was begun, or begins with another, if there are no more than `stuck_max` at
     /// whose end something was left.
     pub(super) fn resume_or_begin(&mut self, blocks: &Blocks, least: u32, stuck_max: usize) -> Option<Emptying> {
@@ -525,12 +510,17 @@ impl Shard {
         self.begin_emptying(blocks, least).or_else(|| self.paused.pop_front())
     }
 
-    /// Takes the closed segment with the most free bytes, at least `least`, out of use so that it can be emptied.
+    /// Takes a closed segment with at least `least` free bytes out of use so that it can be emptied: of the next [`LOOKS`] the one with the most,
+    /// or of those after them.
     pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
-        let (number, most) = self.segments.iter().enumerate().max_by_key(|(_, segment)| segment.gain_of_emptying())?;
-        if most.gain_of_emptying() < least.max(1) {
-            return None;
-        }
+        let count = self.segments.len();
+        let mut windows = (0..count.div_ceil(LOOKS)).map(|window| {
+            let window = window * LOOKS..count.min((window + 1) * LOOKS);
+            let numbers = window.map(|at| (self.next + at) % count);
+            numbers.map(|number| (self.segments[number].gain_of_emptying(), number)).max().unwrap_or_default()
+        });
+        let (_, number) = windows.find(|&(gain, _)| gain >= least.max(1))?;
+        self.next = (number + 1) % count;
         let number = number as u32;
         self.segments[number as usize].state = State::Emptying;
         self.each_block(blocks, number, |shard, at, len| {
@@ -561,6 +551,11 @@ impl Shard {
         count
     }
 
+    /// Bytes that a segment holds that is being emptied.
+    pub(super) fn held_by(&self, emptying: &Emptying) -> u32 {
+        self.segments[emptying.number as usize].held
+    }
+
     /// Whether a segment that is being emptied is.
     pub(super) fn is_empty(&self, emptying: &Emptying) -> bool {
         let segment = &self.segments[emptying.number as usize];
@@ -574,7 +569,7 @@ impl Shard {
             self.release(blocks, number);
             return;
         }
-        self.segments[number as usize].state = self.closed();
+        self.segments[number as usize].state = State::Closed;
         let mut run = None;
         self.each_block(blocks, number, |shard, at, len| {
             if blocks.kind(at) == Kind::Free {

@@ -67,7 +67,7 @@ impl Owners for Map {
 }
 
 fn subject(limit: u64) -> Subject {
-    let budget = Arc::new(Budget::new(limit));
+    let budget = Arc::new(Budget::new(limit, 2));
     let heap = Heap::new(Arc::clone(&budget)).expect("address space");
     budget.take_for(Purpose::Store, heap.account().held_bytes).expect("an empty heap is small");
     Subject { heap, budget }
@@ -384,16 +384,15 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     for version in 0..3 * LIMIT / least.midpoint(most) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let len_bytes = (least + (state >> 32) % (most - least + 1)) as usize;
-        let Account { free_bytes, tail_bytes, .. } = pool.account();
-        let spare_bytes = budget.left_with(free_bytes + tail_bytes);
-        let owner = if spare_bytes >= LIMIT / 512 + most {
+        let free_bytes = || pool.free_bytes();
+        let owner = if budget.admits(len_bytes as u64, true, free_bytes) {
             owners += 1;
             owners
         } else {
             (state % u64::from(owners)) as Owner
         };
         let old_bytes = map.object(owner).map_or(0, |(_, len_bytes)| len_bytes);
-        if spare_bytes + (old_bytes as u64) < LIMIT / 512 + len_bytes as u64 {
+        if old_bytes > 0 && !budget.admits(len_bytes.saturating_sub(old_bytes) as u64, false, free_bytes) {
             continue;
         }
         if store(&pool, &map, owner, version, len_bytes).is_err() {

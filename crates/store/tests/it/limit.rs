@@ -192,7 +192,10 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
             });
         }
     });
-    assert_eq!(store.write(full_at, &of_some_length(full_at)), Err(Error::Full), "still full");
+    // Pages of random lengths may be shorter in the sum than those before.
+    let full_again =
+        (full_at..1 << 16).find(|&slot| store.write(slot, &of_some_length(slot)).is_err()).expect("still full");
+    assert!(full_again <= full_at + full_at / 128, "{full_at} pages, then {full_again}");
     let stats = store.stats();
     assert!(stats.spent_bytes > stats.mem_limit / 100 * 97, "{stats:?}");
     store.check().expect("consistent");
