@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_codec::{Codec, Page};
-use pagefold_store::{Config, Disk, Objects, Pool};
+use pagefold_store::{Config, Disk, Error, Objects, Pool};
 
 use crate::load::Slots;
 
@@ -44,6 +44,20 @@ impl Product {
     /// One that does not train the codec's tables.
     pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
         Self::with(slots, Config { codec, train: false, ..Config::default() })
+    }
+
+    /// One whose pool spends at most `limit_bytes`.
+    pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
+        Self::with(slots, Config { codec, memory_limit: limit_bytes, ..Config::default() })
+    }
+
+    /// Writes a page. False: the limit leaves no room for it.
+    pub(crate) fn write_or_refuse(&self, slot: u64, page: &Page) -> anyhow::Result<bool> {
+        match self.disk.write(slot, page) {
+            Ok(()) => Ok(true),
+            Err(Error::Full) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The codec of a pool for which none was chosen.
@@ -88,6 +102,65 @@ impl Slots for Product {
 
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
         Ok(self.disk.read(slot, page)?)
+    }
+}
+
+/// A pool with any number of disks, whose slots are numbered through: the first disk's, the second's, and so on.
+pub(crate) struct ProductDisks {
+    disks: Vec<Disk>,
+    slots_each: u64,
+    pub(crate) pool: Pool,
+}
+
+impl ProductDisks {
+    /// A pool without any disk; those that will be made have `slots_each` slots.
+    pub(crate) fn new(slots_each: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
+        Ok(Self { disks: Vec::new(), slots_each, pool: Pool::new(Config { codec, ..Config::default() })? })
+    }
+
+    pub(crate) fn add(&mut self) -> anyhow::Result<()> {
+        self.disks.push(self.pool.disk(self.slots_each)?);
+        Ok(())
+    }
+
+    /// Drops the last disk.
+    pub(crate) fn remove(&mut self) {
+        self.disks.pop();
+    }
+
+    /// Drops all disks.
+    pub(crate) fn clear(&mut self) {
+        self.disks = Vec::new();
+    }
+
+    pub(crate) fn spent_bytes(&self) -> u64 {
+        self.pool.stats().spent_bytes
+    }
+
+    /// What the tables of all disks take.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
+    }
+
+    /// Looks the whole pool over, with no other thread in it.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.pool.check().map_err(anyhow::Error::msg)
+    }
+
+    fn at(&self, slot: u64) -> (&Disk, u64) {
+        (&self.disks[(slot / self.slots_each) as usize], slot % self.slots_each)
+    }
+}
+
+impl Slots for ProductDisks {
+    fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()> {
+        let (disk, slot) = self.at(slot);
+        Ok(disk.write(slot, page)?)
+    }
+
+    fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
+        let (disk, slot) = self.at(slot);
+        Ok(disk.read(slot, page)?)
     }
 }
 
