@@ -22,7 +22,7 @@ use crate::{
     disks::{DiskId, Sums},
     entry::{Entry, Fill},
     heap::Location,
-    leaves::{LEAF_BYTES, LEAF_SLOTS},
+    leaves::LEAF_SLOTS,
     lock::Locked,
     prefetch::{LINE_BYTES, prefetch},
     sync::wait_for,
@@ -270,7 +270,7 @@ impl Disk {
     fn empty(&self, slots: Range<Slot>) {
         let leaf_slots = LEAF_SLOTS as u64;
         let mut words = Vec::with_capacity(LEAF_SLOTS);
-        for start in self.table.leaf_starts(slots.start).take_while(|&start| start < slots.end) {
+        for start in self.table.leaf_starts(&self.core.leaves, slots.start).take_while(|&start| start < slots.end) {
             for slot in slots.start.max(start)..slots.end.min(start + leaf_slots) {
                 let Some((place, locked)) = self.table.lock(&self.core.leaves, slot) else { break };
                 let old = locked.replace(Entry::Empty);
@@ -309,13 +309,13 @@ impl Disk {
 
     /// How many slots from `slot` on are empty for certain and cheap to pass over, at most `limit`.
     pub fn empty_run(&self, slot: Slot, limit: u64) -> u64 {
-        self.table.missing(slot, limit.min(self.slots().saturating_sub(slot)))
+        self.table.missing(&self.core.leaves, slot, limit.min(self.slots().saturating_sub(slot)))
     }
 
     /// The disk's figures at some moment during the call.
     pub fn stats(&self) -> DiskStats {
         let Sums { pages, compressed_bytes, same_pages, huge_pages } = self.core.disks.sums(self.id);
-        let table_bytes = self.table_bytes();
+        let table_bytes = self.table.bytes();
         DiskStats {
             orig_data_size: pages * PAGE_SIZE as u64,
             compr_data_size: compressed_bytes,
@@ -327,10 +327,6 @@ impl Disk {
         }
     }
 
-    fn table_bytes(&self) -> u64 {
-        self.table.made_bytes() + self.table.leaves() * LEAF_BYTES as u64
-    }
-
     /// Whether the disk's own limit lets `new` take the place of `old`.
     fn fits(&self, old: Entry, new: Entry) -> Result<(), Error> {
         let limit = self.limit.load(Relaxed);
@@ -338,7 +334,7 @@ impl Disk {
             return Ok(());
         }
         let grows = new.object_bytes() > old.object_bytes() || old == Entry::Empty;
-        let after = self.core.disks.compressed_bytes(self.id) + self.table_bytes() + new.object_bytes() as u64;
+        let after = self.core.disks.compressed_bytes(self.id) + self.table.bytes() + new.object_bytes() as u64;
         if grows && after > limit.saturating_add(old.object_bytes() as u64) { Err(Error::DiskFull) } else { Ok(()) }
     }
 

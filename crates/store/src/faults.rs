@@ -115,12 +115,13 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     store.write(0, page(15)).expect("no limit");
     let before = store.stats();
     let mut refused = 0;
-    for round in 0..400 {
-        store.budget().fail(round % 4, 8);
-        // Each needs a node, a leaf and room for its object.
-        refused += u64::from(store.write((1 + round) << 16, page(15)).is_err());
+    for round in 0..100 {
+        // Each needs a node, a leaf and room for its object, some of them a page of nodes or leaves.
+        let slots = || (1..=20).map(|number| (number + round * 20) << 16);
+        store.budget().fail(round % 7, 30);
+        refused += slots().filter(|&slot| store.write(slot, page(15)).is_err()).count();
         store.budget().fail(0, 0);
-        store.discard((1 + round) << 16).expect("a slot");
+        slots().for_each(|slot| store.discard(slot).expect("a slot"));
     }
     store.compact();
     let after = store.stats();
@@ -129,6 +130,6 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
         "{refused}: {before:?} {after:?}"
     );
     // The nodes stay with the disk.
-    assert!(after.table_bytes < before.table_bytes + 400 * 600, "{before:?} {after:?}");
+    assert!(after.table_bytes < before.table_bytes + 2000 * 600, "{before:?} {after:?}");
     store.check().expect("consistent");
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! words   leaf 0: 64 entries │ leaf 1: 64 entries │ …     one row of address space; an entry's number is leaf × 64 + index
 //! disks   disk of leaf 0 │ of leaf 1 │ …
+//! nodes   node 0: 64 places of leaves │ node 1 │ …            the parts of disks' tables, of the same length
 //! ```
 //!
 //! A leaf belongs to one place of one disk's table, from [`take`](Leaves::take) to [`give`](Leaves::give), then to another. Its
@@ -38,7 +39,10 @@ pub(crate) const LEAF_SLOTS: usize = 64;
 #[cfg(loom)]
 pub(crate) const LEAF_SLOTS: usize = 2;
 
-/// Bytes of a leaf.
+/// Places of a node.
+pub(crate) const NODE_LEAVES: usize = LEAF_SLOTS;
+
+/// Bytes of a leaf, and of a node.
 pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 
 /// The most leaves, as many as an object's header can name: 4 TiB of pages that are written side by side.
@@ -78,9 +82,11 @@ impl LeafId {
 pub(crate) struct Leaves {
     words: Reserved<AtomicU64>,
     disks: Reserved<AtomicU32>,
+    nodes: Reserved<AtomicU64>,
+    node_slab: Slab,
     births: AtomicU32,
     slab: Slab,
-    /// Bytes of all disks' tables: their roots and nodes.
+    /// Bytes of the roots of all disks' tables.
     tables_bytes: atomic::AtomicU64,
 }
 
@@ -94,8 +100,12 @@ impl Leaves {
         let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
         let count = words.count() / LEAF_SLOTS;
         let disks = Reserved::new(count)?;
+        // Each has a leaf at least.
+        let nodes = Reserved::new(count * LEAF_SLOTS)?;
         Ok(Self {
             slab: Slab::new(count, LEAF_BYTES, size_of::<u32>()),
+            node_slab: Slab::new(count, LEAF_BYTES, 0),
+            nodes,
             words,
             disks,
             births: AtomicU32::new(0),
@@ -173,7 +183,29 @@ impl Leaves {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))
     }
 
-    /// Takes memory for a part of a disk's table.
+    /// A node of a disk's table, whose places are all [`LeafId::NONE`].
+    pub(crate) fn take_node(&self, budget: &Budget) -> Result<u32, Full> {
+        let number = self.node_slab.take(budget)?;
+        for place in self.node(number) {
+            place.store(LeafId::NONE, Relaxed);
+        }
+        Ok(number)
+    }
+
+    /// Gives back a node that nobody uses.
+    pub(crate) fn give_node(&self, number: u32, budget: &Budget) {
+        let give_back = |first, count| self.nodes.give_back(first * NODE_LEAVES, count * NODE_LEAVES);
+        self.node_slab.give(number, budget, give_back);
+    }
+
+    /// The node's places.
+    #[inline]
+    pub(crate) fn node(&self, number: u32) -> &[AtomicU64] {
+        let first = number as usize * NODE_LEAVES;
+        &self.nodes.all()[first..first + NODE_LEAVES]
+    }
+
+    /// Takes memory for the root of a disk's table.
     pub(crate) fn take_table(&self, bytes: u64, budget: &Budget) -> Result<(), Full> {
         budget.take_for(Purpose::Keep, bytes)?;
         self.tables_bytes.fetch_add(bytes, Relaxed);
@@ -188,7 +220,7 @@ impl Leaves {
 
     /// All memory that belongs to the leaves, whoever has them, and to the disks' tables.
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.slab.held_bytes() + self.tables_bytes.load(Relaxed)
+        self.slab.held_bytes() + self.node_slab.held_bytes() + self.tables_bytes.load(Relaxed)
     }
 
     /// Looks over which leaves are somebody's. For tests, with no other thread in the pool.

@@ -101,6 +101,9 @@ impl Pool {
         }
         streams.promise(&budget);
         let (beside_bytes, told, turning) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(()));
+        // The first number is nobody's: the page of figures that it lies on is the pool's, so the first disk costs no more than others.
+        let first = disks.take(&budget);
+        first.map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
         Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, beside_bytes, told, turning })))
     }
 

@@ -1,8 +1,8 @@
 //! A disk's sparse table: which leaf has the entries of which slots.
 //!
 //! ```text
-//! root   one pointer for 16 MiB of disk       made at the first write to the disk: 4 KiB for 8 GiB
-//! node   the names of 64 leaves               512 bytes, made at the first write to one of its slots
+//! root   the number of a node for 16 MiB      made at the first write to the disk: 2 KiB for 8 GiB
+//! node   the names of 64 leaves               512 bytes, made at the first write to one of its slots; of the pool's (`leaves.rs`)
 //! leaf   64 entries                           512 bytes, the same; of the pool's (`leaves.rs`)
 //! ```
 //!
@@ -17,7 +17,7 @@
 //!
 //! An id is never used twice ([`LeafId`]). The remover changes the place before the entries, and a leaf's next user gets it through
 //! the slab's lock: whoever reads from the leaf what came later has a place that differs when it looks again.
-#![allow(unsafe_code)] // parts hang on atomic pointers
+#![allow(unsafe_code)] // the root hangs on an atomic pointer
 
 use std::{ptr, sync::PoisonError};
 
@@ -26,37 +26,26 @@ use crate::{
     disks::DiskId,
     entry::Entry,
     heap::Owner,
-    leaves::{LEAF_SLOTS, LeafId, Leaves},
+    leaves::{LEAF_BYTES, LEAF_SLOTS, LeafId, Leaves, NODE_LEAVES},
     lock::Locked,
     sync::{
-        AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard,
+        AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
-
-#[cfg(not(loom))]
-const NODE_LEAVES: usize = 64;
-#[cfg(loom)]
-const NODE_LEAVES: usize = 2;
 
 const NODE_SLOTS: usize = NODE_LEAVES * LEAF_SLOTS;
 
 /// What an allocator adds to a block.
 const BLOCK_BYTES: u64 = 16;
 
-/// Places of 64 leaves side by side: a [`LeafId`]'s word each, or [`LeafId::NONE`].
-#[derive(Debug)]
-struct Node {
-    places: [AtomicU64; NODE_LEAVES],
-}
+/// For each node its number and one, or 0 as long as there is none; once there is one it never changes.
+type Root = Box<[AtomicU32]>;
 
-/// The pointers of a root, each null or to a node from `Box::into_raw`; once it is not null it never changes.
-type Root = Box<[AtomicPtr<Node>]>;
-
-/// `nodes` points to the last of `Made::roots`, whose length is at least `len`. The budget holds [`made_bytes`](Self::made_bytes).
+/// `nodes` points to the last of `Made::roots`, whose length is at least `len`. The budget holds [`bytes`](Self::bytes).
 #[derive(Debug)]
 pub(crate) struct Table {
-    nodes: AtomicPtr<AtomicPtr<Node>>,
+    nodes: AtomicPtr<AtomicU32>,
     /// Grows after `nodes` has changed, so whoever sees it sees a root that is as long.
     len: AtomicUsize,
     made: Mutex<Made>,
@@ -67,7 +56,9 @@ pub(crate) struct Table {
 struct Made {
     /// The root, last, and those before it: readers may still look at them.
     roots: Vec<Root>,
+    /// Bytes of the roots.
     bytes: u64,
+    nodes: u64,
     leaves: u64,
 }
 
@@ -109,9 +100,10 @@ impl Table {
         Self { nodes: AtomicPtr::new(ptr::null_mut()), len: AtomicUsize::new(0), made: Mutex::default() }
     }
 
-    /// Bytes of the root and the nodes.
-    pub(crate) fn made_bytes(&self) -> u64 {
-        self.made().bytes
+    /// Bytes of the roots, nodes and leaves.
+    pub(crate) fn bytes(&self) -> u64 {
+        let made = self.made();
+        made.bytes + (made.nodes + made.leaves) * LEAF_BYTES as u64
     }
 
     /// Waits until nobody makes a part for slots that there were when the call began.
@@ -143,7 +135,7 @@ impl Table {
     #[inline]
     pub(crate) fn find<'a>(&'a self, leaves: &'a Leaves, slot: u64) -> Option<Place<'a>> {
         let slot = slot as usize;
-        let place = &self.node(slot / NODE_SLOTS)?.places[slot / LEAF_SLOTS % NODE_LEAVES];
+        let place = &leaves.node(self.node(slot / NODE_SLOTS)?)[slot / LEAF_SLOTS % NODE_LEAVES];
         let id = LeafId::of(place.load(Acquire))?;
         Some(Self::place(leaves, place, id, slot))
     }
@@ -182,12 +174,12 @@ impl Table {
     }
 
     /// How many slots from `slot` on have no leaf, at most `limit`.
-    pub(crate) fn missing(&self, slot: u64, limit: u64) -> u64 {
+    pub(crate) fn missing(&self, leaves: &Leaves, slot: u64, limit: u64) -> u64 {
         let (mut at, end) = (slot, slot.saturating_add(limit));
         while at < end {
             let without = match self.node(at as usize / NODE_SLOTS) {
                 None => NODE_SLOTS,
-                Some(node) => match node.places[at as usize / LEAF_SLOTS % NODE_LEAVES].load(Acquire) {
+                Some(node) => match leaves.node(node)[at as usize / LEAF_SLOTS % NODE_LEAVES].load(Acquire) {
                     LeafId::NONE => LEAF_SLOTS,
                     _ => break,
                 },
@@ -197,15 +189,15 @@ impl Table {
         at.min(end) - slot
     }
 
+    /// The number of a node of the root.
     #[inline]
-    fn node(&self, index: usize) -> Option<&Node> {
+    fn node(&self, index: usize) -> Option<u32> {
         if index >= self.len.load(Acquire) {
             return None;
         }
         // SAFETY: the root that `nodes` points to is longer than that (see the struct), and roots live as long as the table.
         let node = unsafe { &*self.nodes.load(Acquire).add(index) };
-        // SAFETY: null or a node, which lives as long as the table.
-        unsafe { node.load(Acquire).as_ref() }
+        node.load(Acquire).checked_sub(1)
     }
 
     #[cold]
@@ -230,7 +222,7 @@ impl Table {
             Some(node) => node,
             None => self.make_node(made, at / NODE_SLOTS, leaves, budget)?,
         };
-        let place = &node.places[at / LEAF_SLOTS % NODE_LEAVES];
+        let place = &leaves.node(node)[at / LEAF_SLOTS % NODE_LEAVES];
         let id = match LeafId::of(place.load(Acquire)) {
             Some(id) => id,
             None => {
@@ -247,7 +239,7 @@ impl Table {
     fn make_root(&self, made: &mut Made, len: usize, leaves: &Leaves, budget: &Budget) -> Result<(), Full> {
         // Those before it stay, so it at least doubles.
         let len = len.max(made.roots.last().map_or(0, |before| before.len() * 2));
-        let bytes = (len * size_of::<AtomicPtr<Node>>()) as u64 + BLOCK_BYTES;
+        let bytes = (len * size_of::<AtomicU32>()) as u64 + BLOCK_BYTES;
         leaves.take_table(bytes, budget)?;
         let mut root = Vec::new();
         if root.try_reserve_exact(len).is_err() || made.roots.try_reserve(1).is_err() {
@@ -255,8 +247,8 @@ impl Table {
             return Err(Full);
         }
         let nodes = made.roots.last().map_or(&[][..], |before| before);
-        root.extend(nodes.iter().map(|node| AtomicPtr::new(node.load(Relaxed))));
-        root.resize_with(len, || AtomicPtr::new(ptr::null_mut()));
+        root.extend(nodes.iter().map(|node| AtomicU32::new(node.load(Relaxed))));
+        root.resize_with(len, || AtomicU32::new(0));
         made.roots.push(root.into_boxed_slice());
         made.bytes += bytes;
         if let Some(root) = made.roots.last() {
@@ -266,23 +258,14 @@ impl Table {
         Ok(())
     }
 
-    fn make_node(&self, made: &mut Made, index: usize, leaves: &Leaves, budget: &Budget) -> Result<&Node, Full> {
-        let bytes = size_of::<Node>() as u64 + BLOCK_BYTES;
-        leaves.take_table(bytes, budget)?;
-        let mut node = Vec::new();
-        if node.try_reserve_exact(1).is_err() {
-            leaves.give_table(bytes, budget);
-            return Err(Full);
-        }
-        node.push(Node { places: std::array::from_fn(|_| AtomicU64::new(LeafId::NONE)) });
-        let Some(pointer) = made.roots.last().and_then(|root| root.get(index)) else {
+    fn make_node(&self, made: &mut Made, index: usize, leaves: &Leaves, budget: &Budget) -> Result<u32, Full> {
+        let Some(place) = made.roots.last().and_then(|root| root.get(index)) else {
             unreachable!("the root was made for the index");
         };
-        let node: *mut Node = Box::into_raw(node.into_boxed_slice()).cast();
-        pointer.store(node, Release);
-        made.bytes += bytes;
-        // SAFETY: not null; see the struct.
-        Ok(unsafe { &*node })
+        let node = leaves.take_node(budget)?;
+        place.store(node + 1, Release);
+        made.nodes += 1;
+        Ok(node)
     }
 
     /// Gives the slot's leaf back, if it has one whose entries are all empty and held by nobody.
@@ -304,12 +287,12 @@ impl Table {
     }
 
     /// The first slot of each leaf, from that of `slot` on.
-    pub(crate) fn leaf_starts(&self, slot: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn leaf_starts(&self, leaves: &Leaves, slot: u64) -> impl Iterator<Item = u64> {
         let end = self.len.load(Acquire) * NODE_SLOTS;
         let first = slot / LEAF_SLOTS as u64 * LEAF_SLOTS as u64;
         let mut at = first.min(end as u64);
         std::iter::from_fn(move || {
-            at += self.missing(at, end as u64 - at);
+            at += self.missing(leaves, at, end as u64 - at);
             (at < end as u64).then(|| {
                 let start = at / LEAF_SLOTS as u64 * LEAF_SLOTS as u64;
                 at = start + LEAF_SLOTS as u64;
@@ -322,17 +305,12 @@ impl Table {
     pub(crate) fn give_back(&mut self, leaves: &Leaves, budget: &Budget) {
         let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
         debug_assert_eq!(made.leaves, 0, "the disk's leaves were given back");
-        leaves.give_table(std::mem::take(&mut made.bytes), budget);
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        let made = self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let nodes = made.roots.last().into_iter().flatten().map(|node| node.load(Relaxed));
-        for node in nodes.filter(|node| !node.is_null()) {
-            // SAFETY: from `Box::into_raw` of a slice of one in `make_node`, freed once, and `&mut self` says that nobody uses it.
-            drop(unsafe { Box::from_raw(node.cast::<[Node; 1]>()) });
+        let root = made.roots.last().into_iter().flatten();
+        for node in root.filter_map(|node| node.load(Relaxed).checked_sub(1)) {
+            leaves.give_node(node, budget);
         }
+        leaves.give_table(made.bytes, budget);
+        *made = Made::default();
+        self.len.store(0, Relaxed);
     }
 }
