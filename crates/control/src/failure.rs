@@ -41,8 +41,6 @@ pub enum Code {
     NotAllowed,
     /// Somebody else does it now, or too many clients are connected.
     Busy,
-    /// This server cannot do it.
-    Unsupported,
     /// Anything else.
     Failed,
     /// A code of a newer server.

@@ -33,6 +33,8 @@ pub(crate) struct Disks {
     client_memory: Arc<ClientMemory>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
+    /// Held while a disk is resized, from the look at its size on.
+    resizing: Mutex<()>,
     /// Held while the disks are compacted.
     compacting: Mutex<()>,
 }
@@ -93,6 +95,7 @@ impl Disks {
             pool,
             client_memory,
             state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
+            resizing: Mutex::new(()),
             compacting: Mutex::new(()),
         })
     }
@@ -143,16 +146,15 @@ impl Disks {
 
     /// Returns the size that the disk had.
     pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
-        let state = self.lock();
-        let disk = state.get(name)?;
-        let before_bytes = disk.ram.size_bytes();
+        let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        // The other disks are not locked: a disk that shrinks frees its pages first.
+        let ram = Arc::clone(&self.lock().get(name)?.ram);
+        let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
             let what =
                 format!("disk '{name}' has {before_bytes} bytes: to lose what lies past {size_bytes}, say shrink");
             return Err(Failure::new(Code::WouldShrink, what));
         }
-        let ram = Arc::clone(&disk.ram);
-        drop(state);
         ram.resize(size_bytes).map_err(|error| Failure::new(Code::InvalidSize, error.to_string()))?;
         Ok(before_bytes)
     }
@@ -322,5 +324,42 @@ fn failure(error: Error) -> Failure {
         Error::UnknownExport(name) => Failure::no_such_disk(&name),
         error @ (Error::NameTooLong(_) | Error::ControlInName(_)) => Failure::new(Code::InvalidName, error.to_string()),
         error => Failure::new(Code::Failed, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicU64, sync::atomic::Ordering, thread};
+
+    use super::*;
+
+    /// Of several that grow a disk at the same time, none makes it smaller than another has made it.
+    #[test]
+    fn a_disk_that_many_grow_never_shrinks() {
+        let codec = crate::codec::of_pages("lz4").expect("a codec");
+        let disks = Disks::new(Config { codec, limit_bytes: None }).expect("a pool");
+        let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
+        disks.add(&add).expect("a disk");
+        let largest = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (disks, largest) = (&disks, &largest);
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let size_bytes = disks.list()[0].size_bytes + (thread + 1) * 512;
+                        match disks.resize("a", size_bytes, false) {
+                            Ok(before_bytes) => {
+                                assert!(before_bytes <= size_bytes, "from {before_bytes} to {size_bytes}");
+                                largest.fetch_max(size_bytes, Ordering::SeqCst);
+                            }
+                            Err(failure) => assert_eq!(failure.code, Code::WouldShrink),
+                        }
+                        let least_bytes = largest.load(Ordering::SeqCst);
+                        assert!(disks.list()[0].size_bytes >= least_bytes, "it shrank");
+                    }
+                });
+            }
+        });
+        assert_eq!(disks.list()[0].size_bytes, largest.into_inner());
     }
 }

@@ -62,6 +62,18 @@ fn the_page_has_all_commands_and_errors() {
     }
 }
 
+/// And every figure.
+#[test]
+fn the_page_has_all_figures() {
+    let (server, page) = (Server::start(&["--size", "1M"]), page("control.md"));
+    let text = run(&mut server.ask(&["stat", "--json"]));
+    for line in text.lines() {
+        let figure: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let metric = figure["metric"].as_str().expect("a metric");
+        assert!(page.contains(&format!("`{metric}`")), "{metric}");
+    }
+}
+
 #[test]
 fn the_units_are_right() {
     let test = "the_units_are_right";
