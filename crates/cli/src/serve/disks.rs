@@ -11,7 +11,9 @@ use std::{
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Code, Compacted, Failure, Figures};
 use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
-use pagefold_serve::{Error, Export, Exports};
+use pagefold_serve::{Account, Error, Export, Exports};
+
+use super::account::PoolAccount;
 
 /// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
@@ -94,6 +96,11 @@ impl Disks {
     /// What a server serves.
     pub(crate) fn exports(&self) -> Exports {
         self.exports.clone()
+    }
+
+    /// Where the memory of clients counts: within the limit of all disks.
+    pub(crate) fn account(&self) -> Arc<dyn Account> {
+        Arc::new(PoolAccount(self.pool.clone()))
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {

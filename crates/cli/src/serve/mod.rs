@@ -1,5 +1,6 @@
 //! `pagefold serve`: compressed RAM disks over NBD.
 
+mod account;
 mod child;
 mod disks;
 mod ending;
@@ -184,7 +185,8 @@ impl Listening {
         let mut builder = Server::builder()
             .limits(Limits { connections: args.max_connections, ..Limits::default() })
             .when_refused(move |why| log.warn(&refusal(&why)))
-            .exports(disks.exports());
+            .exports(disks.exports())
+            .account(disks.account());
         builder = match (passed, &place) {
             (Some(passed), _) => builder.passed(passed),
             (None, Some(place)) => builder.unix(place.nbd_socket()),
