@@ -27,6 +27,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client waits to be accepted while those that were turned out before it have not ended.
 const TURN_OUT_TIME: Duration = Duration::from_secs(1);
 
+/// A client that negotiates is not closed for another before this time: many that connect at the same instant are all served.
+const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
+
 /// How often it is told that clients are refused.
 const TELL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -160,7 +163,7 @@ impl Builder {
             common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
             wake,
             connections: Mutex::default(),
-            connection_ended: Condvar::new(),
+            place_free: Condvar::new(),
             when_refused: self.when_refused,
         };
         Ok(Server { exports, listeners, control: Arc::new(control) })
@@ -180,7 +183,8 @@ struct Control {
     common: Arc<Common>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
-    connection_ended: Condvar,
+    /// A connection has ended, or has chosen an export.
+    place_free: Condvar,
     when_refused: WhenRefused,
 }
 
@@ -188,9 +192,16 @@ struct Control {
 #[derive(Default)]
 struct Connections {
     next: u64,
-    all: BTreeMap<u64, (Arc<Socket>, Phase)>,
+    all: BTreeMap<u64, Admitted>,
     /// When it was last told that a client was refused, for each reason.
     told: [Option<Instant>; 3],
+}
+
+/// A connection that the server has.
+struct Admitted {
+    socket: Arc<Socket>,
+    phase: Phase,
+    since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -203,7 +214,7 @@ enum Phase {
 
 impl Connections {
     fn count(&self, phase: Phase) -> usize {
-        self.all.values().filter(|(_, other)| *other == phase).count()
+        self.all.values().filter(|admitted| admitted.phase == phase).count()
     }
 }
 
@@ -250,9 +261,11 @@ impl Admission {
             return Err(limit);
         }
         match connections.all.get_mut(&self.number) {
-            Some((_, phase @ Phase::Negotiating)) => *phase = Phase::Serving,
+            Some(Admitted { phase: phase @ Phase::Negotiating, .. }) => *phase = Phase::Serving,
             _ => return Err(limit),
         }
+        drop(connections);
+        self.control.place_free.notify_all();
         Ok(())
     }
 }
@@ -262,7 +275,7 @@ impl Drop for Admission {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.all.remove(&self.number);
         drop(connections);
-        self.control.connection_ended.notify_all();
+        self.control.place_free.notify_all();
     }
 }
 
@@ -398,44 +411,51 @@ impl Control {
         }
     }
 
-    /// Takes a connection in. Of those that have not chosen an export, the oldest gives way.
+    /// Takes a connection in. If too many have not chosen an export, it waits until one has or ends, or until the oldest of them has
+    /// had its [`LEAST_NEGOTIATION`] and gives way.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         // Threads of those that were turned out take a moment to end, a longer one on a busy machine.
         let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
-        let waited = self.connection_ended.wait_timeout_while(connections, TURN_OUT_TIME, many);
+        let waited = self.place_free.wait_timeout_while(connections, TURN_OUT_TIME, many);
         let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return None;
         }
-        if connections.count(Phase::Negotiating) >= limit
-            && let Some((oldest, phase)) = connections.all.values_mut().find(|(_, phase)| *phase == Phase::Negotiating)
+        while connections.count(Phase::Negotiating) >= limit
+            && let Some(oldest) = connections.all.values_mut().find(|admitted| admitted.phase == Phase::Negotiating)
         {
-            oldest.shutdown();
-            *phase = Phase::TurnedOut;
+            let early = LEAST_NEGOTIATION.saturating_sub(oldest.since.elapsed());
+            if early.is_zero() {
+                oldest.socket.shutdown();
+                oldest.phase = Phase::TurnedOut;
+            } else {
+                let waited = self.place_free.wait_timeout(connections, early);
+                connections = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
         let number = connections.next;
         connections.next += 1;
-        connections.all.insert(number, (Arc::clone(socket), Phase::Negotiating));
+        let admitted = Admitted { socket: Arc::clone(socket), phase: Phase::Negotiating, since: Instant::now() };
+        connections.all.insert(number, admitted);
         Some(Admission { control: Arc::clone(self), number })
     }
 
     /// Ends all connections: gently, and after `grace` at once.
     fn finish(&self, grace: Duration) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.all.values().for_each(|(socket, _)| socket.shutdown_recv());
+        connections.all.values().for_each(|admitted| admitted.socket.shutdown_recv());
         let deadline = Instant::now() + grace;
         while !connections.all.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            connections =
-                self.connection_ended.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+            connections = self.place_free.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        connections.all.values().for_each(|(socket, _)| socket.shutdown());
+        connections.all.values().for_each(|admitted| admitted.socket.shutdown());
         while !connections.all.is_empty() {
-            connections = self.connection_ended.wait(connections).unwrap_or_else(PoisonError::into_inner);
+            connections = self.place_free.wait(connections).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -1,5 +1,6 @@
 use std::{
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Barrier, Mutex, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -177,6 +178,27 @@ fn silent_peers_keep_nobody_out() {
     silent[19].go(b"disk");
     served.request(command::READ, 0, 1, 0, 512);
     assert_eq!(served.simple_reply(), (0, 1));
+}
+
+#[test]
+fn clients_that_connect_at_the_same_instant_are_all_served() {
+    let limits = Limits { negotiating: 4, ..Limits::default() };
+    let server = Running::limited(Ram::shared(8192), limits);
+    let start = Barrier::new(64);
+    thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                start.wait();
+                let mut raw = server.greet();
+                // Longer than it takes the others to connect.
+                thread::sleep(Duration::from_millis(10));
+                raw.go(b"disk");
+                raw.request(command::READ, 0, 1, 0, 512);
+                assert_eq!(raw.simple_reply(), (0, 1));
+                raw.bytes(512);
+            });
+        }
+    });
 }
 
 #[test]
