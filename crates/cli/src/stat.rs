@@ -118,9 +118,19 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     let part = percent(spent, stored);
     writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored; {most}{limit}", size::show(spent))?;
-    let parts = [("mem_used_total", "objects"), ("table_bytes", "tables"), ("stream_bytes", "streams")];
+    let parts = [
+        ("mem_used_total", "objects"),
+        ("table_bytes", "tables"),
+        ("stream_bytes", "streams"),
+        ("training_bytes", "trained tables"),
+        ("beside_bytes", "for clients"),
+    ];
     let parts = parts.iter().filter_map(|(name, what)| Some(format!("{what} {}", size::show(find(figures, name)?))));
     writeln!(out, "    {}", parts.collect::<Vec<_>>().join(", "))?;
+    if let (Some(clients), Some(process)) = (find(figures, "client_bytes"), find(figures, "process_bytes")) {
+        let (clients, process) = (size::show(clients), size::show(process));
+        writeln!(out, "    clients take {clients} now; the whole process takes {process} of the system's memory")?;
+    }
     let (same, huge) = (get(figures, "same_pages"), get(figures, "huge_pages"));
     writeln!(out, "  pages       same-filled {same}, incompressible {huge}")
 }

@@ -33,7 +33,7 @@ pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
 pub use listen::{SocketFile, listen_privately};
-pub use memory::Account;
+pub use memory::{Account, LEAST_BYTES};
 pub use server::{Builder, Refused, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
 pub use uri::{tcp_uri, unix_uri};

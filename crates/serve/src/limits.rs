@@ -15,7 +15,7 @@ pub struct Limits {
     /// Threads of all connections together besides the one that each has. When they are at work, a connection's requests
     /// run one after another.
     pub threads: usize,
-    /// Bytes of one connection's buffers, besides the 64 KiB that each has. When they are spent, the connection runs one
+    /// Bytes of one connection's buffers, besides the [`LEAST_BYTES`](crate::LEAST_BYTES) that each has. When they are spent, the connection runs one
     /// request at a time, in small pieces.
     pub memory_per_connection_bytes: usize,
     /// The same for all connections together.

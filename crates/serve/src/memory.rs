@@ -18,8 +18,8 @@ use memmap2::MmapMut;
 const KEPT_BUFFERS: usize = 4;
 /// Mappings come in pages.
 const PAGE_BYTES: usize = 4096;
-/// What a connection takes at least: its two small buffers, and what its thread touches of its stack.
-pub(crate) const CONNECTION_BYTES: u64 = 64 << 10;
+/// What a connection takes at least: its two buffers of 16 KiB, and what its thread touches of its stack.
+pub const LEAST_BYTES: u64 = 48 << 10;
 /// What one more thread touches of its stack.
 pub(crate) const THREAD_BYTES: u64 = 32 << 10;
 
@@ -30,7 +30,7 @@ pub trait Account: Send + Sync {
     /// one request at a time, in small pieces.
     fn take(&self, bytes: u64) -> bool;
 
-    /// Counts `bytes` as taken even if there is no room: 64 KiB for each connection, without which it could not be
+    /// Counts `bytes` as taken even if there is no room: [`LEAST_BYTES`] for each connection, without which it could not be
     /// answered at all. [`Limits`](crate::Limits) bounds how many there are.
     fn take_least(&self, bytes: u64);
 
@@ -42,7 +42,7 @@ pub trait Account: Send + Sync {
 ///
 /// ```text
 /// taken_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
-/// account     = taken_bytes + CONNECTION_BYTES for each connection
+/// account     = taken_bytes + LEAST_BYTES for each connection
 /// ```
 pub(crate) struct Memory {
     limit_bytes: u64,
@@ -75,9 +75,9 @@ impl Memory {
     /// Takes what a connection needs at least.
     pub(crate) fn take_least(self: &Arc<Self>) -> Taken {
         if let Some(account) = &self.account {
-            account.take_least(CONNECTION_BYTES);
+            account.take_least(LEAST_BYTES);
         }
-        Taken { memory: Arc::clone(self), bytes: CONNECTION_BYTES, least: true }
+        Taken { memory: Arc::clone(self), bytes: LEAST_BYTES, least: true }
     }
 }
 

@@ -11,9 +11,9 @@ use std::{
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Code, Compacted, Failure, Figures};
 use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
-use pagefold_serve::{Account, Error, Export, Exports};
+use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
-use super::account::PoolAccount;
+use super::{clients::ClientMemory, process::anonymous_bytes};
 
 /// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
@@ -21,14 +21,16 @@ const COMPACT_STEP: Duration = Duration::from_millis(500);
 /// What all disks are made with.
 pub(crate) struct Config {
     pub(crate) codec: Arc<dyn Codec>,
-    /// The most memory that all of them may take.
+    /// The most memory that they and their clients may take.
     pub(crate) limit_bytes: Option<u64>,
+    pub(crate) clients: Limits,
 }
 
 /// Disks by name, and their exports.
 pub(crate) struct Disks {
     exports: Exports,
     pool: Pool,
+    client_memory: Arc<ClientMemory>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while the disks are compacted.
@@ -82,12 +84,14 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, limit_bytes } = config;
+        let Config { codec, limit_bytes, clients } = config;
         let pool =
             Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
+        let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
         Ok(Self {
             exports: Exports::new(),
             pool,
+            client_memory,
             state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
             compacting: Mutex::new(()),
         })
@@ -98,9 +102,9 @@ impl Disks {
         self.exports.clone()
     }
 
-    /// Where the memory of clients counts: within the limit of all disks.
-    pub(crate) fn account(&self) -> Arc<dyn Account> {
-        Arc::new(PoolAccount(self.pool.clone()))
+    /// Where the memory of clients counts.
+    pub(crate) fn client_memory(&self) -> Arc<dyn Account> {
+        Arc::clone(&self.client_memory) as _
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
@@ -181,8 +185,10 @@ impl Disks {
                 &mut disk.limit_bytes
             }
             None => {
-                let set = self.pool.set_memory_limit(bytes);
-                set.map_err(|error| Failure::new(Code::InvalidLimit, error.to_string()))?;
+                self.pool
+                    .set_memory_limit(bytes)
+                    .map_err(|error| Failure::new(Code::InvalidLimit, error.to_string()))?;
+                self.client_memory.set_limit(limit_bytes);
                 &mut state.limit_bytes
             }
         };
@@ -214,12 +220,17 @@ impl Disks {
 
     /// Figures of all disks together.
     pub(crate) fn total(&self) -> Total {
+        let mut figures: Figures = limited(self.pool.stats().figures()).collect();
+        figures.insert("client_bytes".to_owned(), self.client_memory.taken_bytes().into());
+        if let Some(bytes) = anonymous_bytes() {
+            figures.insert("process_bytes".to_owned(), bytes.into());
+        }
         let state = self.lock();
         Total {
             codec: self.pool.codec_name(),
             disks: state.disks.len() as u64,
             limit_bytes: state.limit_bytes,
-            figures: limited(self.pool.stats().figures()).collect(),
+            figures,
         }
     }
 

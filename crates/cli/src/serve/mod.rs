@@ -1,12 +1,13 @@
 //! `pagefold serve`: compressed RAM disks over NBD.
 
-mod account;
 mod child;
+mod clients;
 mod disks;
 mod ending;
 mod managed;
 mod notify;
 mod options;
+mod process;
 mod watch;
 
 use std::{
@@ -150,6 +151,11 @@ impl Args {
         disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
     }
 
+    /// What clients may cost.
+    fn limits(&self) -> Limits {
+        Limits { connections: self.max_connections, ..Limits::default() }
+    }
+
     /// The directory to listen in, with what keeps a temporary one.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
@@ -183,10 +189,10 @@ impl Listening {
             place = Some(Place::claim(directory)?);
         }
         let mut builder = Server::builder()
-            .limits(Limits { connections: args.max_connections, ..Limits::default() })
+            .limits(args.limits())
             .when_refused(move |why| log.warn(&refusal(&why)))
             .exports(disks.exports())
-            .account(disks.account());
+            .account(disks.client_memory());
         builder = match (passed, &place) {
             (Some(passed), _) => builder.passed(passed),
             (None, Some(place)) => builder.unix(place.nbd_socket()),
@@ -216,7 +222,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
     let disks = Arc::new(
-        Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit }).map_err(misuse)?,
+        Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit, clients: args.limits() })
+            .map_err(misuse)?,
     );
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));

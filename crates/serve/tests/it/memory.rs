@@ -9,7 +9,7 @@ use std::{
 };
 
 use pagefold_serve::{
-    Account, Export, Limits, Server,
+    Account, Export, LEAST_BYTES, Limits, Server,
     protocol::{OptionHeader, command, option, reply},
 };
 
@@ -18,7 +18,6 @@ use crate::{
     raw::{Raw, Running},
 };
 
-const CONNECTION_BYTES: u64 = 64 << 10;
 const CONNECTIONS: u64 = 16;
 
 /// Grants up to a limit and notes the most that was ever taken.
@@ -83,20 +82,20 @@ fn start(account: &Arc<Ledger>, limits: Limits) -> Running {
 }
 
 #[test]
-fn an_idle_connection_takes_64_kib_and_a_busy_one_gives_back_what_it_takes() {
+fn an_idle_connection_takes_its_least_and_a_busy_one_gives_back_what_it_takes() {
     let account = Ledger::new(u64::MAX);
     let server = start(&account, Limits::default());
     let mut all: Vec<Raw> = (0..CONNECTIONS).map(|_| server.structured()).collect();
-    assert_eq!(account.taken_bytes.load(Ordering::SeqCst), CONNECTIONS * CONNECTION_BYTES);
+    assert_eq!(account.taken_bytes.load(Ordering::SeqCst), CONNECTIONS * LEAST_BYTES);
     std::thread::scope(|scope| {
         for (number, raw) in all.iter_mut().enumerate() {
             scope.spawn(move || exercise(raw, number as u8));
         }
     });
     let most_bytes = account.most_bytes.load(Ordering::SeqCst);
-    assert!(most_bytes > 2 * CONNECTIONS * CONNECTION_BYTES, "only {most_bytes} bytes for large requests");
-    assert!(most_bytes <= Limits::default().memory_bytes + CONNECTIONS * CONNECTION_BYTES, "{most_bytes} bytes");
-    account.wait_for(CONNECTIONS * CONNECTION_BYTES);
+    assert!(most_bytes > 2 * CONNECTIONS * LEAST_BYTES, "only {most_bytes} bytes for large requests");
+    assert!(most_bytes <= Limits::default().memory_bytes + CONNECTIONS * LEAST_BYTES, "{most_bytes} bytes");
+    account.wait_for(CONNECTIONS * LEAST_BYTES);
     drop(all);
     account.wait_for(0);
 }
@@ -104,7 +103,7 @@ fn an_idle_connection_takes_64_kib_and_a_busy_one_gives_back_what_it_takes() {
 #[test]
 fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
     // Nothing, and now and then something.
-    for limit_bytes in [0, CONNECTIONS * CONNECTION_BYTES + (600 << 10)] {
+    for limit_bytes in [0, CONNECTIONS * LEAST_BYTES + (600 << 10)] {
         let account = Ledger::new(limit_bytes);
         let server = start(&account, Limits::default());
         let all: Vec<Raw> = (0..CONNECTIONS).map(|_| server.structured()).collect();
@@ -113,7 +112,7 @@ fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
                 scope.spawn(move || exercise(&mut raw, number as u8));
             }
         });
-        assert!(account.most_bytes.load(Ordering::SeqCst) <= limit_bytes.max(CONNECTIONS * CONNECTION_BYTES));
+        assert!(account.most_bytes.load(Ordering::SeqCst) <= limit_bytes.max(CONNECTIONS * LEAST_BYTES));
         account.wait_for(0);
         let mut raw = server.greet();
         if limit_bytes == 0 {
