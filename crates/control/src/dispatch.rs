@@ -1,6 +1,10 @@
 //! From a request's line to the answer's line.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt, io,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use serde::{
     Deserialize, Serialize,
@@ -8,7 +12,7 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{Code, Command, Done, Failure, Manage};
+use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Manage, Stat};
 
 /// The names of the commands.
 const COMMANDS: [&str; 10] = ["list", "stat", "add", "remove", "resize", "rename", "reset", "limit", "compact", "stop"];
@@ -19,6 +23,12 @@ const MAX_NAME_BYTES: usize = 4096;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
+/// Disks that are looked at together for an answer: few, as a name may take 24 KiB of JSON in each place where it stands.
+const BATCH_DISKS: usize = 8;
+
+/// An answer about many disks is sent when there are so many bytes of it, so that its memory does not grow with their number.
+const PART_BYTES: usize = 16 << 10;
+
 /// What one request to compact works at most.
 const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
 
@@ -27,14 +37,106 @@ const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
 /// Any bytes get an answer. One that is not a request gets an error with the code `invalid-request`, which names the field. The
 /// answer has the request's id, or `null` where it has none that can be read.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
-    let (id, result) = match serde_json::from_slice::<Fields>(line) {
+    let mut answer = String::new();
+    let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut |part| {
+        answer.push_str(part);
+        Ok(())
+    });
+    debug_assert!(whole.is_ok(), "a string takes all parts");
+    answer.pop();
+    answer
+}
+
+/// The same, given to `send` in parts, with the line's end. Its errors are those of `send`.
+pub(crate) fn answer_in_parts(
+    line: Vec<u8>,
+    disks: &dyn Manage,
+    parsing: &Mutex<()>,
+    send: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> io::Result<()> {
+    let (id, command) = {
+        let _turn = parsing.lock().unwrap_or_else(PoisonError::into_inner);
+        parse(&line)
+    };
+    drop(line);
+    let command = match command {
+        Ok(command) => command,
+        Err(failure) => return send(&(refusal(&id, &failure) + "\n")),
+    };
+    let mut parts = Parts { pending: format!(r#"{{"id":{id},"result":"#), send };
+    match perform(command, disks) {
+        Err(failure) => return parts.refuse(&id, &failure),
+        Ok(Outcome::Whole(result)) => parts.add(&result)?,
+        Ok(Outcome::Disks) => {
+            parts.add(r#"{"disks":["#)?;
+            parts.add_disks(|batch| disks.list(batch), |disk: &DiskRecord| &disk.name)?;
+            parts.add("]}")?;
+        }
+        Ok(Outcome::Figures { server }) => {
+            parts.add(&format!(r#"{{"server":{server},"disks":["#))?;
+            parts.add_disks(|batch| disks.stats(batch), |disk: &DiskStat| &disk.name)?;
+            parts.add("]}")?;
+        }
+    }
+    parts.end()
+}
+
+/// The id, and the command if there is one.
+fn parse(line: &[u8]) -> (Value, Result<Command, Failure>) {
+    match serde_json::from_slice::<Fields>(line) {
         Err(error) => (Value::Null, Err(Failure::new(Code::InvalidRequest, format!("not a JSON object: {error}")))),
         Ok(Fields(mut fields)) => match take_id(&mut fields) {
             Err(failure) => (Value::Null, Err(failure)),
-            Ok(id) => (id, command(fields).and_then(|command| perform(command, disks))),
+            Ok(id) => (id, command(fields)),
         },
-    };
-    result.map_or_else(|failure| refusal(&id, &failure), |result| format!(r#"{{"id":{id},"result":{result}}}"#))
+    }
+}
+
+/// An answer on its way.
+struct Parts<'a> {
+    pending: String,
+    send: &'a mut dyn FnMut(&str) -> io::Result<()>,
+}
+
+impl Parts<'_> {
+    fn add(&mut self, text: &str) -> io::Result<()> {
+        self.pending += text;
+        if self.pending.len() >= PART_BYTES {
+            (self.send)(&self.pending)?;
+            self.pending.clear();
+        }
+        Ok(())
+    }
+
+    /// Adds the records of all disks. One that is renamed meanwhile may be there twice, or not at all.
+    fn add_disks<R: Serialize>(
+        &mut self,
+        next: impl Fn(Batch<'_>) -> Vec<R>,
+        name: impl Fn(&R) -> &str,
+    ) -> io::Result<()> {
+        let mut after: Option<String> = None;
+        loop {
+            let records = next(Batch { after: after.as_deref(), most: BATCH_DISKS });
+            let Some(last) = records.last() else { return Ok(()) };
+            for (index, record) in records.iter().enumerate() {
+                if after.is_some() || index > 0 {
+                    self.add(",")?;
+                }
+                self.add(&serde_json::to_string(record)?)?;
+            }
+            after = Some(name(last).to_owned());
+        }
+    }
+
+    /// Instead of a result, of which nothing was sent.
+    fn refuse(self, id: &Value, failure: &Failure) -> io::Result<()> {
+        (self.send)(&(refusal(id, failure) + "\n"))
+    }
+
+    fn end(mut self) -> io::Result<()> {
+        self.pending += "}\n";
+        (self.send)(&self.pending)
+    }
 }
 
 /// The line that says why the request `id` was not done.
@@ -107,11 +209,24 @@ fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
     })
 }
 
-/// Returns the result's JSON.
-fn perform(command: Command, disks: &dyn Manage) -> Result<String, Failure> {
-    match command {
-        Command::List {} => json(disks.list()?),
-        Command::Stat { name } => json(disks.stat(name.as_deref())?),
+/// What a command has led to.
+enum Outcome {
+    /// The result's JSON.
+    Whole(String),
+    /// The result has the records of all disks.
+    Disks,
+    /// The result has the figures of all disks after the server's.
+    Figures { server: String },
+}
+
+fn perform(command: Command, disks: &dyn Manage) -> Result<Outcome, Failure> {
+    let result = match command {
+        Command::List {} => return Ok(Outcome::Disks),
+        Command::Stat { name: None } => return Ok(Outcome::Figures { server: json(disks.server())? }),
+        Command::Stat { name: Some(name) } => {
+            let disk = disks.stat(&name)?;
+            json(Stat { server: disks.server(), disks: vec![disk] })
+        }
         Command::Add(disk) => {
             check_name(&disk.name)?;
             check_size(disk.size_bytes)?;
@@ -133,7 +248,8 @@ fn perform(command: Command, disks: &dyn Manage) -> Result<String, Failure> {
             disks.stop();
             json(Done {})
         }
-    }
+    };
+    result.map(Outcome::Whole)
 }
 
 fn json(result: impl Serialize) -> Result<String, Failure> {

@@ -31,7 +31,7 @@ pub use command::{Add, Command};
 pub use dispatch::{answer, check_name, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
-pub use manage::Manage;
+pub use manage::{Batch, Manage};
 pub use model::Model;
 pub use records::{
     Compacted, DiskRecord, DiskStat, Done, Figures, Greeting, Limited, Listing, Renamed, Resized, ServerStat, Stat,

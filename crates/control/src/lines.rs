@@ -82,21 +82,39 @@ impl Lines {
 
 /// Sends a line and its end within `time`.
 pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Result<()> {
-    let start = Instant::now();
-    for mut bytes in [line.as_bytes(), b"\n"] {
+    let sending = Sending::begin(stream, time);
+    sending.part(line)?;
+    sending.part("\n")
+}
+
+/// A line that is sent in parts, within a time for all of them.
+pub(crate) struct Sending<'a> {
+    stream: &'a UnixStream,
+    start: Instant,
+    time: Duration,
+}
+
+impl<'a> Sending<'a> {
+    /// The time begins now.
+    pub(crate) fn begin(stream: &'a UnixStream, time: Duration) -> Self {
+        Self { stream, start: Instant::now(), time }
+    }
+
+    pub(crate) fn part(&self, part: &str) -> io::Result<()> {
+        let mut bytes = part.as_bytes();
         while !bytes.is_empty() {
-            let left = time.saturating_sub(start.elapsed());
+            let left = self.time.saturating_sub(self.start.elapsed());
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            stream.set_write_timeout(Some(left))?;
-            let mut target = stream;
+            self.stream.set_write_timeout(Some(left))?;
+            let mut target = self.stream;
             match target.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
-    Ok(())
 }

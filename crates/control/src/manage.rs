@@ -2,18 +2,33 @@
 
 use std::time::Duration;
 
-use crate::{Add, Compacted, DiskRecord, Failure, Limited, Listing, Renamed, Resized, Stat};
+use crate::{Add, Compacted, DiskRecord, DiskStat, Failure, Limited, Renamed, Resized, ServerStat};
+
+/// Some of the disks in the order of their names.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Those whose names come after this one; `None` for those that come first.
+    pub after: Option<&'a str>,
+    /// So many at most.
+    pub most: usize,
+}
 
 /// Disks that can be managed while they are served. Methods are called from several threads at once.
 ///
 /// Names and sizes that come here were checked by [`answer`](crate::answer); whether a disk has a name was not. A method that
 /// fails has changed nothing.
 pub trait Manage: Send + Sync {
-    /// The disks, and where they are served.
-    fn list(&self) -> Result<Listing, Failure>;
+    /// Disks, and where they are served; none when there are no more.
+    fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord>;
 
-    /// Figures of the server and of its disks, or of one disk.
-    fn stat(&self, name: Option<&str>) -> Result<Stat, Failure>;
+    /// Figures of the server.
+    fn server(&self) -> ServerStat;
+
+    /// Figures of disks; none when there are no more.
+    fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat>;
+
+    /// Figures of a disk.
+    fn stat(&self, name: &str) -> Result<DiskStat, Failure>;
 
     /// Makes an empty disk.
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure>;

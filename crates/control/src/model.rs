@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Bound,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -10,8 +11,7 @@ use std::{
 };
 
 use crate::{
-    Add, Code, Compacted, DiskRecord, DiskStat, Failure, Figures, Limited, Listing, Manage, Renamed, Resized,
-    ServerStat, Stat,
+    Add, Batch, Code, Compacted, DiskRecord, DiskStat, Failure, Figures, Limited, Manage, Renamed, Resized, ServerStat,
 };
 
 /// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
@@ -45,23 +45,33 @@ impl Model {
 }
 
 impl State {
+    fn batch(&self, Batch { after, most }: Batch<'_>) -> impl Iterator<Item = &DiskRecord> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.disks.range::<str, _>((start, Bound::Unbounded)).map(|(_, disk)| disk).take(most)
+    }
+
     fn get(&mut self, name: &str) -> Result<&mut DiskRecord, Failure> {
         self.disks.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))
     }
 }
 
+fn stat(disk: &DiskRecord) -> DiskStat {
+    DiskStat {
+        name: disk.name.clone(),
+        size_bytes: disk.size_bytes,
+        limit_bytes: disk.limit_bytes,
+        figures: Figures::new(),
+    }
+}
+
 impl Manage for Model {
-    fn list(&self) -> Result<Listing, Failure> {
-        Ok(Listing { disks: self.lock().disks.values().cloned().collect() })
+    fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord> {
+        self.lock().batch(batch).cloned().collect()
     }
 
-    fn stat(&self, name: Option<&str>) -> Result<Stat, Failure> {
-        let mut state = self.lock();
-        let disks = match name {
-            Some(name) => vec![state.get(name)?.clone()],
-            None => state.disks.values().cloned().collect(),
-        };
-        let server = ServerStat {
+    fn server(&self) -> ServerStat {
+        let state = self.lock();
+        ServerStat {
             version: String::new(),
             pid: 0,
             uptime_seconds: 0,
@@ -69,14 +79,15 @@ impl Manage for Model {
             disks: state.disks.len() as u64,
             limit_bytes: state.limit_bytes,
             figures: Figures::new(),
-        };
-        let disks = disks.into_iter().map(|disk| DiskStat {
-            name: disk.name,
-            size_bytes: disk.size_bytes,
-            limit_bytes: disk.limit_bytes,
-            figures: Figures::new(),
-        });
-        Ok(Stat { server, disks: disks.collect() })
+        }
+    }
+
+    fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
+        self.lock().batch(batch).map(stat).collect()
+    }
+
+    fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
+        self.lock().get(name).map(|disk| stat(disk))
     }
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {

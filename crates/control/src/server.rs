@@ -23,9 +23,9 @@ use rustix::{
 use serde_json::Value;
 
 use crate::{
-    Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage, answer,
-    dispatch::refusal,
-    lines::{Bounds, LineError, Lines, send},
+    Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage,
+    dispatch::{answer_in_parts, refusal},
+    lines::{Bounds, LineError, Lines, Sending, send},
 };
 
 /// The version of the protocol: it changes when a program that was written for it would no longer work.
@@ -75,6 +75,8 @@ struct Shared {
     limits: Limits,
     stopping: AtomicBool,
     wake: OwnedFd,
+    /// Held while a request is parsed, which takes up to 50 times its bytes.
+    parsing: Mutex<()>,
     clients: Mutex<Clients>,
     client_ended: Condvar,
 }
@@ -109,6 +111,7 @@ impl Server {
             limits,
             stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            parsing: Mutex::default(),
             clients: Mutex::default(),
             client_ended: Condvar::new(),
         };
@@ -252,7 +255,10 @@ impl Shared {
                 continue;
             }
             self.set_idle(number, None);
-            send(stream, &answer(&line, &*self.disks), answer_time)?;
+            let mut sending = None;
+            answer_in_parts(line, &*self.disks, &self.parsing, &mut |part| {
+                sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
+            })?;
             self.set_idle(number, Some(Instant::now()));
         }
     }

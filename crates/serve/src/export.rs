@@ -220,6 +220,12 @@ impl Exports {
         self.0.read().unwrap_or_else(PoisonError::into_inner).by_age.values().cloned().collect()
     }
 
+    /// The export of exactly this name.
+    pub fn get(&self, name: &str) -> Option<Arc<Export>> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        table.numbers.get(name).and_then(|number| table.by_age.get(number)).cloned()
+    }
+
     /// The export of this name; the one that was added first when the name is empty and no export has the empty name.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;

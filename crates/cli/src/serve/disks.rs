@@ -3,13 +3,14 @@
 //! This is the one file of the program that knows what a disk is made of.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use pagefold_codec::Codec;
-use pagefold_control::{Add, Code, Compacted, Failure, Figures};
+use pagefold_control::{Add, Batch, Code, Compacted, DiskStat, Failure, Figures};
 use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
@@ -58,14 +59,6 @@ pub(crate) struct Found {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) clients: u64,
-}
-
-/// Figures of one disk.
-pub(crate) struct DiskFigures {
-    pub(crate) name: String,
-    pub(crate) size_bytes: u64,
-    pub(crate) limit_bytes: Option<u64>,
-    pub(crate) figures: Figures,
 }
 
 /// Figures of all disks together.
@@ -172,8 +165,7 @@ impl Disks {
     pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
         let disk = self.lock().get(name)?.clone();
         disk.ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
-        let clients = self.clients();
-        Ok(found(name, &disk, clients.get(name).copied().unwrap_or(0)))
+        Ok(found(name, &disk, self.clients(name)))
     }
 
     /// Sets a disk's limit, or that of all together, and returns the one that there was.
@@ -197,27 +189,20 @@ impl Disks {
         Ok(std::mem::replace(limit, limit_bytes))
     }
 
-    /// All disks by name.
-    pub(crate) fn list(&self) -> Vec<Found> {
-        let clients = self.clients();
-        let state = self.lock();
-        let disks = state.disks.iter();
-        disks.map(|(name, disk)| found(name, disk, clients.get(name.as_str()).copied().unwrap_or(0))).collect()
+    /// Disks in the order of their names.
+    pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
+        self.batch(batch).into_iter().map(|(name, disk)| found(&name, &disk, self.clients(&name))).collect()
     }
 
-    /// Figures of the disk `name`, or of each disk by name.
-    pub(crate) fn stat(&self, name: Option<&str>) -> Result<Vec<DiskFigures>, Failure> {
-        let disks = match name {
-            Some(name) => vec![(name.to_owned(), self.lock().get(name)?.clone())],
-            None => self.snapshot(),
-        };
-        let figures = disks.into_iter().map(|(name, disk)| DiskFigures {
-            name,
-            size_bytes: disk.ram.size_bytes(),
-            limit_bytes: disk.limit_bytes,
-            figures: limited(disk.ram.stats().figures()).collect(),
-        });
-        Ok(figures.collect())
+    /// Figures of disks in the order of their names.
+    pub(crate) fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
+        self.batch(batch).into_iter().map(|(name, disk)| figures(name, &disk)).collect()
+    }
+
+    /// Figures of the disk `name`.
+    pub(crate) fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
+        let disk = self.lock().get(name)?.clone();
+        Ok(figures(name.to_owned(), &disk))
     }
 
     /// Figures of all disks together.
@@ -285,14 +270,17 @@ impl Disks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The disks of this moment. A disk that is removed meanwhile lives until this is dropped.
-    fn snapshot(&self) -> Vec<(String, Disk)> {
-        self.lock().disks.iter().map(|(name, disk)| (name.clone(), disk.clone())).collect()
+    /// Disks of this moment. A disk that is removed meanwhile lives until this is dropped.
+    fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let state = self.lock();
+        let disks = state.disks.range::<str, _>((start, Bound::Unbounded));
+        disks.take(most).map(|(name, disk)| (name.clone(), disk.clone())).collect()
     }
 
-    /// How many clients each export has.
-    fn clients(&self) -> HashMap<Arc<str>, u64> {
-        self.exports.list().iter().map(|export| (export.name(), export.connections() as u64)).collect()
+    /// How many clients an export has.
+    fn clients(&self, name: &str) -> u64 {
+        self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 }
 
@@ -309,6 +297,15 @@ fn found(name: &str, disk: &Disk, clients: u64) -> Found {
         limit_bytes: disk.limit_bytes,
         read_only: disk.read_only,
         clients,
+    }
+}
+
+fn figures(name: String, disk: &Disk) -> DiskStat {
+    DiskStat {
+        name,
+        size_bytes: disk.ram.size_bytes(),
+        limit_bytes: disk.limit_bytes,
+        figures: limited(disk.ram.stats().figures()).collect(),
     }
 }
 
@@ -337,16 +334,17 @@ mod tests {
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None }).expect("a pool");
+        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default() }).expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
+        let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;
         let largest = AtomicU64::new(0);
         thread::scope(|scope| {
             for thread in 0..4_u64 {
-                let (disks, largest) = (&disks, &largest);
+                let (disks, largest, now_bytes) = (&disks, &largest, &size_bytes);
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let size_bytes = disks.list()[0].size_bytes + (thread + 1) * 512;
+                        let size_bytes = now_bytes() + (thread + 1) * 512;
                         match disks.resize("a", size_bytes, false) {
                             Ok(before_bytes) => {
                                 assert!(before_bytes <= size_bytes, "from {before_bytes} to {size_bytes}");
@@ -355,11 +353,11 @@ mod tests {
                             Err(failure) => assert_eq!(failure.code, Code::WouldShrink),
                         }
                         let least_bytes = largest.load(Ordering::SeqCst);
-                        assert!(disks.list()[0].size_bytes >= least_bytes, "it shrank");
+                        assert!(now_bytes() >= least_bytes, "it shrank");
                     }
                 });
             }
         });
-        assert_eq!(disks.list()[0].size_bytes, largest.into_inner());
+        assert_eq!(size_bytes(), largest.into_inner());
     }
 }

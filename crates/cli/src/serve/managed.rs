@@ -10,7 +10,7 @@ use std::{
 };
 
 use pagefold_control::{
-    Add, Compacted, DiskRecord, DiskStat, Failure, Limited, Listing, Manage, Renamed, Resized, ServerStat, Stat,
+    Add, Batch, Compacted, DiskRecord, DiskStat, Failure, Limited, Manage, Renamed, Resized, ServerStat,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -75,21 +75,17 @@ impl Managed {
 }
 
 impl Manage for Managed {
-    fn list(&self) -> Result<Listing, Failure> {
-        self.log.debug("control: list");
-        Ok(Listing { disks: self.disks.list().into_iter().map(|found| self.record(found)).collect() })
+    fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord> {
+        if batch.after.is_none() {
+            self.log.debug("control: list");
+        }
+        self.disks.list(batch).into_iter().map(|found| self.record(found)).collect()
     }
 
-    fn stat(&self, name: Option<&str>) -> Result<Stat, Failure> {
+    fn server(&self) -> ServerStat {
         self.log.debug("control: stat");
-        let disks = self.disks.stat(name)?.into_iter().map(|disk| DiskStat {
-            name: disk.name,
-            size_bytes: disk.size_bytes,
-            limit_bytes: disk.limit_bytes,
-            figures: disk.figures,
-        });
         let total = self.disks.total();
-        let server = ServerStat {
+        ServerStat {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
             uptime_seconds: self.start.elapsed().as_secs(),
@@ -97,8 +93,15 @@ impl Manage for Managed {
             disks: total.disks,
             limit_bytes: total.limit_bytes,
             figures: total.figures,
-        };
-        Ok(Stat { server, disks: disks.collect() })
+        }
+    }
+
+    fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
+        self.disks.stats(batch)
+    }
+
+    fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
+        self.disks.stat(name)
     }
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {

@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::Context;
 use pagefold_codec::{Codec, NAMES};
-use pagefold_control::{Add, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size};
+use pagefold_control::{Add, Batch, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size};
 use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use tempfile::{NamedTempFile, TempDir};
@@ -262,7 +262,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &control_path {
         log.info(&format!("control socket {}", path.display()));
     }
-    disks.list().iter().for_each(|disk| managed.tell_disk(disk));
+    disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
     let _pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
     notify("READY=1");
     let variables = || variables(&managed, control_path.as_deref());

@@ -8,7 +8,7 @@ use crate::server::{Server, run};
 
 const CLIENTS: u64 = 24;
 /// What the clients together may take: `docs/nbd.md`.
-const CONNECTIONS_BYTES: u64 = (64 << 20) + CLIENTS * (64 << 10);
+const CONNECTIONS_BYTES: u64 = (64 << 20) + CLIENTS * (48 << 10);
 /// The program itself, and a disk with 64 MiB of pages that are all zeros.
 const OTHER_BYTES: u64 = 8 << 20;
 

@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use crate::server::{Ended, Server, run, run_to_fail};
 
 /// A connection to the control socket, as any program could have one.
-struct Control {
+pub(crate) struct Control {
     lines: BufReader<UnixStream>,
 }
 
 impl Control {
-    fn open(server: &Server) -> Self {
+    pub(crate) fn open(server: &Server) -> Self {
         let stream = UnixStream::connect(server.control()).expect("a control socket");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         let mut control = Self { lines: BufReader::new(stream) };
@@ -41,7 +41,7 @@ impl Control {
     }
 
     /// The result of a command that has to be done.
-    fn done(&mut self, request: &Value) -> Value {
+    pub(crate) fn done(&mut self, request: &Value) -> Value {
         let mut answer = self.ask(request);
         assert!(answer["error"].is_null(), "{request}: {answer}");
         answer["result"].take()

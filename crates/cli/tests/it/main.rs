@@ -11,6 +11,7 @@ mod errors;
 mod file_system;
 mod images;
 mod manual;
+mod memory;
 mod mount;
 mod permissions;
 mod places;

@@ -1,0 +1,229 @@
+//! The memory limit holds for the whole process.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{control::Control, server::Server};
+
+const LIMIT_BYTES: u64 = 64 << 20;
+/// The memory of a process whose server has that limit.
+const PROCESS_BYTES: u64 = LIMIT_BYTES + LIMIT_BYTES * 3 / 100 + (8 << 20);
+
+const DISK_BYTES: u64 = 512 << 20;
+const PAGE_BYTES: usize = 4096;
+
+/// What a reply says when there is no room.
+const ENOSPC: u32 = 28;
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+
+/// Numbers that look random and are the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Pages of which half compresses to nothing and half not at all.
+    fn pages(&mut self, len_bytes: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len_bytes];
+        for page in bytes.chunks_mut(PAGE_BYTES) {
+            page[..PAGE_BYTES / 2].chunks_mut(8).for_each(|word| word.copy_from_slice(&self.next().to_ne_bytes()));
+        }
+        bytes
+    }
+}
+
+/// An NBD connection with simple replies.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(server: &Server, export: &str) -> Self {
+        let mut stream = UnixStream::connect(server.socket()).expect("a server that accepts");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        // Fixed newstyle and no zeros; then the option EXPORT_NAME, which is answered with the size and flags.
+        let name = [&3_u32.to_be_bytes(), &b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &(export.len() as u32).to_be_bytes()];
+        stream.write_all(&[&name.concat(), export.as_bytes()].concat()).expect("an option is sent");
+        stream.read_exact(&mut [0; 10]).expect("an export");
+        Self(stream)
+    }
+
+    fn send(&self, kind: u16, offset: u64, payload: &[u8], len_bytes: usize) {
+        let header = [
+            &0x2560_9513_u32.to_be_bytes()[..],
+            &[0; 2],
+            &kind.to_be_bytes(),
+            &[0; 8],
+            &offset.to_be_bytes(),
+            &(len_bytes as u32).to_be_bytes(),
+        ];
+        let mut stream = &self.0;
+        stream.write_all(&header.concat()).and_then(|()| stream.write_all(payload)).expect("a request is sent");
+    }
+
+    /// Whether the request was done; without room it is not. All requests in flight are of `kind` and `len_bytes`.
+    fn reply(&self, kind: u16, len_bytes: usize) -> bool {
+        let mut stream = &self.0;
+        let mut header = [0; 16];
+        stream.read_exact(&mut header).expect("a reply");
+        let error = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+        assert!(error == 0 || (error == ENOSPC && kind == WRITE), "error {error}");
+        if kind == READ {
+            stream.read_exact(&mut vec![0; len_bytes]).expect("what was read");
+        }
+        error == 0
+    }
+
+    /// Has eight requests in flight, of one kind and size, at places that `numbers` chooses below `end`. Returns how many were refused.
+    fn burst(&self, numbers: &mut Numbers, kind: u16, len_bytes: usize, end: u64) -> usize {
+        const DEPTH: usize = 8;
+        let pages = if kind == WRITE { numbers.pages(len_bytes) } else { Vec::new() };
+        thread::scope(|scope| {
+            let replies = scope.spawn(|| (0..DEPTH).filter(|_| !self.reply(kind, len_bytes)).count());
+            for _ in 0..DEPTH {
+                let offset = numbers.below((end - len_bytes as u64) / PAGE_BYTES as u64 + 1) * PAGE_BYTES as u64;
+                self.send(kind, offset, &pages, len_bytes);
+            }
+            replies.join().expect("replies")
+        })
+    }
+}
+
+/// Runs `work` and looks at the server's memory all the time. Returns the most there was.
+fn most_bytes(server: &Server, work: impl FnOnce()) -> u64 {
+    let (ended, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                most.fetch_max(server.anonymous_bytes(), Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let end = EndOnDrop(&ended);
+        work();
+        drop(end);
+    });
+    most.into_inner()
+}
+
+/// So that a test that fails does not look on for ever.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Waits until a figure of the server is `expected`.
+fn wait_for(control: &mut Control, figure: &str, expected: u64) {
+    let start = Instant::now();
+    loop {
+        let stat = control.done(&json!({"command": "stat"}));
+        let value = stat["server"]["figures"][figure].as_u64().expect("a figure");
+        if value == expected {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{figure} stays {value}, and should be {expected}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
+    const CLIENTS: u64 = 64;
+    /// What docs/nbd.md says of a connection.
+    const IDLE_BYTES: u64 = 48 << 10;
+    let server = Server::start(&["--memory-limit", "64M", "--size", "512M"]);
+    let (start, refused) = (Barrier::new(CLIENTS as usize), AtomicU64::new(0));
+    let mut clients = Vec::new();
+    let most_bytes = most_bytes(&server, || {
+        thread::scope(|scope| {
+            let work = |number| {
+                let (server, start, refused) = (&server, &start, &refused);
+                scope.spawn(move || {
+                    start.wait();
+                    let client = Client::connect(server, "");
+                    let mut numbers = Numbers(number);
+                    for round in 0..6 {
+                        let len_bytes = [PAGE_BYTES, 64 << 10, 256 << 10, 1 << 20][(number as usize + round) % 4];
+                        let count = client.burst(&mut numbers, WRITE, len_bytes, DISK_BYTES);
+                        refused.fetch_add(count as u64, Ordering::SeqCst);
+                        client.burst(&mut numbers, READ, len_bytes, DISK_BYTES);
+                        // Again and again, what most of the memory is for.
+                        client.burst(&mut numbers, WRITE, 16 << 10, 48 << 20);
+                    }
+                    client
+                })
+            };
+            let threads: Vec<_> = (0..CLIENTS).map(work).collect();
+            clients.extend(threads.into_iter().map(|thread| thread.join().expect("a client that is served")));
+        });
+    });
+    assert!(refused.into_inner() > 0, "the limit was never reached");
+    assert!(most_bytes <= PROCESS_BYTES, "{most_bytes} bytes, {} more than allowed", most_bytes - PROCESS_BYTES);
+    let mut control = Control::open(&server);
+    wait_for(&mut control, "client_bytes", CLIENTS * IDLE_BYTES);
+    drop(clients);
+    wait_for(&mut control, "client_bytes", 0);
+    let stat = control.done(&json!({"command": "stat"}));
+    let (spent, process) = (&stat["server"]["figures"]["spent_bytes"], server.anonymous_bytes());
+    // What is kept for clients is not in use now.
+    let spent_bytes = spent.as_u64().expect("a figure");
+    assert!(process <= spent_bytes, "the process takes {process} bytes, {spent_bytes} are counted");
+}
+
+#[test]
+fn disks_that_come_and_go_leave_no_memory_behind() {
+    const DISKS: usize = 200;
+    const CLIENTS: usize = 8;
+    // Nobody reads what it writes of each disk.
+    let server = Server::start(&["--memory-limit", "64M", "--log", "warn"]);
+    let name = |number: usize| format!("disk-{number}");
+    let mut control = Control::open(&server);
+    let most_bytes = most_bytes(&server, || {
+        for round in 0..3 {
+            for number in 0..DISKS {
+                control.done(&json!({"command": "add", "name": name(number), "size_bytes": DISK_BYTES}));
+            }
+            thread::scope(|scope| {
+                for first in 0..CLIENTS {
+                    let server = &server;
+                    scope.spawn(move || {
+                        let mut numbers = Numbers((round * CLIENTS + first) as u64);
+                        for number in (first..DISKS).step_by(CLIENTS) {
+                            Client::connect(server, &name(number)).burst(&mut numbers, WRITE, 128 << 10, DISK_BYTES);
+                        }
+                    });
+                }
+            });
+            for number in 0..DISKS {
+                control.done(&json!({"command": "remove", "name": name(number)}));
+            }
+        }
+    });
+    assert!(most_bytes <= PROCESS_BYTES, "{most_bytes} bytes, {} more than allowed", most_bytes - PROCESS_BYTES);
+    let left_bytes = server.anonymous_bytes();
+    assert!(left_bytes <= 8 << 20, "{left_bytes} bytes without any disk");
+}
