@@ -195,6 +195,24 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
 }
 
 #[test]
+fn a_full_disk_is_overwritten_with_many_clients_connected() {
+    const CLIENTS: usize = 120;
+    let server = Server::start(&["--memory-limit", "64M", "--size", "512M"]);
+    let client = Client::connect(&server, "");
+    let mut numbers = Numbers(7);
+    let mut write = |page: u64| {
+        client.send(WRITE, page * PAGE_BYTES as u64, &numbers.pages(PAGE_BYTES), PAGE_BYTES);
+        client.reply(WRITE, PAGE_BYTES)
+    };
+    let stored = (0..).find(|&page| !write(page)).unwrap_or_default();
+    let others: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&server, "")).collect();
+    let mut places = Numbers(8);
+    let refused = (0..4000).filter(|_| !write(places.below(stored))).count();
+    assert_eq!(refused, 0, "of 4000 writes over {stored} stored pages");
+    drop(others);
+}
+
+#[test]
 fn lists_of_many_disks_take_no_memory_while_nobody_reads_them() {
     const DISKS: usize = 3000;
     const CLIENTS: usize = 12;
