@@ -324,6 +324,10 @@ fn refusal(why: &Refused) -> String {
         }
         Refused::Accept(error) => format!("clients wait until others leave, since none can be accepted: {error}"),
         Refused::Thread(error) => format!("a client was turned away, since no thread can be started: {error}"),
+        Refused::Memory => {
+            "a client was turned away: the memory limit leaves no room for more; 'pagefold limit SIZE' sets another"
+                .to_owned()
+        }
         why => format!("a client was refused: {why:?}"),
     }
 }
