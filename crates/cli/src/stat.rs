@@ -12,8 +12,8 @@ use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
   pagefold stat
   pagefold stat root --json
 
-The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory of its disks: objects with their waste, \
-tables, streams, trained tables; a disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
+The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory that counts against its limit: objects with their waste, \
+tables, streams, trained tables, what is kept for clients; process_bytes is what the system says of the whole process. A disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
 pub(crate) struct Args {
     /// Only this disk
     name: Option<String>,
