@@ -12,8 +12,8 @@ use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
   pagefold stat
   pagefold stat root --json
 
-The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory of its disks: objects with their waste, \
-tables, streams, trained tables; a disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
+The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory that counts against its limit: objects with their waste, \
+tables, streams, trained tables, what is kept for clients; process_bytes is what the system says of the whole process. A disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
 pub(crate) struct Args {
     /// Only this disk
     name: Option<String>,
@@ -116,8 +116,10 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     let spent = get(figures, "spent_bytes");
     let most =
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
-    let part = percent(spent, stored);
-    writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored; {most}{limit}", size::show(spent))?;
+    let beside = get(figures, "beside_bytes");
+    let part = percent(spent.saturating_sub(beside), stored);
+    let without = if beside > 0 { ", without what is for clients" } else { "" };
+    writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored{without}; {most}{limit}", size::show(spent))?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
@@ -125,8 +127,11 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         ("training_bytes", "trained tables"),
         ("beside_bytes", "for clients"),
     ];
-    let parts = parts.iter().filter_map(|(name, what)| Some(format!("{what} {}", size::show(find(figures, name)?))));
-    writeln!(out, "    {}", parts.collect::<Vec<_>>().join(", "))?;
+    let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
+    let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();
+    if !parts.is_empty() {
+        writeln!(out, "    {}", parts.join(", "))?;
+    }
     if let (Some(clients), Some(process)) = (find(figures, "client_bytes"), find(figures, "process_bytes")) {
         let (clients, process) = (size::show(clients), size::show(process));
         writeln!(out, "    clients take {clients} now; the whole process takes {process} of the system's memory")?;

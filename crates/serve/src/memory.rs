@@ -30,9 +30,9 @@ pub trait Account: Send + Sync {
     /// one request at a time, in small pieces.
     fn take(&self, bytes: u64) -> bool;
 
-    /// Counts `bytes` as taken even if there is no room: [`LEAST_BYTES`] for each connection, without which it could not be
-    /// answered at all. [`Limits`](crate::Limits) bounds how many there are.
-    fn take_least(&self, bytes: u64);
+    /// Counts what a new connection cannot be without, [`LEAST_BYTES`]. When it refuses, the connection is closed, so it should
+    /// find room beyond that of [`take`](Self::take).
+    fn take_least(&self, bytes: u64) -> bool;
 
     /// Counts `bytes`, taken before, as free.
     fn give(&self, bytes: u64);
@@ -72,12 +72,12 @@ impl Memory {
         Some(Taken { memory: Arc::clone(self), bytes, least: false })
     }
 
-    /// Takes what a connection needs at least.
-    pub(crate) fn take_least(self: &Arc<Self>) -> Taken {
-        if let Some(account) = &self.account {
-            account.take_least(LEAST_BYTES);
+    /// Takes what a connection needs at least; `None` if the account has no room for one more.
+    pub(crate) fn take_least(self: &Arc<Self>) -> Option<Taken> {
+        if self.account.as_ref().is_some_and(|account| !account.take_least(LEAST_BYTES)) {
+            return None;
         }
-        Taken { memory: Arc::clone(self), bytes: LEAST_BYTES, least: true }
+        Some(Taken { memory: Arc::clone(self), bytes: LEAST_BYTES, least: true })
     }
 }
 
@@ -271,8 +271,9 @@ mod tests {
             taken <= self.limit_bytes
         }
 
-        fn take_least(&self, bytes: u64) {
+        fn take_least(&self, bytes: u64) -> bool {
             self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+            true
         }
 
         fn give(&self, bytes: u64) {

@@ -56,6 +56,8 @@ pub enum Refused {
     Accept(io::Error),
     /// There is no thread for it; its connection was closed.
     Thread(io::Error),
+    /// The server's [`Account`] has no room for one more connection; it was closed.
+    Memory,
 }
 
 /// Whom to tell that a client was refused.
@@ -194,7 +196,7 @@ struct Connections {
     next: u64,
     all: BTreeMap<u64, Admitted>,
     /// When it was last told that a client was refused, for each reason.
-    told: [Option<Instant>; 3],
+    told: [Option<Instant>; 4],
 }
 
 /// A connection that the server has.
@@ -351,11 +353,13 @@ impl Server {
         };
         // Over the bound, the socket is dropped here and thereby closed.
         let Some(admission) = self.control.admit(&socket, self.control.common.limits.negotiating) else { return };
+        let Some(least) = self.control.common.memory.take_least() else {
+            return self.control.tell(Refused::Memory);
+        };
         let exports = self.exports.clone();
         let common = Arc::clone(&self.control.common);
         // Without a thread the connection is closed: both are dropped with the closure.
         let spawned = spawn("nbd-connection", move || {
-            let least = common.memory.take_least();
             let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
             let begin = || admission.begin(limits.connections);
@@ -398,6 +402,7 @@ impl Control {
             Refused::Full(_) => 0,
             Refused::Accept(_) => 1,
             Refused::Thread(_) => 2,
+            Refused::Memory => 3,
         };
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         let told = &mut connections.told[reason];

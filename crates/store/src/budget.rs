@@ -12,10 +12,11 @@
 //!
 //! Three rules:
 //!
-//! 1. *What is kept for good* (tables, streams beyond those promised) is taken up to `new`; *objects* up to `stored`; *objects that
-//!    move*, and those of a writer who has just brought as much together, up to the limit.
+//! 1. Memory is taken up to `stored`; to *move objects*, and for an object of a writer who has just brought as much together, up to the
+//!    limit.
 //! 2. An object is *admitted* if what is taken without what is free in the heap, with the bytes by which it is longer than the one
-//!    that it replaces, stays below `longer`, or for an empty slot below `new`. One that is not longer is always admitted.
+//!    that it replaces, stays below `longer`, or for an empty slot below `new`. One that is not longer is always admitted. What is kept for
+//!    good (tables, streams beyond those promised) is admitted as an object for an empty slot is.
 //! 3. Below `stored`, half of what is kept for swapping is kept free: when it is used, the compactor empties segments until all of it is
 //!    free again. A writer who finds no room though his object is admitted does so himself.
 //!
@@ -38,6 +39,8 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Bytes that streams will take.
     promised: AtomicU64,
+    /// Of what is taken, bytes that are free in the heap, as they were a moment ago.
+    free: AtomicU64,
     cpus: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
@@ -85,6 +88,7 @@ impl Budget {
             max: AtomicU64::new(0),
             limit: AtomicU64::new(limit),
             promised: AtomicU64::new(0),
+            free: AtomicU64::new(0),
             cpus: cpus as u64,
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
@@ -117,11 +121,10 @@ impl Budget {
         if self.faults.strikes() {
             return Err(Full);
         }
-        let limit = match purpose {
-            Purpose::Keep => self.new_bytes(),
-            Purpose::Store => self.stored_bytes(),
-            Purpose::Move => self.limit(),
-        };
+        if purpose == Purpose::Keep && !self.admits(bytes, true) {
+            return Err(Full);
+        }
+        let limit = if purpose == Purpose::Move { self.limit() } else { self.stored_bytes() };
         let before = self
             .used
             .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&used| used <= limit))
@@ -173,13 +176,17 @@ impl Budget {
         self.longer_bytes().saturating_sub(growing)
     }
 
-    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted, `is_new` in an empty slot. `free_bytes` says
-    /// what is free in the heap.
+    /// Says that so many bytes more, or fewer, are free in the heap.
+    pub(crate) fn tell_free(&self, before_bytes: u64, now_bytes: u64) {
+        self.free.fetch_add(now_bytes.wrapping_sub(before_bytes), Relaxed);
+    }
+
+    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted, `is_new` in an empty slot.
     #[inline]
-    pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool, free_bytes: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool) -> bool {
         let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };
         let after = self.used().saturating_add(grows_bytes);
-        grows_bytes == 0 || after <= limit || after.saturating_sub(free_bytes()) <= limit
+        grows_bytes == 0 || after <= limit || after.saturating_sub(self.free.load(Relaxed)) <= limit
     }
 
     /// What may still be taken to store more.
@@ -239,9 +246,13 @@ mod tests {
     fn what_is_free_in_the_heap_is_room_for_longer_pages() {
         let budget = Budget::new(64 << 20, 2);
         budget.take_for(Purpose::Store, budget.longer_bytes()).expect("room");
-        assert!(budget.admits(0, true, || 0), "it takes nothing more");
-        assert!(!budget.admits(1, false, || 0) && budget.admits(1, false, || 1));
-        assert!(!budget.admits(1, true, || 1 << 20) && budget.admits(1, true, || (1 << 20) + 1));
+        assert!(budget.admits(0, true), "it takes nothing more");
+        assert!(!budget.admits(1, false) && budget.take_for(Purpose::Keep, 1).is_err());
+        budget.tell_free(0, 1);
+        assert!(budget.admits(1, false) && !budget.admits(1, true));
+        budget.tell_free(1, (1 << 20) + 1);
+        assert!(budget.admits(1, true) && !budget.admits(2, true));
+        assert_eq!(budget.take_for(Purpose::Keep, 1), Ok(()));
         assert!(!budget.is_low() && budget.is_enough());
     }
 

@@ -101,7 +101,7 @@ impl Core {
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let leaf = Leaves::leaf_of(number);
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        if !self.budget.admits(grows_bytes, replaced_bytes == 0, || self.heap.free_bytes()) {
+        if !self.budget.admits(grows_bytes, replaced_bytes == 0) {
             return Err(Full);
         }
         let at = match self.heap.alloc_to_write(len_bytes, leaf) {

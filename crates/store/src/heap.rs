@@ -76,6 +76,9 @@ const SPAN_MIN: u64 = 16 << 20;
 /// What a machine that does not tell its memory is taken to have.
 const MEMORY_UNKNOWN: u64 = 1 << 40;
 
+/// A change of what is free in a shard of which others are told.
+const TELL_BYTES: u64 = SEGMENT as u64 / 16;
+
 /// Objects handed over to a shard from which on whoever hands over another frees them.
 const HANDED_MAX: u32 = 16;
 
@@ -280,7 +283,12 @@ impl Heap {
 
     /// Tells others what frees and takes have made of a shard.
     fn note(&self, part: &Part, shard: &Shard) {
-        part.free_bytes.store(shard.held_bytes - shard.live_bytes, Relaxed);
+        // The budget's line is every CPU's: it is told of what makes a difference.
+        let (before, now) = (part.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
+        if before.abs_diff(now) >= TELL_BYTES || now == 0 {
+            part.free_bytes.store(now, Relaxed);
+            self.budget.tell_free(before, now);
+        }
         let pressure = self.pressure_of(shard) as u8;
         if is_roomy(shard) && !part.roomy.load(Relaxed) {
             part.roomy.store(true, Relaxed);
@@ -469,11 +477,6 @@ impl Heap {
         let mut shard = self.lock_home(part);
         shard.free_soon(&part.blocks, block);
         self.note(part, &shard);
-    }
-
-    /// Bytes that objects leave of what the heap holds, as they were a moment ago.
-    pub(crate) fn free_bytes(&self) -> u64 {
-        self.parts().map(|(_, part)| part.free_bytes.load(Relaxed)).sum()
     }
 
     /// What an empty heap takes.

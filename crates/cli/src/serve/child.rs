@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::ending::Ending;
+use super::{ending::Ending, set_huge_pages};
 
 /// How long a command may take to end once it was told to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,7 +30,11 @@ impl Running {
         for name in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
             shell.env_remove(name);
         }
-        let child = shell.spawn().context("cannot start sh for --run")?;
+        // They are not this command's to forgo.
+        set_huge_pages(true);
+        let child = shell.spawn();
+        set_huge_pages(false);
+        let child = child.context("cannot start sh for --run")?;
         let pid = Pid::from_child(&child);
         thread::Builder::new()
             .name("run".to_owned())

@@ -1,9 +1,12 @@
 //! The memory of clients, within the limit that they share with the disks.
 //!
 //! ```text
-//! limit  │ disks: pages, tables, streams                                   │ kept for clients │
-//!        │ a client that has not even its least there takes it from here   │ at most 1/16     │
+//! limit  │ disks: pages, tables, streams                                   │ kept for clients │ 4 MiB     │
+//!        │                                                                 │ at most 1/16     │ overdraft │
 //! ```
+//!
+//! When what is kept is spent, a connection's least comes from the overdraft: disks would refuse pages, or all of the limit would be
+//! kept for clients that may never come. Beyond that, connections are refused.
 //!
 //! Without a limit nothing is kept, and what clients take is counted.
 
@@ -14,6 +17,9 @@ use pagefold_serve::{Account, LEAST_BYTES, Limits};
 
 /// Of a limit up to this nothing is kept for clients: the streams of the disks take most of it.
 const SMALL_LIMIT_BYTES: u64 = 4 << 20;
+
+/// What connections take beyond the limit: half of what the process may take beyond it.
+const OVERDRAFT_BYTES: u64 = 4 << 20;
 
 /// What clients take, counted in a pool.
 ///
@@ -100,13 +106,17 @@ impl Account for ClientMemory {
         true
     }
 
-    fn take_least(&self, bytes: u64) {
+    fn take_least(&self, bytes: u64) -> bool {
         let mut state = self.lock();
+        if state.limited && state.taken_bytes + bytes > state.kept_bytes + OVERDRAFT_BYTES {
+            return false;
+        }
         state.taken_bytes += bytes;
         if let Some(more_bytes @ 1..) = state.taken_bytes.checked_sub(state.counted_bytes) {
             self.pool.take_beside_least(more_bytes);
             state.counted_bytes = state.taken_bytes;
         }
+        true
     }
 
     fn give(&self, bytes: u64) {
@@ -152,10 +162,11 @@ mod tests {
         assert_eq!(beside(), 4 << 20);
         assert!(memory.take(4 << 20) && !memory.take(1));
         assert_eq!(beside(), 4 << 20);
-        memory.take_least(LEAST_BYTES);
-        assert_eq!(beside(), (4 << 20) + LEAST_BYTES, "a client's least is there though nothing is kept for it");
+        let overdrawn = (0..).find(|_| !memory.take_least(LEAST_BYTES)).unwrap_or_default();
+        assert_eq!(overdrawn, OVERDRAFT_BYTES / LEAST_BYTES, "connections beyond what is kept");
+        assert_eq!(beside(), (4 << 20) + overdrawn * LEAST_BYTES);
         memory.give(4 << 20);
-        memory.give(LEAST_BYTES);
+        (0..overdrawn).for_each(|_| memory.give(LEAST_BYTES));
         assert_eq!((beside(), memory.taken_bytes()), (4 << 20, 0));
     }
 

@@ -19,6 +19,10 @@ use super::{clients::ClientMemory, process::anonymous_bytes};
 /// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
+/// What a disk takes besides its table: its entries in the server's lists, and its name in each of them.
+const RECORD_BYTES: u64 = 256;
+const NAMES: u64 = 3;
+
 /// What all disks are made with.
 pub(crate) struct Config {
     pub(crate) codec: Arc<dyn Codec>,
@@ -50,6 +54,34 @@ struct Disk {
     ram: Arc<RamDisk>,
     limit_bytes: Option<u64>,
     read_only: bool,
+    /// Held in memory until the disk is removed.
+    _record: Arc<Counted>,
+}
+
+/// Bytes that count against the limit until this is dropped.
+struct Counted {
+    pool: Pool,
+    bytes: u64,
+}
+
+impl Counted {
+    /// What a disk of this name takes in the server's lists, if there is room for it.
+    fn record(pool: &Pool, name: &str) -> Result<Arc<Self>, Failure> {
+        let bytes = RECORD_BYTES + NAMES * name.len() as u64;
+        if !pool.take_beside(bytes) {
+            return Err(Failure::new(
+                Code::NoMemory,
+                "the server's memory limit leaves no room for a disk or its name",
+            ));
+        }
+        Ok(Arc::new(Self { pool: pool.clone(), bytes }))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.pool.give_beside(self.bytes);
+    }
 }
 
 /// A disk as it is at a moment.
@@ -109,6 +141,7 @@ impl Disks {
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
+        let record = Counted::record(&self.pool, name)?;
         let ram = Arc::new(RamDisk::new(&self.pool, *size_bytes).map_err(|error| {
             let code = if matches!(error, NewError::Store(pagefold_disk::StoreError::Full)) {
                 Code::NoMemory
@@ -121,7 +154,7 @@ impl Disks {
         let device = Arc::clone(&ram) as Arc<dyn BlockDevice>;
         let export = if *read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
-        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only };
+        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only, _record: record };
         let found = found(name, &disk, 0);
         state.disks.insert(name.clone(), disk);
         Ok(found)
@@ -155,9 +188,10 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
         let mut state = self.lock();
         state.get(name)?;
+        let record = Counted::record(&self.pool, to)?;
         self.exports.rename(name, to).map_err(failure)?;
         if let Some(disk) = state.disks.remove(name) {
-            state.disks.insert(to.to_owned(), disk);
+            state.disks.insert(to.to_owned(), Disk { _record: record, ..disk });
         }
         Ok(())
     }

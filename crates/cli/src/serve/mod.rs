@@ -221,6 +221,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
+    set_huge_pages(false);
     let disks = Arc::new(
         Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit, clients: args.limits() })
             .map_err(misuse)?,
@@ -283,6 +284,13 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<Joi
     thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
 }
 
+/// Whether the process may have memory in huge pages, and what it starts from now on. A thread's stack or a heap of which a page is
+/// touched would otherwise take 2 MiB on systems that give them unasked, which no limit could count.
+fn set_huge_pages(may: bool) {
+    // Kernels that have none refuse.
+    let _ = rustix::thread::disable_transparent_huge_pages(!may);
+}
+
 /// Has this process end with its parent. `false`: the parent has ended already.
 fn follow_parent() -> anyhow::Result<bool> {
     let parent = getppid();
@@ -316,6 +324,10 @@ fn refusal(why: &Refused) -> String {
         }
         Refused::Accept(error) => format!("clients wait until others leave, since none can be accepted: {error}"),
         Refused::Thread(error) => format!("a client was turned away, since no thread can be started: {error}"),
+        Refused::Memory => {
+            "a client was turned away: the memory limit leaves no room for more; 'pagefold limit SIZE' sets another"
+                .to_owned()
+        }
         why => format!("a client was refused: {why:?}"),
     }
 }

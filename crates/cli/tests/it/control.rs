@@ -28,15 +28,19 @@ impl Control {
         control
     }
 
-    fn line(&mut self) -> Value {
+    pub(crate) fn line(&mut self) -> Value {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a line");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
     }
 
-    fn ask(&mut self, request: &Value) -> Value {
+    pub(crate) fn send(&mut self, request: &Value) {
         let mut stream = self.lines.get_ref();
         stream.write_all(format!("{request}\n").as_bytes()).expect("a request is sent");
+    }
+
+    fn ask(&mut self, request: &Value) -> Value {
+        self.send(request);
         self.line()
     }
 

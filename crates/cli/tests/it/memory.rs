@@ -195,6 +195,52 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
 }
 
 #[test]
+fn a_full_disk_is_overwritten_with_many_clients_connected() {
+    const CLIENTS: usize = 120;
+    let server = Server::start(&["--memory-limit", "64M", "--size", "512M"]);
+    let client = Client::connect(&server, "");
+    let mut numbers = Numbers(7);
+    let mut write = |page: u64| {
+        client.send(WRITE, page * PAGE_BYTES as u64, &numbers.pages(PAGE_BYTES), PAGE_BYTES);
+        client.reply(WRITE, PAGE_BYTES)
+    };
+    let stored = (0..).find(|&page| !write(page)).unwrap_or_default();
+    let others: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&server, "")).collect();
+    let mut places = Numbers(8);
+    let refused = (0..4000).filter(|_| !write(places.below(stored))).count();
+    assert_eq!(refused, 0, "of 4000 writes over {stored} stored pages");
+    drop(others);
+}
+
+#[test]
+fn lists_of_many_disks_take_no_memory_while_nobody_reads_them() {
+    const DISKS: usize = 3000;
+    const CLIENTS: usize = 12;
+    let server = Server::start(&["--memory-limit", "64M", "--log", "warn"]);
+    let mut control = Control::open(&server);
+    for number in 0..DISKS {
+        control.done(&json!({"command": "add", "name": format!("disk-{number}"), "size_bytes": DISK_BYTES}));
+    }
+    let before_bytes = server.anonymous_bytes();
+    let most_bytes = most_bytes(&server, || {
+        let ask = |number: usize| {
+            let mut control = Control::open(&server);
+            let command = ["list", "stat"][number % 2];
+            control.send(&json!({ "command": command }));
+            control
+        };
+        let mut clients: Vec<_> = (0..CLIENTS).map(ask).collect();
+        thread::sleep(Duration::from_millis(500));
+        for control in &mut clients {
+            let disks = &control.line()["result"]["disks"];
+            assert_eq!(disks.as_array().map(Vec::len), Some(DISKS));
+        }
+    });
+    let list_bytes = most_bytes.saturating_sub(before_bytes);
+    assert!(list_bytes <= 2 << 20, "{list_bytes} bytes for lists");
+}
+
+#[test]
 fn disks_that_come_and_go_leave_no_memory_behind() {
     const DISKS: usize = 200;
     const CLIENTS: usize = 8;

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_testing::programs;
+use pagefold_testing::{programs, skip_for_good};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
@@ -35,6 +35,17 @@ fn a_command_has_the_server_and_its_status_is_the_servers() {
         output.status.code().unwrap_or_else(|| panic!("{output:?}"))
     };
     assert_eq!((status("true"), status("kill -9 $$"), status("no-such-program")), (0, 137, 127));
+}
+
+#[test]
+fn a_server_has_no_huge_pages_and_its_command_may() {
+    let own = fs::read_to_string("/proc/self/status").expect("a running test");
+    let Some(own) = own.lines().find(|line| line.starts_with("THP_enabled:")) else {
+        return skip_for_good("a_server_has_no_huge_pages_and_its_command_may", "this kernel has none");
+    };
+    let script = "grep -h THP_enabled /proc/self/status /proc/$PPID/status";
+    let output = pagefold().args(["serve", "--size", "1M", "--run", script]).output().expect("a start");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{own}\nTHP_enabled:\t0\n"), "{output:?}");
 }
 
 /// Servers that run commands have a directory each, which goes with them.

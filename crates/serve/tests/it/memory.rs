@@ -1,15 +1,17 @@
 //! What connections take from the server's account.
 
 use std::{
+    io::Read,
+    os::unix::net::UnixStream,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use pagefold_serve::{
-    Account, Export, LEAST_BYTES, Limits, Server,
+    Account, Export, LEAST_BYTES, Limits, Refused, Server,
     protocol::{OptionHeader, command, option, reply},
 };
 
@@ -51,8 +53,9 @@ impl Account for Ledger {
         taken.is_ok()
     }
 
-    fn take_least(&self, bytes: u64) {
+    fn take_least(&self, bytes: u64) -> bool {
         self.taken_bytes.fetch_add(bytes, Ordering::SeqCst);
+        true
     }
 
     fn give(&self, bytes: u64) {
@@ -145,4 +148,42 @@ fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     }
     let most_reads = device.most_reads.load(Ordering::SeqCst);
     assert!((4..=6).contains(&most_reads), "{most_reads} at a time");
+}
+
+/// Has room for one connection.
+#[derive(Default)]
+struct ForOne(AtomicU64);
+
+impl Account for ForOne {
+    fn take(&self, _: u64) -> bool {
+        false
+    }
+
+    fn take_least(&self, bytes: u64) -> bool {
+        self.0.compare_exchange(0, bytes, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_connection_for_which_the_account_has_no_room_is_closed_and_that_is_told() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&told);
+    let account = Arc::new(ForOne::default());
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(8192)));
+    let builder = builder.account(Arc::clone(&account) as _);
+    let server = Running::start(builder.when_refused(move |why| notes.lock().unwrap().push(why)));
+    let served = server.simple();
+    assert_eq!(UnixStream::connect(&server.path).unwrap().read(&mut [0]).unwrap(), 0, "a connection too many");
+    assert!(matches!(told.lock().unwrap()[..], [Refused::Memory]));
+    drop(served);
+    let start = Instant::now();
+    while account.0.load(Ordering::SeqCst) != 0 {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.assert_alive();
 }

@@ -384,15 +384,14 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     for version in 0..3 * LIMIT / least.midpoint(most) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let len_bytes = (least + (state >> 32) % (most - least + 1)) as usize;
-        let free_bytes = || pool.free_bytes();
-        let owner = if budget.admits(len_bytes as u64, true, free_bytes) {
+        let owner = if budget.admits(len_bytes as u64, true) {
             owners += 1;
             owners
         } else {
             (state % u64::from(owners)) as Owner
         };
         let old_bytes = map.object(owner).map_or(0, |(_, len_bytes)| len_bytes);
-        if old_bytes > 0 && !budget.admits(len_bytes.saturating_sub(old_bytes) as u64, false, free_bytes) {
+        if old_bytes > 0 && !budget.admits(len_bytes.saturating_sub(old_bytes) as u64, false) {
             continue;
         }
         if store(&pool, &map, owner, version, len_bytes).is_err() {
