@@ -27,3 +27,10 @@ pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Resul
         value.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{figure} is no number"))?;
     Ok(kib * 1024)
 }
+
+/// How often the kernel has given this thread's CPU to another while it wanted to run.
+pub(crate) fn preemptions() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/thread-self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    Ok(line.context("status has no count of switches")?.trim().parse()?)
+}

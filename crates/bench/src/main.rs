@@ -2,6 +2,7 @@
 
 mod codec;
 mod device;
+mod disks;
 mod image;
 mod image_soak;
 mod load;
@@ -56,6 +57,8 @@ enum Bench {
     Streams(streams::Args),
     /// The locks that zram's table was tried with, and the store's way, alone and contended
     Locks(locks::Args),
+    /// Many disks in one pool: memory, creating and dropping, writing at the limit
+    Disks(disks::Args),
     /// Memory that compressed pages take in the store, in zram and in older allocators, and the allocators' speed
     Pool(pool::Args),
     /// A store with tables trained on its own pages beside one with the codec's
@@ -87,6 +90,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),
+        Bench::Disks(args) => disks::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Training(args) => training::run(&args),
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_codec::{Codec, Page};
-use pagefold_store::{Config, Disk, Objects, Pool};
+use pagefold_store::{Config, Disk, Error, Objects, Pool};
 
 use crate::load::Slots;
 
@@ -44,6 +44,20 @@ impl Product {
     /// One that does not train the codec's tables.
     pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
         Self::with(slots, Config { codec, train: false, ..Config::default() })
+    }
+
+    /// One whose pool spends at most `limit_bytes`.
+    pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
+        Self::with(slots, Config { codec, memory_limit: limit_bytes, ..Config::default() })
+    }
+
+    /// Writes a page. False: the limit leaves no room for it.
+    pub(crate) fn write_or_refuse(&self, slot: u64, page: &Page) -> anyhow::Result<bool> {
+        match self.disk.write(slot, page) {
+            Ok(()) => Ok(true),
+            Err(Error::Full) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The codec of a pool for which none was chosen.

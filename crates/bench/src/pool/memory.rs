@@ -1,19 +1,17 @@
 //! Memory spent after filling, through churn and after discards.
 
 use std::{
-    fs,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
 use pagefold_codec::by_name;
 
 use super::{MOSAIC, Output};
 use crate::{
     load::{Device, Random},
-    machine::memory_bytes,
+    machine::{memory_bytes, preemptions},
     pages::Data,
     product::Product,
     subjects::Zram,
@@ -222,13 +220,6 @@ fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -
     let at =
         |share: f64| times.get((times.len() as f64 * share) as usize).or(times.last()).map_or(0.0, |&ns| ns as f64);
     Ok(Latencies { p99: at(0.99), max: at(1.0), max_running: max_running as f64 })
-}
-
-/// How often the kernel has given this thread's CPU to another while it wanted to run.
-fn preemptions() -> anyhow::Result<u64> {
-    let status = fs::read_to_string("/proc/thread-self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-    Ok(line.context("status has no count of switches")?.trim().parse()?)
 }
 
 /// Bytes of this process's memory that are resident.

@@ -1,0 +1,105 @@
+//! `pagefold-bench disks`: what a pool of many disks must show: memory and time of a disk, many disks written beside one, and
+//! writing at the memory limit.
+
+mod latency;
+mod limit;
+mod verdict;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+
+use crate::{
+    machine::cpus,
+    pages::{Data, Pages, gather},
+};
+use verdict::Output;
+
+/// Options of `pagefold-bench disks`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files whose pages are written; without any, heaps of programs that are started for it
+    #[arg(long, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// MiB taken of each at most
+    #[arg(long, default_value = "64", value_parser = crate::count)]
+    mib: usize,
+    /// Codecs, by name
+    #[arg(long, value_delimiter = ',', default_value = "fold,lz4")]
+    codecs: Vec<String>,
+    /// Threads that write; 0 stands for all CPUs
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends half as much
+    #[arg(long, default_value = "1G", value_parser = size_bytes)]
+    limit: u64,
+    /// Rounds; each speed is the median of its rounds, which take turns
+    #[arg(long, default_value = "5", value_parser = crate::count)]
+    rounds: usize,
+    /// What is measured
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    parts: Vec<Part>,
+    /// One JSON object a line on the standard output; the verdicts go to the standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// A pool filled to its memory limit and overwritten, beside one with half as much in it
+    Limit,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let data = mixed(gather(&args.data, args.mib << 8)?);
+    let threads = if args.threads == 0 { cpus() } else { args.threads };
+    let mut output = Output::new(args.json);
+    for codec in &args.codecs {
+        if args.parts.contains(&Part::Limit) {
+            limit::run(&mut output, codec, &data, args.limit, threads, args.rounds)?;
+        }
+    }
+    output.verdicts();
+    Ok(())
+}
+
+/// The pages of all kinds in one.
+fn mixed(kinds: Vec<Data>) -> Data {
+    let mut pages = Pages::new(kinds.iter().map(|data| data.pages.len()).sum());
+    let all = kinds.iter().flat_map(|data| &*data.pages);
+    pages.as_mut().iter_mut().zip(all).for_each(|(to, from)| *to = *from);
+    let names: Vec<&str> = kinds.iter().map(|data| &*data.name).collect();
+    Data { name: names.join("+"), pages }
+}
+
+/// A number of bytes, with K, M, G or T behind it for powers of 1024.
+fn size_bytes(text: &str) -> anyhow::Result<u64> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K')) => (&text[..at], 10),
+        Some((at, 'M')) => (&text[..at], 20),
+        Some((at, 'G')) => (&text[..at], 30),
+        Some((at, 'T')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = number.parse().context("expected a number of bytes, such as 512M or 16G")?;
+    let bytes = number.checked_mul(1 << shift).context("more bytes than can be counted")?;
+    ensure!(bytes > 0, "expected more than no bytes");
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [("1", 1), ("3K", 3072), ("512M", 512 << 20), ("16G", 16 << 30)] {
+            assert_eq!(size_bytes(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "0", "G", "1g", "-1", "20000000T", "1.5G"] {
+            assert!(size_bytes(text).is_err(), "{text}");
+        }
+    }
+}

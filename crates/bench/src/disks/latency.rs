@@ -1,0 +1,125 @@
+//! How long single operations take, in a space that does not grow with their number.
+
+use std::time::Instant;
+
+use crate::machine::preemptions;
+
+/// Each power of two is cut in 2^5 steps, so a time is right to 3 %.
+const STEP_BITS: u32 = 5;
+const STEPS: usize = 1 << STEP_BITS;
+
+/// Operations between two looks at how often the thread was preempted.
+const LOOK_OPERATIONS: u32 = 512;
+
+/// Operations quicker than this are not told apart by whether the thread was preempted.
+const LONG_NS: u64 = 50_000;
+
+/// Times of one thread's operations, or of several threads'.
+#[derive(Clone)]
+pub(super) struct Latencies {
+    counts: Vec<u64>,
+    max_ns: u64,
+    /// The longest in which the kernel did not give the CPU to another thread.
+    max_running_ns: u64,
+    preempted: u64,
+    since_look: u32,
+}
+
+impl Latencies {
+    pub(super) fn new() -> Self {
+        let counts = vec![0; STEPS * (u64::BITS - STEP_BITS + 1) as usize];
+        Self { counts, max_ns: 0, max_running_ns: 0, preempted: 0, since_look: 0 }
+    }
+
+    /// Runs `operation` and counts its time.
+    pub(super) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
+        if self.since_look == 0 {
+            self.preempted = preemptions()?;
+            self.since_look = LOOK_OPERATIONS;
+        }
+        self.since_look -= 1;
+        let start = Instant::now();
+        let done = operation();
+        let ns = start.elapsed().as_nanos() as u64;
+        self.counts[step(ns)] += 1;
+        self.max_ns = self.max_ns.max(ns);
+        if ns > self.max_running_ns {
+            let preempted = if ns > LONG_NS { preemptions()? } else { self.preempted };
+            if preempted == self.preempted {
+                self.max_running_ns = ns;
+            }
+            self.preempted = preempted;
+        }
+        Ok(done)
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.max_running_ns = self.max_running_ns.max(other.max_running_ns);
+    }
+
+    /// The time that `share` of the operations do not exceed, in nanoseconds.
+    pub(super) fn at(&self, share: f64) -> f64 {
+        let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
+        let mut sum = 0;
+        let found = self.counts.iter().position(|&count| {
+            sum += count;
+            sum >= wanted
+        });
+        found.map_or(f64::NAN, |step| end_ns(step).min(self.max_ns as f64))
+    }
+
+    pub(super) fn max_ns(&self) -> f64 {
+        self.max_ns as f64
+    }
+
+    pub(super) fn max_running_ns(&self) -> f64 {
+        self.max_running_ns as f64
+    }
+}
+
+/// The step of a time: below 2^[`STEP_BITS`] ns each ns is one.
+fn step(ns: u64) -> usize {
+    let power = (u64::BITS - ns.leading_zeros()).saturating_sub(STEP_BITS + 1);
+    ((power as usize) << STEP_BITS) + (ns >> power) as usize
+}
+
+/// Where a step ends, exactly as far as `f64` is exact.
+fn end_ns(step: usize) -> f64 {
+    let power = (step >> STEP_BITS).saturating_sub(1);
+    let first = step - (power << STEP_BITS);
+    (first + 1) as f64 * (power as f64).exp2() - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_ends_at_the_last_time_that_it_has() {
+        for ns in (0..5000).chain([1 << 20, (1 << 20) - 1, 123_456_789, 1 << 50]) {
+            let end = end_ns(step(ns));
+            assert!(end >= ns as f64 && end <= ns as f64 * 1.04, "{ns} {end}");
+            assert_eq!(step(end as u64), step(ns), "{ns}");
+            assert_eq!(step(end as u64 + 1), step(ns) + 1, "{ns}");
+        }
+        assert!(step(u64::MAX) < Latencies::new().counts.len());
+    }
+
+    #[test]
+    fn shares_are_found() {
+        let mut latencies = Latencies::new();
+        for ns in 1..=1000 {
+            latencies.counts[step(ns)] += 1;
+        }
+        latencies.max_ns = 1000;
+        for (share, ns) in [(0.5, 500.0), (0.99, 990.0), (1.0, 1000.0)] {
+            let found = latencies.at(share);
+            assert!((ns..=ns * 1.04).contains(&found), "{share}: {found}");
+        }
+        assert!(Latencies::new().at(0.5).is_nan());
+    }
+}

@@ -1,0 +1,74 @@
+//! The figures of a run, and the targets that some of them have.
+
+use crate::report::Figure;
+
+/// What a figure should be.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Target {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Target::AtLeast(bound) => value >= bound,
+            Target::AtMost(bound) => value <= bound,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Target::AtLeast(bound) => format!("≥ {bound}"),
+            Target::AtMost(bound) => format!("≤ {bound}"),
+        }
+    }
+}
+
+/// Where figures go.
+pub(super) struct Output {
+    json: bool,
+    verdicts: Vec<String>,
+}
+
+/// The subject of every figure: this pool in this process.
+const SUBJECT: &str = "pagefold";
+
+impl Output {
+    pub(super) fn new(json: bool) -> Self {
+        Self { json, verdicts: Vec::new() }
+    }
+
+    pub(super) fn put(&self, case: &str, metric: &str, value: f64, unit: &str) {
+        if self.json {
+            Figure { bench: "disks", case, subject: SUBJECT, metric, value, unit }.print_json();
+        } else {
+            println!("{case:44} {metric:34} {value:16.4} {unit}");
+        }
+    }
+
+    /// A figure that has a target.
+    pub(super) fn judge(&mut self, case: &str, metric: &str, value: f64, unit: &str, target: Target) {
+        self.put(case, metric, value, unit);
+        let word = if target.is_met(value) { "PASS" } else { "miss" };
+        self.verdicts.push(format!("{word} {case}: {metric} {}: {value:.4} {unit}", target.text()));
+    }
+
+    /// Prints which targets were met.
+    pub(super) fn verdicts(&self) {
+        let text = format!("\ntargets\n{}", self.verdicts.join("\n"));
+        if self.json { eprintln!("{text}") } else { println!("{text}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_itself_is_met_and_no_figure_is_not() {
+        assert!(Target::AtLeast(0.8).is_met(0.8) && Target::AtMost(1.0).is_met(1.0));
+        assert!(!Target::AtLeast(0.8).is_met(0.79) && !Target::AtMost(1.0).is_met(1.01));
+        assert!(!Target::AtLeast(0.8).is_met(f64::NAN) && !Target::AtMost(1.0).is_met(f64::NAN));
+    }
+}
