@@ -1,8 +1,10 @@
 //! `pagefold-bench disks`: what a pool of many disks must show: memory and time of a disk, many disks written beside one, and
 //! writing at the memory limit.
 
+mod idle;
 mod latency;
 mod limit;
+mod many;
 mod verdict;
 
 use std::path::PathBuf;
@@ -34,7 +36,7 @@ pub(crate) struct Args {
     /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends half as much
     #[arg(long, default_value = "1G", value_parser = size_bytes)]
     limit: u64,
-    /// Rounds; each speed is the median of its rounds, which take turns
+    /// Rounds, which take turns; each speed at the limit is the median of its rounds, each of many disks that of the fastest
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What is measured
@@ -48,6 +50,10 @@ pub(crate) struct Args {
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
+    /// Memory of disks that hold nothing or little, and the time to make and drop one
+    Idle,
+    /// A thousand disks written by all threads, beside one disk of the same bytes
+    Many,
     /// A pool filled to its memory limit and overwritten, beside one with half as much in it
     Limit,
 }
@@ -56,7 +62,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let data = mixed(gather(&args.data, args.mib << 8)?);
     let threads = if args.threads == 0 { cpus() } else { args.threads };
     let mut output = Output::new(args.json);
+    if args.parts.contains(&Part::Idle) {
+        idle::run(&mut output, &data)?;
+    }
     for codec in &args.codecs {
+        if args.parts.contains(&Part::Many) {
+            many::run(&mut output, codec, &data, threads, args.rounds)?;
+        }
         if args.parts.contains(&Part::Limit) {
             limit::run(&mut output, codec, &data, args.limit, threads, args.rounds)?;
         }

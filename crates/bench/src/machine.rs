@@ -1,9 +1,12 @@
 //! What the system says of this machine's CPUs and of processes' memory.
 
-use std::{fmt::Display, fs, num::NonZero, thread};
+use std::{fmt::Display, fs, num::NonZero, thread, time::Duration};
 
 use anyhow::{Context, ensure};
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::{
+    thread::{CpuSet, sched_getaffinity},
+    time::{ClockId, clock_gettime},
+};
 
 /// How many CPUs this process may use.
 pub(crate) fn cpus() -> usize {
@@ -26,6 +29,21 @@ pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Resul
     let kib: u64 =
         value.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{figure} is no number"))?;
     Ok(kib * 1024)
+}
+
+/// Bytes of this process's anonymous memory, added up page by page: the counters of `/proc/self/status` are off by some dozen pages
+/// a CPU.
+pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
+    let text = fs::read_to_string("/proc/self/smaps_rollup").context("this kernel does not add up memory")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("the sum is no number")?;
+    Ok(kib * 1024)
+}
+
+/// CPU time that this process has used, all threads together.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// How often the kernel has given this thread's CPU to another while it wanted to run.

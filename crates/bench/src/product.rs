@@ -105,6 +105,65 @@ impl Slots for Product {
     }
 }
 
+/// A pool with any number of disks, whose slots are numbered through: the first disk's, the second's, and so on.
+pub(crate) struct ProductDisks {
+    disks: Vec<Disk>,
+    slots_each: u64,
+    pub(crate) pool: Pool,
+}
+
+impl ProductDisks {
+    /// A pool without any disk; those that will be made have `slots_each` slots.
+    pub(crate) fn new(slots_each: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
+        Ok(Self { disks: Vec::new(), slots_each, pool: Pool::new(Config { codec, ..Config::default() })? })
+    }
+
+    pub(crate) fn add(&mut self) -> anyhow::Result<()> {
+        self.disks.push(self.pool.disk(self.slots_each)?);
+        Ok(())
+    }
+
+    /// Drops the last disk.
+    pub(crate) fn remove(&mut self) {
+        self.disks.pop();
+    }
+
+    /// Drops all disks.
+    pub(crate) fn clear(&mut self) {
+        self.disks = Vec::new();
+    }
+
+    pub(crate) fn spent_bytes(&self) -> u64 {
+        self.pool.stats().spent_bytes
+    }
+
+    /// What the tables of all disks take.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
+    }
+
+    /// Looks the whole pool over, with no other thread in it.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.pool.check().map_err(anyhow::Error::msg)
+    }
+
+    fn at(&self, slot: u64) -> (&Disk, u64) {
+        (&self.disks[(slot / self.slots_each) as usize], slot % self.slots_each)
+    }
+}
+
+impl Slots for ProductDisks {
+    fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()> {
+        let (disk, slot) = self.at(slot);
+        Ok(disk.write(slot, page)?)
+    }
+
+    fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
+        let (disk, slot) = self.at(slot);
+        Ok(disk.read(slot, page)?)
+    }
+}
+
 /// The pool's objects without the pool around them.
 pub(crate) struct ProductHeap(Objects);
 

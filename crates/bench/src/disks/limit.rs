@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     load::{Done, Random, Worker, pass},
-    machine::memory_bytes,
+    machine::{anonymous_bytes, cpu_time},
     pages::Data,
     product::Product,
     report::median,
@@ -51,6 +51,8 @@ struct Filled {
 #[derive(Default)]
 struct Rounds {
     mb_s: Vec<f64>,
+    /// Microseconds of CPU time a write, the background thread's included.
+    cpu_us: Vec<f64>,
     refused: u64,
     written: u64,
 }
@@ -72,7 +74,7 @@ pub(super) fn run(
     let fill = |share: f64| filled(codec, data, limit_bytes, (limit_bytes as f64 * share) as u64, threads);
     let half = fill(FULL / 2.0)?;
     ensure!(!half.refused, "a pool was full when half of its limit was spent");
-    let resident_before = resident_bytes()?;
+    let resident_before = anonymous_bytes()?;
     let full = fill(FULL)?;
     let spent_filled = full.product.figures().spent_bytes;
 
@@ -82,13 +84,16 @@ pub(super) fn run(
     let mut resident_max = 0;
     for round in 0..rounds {
         for (which, pool) in pools.into_iter().enumerate() {
+            let cpu_before = cpu_time();
             let (done, refused, times) = overwrite(pool, data, threads, round as u64 + 1)?;
             of[which].mb_s.push(done.write_mb_s());
+            let cpu = cpu_time().saturating_sub(cpu_before);
+            of[which].cpu_us.push(cpu.as_secs_f64() * 1e6 / done.written_pages as f64);
             of[which].written += done.written_pages;
             of[which].refused += refused;
             latencies[which].add(&times);
             if which == 1 {
-                resident_max = resident_max.max(resident_bytes()?.saturating_sub(resident_before));
+                resident_max = resident_max.max(anonymous_bytes()?.saturating_sub(resident_before));
             }
         }
     }
@@ -104,6 +109,8 @@ pub(super) fn run(
     output.put(&case, "half_mb_s", half_mb_s, "MB/s");
     output.put(&case, "full_mb_s", full_mb_s, "MB/s");
     output.judge(&case, "full_over_half_speed", full_mb_s / half_mb_s, "x", AtLeast(0.8));
+    output.put(&case, "half_cpu_us_a_write", median(&of[0].cpu_us), "us");
+    output.put(&case, "full_cpu_us_a_write", median(&of[1].cpu_us), "us");
     for (name, times) in ["half", "full"].into_iter().zip(&latencies) {
         for (metric, ns) in [
             ("write_p50_us", times.at(0.5)),
@@ -121,7 +128,6 @@ pub(super) fn run(
     output.put(&case, "spent_share", stats.spent_bytes as f64 / limit, "x");
     output.judge(&case, "spent_max_share", stats.mem_used_max as f64 / limit, "x", AtMost(1.0));
     output.put(&case, "compressed_share", stats.compr_data_size as f64 / limit, "x");
-    output.put(&case, "resident_share", resident_max as f64 / limit, "x");
     let bound = resident_most(limit_bytes) / limit;
     output.judge(&case, "resident_max_share", resident_max as f64 / limit, "x", AtMost(bound));
     for pool in pools {
@@ -202,8 +208,4 @@ fn overwrite(pool: &Filled, data: &Data, threads: usize, seed: u64) -> anyhow::R
     };
     let done = pass(product, threads, &job)?;
     Ok((done, refused.into_inner(), all.into_inner().unwrap()))
-}
-
-fn resident_bytes() -> anyhow::Result<u64> {
-    memory_bytes("self", "RssAnon")
 }

@@ -1,0 +1,107 @@
+//! A thousand disks written and read by several threads, beside one disk of the same bytes.
+
+use anyhow::ensure;
+use pagefold_codec::{PAGE_SIZE, by_name};
+
+use super::verdict::{
+    Output,
+    Target::{AtLeast, AtMost},
+};
+use crate::{
+    load::{Done, Random, Worker, pass},
+    machine::anonymous_bytes,
+    pages::Data,
+    product::ProductDisks,
+};
+
+const DISKS: u64 = 1000;
+
+/// Pages of a disk: 1 MiB.
+const SLOTS: u64 = 256;
+
+/// Pages that a thread writes or reads between two choices of a page of the data; sizes keep together as programs write them.
+const RUN_PAGES: u64 = 8;
+
+/// What the threads do, in this order.
+const PASSES: [&str; 3] = ["fill", "overwrite", "read"];
+
+/// What one shape of the pool gave: the fastest of each pass, and the memory of the last round.
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    passes: [Done; PASSES.len()],
+    spent_bytes: u64,
+    resident_bytes: u64,
+}
+
+pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize, rounds: usize) -> anyhow::Result<()> {
+    let case = format!("many/{DISKS}/{}/{codec}/{threads}", data.name);
+    ensure!(DISKS * SLOTS / RUN_PAGES >= threads as u64, "more threads than there are pages");
+    let shapes = [("one", 1), ("many", DISKS)];
+    let mut measured = [Measured::default(); 2];
+    for round in 0..rounds {
+        for turn in 0..2 {
+            // The first of a round begins with more of the process's memory: each is that every other time.
+            let which = (turn + round) % 2;
+            one_round(&mut measured[which], codec, data, shapes[which].1, threads)?;
+        }
+    }
+    for ((name, _), measured) in shapes.iter().zip(&measured) {
+        for (pass, done) in PASSES.iter().zip(measured.passes) {
+            output.put(&case, &format!("{name}_{pass}_mb_s"), mb_s(done), "MB/s");
+        }
+        output.put(&case, &format!("{name}_spent_bytes"), measured.spent_bytes as f64, "bytes");
+        output.put(&case, &format!("{name}_resident_bytes"), measured.resident_bytes as f64, "bytes");
+    }
+    let [one, many] = measured;
+    for (at, pass) in PASSES.iter().enumerate() {
+        let ratio = mb_s(many.passes[at]) / mb_s(one.passes[at]);
+        output.judge(&case, &format!("{pass}_speed_over_one"), ratio, "x", AtLeast(0.95));
+    }
+    let spent = many.spent_bytes as f64 / one.spent_bytes as f64;
+    output.judge(&case, "spent_over_one", spent, "x", AtMost(1.01));
+    let resident = many.resident_bytes as f64 / one.resident_bytes as f64;
+    output.put(&case, "resident_over_one", resident, "x");
+    Ok(())
+}
+
+fn one_round(measured: &mut Measured, codec: &str, data: &Data, disks: u64, threads: usize) -> anyhow::Result<()> {
+    let resident_before = anonymous_bytes()?;
+    let slots = DISKS * SLOTS;
+    let mut pool = ProductDisks::new(slots / disks, by_name(codec)?)?;
+    for _ in 0..disks {
+        pool.add()?;
+    }
+    for (at, _) in PASSES.iter().enumerate() {
+        let seed = (at * threads) as u64;
+        let job = |number: usize, worker: &mut dyn Worker| {
+            let mut random = Random::new(seed + number as u64 + 1);
+            // A thread fills its own part, disk by disk, and then uses all of them.
+            let runs = slots / RUN_PAGES / threads as u64;
+            let first = number as u64 * runs;
+            let mut pages = [[0; PAGE_SIZE]; RUN_PAGES as usize];
+            for run in 0..runs {
+                let from = random.below((data.pages.len() as u64) / RUN_PAGES) * RUN_PAGES;
+                let from = &data.pages[from as usize..][..RUN_PAGES as usize];
+                match at {
+                    0 => worker.write((first + run) * RUN_PAGES, from)?,
+                    1 => worker.write(random.below(slots / RUN_PAGES) * RUN_PAGES, from)?,
+                    _ => worker.read(random.below(slots / RUN_PAGES) * RUN_PAGES, &mut pages)?,
+                }
+            }
+            let moved = runs * RUN_PAGES;
+            Ok(if at < 2 {
+                Done { written_pages: moved, ..Done::default() }
+            } else {
+                Done { read_pages: moved, ..Done::default() }
+            })
+        };
+        measured.passes[at] = measured.passes[at].best(pass(&pool, threads, &job)?);
+    }
+    measured.spent_bytes = pool.spent_bytes();
+    measured.resident_bytes = anonymous_bytes()?.saturating_sub(resident_before);
+    pool.check()
+}
+
+fn mb_s(done: Done) -> f64 {
+    done.read_mb_s() + done.write_mb_s()
+}
