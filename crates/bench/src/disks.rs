@@ -2,6 +2,7 @@
 //! writing at the memory limit.
 
 mod idle;
+pub(crate) mod instructions;
 mod latency;
 mod limit;
 mod many;
@@ -15,6 +16,7 @@ use clap::ValueEnum;
 use crate::{
     machine::cpus,
     pages::{Data, Pages, gather},
+    product::keep_no_large_blocks,
 };
 use verdict::Output;
 
@@ -59,11 +61,16 @@ enum Part {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let data = mixed(gather(&args.data, args.mib << 8)?);
+    keep_no_large_blocks();
     let threads = if args.threads == 0 { cpus() } else { args.threads };
     let mut output = Output::new(args.json);
     if args.parts.contains(&Part::Idle) {
-        idle::run(&mut output, &data)?;
+        // Before anything else: what the allocator has kept of other work would hold the disks.
+        idle::empty(&mut output)?;
+    }
+    let data = mixed(gather(&args.data, args.mib << 8)?);
+    if args.parts.contains(&Part::Idle) {
+        idle::forks(&mut output, &data)?;
     }
     for codec in &args.codecs {
         if args.parts.contains(&Part::Many) {

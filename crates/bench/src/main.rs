@@ -1,5 +1,6 @@
 //! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
 
+mod callgrind;
 mod codec;
 mod device;
 mod disks;
@@ -43,6 +44,8 @@ enum Bench {
     Sizes(codec::sizes::Args),
     /// Instructions of every codec for fixed pages, under callgrind, against the committed table
     Instructions(codec::instructions::Args),
+    /// Instructions of the store's writes and reads, under callgrind, against the committed table
+    StoreInstructions(disks::instructions::Args),
     /// The NBD server beside nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
     /// Verified writing at the memory limit
@@ -83,6 +86,7 @@ fn main() -> anyhow::Result<()> {
         Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
+        Bench::StoreInstructions(args) => disks::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Soak(args) => soak::run(&args),
         Bench::Image(args) => image::run(&args),

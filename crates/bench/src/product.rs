@@ -7,6 +7,9 @@ use pagefold_store::{Config, Disk, Error, Objects, Pool};
 
 use crate::load::Slots;
 
+/// For the start of a bench that looks at the process's memory.
+pub(crate) use pagefold_store::keep_no_large_blocks;
+
 /// Bytes of an entry.
 pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 

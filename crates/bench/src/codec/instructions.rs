@@ -1,13 +1,16 @@
 //! `pagefold-bench instructions`: how many instructions every codec takes for fixed pages, counted by callgrind, against a
 //! committed table: a gate against slowdowns that a busy machine does not move. `scripts/test` runs it.
 
-use std::{collections::BTreeMap, env, fmt::Write, fs, hint, path::PathBuf, process::Command, thread};
+use std::{collections::BTreeMap, hint, path::PathBuf, thread};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
 
 use super::subject::{self, Subject};
-use crate::synthetic;
+use crate::{
+    callgrind::{self, Table},
+    synthetic,
+};
 
 /// Pages of each kind, and how many others train tables.
 const PAGES: usize = 16;
@@ -20,9 +23,6 @@ const TOLERANCE: f64 = 0.02;
 
 /// Codecs with tables or dictionaries, which `subject::own_names` does not name.
 const TRAINED: &[&str] = &["pleat-trained", "lz4-dict"];
-
-/// What begins the table's line that says what it was made with.
-const MADE_WITH: &str = "Made with: ";
 
 /// Options of `pagefold-bench instructions`.
 #[derive(clap::Args)]
@@ -42,58 +42,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let [direction, name] = &args.work[..] {
         return work(direction, name);
     }
-    ensure!(!cfg!(debug_assertions), "counts are those of a release build");
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        return skipped("valgrind is not installed");
-    }
-    let made_with = made_with();
-    if args.update {
-        let mut text = format!(
-            "Instructions for a page, mean over the synthetic kinds, by pagefold-bench instructions.\n{MADE_WITH}{made_with}\n\n"
-        );
-        for (what, count) in &counts()? {
-            writeln!(text, "{what} {count:>8}")?;
-        }
-        return fs::write(&args.file, text).with_context(|| format!("cannot write {}", args.file.display()));
-    }
-    let text = fs::read_to_string(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-    match text.lines().find_map(|line| line.strip_prefix(MADE_WITH)) {
-        Some(theirs) if theirs == made_with => compare(args, &text),
-        theirs => skipped(&format!(
-            "{} was made with {}, this is {made_with}; --update rewrites it",
-            args.file.display(),
-            theirs.unwrap_or("nobody knows what")
-        )),
-    }
-}
-
-fn skipped(why: &str) -> anyhow::Result<()> {
-    println!("SKIPPED: instructions: {why}");
-    ensure!(env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "instructions must run here: {why}");
-    Ok(())
-}
-
-/// What counts depend on besides the source: the compiler, and which instructions the processor has, as codecs and the C library
-/// look for them at run time. Under valgrind that is no more than AVX2 and its like.
-fn made_with() -> String {
-    let rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
-    let rustc = rustc.map_or_else(
-        |_| "an unknown compiler".to_owned(),
-        |out| String::from_utf8_lossy(&out.stdout).trim().to_owned(),
-    );
-    let mut text = format!("{rustc}, {}", env::consts::ARCH);
-    #[cfg(target_arch = "x86_64")]
-    for (name, present) in [
-        ("sse4.2", is_x86_feature_detected!("sse4.2")),
-        ("avx2", is_x86_feature_detected!("avx2")),
-        ("bmi2", is_x86_feature_detected!("bmi2")),
-    ] {
-        if present {
-            text += " ";
-            text += name;
-        }
-    }
-    text
+    let table = Table {
+        file: &args.file,
+        title: "Instructions for a page, mean over the synthetic kinds, by pagefold-bench instructions.",
+        tolerance: TOLERANCE,
+    };
+    table.run(args.update, counts)
 }
 
 /// The counts of all codecs of ours, both ways. Two run at a time: they are counted, not timed.
@@ -116,43 +70,9 @@ fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     })
 }
 
-fn compare(args: &Args, text: &str) -> anyhow::Result<()> {
-    let committed: BTreeMap<&str, u64> = text
-        .lines()
-        .filter_map(|line| line.rsplit_once(' '))
-        .filter_map(|(what, count)| Some((what.trim_end(), count.parse().ok()?)))
-        .collect();
-    let mut slower = false;
-    for (what, count) in counts()? {
-        let Some(&was) = committed.get(what.trim_end()) else {
-            println!("new    {what} {count:>8}");
-            slower = true;
-            continue;
-        };
-        let change = count as f64 / was as f64 - 1.0;
-        slower |= change > TOLERANCE;
-        let word = if change > TOLERANCE { "slower" } else { "      " };
-        println!("{word} {what} {count:>8} {:+.1} %", change * 100.0);
-    }
-    ensure!(!slower, "slower than {} says, or new there; --update rewrites it", args.file.display());
-    Ok(())
-}
-
-/// Runs this program under callgrind, collecting only inside [`compress_all`] or [`decompress_all`].
+/// Counts only inside [`compress_all`] or [`decompress_all`].
 fn counted(direction: &str, name: &str) -> anyhow::Result<u64> {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
-        .arg(format!("--toggle-collect=*{direction}_all*"))
-        .arg(env::current_exe()?)
-        .args(["instructions", "--work", direction, name])
-        .output()?;
-    let log = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{log}");
-    let count: u64 = log
-        .lines()
-        .find_map(|line| line.split_once("Collected :"))
-        .and_then(|(_, count)| count.trim().parse().ok())
-        .with_context(|| format!("callgrind counted nothing: {log}"))?;
+    let count = callgrind::counted(&format!("*{direction}_all*"), &["instructions", "--work", direction, name])?;
     Ok(count / (PAGES * synthetic::KINDS.len()) as u64)
 }
 

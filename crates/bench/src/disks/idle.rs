@@ -28,11 +28,6 @@ const FORK_PAGES: u64 = 1000;
 /// How long a pool is left alone before what it has not given back counts.
 const QUIET: Duration = Duration::from_millis(500);
 
-pub(super) fn run(output: &mut Output, data: &Data) -> anyhow::Result<()> {
-    empty(output)?;
-    forks(output, data)
-}
-
 /// Memory beside what it was before: what the pool says, and what the process has.
 #[derive(Clone, Copy)]
 struct Memory {
@@ -53,7 +48,8 @@ impl Memory {
     }
 }
 
-fn empty(output: &mut Output) -> anyhow::Result<()> {
+/// Disks that hold nothing.
+pub(super) fn empty(output: &mut Output) -> anyhow::Result<()> {
     let mut pool = ProductDisks::new(SLOTS, Product::default_codec())?;
     let mut times = Vec::with_capacity(DISKS);
     let before = Memory::of(&pool)?;
@@ -90,7 +86,7 @@ fn empty(output: &mut Output) -> anyhow::Result<()> {
 }
 
 /// Disks that came to little each: what their tables take, and whether all of it comes back.
-fn forks(output: &mut Output, data: &Data) -> anyhow::Result<()> {
+pub(super) fn forks(output: &mut Output, data: &Data) -> anyhow::Result<()> {
     let mut pool = ProductDisks::new(SLOTS, Product::default_codec())?;
     let before = Memory::of(&pool)?;
     let mut random = Random::new(11);

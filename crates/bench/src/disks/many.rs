@@ -9,7 +9,7 @@ use super::verdict::{
 };
 use crate::{
     load::{Done, Random, Worker, pass},
-    machine::anonymous_bytes,
+    machine::{anonymous_bytes, cpu_time},
     pages::Data,
     product::ProductDisks,
 };
@@ -19,16 +19,18 @@ const DISKS: u64 = 1000;
 /// Pages of a disk: 1 MiB.
 const SLOTS: u64 = 256;
 
-/// Pages that a thread writes or reads between two choices of a page of the data; sizes keep together as programs write them.
+/// Pages that follow one another in the data and that a thread writes or reads one after another.
 const RUN_PAGES: u64 = 8;
 
 /// What the threads do, in this order.
 const PASSES: [&str; 3] = ["fill", "overwrite", "read"];
 
-/// What one shape of the pool gave: the fastest of each pass, and the memory of the last round.
-#[derive(Clone, Copy, Default)]
+/// What one shape of the pool gave: the fastest of each pass, the least CPU time of each, and the most memory.
+#[derive(Clone, Copy)]
 struct Measured {
     passes: [Done; PASSES.len()],
+    /// Microseconds of CPU time a page, the background thread's included.
+    cpu_us: [f64; PASSES.len()],
     spent_bytes: u64,
     resident_bytes: u64,
 }
@@ -37,7 +39,8 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
     let case = format!("many/{DISKS}/{}/{codec}/{threads}", data.name);
     ensure!(DISKS * SLOTS / RUN_PAGES >= threads as u64, "more threads than there are pages");
     let shapes = [("one", 1), ("many", DISKS)];
-    let mut measured = [Measured::default(); 2];
+    let mut measured =
+        [Measured { passes: Default::default(), cpu_us: [f64::INFINITY; 3], spent_bytes: 0, resident_bytes: 0 }; 2];
     for round in 0..rounds {
         for turn in 0..2 {
             // The first of a round begins with more of the process's memory: each is that every other time.
@@ -46,8 +49,9 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
         }
     }
     for ((name, _), measured) in shapes.iter().zip(&measured) {
-        for (pass, done) in PASSES.iter().zip(measured.passes) {
-            output.put(&case, &format!("{name}_{pass}_mb_s"), mb_s(done), "MB/s");
+        for (at, pass) in PASSES.iter().enumerate() {
+            output.put(&case, &format!("{name}_{pass}_mb_s"), mb_s(measured.passes[at]), "MB/s");
+            output.put(&case, &format!("{name}_{pass}_cpu_us_a_page"), measured.cpu_us[at], "us");
         }
         output.put(&case, &format!("{name}_spent_bytes"), measured.spent_bytes as f64, "bytes");
         output.put(&case, &format!("{name}_resident_bytes"), measured.resident_bytes as f64, "bytes");
@@ -56,6 +60,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
     for (at, pass) in PASSES.iter().enumerate() {
         let ratio = mb_s(many.passes[at]) / mb_s(one.passes[at]);
         output.judge(&case, &format!("{pass}_speed_over_one"), ratio, "x", AtLeast(0.95));
+        output.put(&case, &format!("{pass}_cpu_over_one"), many.cpu_us[at] / one.cpu_us[at], "x");
     }
     let spent = many.spent_bytes as f64 / one.spent_bytes as f64;
     output.judge(&case, "spent_over_one", spent, "x", AtMost(1.01));
@@ -95,10 +100,15 @@ fn one_round(measured: &mut Measured, codec: &str, data: &Data, disks: u64, thre
                 Done { read_pages: moved, ..Done::default() }
             })
         };
-        measured.passes[at] = measured.passes[at].best(pass(&pool, threads, &job)?);
+        let cpu_before = cpu_time();
+        let done = pass(&pool, threads, &job)?;
+        let cpu = cpu_time().saturating_sub(cpu_before);
+        let cpu_us = cpu.as_secs_f64() * 1e6 / (done.read_pages + done.written_pages) as f64;
+        measured.cpu_us[at] = measured.cpu_us[at].min(cpu_us);
+        measured.passes[at] = measured.passes[at].best(done);
     }
-    measured.spent_bytes = pool.spent_bytes();
-    measured.resident_bytes = anonymous_bytes()?.saturating_sub(resident_before);
+    measured.spent_bytes = measured.spent_bytes.max(pool.spent_bytes());
+    measured.resident_bytes = measured.resident_bytes.max(anonymous_bytes()?.saturating_sub(resident_before));
     pool.check()
 }
 

@@ -1,0 +1,116 @@
+//! Instructions counted by callgrind, against a committed table: a gate against slowdowns that a busy machine does not move.
+
+use std::{collections::BTreeMap, env, fmt::Write, fs, path::PathBuf, process::Command};
+
+use anyhow::{Context, ensure};
+
+/// What begins the table's line that says what it was made with.
+const MADE_WITH: &str = "Made with: ";
+
+/// What is counted, and the committed table of it.
+pub(crate) struct Table<'a> {
+    pub(crate) file: &'a PathBuf,
+    /// The table's first line.
+    pub(crate) title: &'a str,
+    /// More instructions than the table says, by this share, are a slowdown.
+    pub(crate) tolerance: f64,
+}
+
+impl Table<'_> {
+    /// Counts, and writes the table or fails where a count is above the table's. Without valgrind, or with a table of another
+    /// compiler or processor, it says so and does neither.
+    pub(crate) fn run(
+        &self,
+        update: bool,
+        counts: impl FnOnce() -> anyhow::Result<BTreeMap<String, u64>>,
+    ) -> anyhow::Result<()> {
+        ensure!(!cfg!(debug_assertions), "counts are those of a release build");
+        if Command::new("valgrind").arg("--version").output().is_err() {
+            return skipped("valgrind is not installed");
+        }
+        let made_with = made_with();
+        if update {
+            let mut text = format!("{}\n{MADE_WITH}{made_with}\n\n", self.title);
+            for (what, count) in &counts()? {
+                writeln!(text, "{what} {count:>8}")?;
+            }
+            return fs::write(self.file, text).with_context(|| format!("cannot write {}", self.file.display()));
+        }
+        let text = fs::read_to_string(self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        match text.lines().find_map(|line| line.strip_prefix(MADE_WITH)) {
+            Some(theirs) if theirs == made_with => self.compare(&text, &counts()?),
+            theirs => skipped(&format!(
+                "{} was made with {}, this is {made_with}; --update rewrites it",
+                self.file.display(),
+                theirs.unwrap_or("nobody knows what")
+            )),
+        }
+    }
+
+    fn compare(&self, text: &str, counts: &BTreeMap<String, u64>) -> anyhow::Result<()> {
+        let committed: BTreeMap<&str, u64> = text
+            .lines()
+            .filter_map(|line| line.rsplit_once(' '))
+            .filter_map(|(what, count)| Some((what.trim_end(), count.parse().ok()?)))
+            .collect();
+        let mut slower = false;
+        for (what, &count) in counts {
+            let Some(&was) = committed.get(what.trim_end()) else {
+                println!("new    {what} {count:>8}");
+                slower = true;
+                continue;
+            };
+            let change = count as f64 / was as f64 - 1.0;
+            slower |= change > self.tolerance;
+            let word = if change > self.tolerance { "slower" } else { "      " };
+            println!("{word} {what} {count:>8} {:+.1} %", change * 100.0);
+        }
+        ensure!(!slower, "slower than {} says, or new there; --update rewrites it", self.file.display());
+        Ok(())
+    }
+}
+
+fn skipped(why: &str) -> anyhow::Result<()> {
+    println!("SKIPPED: instructions: {why}");
+    ensure!(env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "instructions must run here: {why}");
+    Ok(())
+}
+
+/// What counts depend on besides the source: the compiler, and which instructions the processor has, as codecs and the C library
+/// look for them at run time. Under valgrind that is no more than AVX2 and its like.
+fn made_with() -> String {
+    let rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
+    let rustc = rustc.map_or_else(
+        |_| "an unknown compiler".to_owned(),
+        |out| String::from_utf8_lossy(&out.stdout).trim().to_owned(),
+    );
+    let mut text = format!("{rustc}, {}", env::consts::ARCH);
+    #[cfg(target_arch = "x86_64")]
+    for (name, present) in [
+        ("sse4.2", is_x86_feature_detected!("sse4.2")),
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("bmi2", is_x86_feature_detected!("bmi2")),
+    ] {
+        if present {
+            text += " ";
+            text += name;
+        }
+    }
+    text
+}
+
+/// Runs this program with `args` under callgrind, collecting only inside the function that `function` names, with wildcards.
+pub(crate) fn counted(function: &str, args: &[&str]) -> anyhow::Result<u64> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect={function}"))
+        .arg(env::current_exe()?)
+        .args(args)
+        .output()?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{log}");
+    log.lines()
+        .find_map(|line| line.split_once("Collected :"))
+        .and_then(|(_, count)| count.trim().parse().ok())
+        .with_context(|| format!("callgrind counted nothing: {log}"))
+}
