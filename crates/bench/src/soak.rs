@@ -1,8 +1,11 @@
-//! `pagefold-bench soak`: verified writing at the memory limit, for as long as one likes.
+//! `pagefold-bench soak`: verified writing at the memory limit beside disks that come and go, for as long as one likes.
+
+mod visitors;
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -15,13 +18,17 @@ use crate::{
     server::{Server, fio_job, fio_number, pagefold, program},
 };
 
+use visitors::Visitors;
+
 /// Options of `pagefold-bench soak`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Half of the disk is written, and then the other half with noise until the memory limit is met. From there on the disk is
-full: four fio connections write and read their own quarters of the first half at random and verify each block that was
-accepted (crc32c). The blocks are all of one kind. Fails if a block is lost, if more than one write in a hundred is
-refused, if the limit is not met, or if the process takes more than BASE + 1.03 x what `stat` says is spent.")]
+Half of a disk is written, four other disks are added and written, and then the other half of the first with noise until
+the memory limit is met. From there on the pool is full: four fio connections write and read their own quarters of the
+first half at random and verify each block that was accepted (crc32c). The blocks are all of one kind. Meanwhile one of
+the other disks after the other is read back and compared, removed, and another added and written in its place. Fails if
+a block is lost, if more than one write in a hundred, or one disk in ten, is refused, if the limit is not met, or if the
+process takes more than BASE + 1.03 x the limit.")]
 pub(crate) struct Args {
     /// Seconds
     #[arg(long, default_value_t = 600)]
@@ -42,8 +49,14 @@ pub(crate) struct Args {
 
 const CONNECTIONS: u64 = 4;
 
-/// What the process takes beside its disks: program, libraries, threads' stacks and buffers of four connections.
+/// Each disk that comes and goes holds this part of the limit, before compression.
+const VISITORS_SHARE: u64 = 16;
+
+/// What the process may take beside its limit and 3 % of it: program, libraries, stacks.
 const BASE_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
+
+/// How often the server's memory is looked at.
+const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let fio = program("fio")?;
@@ -52,39 +65,69 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let server = Server::pagefold(&pagefold, &["--size", &size, "--memory-limit", &limit])?;
     let half = args.mib / 2;
     let quarter = half / CONNECTIONS;
+    let most_bytes = (args.limit_mib << 20) as f64 * 1.03;
     let fill = Job { rw: "write", offset_mib: 0, size_mib: half, jobs: 1, percent: 60, seed: 0 };
     let ballast = Job { offset_mib: half, percent: 0, ..fill };
     let mut totals = run_job(&fio, &server, &fill, &mut || Ok(()))?;
     ensure!(totals.refused == 0.0, "half of the disk does not fit the memory limit: choose a higher one");
+    let mut visitors = Visitors::new(&server, &pagefold, (args.limit_mib << 20) / VISITORS_SHARE)?;
+    ensure!(visitors.refused == 0, "four more disks do not fit the memory limit: choose a higher one");
     totals = run_job(&fio, &server, &ballast, &mut || Ok(()))?;
     ensure!(totals.refused > 0.0, "the memory limit was not met: choose a lower one");
 
     totals = Totals::default();
     let (mut worst_excess, mut last, mut rounds) = (f64::MIN, (0.0, 0.0), 0);
     let deadline = Instant::now() + Duration::from_secs(args.seconds);
-    while Instant::now() < deadline {
-        rounds += 1;
-        let job = Job { rw: "randrw", offset_mib: 0, size_mib: quarter, jobs: CONNECTIONS, percent: 60, seed: rounds };
-        let round = run_job(&fio, &server, &job, &mut || {
-            let (rss, spent) = (server.rss_bytes()?, spent_bytes(&pagefold, &server)?);
-            worst_excess = worst_excess.max(rss - spent * 1.03);
-            last = (rss, spent);
-            Ok(())
-        })?;
-        totals.accepted += round.accepted;
-        totals.refused += round.refused;
-        totals.read += round.read;
-    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                visitors.change()?;
+            }
+            visitors.compare_all()
+        });
+        let mut write = || {
+            while Instant::now() < deadline && !changes.is_finished() {
+                rounds += 1;
+                let job = Job {
+                    rw: "randrw",
+                    offset_mib: 0,
+                    size_mib: quarter,
+                    jobs: CONNECTIONS,
+                    percent: 60,
+                    seed: rounds,
+                };
+                let round = run_job(&fio, &server, &job, &mut || {
+                    let (rss, spent) = (server.rss_bytes()?, spent_bytes(&pagefold, &server)?);
+                    worst_excess = worst_excess.max(rss - most_bytes);
+                    last = (rss, spent);
+                    Ok(())
+                })?;
+                totals.accepted += round.accepted;
+                totals.refused += round.refused;
+                totals.read += round.read;
+            }
+            anyhow::Ok(())
+        };
+        let written = write();
+        stop.store(true, Relaxed);
+        changes.join().map_err(|_| anyhow::anyhow!("the thread that changes disks panicked"))??;
+        written
+    })?;
     let (refused, accepted) = (totals.refused, totals.accepted);
     ensure!(refused * 100.0 <= accepted, "{refused} writes were refused, {accepted} accepted");
+    let (copied, not_copied) = (visitors.written, visitors.refused);
+    ensure!(not_copied * 10 <= copied, "{not_copied} disks were refused their pages, {copied} took them");
     let figures = [
         ("rounds", rounds as f64, "rounds"),
         ("writes_accepted_and_verified", totals.accepted, "writes"),
         ("writes_refused", totals.refused, "writes"),
         ("reads", totals.read, "reads"),
+        ("disks_written_and_compared", copied as f64, "disks"),
+        ("disks_refused", not_copied as f64, "disks"),
         ("rss_bytes", last.0, "bytes"),
         ("spent_bytes", last.1, "bytes"),
-        ("worst_rss_over_103_percent_of_spent", worst_excess, "bytes"),
+        ("worst_rss_over_103_percent_of_limit", worst_excess, "bytes"),
         ("base_bytes", BASE_BYTES, "bytes"),
     ];
     for (metric, value, unit) in figures {
@@ -95,7 +138,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             println!("{metric:40} {value:>16.0} {unit}");
         }
     }
-    ensure!(worst_excess <= BASE_BYTES, "the process took {worst_excess:.0} bytes more than 1.03 x what is spent");
+    ensure!(worst_excess <= BASE_BYTES, "the process took {worst_excess:.0} bytes more than 1.03 x its limit");
     Ok(())
 }
 
@@ -148,7 +191,7 @@ fn run_job(
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        thread::sleep(Duration::from_millis(200));
+        thread::sleep(LOOK);
         look()?;
     };
     ensure!(status.success(), "fio failed: {status}; see its messages above");
