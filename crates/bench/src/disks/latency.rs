@@ -63,7 +63,7 @@ impl Latencies {
 
     /// The time that `share` of the operations do not exceed, in nanoseconds.
     pub(super) fn at(&self, share: f64) -> f64 {
-        let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
+        let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
         let mut sum = 0;
         let found = self.counts.iter().position(|&count| {
             sum += count;
