@@ -3,11 +3,14 @@
 use std::{
     env,
     io::{self, Write},
-    sync::OnceLock,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use clap::ValueEnum;
-use rustix::fs::fstat;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::fstat,
+};
 
 /// How much a line matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -50,10 +53,34 @@ impl Log {
     }
 
     fn write(self, level: Level, text: &str) {
-        if level <= self.level {
-            write(level, text);
+        static LOST: Mutex<u64> = Mutex::new(0);
+        if level > self.level {
+            return;
         }
+        let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+        if !has_room() {
+            *lost += 1;
+            return;
+        }
+        if *lost > 0 {
+            write(Level::Warn, &format!("{lost} lines were lost, as nobody read standard error"));
+            *lost = 0;
+            if !has_room() {
+                *lost += 1;
+                return;
+            }
+        }
+        write(level, text);
     }
+}
+
+/// Whether standard error takes a line at once: a pipe that nobody reads would keep a server from serving.
+fn has_room() -> bool {
+    let stderr = io::stderr();
+    let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Where the system does not say, it is written.
+    poll(&mut polled, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
 /// Writes a line to standard error. Failures are ignored.

@@ -49,6 +49,20 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
 }
 
 /// Servers that run commands have a directory each, which goes with them.
+/// What is said when nobody reads standard error is lost, and the server goes on.
+#[test]
+fn a_server_whose_messages_nobody_reads_goes_on() {
+    let server = Server::start(&[]);
+    // More than a pipe holds.
+    let name = "n".repeat(1500);
+    for _ in 0..40 {
+        run(&mut server.ask(&["add", &name, "--size", "1M"]));
+        run(&mut server.ask(&["remove", &name]));
+    }
+    let (status, said) = server.end(Signal::TERM);
+    assert!(status.success() && said.len() > 32 << 10, "{status} {}", said.len());
+}
+
 #[test]
 fn commands_run_side_by_side_and_leave_nothing() {
     let folder = TempDir::new().expect("a folder");
