@@ -43,12 +43,13 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
     let Some(own) = own.lines().find(|line| line.starts_with("THP_enabled:")) else {
         return skip_for_good("a_server_has_no_huge_pages_and_its_command_may", "this kernel has none");
     };
-    let script = "grep -h THP_enabled /proc/self/status /proc/$PPID/status";
+    // The server allows them while it starts the command.
+    let script = "for look in $(seq 500); do grep -q 'THP_enabled:.0' /proc/$PPID/status && break; sleep 0.01; done; \
+                  grep -h THP_enabled /proc/self/status /proc/$PPID/status";
     let output = pagefold().args(["serve", "--size", "1M", "--run", script]).output().expect("a start");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{own}\nTHP_enabled:\t0\n"), "{output:?}");
 }
 
-/// Servers that run commands have a directory each, which goes with them.
 /// What is said when nobody reads standard error is lost, and the server goes on.
 #[test]
 fn a_server_whose_messages_nobody_reads_goes_on() {
@@ -63,6 +64,7 @@ fn a_server_whose_messages_nobody_reads_goes_on() {
     assert!(status.success() && said.len() > 32 << 10, "{status} {}", said.len());
 }
 
+/// Servers that run commands have a directory each, which goes with them.
 #[test]
 fn commands_run_side_by_side_and_leave_nothing() {
     let folder = TempDir::new().expect("a folder");
