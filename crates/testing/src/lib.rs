@@ -4,6 +4,7 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// Says that `test` did not run, and why. With `PAGEFOLD_MUST_RUN=1` in the environment (as in CI), it panics instead:
@@ -36,6 +37,16 @@ pub fn programs<const N: usize>(test: &str, names: [&str; N]) -> Option<[PathBuf
         }
     }
     Some(found)
+}
+
+/// Copies a program that is to be run from `target`. Another process writes it: while this one has a file open for writing, a child that
+/// another thread has just forked has it too, and a program that is being written cannot be run (`ETXTBSY`).
+///
+/// # Panics
+/// It cannot be copied.
+pub fn copy_program(program: impl AsRef<Path>, target: impl AsRef<Path>) {
+    let status = Command::new("cp").arg(program.as_ref()).arg(target.as_ref()).status().expect("cp starts");
+    assert!(status.success(), "cp to {}: {status}", target.as_ref().display());
 }
 
 fn find(name: &Path) -> Option<PathBuf> {

@@ -429,7 +429,7 @@ fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
     }
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
-    fs::copy(env!("CARGO_BIN_EXE_pagefold"), at("pagefold")).expect("a copy");
+    pagefold_testing::copy_program(env!("CARGO_BIN_EXE_pagefold"), at("pagefold"));
     fs::create_dir(at("theirs")).expect("a folder");
     std::os::unix::fs::chown(at("theirs"), Some(65_534), Some(65_534)).expect("an owner");
     for threads in ["1", "2"] {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pagefold_testing::{programs, skip, skip_for_good};
+use pagefold_testing::{copy_program, programs, skip, skip_for_good};
 use rustix::{
     fs::{CWD, FileType, Mode, XattrFlags, lgetxattr, llistxattr, lsetxattr, makedev, mknodat},
     process::Signal,
@@ -288,7 +288,7 @@ fn root_may_have_devices_and_set_id_programs() {
     let place = Place::new(|root| {
         mknodat(CWD, root.join("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(1, 3))
             .expect("a device");
-        fs::copy(id, root.join("id")).expect("a copy");
+        copy_program(id, root.join("id"));
         fs::set_permissions(root.join("id"), fs::Permissions::from_mode(0o4755)).expect("a mode");
     });
     fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
@@ -454,7 +454,7 @@ fn a_user_who_is_not_root_mounts() {
         fs::set_permissions(root.join("closed"), fs::Permissions::from_mode(0o700)).expect("a mode");
     });
     place.pack(&["--codec", "lz4", "--cluster", "64K"]);
-    fs::copy(env!("CARGO_BIN_EXE_pagefold"), place.at("pagefold")).expect("a copy");
+    copy_program(env!("CARGO_BIN_EXE_pagefold"), place.at("pagefold"));
     fs::create_dir(place.at("theirs")).expect("a folder");
     let all_may_pass = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.folder.path(), all_may_pass).expect("a mode");

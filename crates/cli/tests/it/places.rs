@@ -11,7 +11,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use pagefold_testing::skip_for_good;
+use pagefold_testing::{copy_program, skip_for_good};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
 
@@ -122,7 +122,7 @@ fn every_command_finds_a_users_server() {
     fs::create_dir(&runtime).expect("a folder");
     if geteuid().is_root() {
         // Where the program was built may be closed to others.
-        fs::copy(env!("CARGO_BIN_EXE_pagefold"), &program).expect("a copy");
+        copy_program(env!("CARGO_BIN_EXE_pagefold"), &program);
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
         std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("another owner");
         as_user = Box::new(|command| {

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use pagefold_testing::{programs, skip_for_good};
+use pagefold_testing::{copy_program, programs, skip_for_good};
 use tempfile::TempDir;
 
 use crate::server::{pagefold, run_to_fail};
@@ -201,7 +201,7 @@ fn what_cannot_be_read_is_left_out_if_it_may_be() {
     for name in ["tree/closed-directory", "tree/d/closed"] {
         fs::set_permissions(at(name), fs::Permissions::from_mode(0o000)).expect("a mode");
     }
-    fs::copy(env!("CARGO_BIN_EXE_pagefold"), at("pagefold")).expect("a copy");
+    copy_program(env!("CARGO_BIN_EXE_pagefold"), at("pagefold"));
     fs::create_dir(at("theirs")).expect("a folder");
     chown(at("theirs"), Some(65_534), Some(65_534)).expect("an owner");
     let pack = |args: &[&str]| {
