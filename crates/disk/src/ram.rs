@@ -235,10 +235,7 @@ impl BlockDevice for RamDisk {
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (count, status) = match self.disk.empty_run(slot, slots_left) {
-                0 => (1, self.disk.status(slot)?),
-                count => (count, Status::Empty),
-            };
+            let (status, count) = self.disk.run(slot, slots_left)?;
             let stop = end.min((slot + count) * PAGE_BYTES);
             let found = Extent { len_bytes: stop - at, hole: status == Status::Empty, zero: status != Status::Data };
             at = stop;

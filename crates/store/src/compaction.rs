@@ -47,6 +47,11 @@ impl Core {
             Pressure::Soft => {}
             Pressure::Hard => _ = self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
+        self.tell();
+    }
+
+    /// Tells the background thread that there is something to do.
+    pub(crate) fn tell(self: &Arc<Self>) {
         // The line of `told` is one that every thread reads all the time.
         if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
             Background::get().tell(Arc::downgrade(self));
@@ -59,10 +64,11 @@ impl Core {
     }
 
     /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
-    pub(crate) fn compact(&self, end: Option<Instant>) -> bool {
+    pub(crate) fn compact(self: &Arc<Self>, end: Option<Instant>) -> bool {
+        while self.free_left() {}
         self.settle();
         let (mut least, mut without_gain) = (self.heap.account().held_bytes, 0);
-        while without_gain < LOOKS_WITHOUT_GAIN && self.heap.compact(self, Goal::Densest, LOOK_OBJECTS) {
+        while without_gain < LOOKS_WITHOUT_GAIN && self.heap.compact(&**self, Goal::Densest, LOOK_OBJECTS) {
             if end.is_some_and(|end| Instant::now() >= end) {
                 return true;
             }
@@ -108,10 +114,13 @@ impl Owners for Core {
 
 impl Core {
     /// The background thread's work: moves some objects. Returns whether there is more to do at once.
-    fn turn(&self) -> bool {
+    fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
+        if self.free_left() {
+            return true;
+        }
         let turning = self.pause();
-        if self.heap.compact(self, Goal::Relief, TURN_OBJECTS) {
+        if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }
         drop(turning);

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
 
 use std::sync::{
-    Arc, Mutex,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, AtomicU64},
 };
 
@@ -19,11 +19,12 @@ use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full},
-    disks::{DiskId, Disks},
     entry::{Entry, Fill, GONE},
     heap::Heap,
+    layers::{LayerId, Layers},
     leaves::Leaves,
     lock::Locked,
+    parts::{Counts, Parts, Unused},
     streams::{Coder, Kept, Streams, Taken, Working},
     training::{Training, prepare},
 };
@@ -34,7 +35,7 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 /// See the module's comment.
 pub(crate) struct Core {
     pub(crate) leaves: Leaves,
-    pub(crate) disks: Disks,
+    pub(crate) layers: Layers,
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
@@ -45,7 +46,12 @@ pub(crate) struct Core {
     pub(crate) told: AtomicBool,
     /// Held by the background thread while it moves objects.
     pub(crate) turning: Mutex<()>,
+    /// What disks left that are gone.
+    pub(crate) unused: Mutex<Vec<Unused>>,
 }
+
+/// Parts that are freed at once by who leaves them, and between two looks of the background thread.
+const PARTS_AT_ONCE: usize = 64;
 
 /// An object that cannot be decoded: what was found wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +64,8 @@ pub(crate) enum Failed {
     Full,
     /// The caller did not want the new entry.
     Refused,
+    /// There is no page to change.
+    Nothing,
     /// The old object cannot be decoded.
     Corrupt(Corrupt),
 }
@@ -68,7 +76,72 @@ impl From<Full> for Failed {
     }
 }
 
+/// What a change of a slot that holds nothing begins with.
+#[derive(Clone, Copy)]
+pub(crate) enum Below<'a> {
+    /// Zeros.
+    Zeros,
+    /// A page.
+    Page(&'a Page),
+    /// It is not to be changed.
+    Unknown,
+}
+
+impl Counts for Core {
+    fn replaced(&self, layer: LayerId, old: Entry, new: Entry) {
+        self.count(layer, 0, old, new);
+    }
+}
+
 impl Core {
+    /// The parts of all trees.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let Self { leaves, layers, budget, .. } = self;
+        Parts { leaves, layers, budget, counts: self }
+    }
+
+    /// Frees what nobody uses: a little at once, and what is more than that in the background.
+    pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
+        if self.free_some(&mut unused) {
+            self.unused().push(unused);
+            self.tell();
+        }
+    }
+
+    /// Frees nothing at once.
+    pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
+        if !unused.is_empty() {
+            self.unused().push(unused);
+            self.tell();
+        }
+    }
+
+    /// Frees all that nobody uses.
+    pub(crate) fn free_all(self: &Arc<Self>, unused: &mut Unused) {
+        while self.free_some(unused) {}
+    }
+
+    fn free_some(self: &Arc<Self>, unused: &mut Unused) -> bool {
+        let parts = self.parts();
+        let more = (0..PARTS_AT_ONCE).all(|_| parts.free_one(unused));
+        self.free_unread(&mut unused.words);
+        more
+    }
+
+    /// Frees some of what disks left that are gone. Returns whether there is more.
+    pub(crate) fn free_left(self: &Arc<Self>) -> bool {
+        let Some(mut unused) = self.unused().pop() else { return false };
+        if self.free_some(&mut unused) {
+            self.unused().push(unused);
+            return true;
+        }
+        !self.unused().is_empty()
+    }
+
+    fn unused(&self) -> MutexGuard<'_, Vec<Unused>> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
     pub(crate) fn free(&self, entry: Entry) {
         if let Some((at, _)) = entry.object() {
@@ -99,7 +172,7 @@ impl Core {
             training.offer(&mut coder.trained, number, self);
         }
         let len_bytes = compressed.unwrap_or(PAGE_SIZE);
-        let leaf = Leaves::leaf_of(number);
+        let (leaf, _) = Leaves::leaf_of(number);
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
         if !self.budget.admits(grows_bytes, replaced_bytes == 0) {
             return Err(Full);
@@ -118,7 +191,7 @@ impl Core {
     /// Copies the object of `new`, which [`build`](Self::build) has just made, to its room.
     pub(crate) fn put(&self, new: Entry, object: &Page, page: &Page) {
         let (at, bytes) = match new {
-            Entry::Empty | Entry::Same(_) => return,
+            Entry::Empty | Entry::Hole | Entry::Link(_) | Entry::Same(_) => return,
             Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
             Entry::Raw { at } => (at, &page[..]),
         };
@@ -133,7 +206,8 @@ impl Core {
     #[inline]
     pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         match entry {
-            Entry::Empty => page.fill(0),
+            Entry::Empty | Entry::Hole => page.fill(0),
+            Entry::Link(_) => return Err(Corrupt("a link to a link")),
             Entry::Same(word) => fill(page, word.word()),
             // SAFETY: the caller's word.
             Entry::Raw { at } => unsafe { self.heap.read(at, page) },
@@ -163,13 +237,25 @@ impl Core {
         number: u64,
         locked: Locked<'_>,
         taken: &mut Taken<'_>,
+        below: Below<'_>,
         change: impl FnOnce(&mut Page),
         fits: impl FnOnce(Entry, Entry) -> bool,
     ) -> Result<(), Failed> {
         let Working { coder, page, kept, .. } = taken.parts().0;
         let old = locked.entry();
-        // SAFETY: the entry is held.
-        unsafe { self.decode(old, coder, page) }.map_err(Failed::Corrupt)?;
+        match (old, below) {
+            (Entry::Empty, Below::Unknown) => return Err(Failed::Nothing),
+            (Entry::Empty, Below::Page(below)) => page.copy_from_slice(below),
+            (Entry::Link(leaf), _) => {
+                let Some(linked) = Locked::lock(&self.leaves.words(leaf)[Leaves::leaf_of(number).1]) else {
+                    unreachable!("the link keeps the leaf")
+                };
+                // SAFETY: the entry is held.
+                unsafe { self.decode(linked.entry(), coder, page) }.map_err(Failed::Corrupt)?;
+            }
+            // SAFETY: the entry is held.
+            _ => unsafe { self.decode(old, coder, page) }.map_err(Failed::Corrupt)?,
+        }
         change(page);
         let new = self.build(number, coder, kept, page, old.object_bytes())?;
         if !fits(old, new) {
@@ -182,20 +268,26 @@ impl Core {
     }
 
     /// Puts `new` in the place of entry `number`, which the caller holds, and frees the old object as soon as nobody reads it.
-    pub(crate) fn replace(&self, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
-        let disk = self.leaves.disk(Leaves::leaf_of(number));
+    pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
+        let (leaf, index) = Leaves::leaf_of(number);
+        let layer = self.leaves.layer(leaf);
         let old = locked.replace(new);
-        self.count(disk, taken.number(), old, new);
-        if old.object().is_some() {
-            let keep = !self.budget.is_low();
+        self.count(layer, taken.number(), old, new);
+        let mut unused = Unused::default();
+        if let Entry::Link(_) = old {
+            self.parts().let_go(old, index, &mut unused);
+        }
+        let keep = !self.budget.is_low();
+        for old in old.object().map(|_| old.encode()).into_iter().chain(unused.words) {
             let free = |word| self.free(Entry::decode(word));
-            self.streams.retire(&mut taken.parts().0.kept, old.encode(), old.object_bytes(), keep, free);
+            let len_bytes = Entry::decode(old).object_bytes();
+            self.streams.retire(&mut taken.parts().0.kept, old, len_bytes, keep, free);
         }
     }
 
-    /// Counts that `new` took the place of `old` on a disk.
-    pub(crate) fn count(&self, disk: DiskId, hint: usize, old: Entry, new: Entry) {
-        self.disks.replaced(disk, hint, old, new);
+    /// Counts that `new` took the place of `old` in a layer.
+    pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
+        self.layers.replaced(layer, hint, old, new);
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }
@@ -230,7 +322,7 @@ impl Core {
                 && locked.entry().object().is_some()
             {
                 // A page that cannot be rewritten for want of room keeps its tables in use.
-                let _ = self.change(number, locked, &mut taken, |_| {}, |_, _| true);
+                let _ = self.change(number, locked, &mut taken, Below::Zeros, |_| {}, |_, _| true);
             }
         }
     }

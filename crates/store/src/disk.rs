@@ -7,7 +7,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicU64,
+            AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -17,23 +17,22 @@ use pagefold_codec::{PAGE_SIZE, Page};
 
 use crate::{
     DiskStats,
-    budget::Full,
-    core::{Core, Corrupt, Failed},
-    disks::{DiskId, Sums},
+    budget::{Full, Purpose},
+    core::{Below, Core, Corrupt, Failed},
     entry::{Entry, Fill},
     heap::Location,
+    layers::{LayerId, Sums},
     leaves::LEAF_SLOTS,
-    lock::Locked,
+    parts::{HOLE, NOTHING, entry_below},
     prefetch::{LINE_BYTES, prefetch},
-    sync::wait_for,
-    table::{Place, Table},
+    tree::{Changing, Found, Place, Tree},
 };
 
 /// A read asks for all lines of its object at once: a decoder that meets them one by one waits for each. Whoever reads slots in
 /// order has asked before, for this much of the next object while the last one was decoded; the CPU itself sees to the rest.
 const AHEAD_BYTES: usize = 1024;
 
-/// The most slots of a disk: 64 TiB. Its table's root takes 32 MiB then.
+/// The most slots of a disk: 64 TiB.
 const SLOTS_MAX: u64 = 1 << 34;
 
 /// A slot's number, from 0.
@@ -84,19 +83,25 @@ impl From<Full> for Error {
 pub enum Status {
     /// Nothing; it reads as zeros.
     Empty,
+    /// It was discarded, on a disk that lies [over](crate::Pool::disk_over) something; it reads as zeros.
+    Hole,
     /// A page of zeros.
     Zero,
     /// A page.
     Data,
 }
 
-/// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its memory back to the pool.
+/// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its memory back to the pool, in the
+/// background if there is much of it.
 pub struct Disk {
     core: Arc<Core>,
-    table: Table,
-    id: DiskId,
+    tree: Tree,
     slots: AtomicU64,
     limit: AtomicU64,
+    /// Whether what is discarded becomes a hole.
+    over: AtomicBool,
+    /// Bytes of what the disk wrote before it was last forked, as they were a while ago.
+    before_bytes: AtomicU64,
 }
 
 impl fmt::Debug for Disk {
@@ -106,12 +111,93 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(core: Arc<Core>, slots: u64) -> Result<Self, Error> {
+    pub(crate) fn new(core: Arc<Core>, slots: u64, over: bool) -> Result<Self, Error> {
         if slots > SLOTS_MAX {
             return Err(Error::TooLarge { slots });
         }
-        let id = core.disks.take(&core.budget)?;
-        Ok(Self { core, table: Table::new(), id, slots: AtomicU64::new(slots), limit: AtomicU64::new(u64::MAX) })
+        let tree = Tree::new(core.layers.take(&core.budget)?);
+        Ok(Self::with_tree(core, tree, slots, over))
+    }
+
+    fn with_tree(core: Arc<Core>, tree: Tree, slots: u64, over: bool) -> Self {
+        let (slots, limit, over) = (AtomicU64::new(slots), AtomicU64::new(u64::MAX), AtomicBool::new(over));
+        Self { core, tree, slots, limit, over, before_bytes: AtomicU64::new(0) }
+    }
+
+    /// A disk with what this one holds at one instant during the call: each write is in it whole or not at all, one that had returned
+    /// before the call is, and one that begins after it is not. Both are written to independently from then on. It takes as
+    /// long, and as much memory, whatever the disk holds; pages are held once until one of the two writes there.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub fn fork(&self) -> Result<Self, Error> {
+        let core = &self.core;
+        let [ours, theirs] = self.take_layers()?;
+        let (tree, slots) = self.change(|changing| {
+            let fork = changing.fork(ours, theirs, |layer| core.streams.wait_for_writers(layer));
+            (fork, self.slots())
+        });
+        self.over.store(true, Relaxed);
+        self.count_before();
+        Ok(Self::with_tree(Arc::clone(core), tree, slots, true))
+    }
+
+    /// Makes this disk hold what `other`, a disk of the same pool, holds at one instant during the call. It gets as many slots.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; the disk is as it was.
+    pub fn become_as(&self, other: &Self) -> Result<(), Error> {
+        let core = &self.core;
+        let like = other.fork()?;
+        let ours = core.layers.take(&core.budget)?;
+        let slots = like.slots();
+        self.change(|changing| {
+            changing.become_as(&like.tree, ours, |layer| core.streams.wait_for_writers(layer));
+            self.slots.store(slots, Release);
+        });
+        self.over.store(true, Relaxed);
+        self.count_before();
+        Ok(())
+    }
+
+    /// Two layers, or none.
+    fn take_layers(&self) -> Result<[LayerId; 2], Full> {
+        let Core { layers, budget, .. } = &*self.core;
+        let first = layers.take(budget)?;
+        match layers.take(budget) {
+            Ok(second) => Ok([first, second]),
+            Err(full) => {
+                layers.give(first, budget);
+                Err(full)
+            }
+        }
+    }
+
+    /// Changes the tree, then frees what that leaves unused.
+    fn change<T>(&self, change: impl FnOnce(&mut Changing<'_>) -> T) -> T {
+        let mut changing = self.tree.change(self.core.parts(), Purpose::Keep);
+        let done = change(&mut changing);
+        self.core.leave(changing.end());
+        done
+    }
+
+    /// As [`change`](Self::change), but does without what was kept free, as it gives more back than it takes, and frees all at once.
+    fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Full> {
+        let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
+        let mut changing = self.tree.change(self.core.parts(), Purpose::Move);
+        let done = changing.clear(slots, below, most);
+        self.core.free_all(&mut changing.end());
+        done
+    }
+
+    /// Looks anew how much of what the disk wrote before it was last forked is left.
+    fn count_before(&self) -> u64 {
+        let Core { layers, .. } = &*self.core;
+        let all = self.tree.layers();
+        let before = &all[..all.len() - 1];
+        let bytes = before.iter().map(|&layer| layers.compressed_bytes(layer) + layers.parts_bytes(layer)).sum();
+        self.before_bytes.store(bytes, Relaxed);
+        bytes
     }
 
     /// How many slots there are.
@@ -123,15 +209,15 @@ impl Disk {
     /// write to slots that go is lost or refused.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; the disk is as it was.
+    /// [`Error::TooLarge`]; the disk is as it was. [`Error::Full`]: the disk shares pages that go and cannot do without them; it has the new
+    /// size, and some of these pages come back when it is made larger.
     pub fn resize(&self, slots: u64) -> Result<(), Error> {
         if slots > SLOTS_MAX {
             return Err(Error::TooLarge { slots });
         }
         let before = self.slots.swap(slots, Release);
         if slots < before {
-            self.table.settle();
-            self.empty(slots..before);
+            self.clear(slots..before, before)?;
         }
         Ok(())
     }
@@ -142,23 +228,43 @@ impl Disk {
         self.limit.store(limit_bytes, Relaxed);
     }
 
-    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is unspecified.
-    pub fn read(&self, slot: Slot, page: &mut Page) -> Result<(), Error> {
+    /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot holds anything, if only a hole. After an error
+    /// `page` is unspecified.
+    pub fn read(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.check_slot(slot)?;
-        let core = &*self.core;
-        while let Some(place) = self.table.find(&core.leaves, slot) {
-            let seen = place.word.load(Acquire);
-            let entry = Entry::decode(seen);
+        let (core, tree) = (&*self.core, &self.tree);
+        loop {
+            let version = tree.version();
+            let place = match tree.find(&core.leaves, slot) {
+                Found::Entry(place) => place,
+                Found::None { place, .. } if tree.is(version) => {
+                    page.fill(0);
+                    return Ok(entry_below(place) != Entry::Empty);
+                }
+                Found::None { .. } => continue,
+            };
+            let (mut word, mut seen) = (place.word, place.word.load(Acquire));
+            let mut entry = Entry::decode(seen);
+            let link = match entry {
+                Entry::Link(leaf) => {
+                    word = place.word_in(&core.leaves, leaf);
+                    seen = word.load(Acquire);
+                    entry = Entry::decode(seen);
+                    Some(leaf)
+                }
+                _ => None,
+            };
+            let is_current = || link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
             // Empty and same-filled pages need no stream.
             let Some(object) = entry.object() else {
-                if !place.is_current() {
+                if !is_current() {
                     continue;
                 }
                 match entry {
                     Entry::Same(word) => pagefold_codec::fill(page, word.word()),
                     _ => page.fill(0),
                 }
-                return Ok(());
+                return Ok(entry != Entry::Empty);
             };
             let mut taken = core.streams.take(seen, &core.budget)?;
             let (working, pin) = taken.parts();
@@ -172,16 +278,14 @@ impl Disk {
             if let (Some((at, len_bytes)), most) = soon {
                 core.heap.prefetch(at, len_bytes.min(most));
             }
-            let pinned = pin.pin(place.word);
-            if !place.is_current() {
+            let pinned = pin.pin(word);
+            if !is_current() {
                 continue;
             }
             // SAFETY: the pin names its object until the stream goes back at the end.
             let done = unsafe { core.decode(Entry::decode(pinned), &mut working.coder, page) };
-            return done.map_err(|Corrupt(what)| Error::Corrupt { slot, what });
+            return done.map(|()| true).map_err(|Corrupt(what)| Error::Corrupt { slot, what });
         }
-        page.fill(0);
-        Ok(())
     }
 
     /// The object of the slot after `slot`, whose own entry is at `place`.
@@ -189,7 +293,7 @@ impl Disk {
     fn next_object(&self, place: Place<'_>, slot: Slot) -> Option<(Location, usize)> {
         let number = place.number() + 1;
         if number.is_multiple_of(LEAF_SLOTS as u64) {
-            self.table.peek(&self.core.leaves, slot + 1).object()
+            self.tree.peek(&self.core.leaves, slot + 1).object()
         } else {
             self.core.leaves.entry(number)?.object()
         }
@@ -210,12 +314,13 @@ impl Disk {
         let mut taken = core.streams.take(0, &core.budget)?;
         loop {
             let place = self.make(slot)?;
-            let working = taken.parts().0;
+            let (working, pin) = taken.parts();
             let old = Entry::decode(place.word.load(Relaxed));
             let new = core.build(place.number(), &mut working.coder, &mut working.kept, page, old.object_bytes())?;
-            let Some(locked) = self.lock_made(place, slot) else {
-                // The leaf is another's: so is the room in the heap, by its header.
+            let Some(locked) = self.tree.lock(&core.leaves, place, pin).filter(|_| slot < self.slots()) else {
+                // The leaf may be another's: so is the room in the heap, by its header.
                 core.free(new);
+                pin.rests();
                 self.check_slot(slot)?;
                 continue;
             };
@@ -236,86 +341,99 @@ impl Disk {
     /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there is stored. No other
     /// operation on the slot comes between. `change` is short: the slot is locked while it runs, and it must not use
     /// the pool. It is called again, with the page as it is then, when there was no room for the first.
-    pub fn update(&self, slot: Slot, mut change: impl FnMut(&mut Page)) -> Result<(), Error> {
-        self.check_slot(slot)?;
-        self.when_there_is_room(slot, || self.update_now(slot, &mut change))
+    pub fn update(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<(), Error> {
+        self.update_from(slot, Below::Zeros, change).map(drop)
     }
 
-    fn update_now(&self, slot: Slot, change: impl FnOnce(&mut Page)) -> Result<(), Error> {
+    /// The same, but a slot that holds nothing is left so. Returns whether it held anything.
+    pub fn update_held(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<bool, Error> {
+        self.update_from(slot, Below::Unknown, change)
+    }
+
+    /// The same, but where the slot holds nothing, `below` is changed and stored.
+    pub fn update_over(&self, slot: Slot, below: &Page, change: impl FnMut(&mut Page)) -> Result<(), Error> {
+        self.update_from(slot, Below::Page(below), change).map(drop)
+    }
+
+    fn update_from(&self, slot: Slot, below: Below<'_>, mut change: impl FnMut(&mut Page)) -> Result<bool, Error> {
+        self.check_slot(slot)?;
+        if let Below::Unknown = below
+            && self.tree.peek(&self.core.leaves, slot) == Entry::Empty
+        {
+            return Ok(false);
+        }
+        self.when_there_is_room(slot, || self.update_now(slot, below, &mut change))
+    }
+
+    fn update_now(&self, slot: Slot, below: Below<'_>, change: impl FnOnce(&mut Page)) -> Result<bool, Error> {
         let core = &self.core;
         let mut taken = core.streams.take(0, &core.budget)?;
-        let (place, locked) = self.lock_or_make(slot)?;
-        let changed = core.change(place.number(), locked, &mut taken, change, |old, new| self.fits(old, new).is_ok());
-        changed.map_err(|failed| match failed {
-            Failed::Full => Error::Full,
-            Failed::Refused => Error::DiskFull,
-            Failed::Corrupt(Corrupt(what)) => Error::Corrupt { slot, what },
-        })?;
+        let (place, locked) = loop {
+            let place = self.make(slot)?;
+            let pin = taken.parts().1;
+            if let Some(locked) = self.tree.lock(&core.leaves, place, pin).filter(|_| slot < self.slots()) {
+                break (place, locked);
+            }
+            pin.rests();
+            self.check_slot(slot)?;
+        };
+        let fits = |old, new| self.fits(old, new).is_ok();
+        match core.change(place.number(), locked, &mut taken, below, change, fits) {
+            Ok(()) => {}
+            Err(Failed::Nothing) => return Ok(false),
+            Err(Failed::Full) => return Err(Error::Full),
+            Err(Failed::Refused) => return Err(Error::DiskFull),
+            Err(Failed::Corrupt(Corrupt(what))) => return Err(Error::Corrupt { slot, what }),
+        }
         drop(taken);
         core.relieve();
-        Ok(())
+        Ok(true)
     }
 
-    /// Empties the slots and gives their memory back.
+    /// Empties the slots and gives their memory back. On a disk that was forked, is a fork, or lies [over](crate::Pool::disk_over) something,
+    /// they hold a hole then.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSlot`]. [`Error::Full`]: there is no memory to note it, where the disk shares its pages or lies over something; some of the slots are
+    /// emptied.
     pub fn discard(&self, slots: Range<Slot>) -> Result<(), Error> {
         if slots.is_empty() {
             return Ok(());
         }
         self.check_slot(slots.end - 1)?;
-        self.empty(slots);
-        Ok(())
-    }
-
-    /// Empties slots that there may be no longer.
-    fn empty(&self, slots: Range<Slot>) {
-        let leaf_slots = LEAF_SLOTS as u64;
-        let mut words = Vec::with_capacity(LEAF_SLOTS);
-        for start in self.table.leaf_starts(&self.core.leaves, slots.start).take_while(|&start| start < slots.end) {
-            for slot in slots.start.max(start)..slots.end.min(start + leaf_slots) {
-                let Some((place, locked)) = self.table.lock(&self.core.leaves, slot) else { break };
-                let old = locked.replace(Entry::Empty);
-                self.core.count(self.id, place.owner() as usize, old, Entry::Empty);
-                words.extend(old.object().map(|_| old.encode()));
-            }
-            self.core.free_unread(&mut words);
-            self.table.remove_empty(&self.core.leaves, start, &self.core.budget);
-        }
+        Ok(self.clear(slots, self.slots())?)
     }
 
     /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its entry.
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         let new = Entry::Same(Fill::ZERO);
-        let (place, locked) = self.when_there_is_room(slot, || {
-            let found = self.lock_or_make(slot)?;
-            self.fits(found.1.entry(), new)?;
-            Ok(found)
-        })?;
-        let old = locked.replace(new);
-        self.core.count(self.id, place.owner() as usize, old, new);
-        self.core.free_unread(&mut old.object().map(|_| old.encode()).into_iter().collect());
-        Ok(())
+        self.when_there_is_room(slot, || {
+            self.fits(self.tree.peek(&self.core.leaves, slot), new)?;
+            let done = self.change(|changing| changing.put_entry(slot, self.slots(), new));
+            done.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
+        })
     }
 
     /// What the slot holds.
     pub fn status(&self, slot: Slot) -> Result<Status, Error> {
         self.check_slot(slot)?;
-        Ok(match self.table.peek(&self.core.leaves, slot) {
-            Entry::Empty => Status::Empty,
-            Entry::Same(Fill::ZERO) => Status::Zero,
-            _ => Status::Data,
-        })
+        Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
     }
 
-    /// How many slots from `slot` on are empty for certain and cheap to pass over, at most `limit`.
-    pub fn empty_run(&self, slot: Slot, limit: u64) -> u64 {
-        self.table.missing(&self.core.leaves, slot, limit.min(self.slots().saturating_sub(slot)))
+    /// What the slot holds, and how many slots from it on, at most `limit`, hold the same for certain and are cheap to pass over.
+    pub fn run(&self, slot: Slot, limit: u64) -> Result<(Status, u64), Error> {
+        self.check_slot(slot)?;
+        let (status, count) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
+        Ok((Status::of(status), count))
     }
 
-    /// The disk's figures at some moment during the call.
+    /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is there.
     pub fn stats(&self) -> DiskStats {
-        let Sums { pages, compressed_bytes, same_pages, huge_pages } = self.core.disks.sums(self.id);
-        let table_bytes = self.table.bytes();
+        let Core { layers, .. } = &*self.core;
+        let own = self.tree.layers();
+        let Sums { pages, compressed_bytes, same_pages, huge_pages } = own.iter().map(|&layer| layers.sums(layer)).sum();
+        let table_bytes = own.iter().map(|&layer| layers.parts_bytes(layer)).sum();
         DiskStats {
             orig_data_size: pages * PAGE_SIZE as u64,
             compr_data_size: compressed_bytes,
@@ -333,37 +451,31 @@ impl Disk {
         if limit == u64::MAX {
             return Ok(());
         }
-        let grows = new.object_bytes() > old.object_bytes() || old == Entry::Empty;
-        let after = self.core.disks.compressed_bytes(self.id) + self.table.bytes() + new.object_bytes() as u64;
-        if grows && after > limit.saturating_add(old.object_bytes() as u64) { Err(Error::DiskFull) } else { Ok(()) }
+        let grows = new.object_bytes() > old.object_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
+        let Core { layers, .. } = &*self.core;
+        let layer = self.tree.layer();
+        let now = layers.compressed_bytes(layer) + layers.parts_bytes(layer) + new.object_bytes() as u64;
+        let most = limit.saturating_add(old.object_bytes() as u64);
+        let fits = !grows || now + self.before_bytes.load(Relaxed) <= most || now + self.count_before() <= most;
+        if fits { Ok(()) } else { Err(Error::DiskFull) }
     }
 
-    /// Where the slot's entry is, made if need be.
+    /// Where the slot's entry is, in a leaf of the disk's own that is made if need be.
+    #[inline]
     fn make(&self, slot: Slot) -> Result<Place<'_>, Error> {
-        let Core { leaves, budget, .. } = &*self.core;
-        match self.table.find_or_make(leaves, slot, || self.slots(), self.id, budget) {
-            Ok(place) => Ok(place),
-            Err(full) => {
-                self.check_slot(slot)?;
-                Err(full.into())
-            }
+        match self.tree.find_own(&self.core.leaves, slot) {
+            Some(place) => Ok(place),
+            None => self.make_own(slot),
         }
     }
 
-    /// Holds the slot's entry at `place`, if it is still there and the slot too.
-    fn lock_made<'a>(&self, place: Place<'a>, slot: Slot) -> Option<Locked<'a>> {
-        place.lock().filter(|_| slot < self.slots())
-    }
-
-    /// Holds the slot's entry, made if need be.
-    fn lock_or_make(&self, slot: Slot) -> Result<(Place<'_>, Locked<'_>), Error> {
-        loop {
-            let place = self.make(slot)?;
-            if let Some(locked) = self.lock_made(place, slot) {
-                return Ok((place, locked));
-            }
-            self.check_slot(slot)?;
-        }
+    #[cold]
+    fn make_own(&self, slot: Slot) -> Result<Place<'_>, Error> {
+        let mut changing = self.tree.change(self.core.parts(), Purpose::Keep);
+        let made = changing.own(slot, self.slots());
+        // The caller has a stream, so what takes others is for later.
+        self.core.leave_later(changing.end());
+        made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
 
     /// Tries once more what failed for want of room that others give back by themselves: a training, and, where the slot has
@@ -379,17 +491,20 @@ impl Disk {
     fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let core = &self.core;
         let mut done = Err(Error::Full);
+        while core.free_left() {
+            done = Err(Error::Full);
+        }
         if core.training.as_ref().is_some_and(|training| training.wait_for_end()) {
             done = attempt();
         }
         if let Err(Error::Full) = done
-            && self.table.peek(&core.leaves, slot).object().is_some()
+            && self.tree.peek(&core.leaves, slot).object().is_some()
         {
             core.streams.release_when_free(|word| core.free(Entry::decode(word)));
             done = attempt();
         }
         if done.is_err() {
-            self.table.remove_empty(&core.leaves, slot, &core.budget);
+            self.change(|changing| changing.give_empty(slot));
         }
         done
     }
@@ -402,21 +517,26 @@ impl Disk {
     /// Puts another entry in the slot, as damaged memory would.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
-        let (_, locked) = self.table.lock(&self.core.leaves, slot).expect("a slot with a leaf");
+        let Found::Entry(place) = self.tree.find(&self.core.leaves, slot) else { panic!("a slot with a leaf") };
+        let locked = crate::lock::Locked::lock(place.word).expect("a leaf");
         let entry = change(locked.entry());
         locked.replace(entry);
     }
 }
 
+impl Status {
+    fn of(entry: Entry) -> Self {
+        match entry {
+            Entry::Empty => Self::Empty,
+            Entry::Hole => Self::Hole,
+            Entry::Same(Fill::ZERO) => Self::Zero,
+            _ => Self::Data,
+        }
+    }
+}
+
 impl Drop for Disk {
     fn drop(&mut self) {
-        // A leaf stays while somebody holds one of its entries for a moment: a thread that took it for another disk's.
-        wait_for(|| {
-            self.empty(0..SLOTS_MAX);
-            (self.table.leaves() == 0).then_some(())
-        });
-        let Core { leaves, disks, budget, .. } = &*self.core;
-        self.table.give_back(leaves, budget);
-        disks.give(self.id, budget);
+        self.core.leave(self.tree.end(self.core.parts()));
     }
 }

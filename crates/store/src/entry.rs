@@ -7,6 +7,8 @@
 //! │     │     │      │ 0      │ 4095      │ location          │  Raw
 //! │     │     │      │ form   │  fill's bits (56)             │  Same
 //! │     │     │      │ 0      │  1                            │  Empty
+//! │     │     │      │ 0      │  2                            │  Hole
+//! │     │     │      │ 8      │  number of a leaf (24)        │  Link
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
@@ -18,7 +20,7 @@
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::heap::Location;
+use crate::heap::{Location, Owner};
 
 /// The bit that a thread sets while it holds a slot.
 pub(crate) const LOCK: u64 = 1 << 63;
@@ -33,16 +35,25 @@ const KIND_SHIFT: u32 = 60;
 const TABLES_SHIFT: u32 = 56;
 const LEN_SHIFT: u32 = 44;
 
-const EMPTY: u64 = 0;
+const NONE: u64 = 0;
 const SAME: u64 = 1;
 const OBJECT: u64 = 2;
 const RAW: u64 = 3;
 
+/// What words of the kind [`NONE`] are.
+const EMPTY: u64 = 1;
+const HOLE: u64 = 2;
+const LINK: u64 = 1 << 59;
+
 /// What a slot holds, as its word says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Nothing: it reads as zeros.
+    /// Nothing was ever put there: it reads as zeros, or as what is below the disk.
     Empty,
+    /// Zeros of no memory, whatever is below the disk.
+    Hole,
+    /// What the entry with the same place in that leaf holds.
+    Link(Owner),
     /// A page that is one word over and over.
     Same(Fill),
     /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there is nothing to choose.
@@ -55,7 +66,9 @@ impl Entry {
     /// The word, unlocked.
     pub(crate) fn encode(self) -> u64 {
         match self {
-            Self::Empty => (EMPTY << KIND_SHIFT) | 1,
+            Self::Empty => (NONE << KIND_SHIFT) | EMPTY,
+            Self::Hole => (NONE << KIND_SHIFT) | HOLE,
+            Self::Link(leaf) => (NONE << KIND_SHIFT) | LINK | u64::from(leaf),
             Self::Same(fill) => (SAME << KIND_SHIFT) | fill.0,
             Self::Object { tables, len_bytes, at } => {
                 let len_field = (len_bytes as u64 - 1) << LEN_SHIFT;
@@ -69,7 +82,9 @@ impl Entry {
     pub(crate) fn decode(word: u64) -> Self {
         let at = Location::new(word & ((1 << LEN_SHIFT) - 1));
         match (word >> KIND_SHIFT) & 3 {
-            EMPTY => Self::Empty,
+            NONE if word & LINK != 0 => Self::Link(word as Owner),
+            NONE if word & HOLE != 0 => Self::Hole,
+            NONE => Self::Empty,
             SAME => Self::Same(Fill(word & ((1 << KIND_SHIFT) - 1))),
             OBJECT => Self::Object {
                 tables: (word >> TABLES_SHIFT) as u8 & 0xf,
@@ -83,7 +98,7 @@ impl Entry {
     /// The object that the entry names, and its length.
     pub(crate) fn object(self) -> Option<(Location, usize)> {
         match self {
-            Self::Empty | Self::Same(_) => None,
+            Self::Empty | Self::Hole | Self::Link(_) | Self::Same(_) => None,
             Self::Object { len_bytes, at, .. } => Some((at, len_bytes)),
             Self::Raw { at } => Some((at, PAGE_SIZE)),
         }
@@ -158,7 +173,15 @@ mod tests {
         #[test]
         fn object_survives(tables in 0u8..16, len_bytes in 1usize..=4096, at in 0u64..1 << 44, locked: bool) {
             let lock = if locked { LOCK } else { 0 };
-            for entry in [Entry::Object { tables, len_bytes, at: Location::new(at) }, Entry::Raw { at: Location::new(at) }] {
+            let entries = [
+                Entry::Object { tables, len_bytes, at: Location::new(at) },
+                Entry::Raw { at: Location::new(at) },
+                Entry::Link(at as Owner & 0xff_ffff),
+                Entry::Hole,
+                Entry::Empty,
+            ];
+            for entry in entries {
+                prop_assert_ne!(entry.encode(), GONE);
                 prop_assert_eq!(Entry::decode(entry.encode() | lock), entry);
             }
         }

@@ -1,46 +1,51 @@
-//! All entries of a pool: leaves of 64, by number.
+//! All parts of all disks' trees: leaves of 64 entries and nodes of 64 places, by number.
 //!
 //! ```text
 //! words   leaf 0: 64 entries │ leaf 1: 64 entries │ …     one row of address space; an entry's number is leaf × 64 + index
-//! disks   disk of leaf 0 │ of leaf 1 │ …
-//! nodes   node 0: 64 places of leaves │ node 1 │ …            the parts of disks' tables, of the same length
+//! leaves  layer, uses, lives, counts of leaf 0 │ of leaf 1 │ …
+//! nodes   node 0: 64 places of nodes or leaves │ node 1 │ …
+//! inner   layer, uses of node 0 │ of node 1 │ …
+//! counts  64 counts │ 64 counts │ …                        links to the entries of a leaf that has any
 //! ```
 //!
-//! A leaf belongs to one place of one disk's table, from [`take`](Leaves::take) to [`give`](Leaves::give), then to another. Its
-//! words are memory as long as the pool lives, so whoever looks at a leaf a moment too late sees [`GONE`], or another disk's entries, but
-//! never anything else. How a table tells which of these it saw is said in `table.rs`.
+//! A part is in use from its take to its give, then anybody's; who may change it meanwhile is said in `tree.rs`. Its
+//! words are memory as long as the pool lives, so whoever looks at a part a moment too late sees [`GONE`], or another disk's words, but
+//! never anything else.
 //!
-//! The row is also the order in which all pages of a pool can be walked, whoever has them: for the compactor, which knows an
+//! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
+//! - **lives** of a leaf: the links to its entries, and one while it has uses. At none it is given back.
+//!
+//! The row of words is also the order in which all pages of a pool can be walked, whoever has them: for the compactor, which knows an
 //! object's leaf, and for those who look for work from the first entry to the last.
 
 use std::{
     io,
-    sync::atomic::{self, AtomicU32},
+    sync::atomic,
 };
 
 use crate::{
     budget::{Budget, Full, Purpose},
-    disks::DiskId,
     entry::{Entry, GONE},
     heap::{Location, Owner},
+    layers::LayerId,
     lock::Locked,
     memory,
     reserved::Reserved,
     slab::Slab,
     sync::{
-        AtomicU64,
+        self, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
 
-/// Entries of a leaf.
+/// Bits of a slot's number that a level of the tree looks at.
 #[cfg(not(loom))]
-pub(crate) const LEAF_SLOTS: usize = 64;
+pub(crate) const FAN_BITS: u32 = 6;
 #[cfg(loom)]
-pub(crate) const LEAF_SLOTS: usize = 2;
+pub(crate) const FAN_BITS: u32 = 1;
 
-/// Places of a node.
-pub(crate) const NODE_LEAVES: usize = LEAF_SLOTS;
+/// Entries of a leaf, and places of a node.
+pub(crate) const LEAF_SLOTS: usize = 1 << FAN_BITS;
 
 /// Bytes of a leaf, and of a node.
 pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
@@ -49,49 +54,54 @@ pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 const LEAVES_MAX: usize = 1 << 24;
 const LEAVES_MIN: usize = 1 << 12;
 
-/// A leaf while it is somebody's: its number, and when it was taken. No two are equal, also of the same leaf, until 2³² others were
+/// A part while it is in use: its number, and when it was taken. No two are equal, also of the same part, until 2³² others were
 /// taken between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeafId(u64);
+pub(crate) struct PartId(u64);
 
-impl LeafId {
-    /// The word of a place without a leaf.
-    pub(crate) const NONE: u64 = 0;
-
+impl PartId {
     fn new(number: u32, birth: u32) -> Self {
         Self((u64::from(birth) << 32) | (u64::from(number) + 1))
     }
 
-    /// The leaf of a word that [`word`](Self::word) made, or of [`NONE`](Self::NONE).
-    pub(crate) fn of(word: u64) -> Option<Self> {
-        (word != Self::NONE).then_some(Self(word))
+    /// What [`word`](Self::word) made.
+    pub(crate) fn of(word: u64) -> Self {
+        Self(word)
     }
 
     pub(crate) fn word(self) -> u64 {
         self.0
     }
 
-    /// The leaf's number.
+    /// The part's number, below 2²⁴.
     pub(crate) fn number(self) -> Owner {
         self.0 as u32 - 1
     }
 }
 
+/// What is kept of each leaf beside its words, and of each node the first two of these.
+const LAYER: usize = 0;
+const USES: usize = 1;
+const LIVES: usize = 2;
+/// The number of its counts and one, or 0.
+const COUNTS: usize = 3;
+
 /// See the module's comment. The budget holds all of [`held_bytes`](Self::held_bytes).
 #[derive(Debug)]
 pub(crate) struct Leaves {
     words: Reserved<AtomicU64>,
-    disks: Reserved<AtomicU32>,
+    leaves: Reserved<[sync::AtomicU32; 4]>,
+    leaf_slab: Slab,
     nodes: Reserved<AtomicU64>,
+    inner: Reserved<[sync::AtomicU32; 2]>,
     node_slab: Slab,
-    births: AtomicU32,
-    slab: Slab,
-    /// Bytes of the roots of all disks' tables.
-    tables_bytes: atomic::AtomicU64,
+    counts: Reserved<sync::AtomicU32>,
+    count_slab: Slab,
+    births: atomic::AtomicU32,
 }
 
 impl Leaves {
-    /// No leaf yet, and address space for as many as the machine's memory can hold.
+    /// No part yet, and address space for as many as the machine's memory can hold.
     ///
     /// # Errors
     /// The process may not have the address space.
@@ -99,35 +109,50 @@ impl Leaves {
         let useful = memory::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
         let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
         let count = words.count() / LEAF_SLOTS;
-        let disks = Reserved::new(count)?;
-        // Each has a leaf at least.
-        let nodes = Reserved::new(count * LEAF_SLOTS)?;
         Ok(Self {
-            slab: Slab::new(count, LEAF_BYTES, size_of::<u32>()),
-            node_slab: Slab::new(count, LEAF_BYTES, 0),
-            nodes,
+            leaf_slab: Slab::new(count, LEAF_BYTES, size_of::<[sync::AtomicU32; 4]>()),
+            node_slab: Slab::new(count, LEAF_BYTES, size_of::<[sync::AtomicU32; 2]>()),
+            count_slab: Slab::new(count, LEAF_SLOTS * size_of::<u32>(), 0),
+            leaves: Reserved::new(count)?,
+            nodes: Reserved::new(count * LEAF_SLOTS)?,
+            inner: Reserved::new(count)?,
+            counts: Reserved::new(count * LEAF_SLOTS)?,
             words,
-            disks,
-            births: AtomicU32::new(0),
-            tables_bytes: atomic::AtomicU64::new(0),
+            births: atomic::AtomicU32::new(0),
         })
     }
 
-    /// A leaf for `disk`, all of whose entries are empty.
-    pub(crate) fn take(&self, disk: DiskId, budget: &Budget) -> Result<LeafId, Full> {
-        let number = self.slab.take(budget)?;
-        self.disks.all()[number as usize].store(disk.number(), Relaxed);
+    /// A leaf of `layer` that has one use; all its entries are `entry`.
+    pub(crate) fn take(&self, layer: LayerId, entry: Entry, purpose: Purpose, budget: &Budget) -> Result<PartId, Full> {
+        let number = self.leaf_slab.take(purpose, budget)?;
+        let [of, uses, lives, counts] = &self.leaves.all()[number as usize];
+        of.store(layer.number(), Relaxed);
+        uses.store(1, Relaxed);
+        lives.store(1, Relaxed);
+        counts.store(0, Relaxed);
         for word in self.words(number) {
             // Who finds this word though it came for the leaf's user before sees too that it is too late.
-            word.store(Entry::Empty.encode(), Release);
+            word.store(entry.encode(), Release);
         }
-        Ok(LeafId::new(number, self.births.fetch_add(1, Relaxed)))
+        Ok(self.born(number))
+    }
+
+    fn born(&self, number: u32) -> PartId {
+        PartId::new(number, self.births.fetch_add(1, Relaxed))
     }
 
     /// Gives back a leaf whose words are all [`GONE`].
-    pub(crate) fn give(&self, leaf: LeafId, budget: &Budget) {
+    pub(crate) fn give(&self, number: Owner, budget: &Budget) {
+        if let Some(counts) = self.leaves.all()[number as usize][COUNTS].load(Acquire).checked_sub(1) {
+            self.give_counts(counts, budget);
+        }
         let give_back = |first, count| self.words.give_back(first * LEAF_SLOTS, count * LEAF_SLOTS);
-        self.slab.give(leaf.number(), budget, give_back);
+        self.leaf_slab.give(number, budget, give_back);
+    }
+
+    fn give_counts(&self, number: u32, budget: &Budget) {
+        let give_back = |first, count| self.counts.give_back(first * LEAF_SLOTS, count * LEAF_SLOTS);
+        self.count_slab.give(number, budget, give_back);
     }
 
     /// The leaf's words.
@@ -143,9 +168,48 @@ impl Leaves {
         &self.words.all()[entry as usize]
     }
 
-    /// The disk that has the leaf, for who holds an entry of it.
-    pub(crate) fn disk(&self, number: Owner) -> DiskId {
-        DiskId::of(self.disks.all()[number as usize].load(Relaxed))
+    /// The layer that the leaf belongs to.
+    #[inline]
+    pub(crate) fn layer(&self, number: Owner) -> LayerId {
+        LayerId::of(self.leaves.all()[number as usize][LAYER].load(Relaxed))
+    }
+
+    /// Makes the leaf another layer's.
+    pub(crate) fn set_layer(&self, number: Owner, layer: LayerId) {
+        self.leaves.all()[number as usize][LAYER].store(layer.number(), Relaxed);
+    }
+
+    /// How often the leaf is used.
+    pub(crate) fn uses(&self, number: Owner) -> &sync::AtomicU32 {
+        &self.leaves.all()[number as usize][USES]
+    }
+
+    /// What keeps the leaf.
+    pub(crate) fn lives(&self, number: Owner) -> &sync::AtomicU32 {
+        &self.leaves.all()[number as usize][LIVES]
+    }
+
+    /// For each of the leaf's entries how many others link to it; `None`: none does.
+    pub(crate) fn counts(&self, number: Owner) -> Option<&[sync::AtomicU32]> {
+        let counts = self.leaves.all()[number as usize][COUNTS].load(Acquire).checked_sub(1)?;
+        let first = counts as usize * LEAF_SLOTS;
+        Some(&self.counts.all()[first..first + LEAF_SLOTS])
+    }
+
+    /// Makes counts for the leaf if it has none. The caller uses it.
+    pub(crate) fn make_counts(&self, number: Owner, purpose: Purpose, budget: &Budget) -> Result<&[sync::AtomicU32], Full> {
+        loop {
+            if let Some(counts) = self.counts(number) {
+                return Ok(counts);
+            }
+            let made = self.count_slab.take(purpose, budget)?;
+            let first = made as usize * LEAF_SLOTS;
+            self.counts.all()[first..first + LEAF_SLOTS].iter().for_each(|count| count.store(0, Relaxed));
+            let place = &self.leaves.all()[number as usize][COUNTS];
+            if place.compare_exchange(0, made + 1, Release, Relaxed).is_err() {
+                self.give_counts(made, budget);
+            }
+        }
     }
 
     /// The number of a leaf's entry.
@@ -154,14 +218,15 @@ impl Leaves {
         u64::from(leaf) * LEAF_SLOTS as u64 + index as u64
     }
 
-    /// The leaf that an entry is in.
-    pub(crate) fn leaf_of(entry: u64) -> Owner {
-        (entry / LEAF_SLOTS as u64) as Owner
+    /// The leaf that an entry is in, and its place there.
+    #[inline]
+    pub(crate) fn leaf_of(entry: u64) -> (Owner, usize) {
+        ((entry / LEAF_SLOTS as u64) as Owner, entry as usize % LEAF_SLOTS)
     }
 
     /// Entries from this number on have never been anybody's.
     pub(crate) fn end(&self) -> u64 {
-        u64::from(self.slab.end()) * LEAF_SLOTS as u64
+        u64::from(self.leaf_slab.end()) * LEAF_SLOTS as u64
     }
 
     /// What an entry is at some moment during the call; `None`: its leaf is nobody's.
@@ -183,55 +248,94 @@ impl Leaves {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))
     }
 
-    /// A node of a disk's table, whose places are all [`LeafId::NONE`].
-    pub(crate) fn take_node(&self, budget: &Budget) -> Result<u32, Full> {
-        let number = self.node_slab.take(budget)?;
-        for place in self.node(number) {
-            place.store(LeafId::NONE, Relaxed);
+    /// A node of `layer` that has one use; all its places are `place`.
+    pub(crate) fn take_node(
+        &self,
+        layer: LayerId,
+        place: u64,
+        purpose: Purpose,
+        budget: &Budget,
+    ) -> Result<PartId, Full> {
+        let number = self.node_slab.take(purpose, budget)?;
+        let [of, uses] = &self.inner.all()[number as usize];
+        of.store(layer.number(), Relaxed);
+        uses.store(1, Relaxed);
+        for word in self.node(number) {
+            // As in a leaf.
+            word.store(place, Release);
         }
-        Ok(number)
+        Ok(self.born(number))
     }
 
     /// Gives back a node that nobody uses.
     pub(crate) fn give_node(&self, number: u32, budget: &Budget) {
-        let give_back = |first, count| self.nodes.give_back(first * NODE_LEAVES, count * NODE_LEAVES);
+        let give_back = |first, count| self.nodes.give_back(first * LEAF_SLOTS, count * LEAF_SLOTS);
         self.node_slab.give(number, budget, give_back);
     }
 
     /// The node's places.
     #[inline]
     pub(crate) fn node(&self, number: u32) -> &[AtomicU64] {
-        let first = number as usize * NODE_LEAVES;
-        &self.nodes.all()[first..first + NODE_LEAVES]
+        let first = number as usize * LEAF_SLOTS;
+        &self.nodes.all()[first..first + LEAF_SLOTS]
     }
 
-    /// Takes memory for the root of a disk's table.
-    pub(crate) fn take_table(&self, bytes: u64, budget: &Budget) -> Result<(), Full> {
-        budget.take_for(Purpose::Keep, bytes)?;
-        self.tables_bytes.fetch_add(bytes, Relaxed);
-        Ok(())
+    /// The layer that the node belongs to.
+    pub(crate) fn node_layer(&self, number: u32) -> LayerId {
+        LayerId::of(self.inner.all()[number as usize][LAYER].load(Relaxed))
     }
 
-    /// Gives it back.
-    pub(crate) fn give_table(&self, bytes: u64, budget: &Budget) {
-        self.tables_bytes.fetch_sub(bytes, Relaxed);
-        budget.give(bytes);
+    /// Makes the node another layer's.
+    pub(crate) fn set_node_layer(&self, number: u32, layer: LayerId) {
+        self.inner.all()[number as usize][LAYER].store(layer.number(), Relaxed);
     }
 
-    /// All memory that belongs to the leaves, whoever has them, and to the disks' tables.
+    /// How often the node is used.
+    pub(crate) fn node_uses(&self, number: u32) -> &sync::AtomicU32 {
+        &self.inner.all()[number as usize][USES]
+    }
+
+    /// All memory that belongs to the parts, whoever has them.
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.slab.held_bytes() + self.node_slab.held_bytes() + self.tables_bytes.load(Relaxed)
+        self.leaf_slab.held_bytes() + self.node_slab.held_bytes() + self.count_slab.held_bytes()
     }
 
-    /// Looks over which leaves are somebody's. For tests, with no other thread in the pool.
+    /// Looks over which leaves are somebody's, and what links to what. For tests, with no other thread in the pool.
     pub(crate) fn check(&self) -> Result<(), String> {
-        for number in 0..self.slab.end() {
+        let taken = |number: &u32| self.leaf_slab.is_taken(*number);
+        let mut links = std::collections::HashMap::new();
+        for number in 0..self.leaf_slab.end() {
             let gone = self.words(number).iter().filter(|word| word.load(Relaxed) == GONE).count();
-            let expected = if self.slab.is_taken(number) { 0 } else { LEAF_SLOTS };
+            let expected = if taken(&number) { 0 } else { LEAF_SLOTS };
             if gone != expected {
                 return Err(format!("leaf {number}: {gone} of its entries are nobody's, not {expected}"));
             }
+            for (index, word) in self.words(number).iter().enumerate() {
+                if let Entry::Link(to) = Entry::decode(word.load(Relaxed))
+                    && expected == 0
+                {
+                    *links.entry((to, index)).or_insert(0) += 1;
+                }
+            }
         }
-        Ok(())
+        for number in (0..self.leaf_slab.end()).filter(taken) {
+            let counts = self.counts(number);
+            let mut lives = u32::from(self.uses(number).load(Relaxed) > 0);
+            for index in 0..LEAF_SLOTS {
+                let found = links.remove(&(number, index)).unwrap_or(0);
+                let counted = counts.map_or(0, |counts| counts[index].load(Relaxed));
+                if found != counted {
+                    return Err(format!("entry {index} of leaf {number}: {found} link to it, {counted} are counted"));
+                }
+                lives += found;
+            }
+            if lives != self.lives(number).load(Relaxed) || lives == 0 {
+                return Err(format!("leaf {number}: {lives} keep it, not {:?}", self.lives(number)));
+            }
+        }
+        match links.keys().next() {
+            Some((leaf, index)) => Err(format!("a link to entry {index} of leaf {leaf}, which is nobody's")),
+            None => Ok(()),
+        }
     }
 }

@@ -56,11 +56,11 @@ mod compaction;
 mod core;
 mod cpus;
 mod disk;
-mod disks;
 mod entry;
 #[cfg(all(test, not(loom)))]
 mod faults;
 mod heap;
+mod layers;
 mod leaves;
 mod lock;
 mod malloc;
@@ -70,6 +70,7 @@ mod models;
 mod objects;
 #[cfg(all(test, not(loom)))]
 mod one;
+mod parts;
 mod pins;
 mod pool;
 mod prefetch;
@@ -79,10 +80,10 @@ mod slab;
 mod stats;
 mod streams;
 mod sync;
-mod table;
 mod training;
 #[cfg(all(test, not(loom)))]
 mod training_tests;
+mod tree;
 
 pub use disk::{Disk, Error, Slot, Status};
 pub use malloc::keep_no_large_blocks;

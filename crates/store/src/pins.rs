@@ -17,6 +17,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::{
     entry::{LOCK, MARKS},
+    layers::LayerId,
     sync::{
         AtomicU64,
         Ordering::{Acquire, Relaxed, Release, SeqCst},
@@ -26,6 +27,9 @@ use crate::{
 
 /// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when it reads none).
 const FREE: u64 = 0;
+
+/// What the pin of a writer has beside the layer's number.
+const WRITING: u64 = 1 << 58;
 
 /// One pin a stream, each on a cache line of its own, and on the rest of the line what belongs to the pin's holder.
 #[derive(Debug)]
@@ -84,6 +88,12 @@ impl<T> Pins<T> {
         Some(Pin { pin, word, number })
     }
 
+    /// Whether the holder of a pin [writes](Pin::writes) to the layer. It is no disk's topmost layer any more, by a store that is `SeqCst`.
+    pub(crate) fn write_to(&self, layer: LayerId) -> bool {
+        fence(SeqCst);
+        self.pins().any(|pin| pin.load(SeqCst) == LOCK | writing(layer))
+    }
+
     /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were swapped out of their
     /// entries before the call. At most [`len`](Self::len) stay.
     pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
@@ -139,6 +149,22 @@ impl Pin<'_> {
     }
 }
 
+impl Pin<'_> {
+    /// Says that the holder is about to write to a layer, until the pin is dropped or names an object. Whether it is a disk's topmost
+    /// one still has to be asked after that, by a load that is `SeqCst`.
+    pub(crate) fn writes(&mut self, layer: LayerId) {
+        self.word = LOCK | writing(layer);
+        self.pin.store(self.word, SeqCst);
+        order();
+    }
+
+    /// Says that the holder neither reads an object nor writes to a layer.
+    pub(crate) fn rests(&mut self) {
+        self.word = LOCK;
+        self.pin.store(LOCK, Release);
+    }
+}
+
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
         self.pin.store(FREE, Release);
@@ -148,6 +174,11 @@ impl Drop for Pin<'_> {
 /// Whether two words name one object; the lock bit and the idle bit say nothing about it.
 fn same_object(word: u64, pinned: u64) -> bool {
     (word ^ pinned) & !MARKS == 0
+}
+
+/// A word that names no object: no entry is like it, since [`Entry`](crate::entry::Entry)s that name none have low numbers.
+fn writing(layer: LayerId) -> u64 {
+    WRITING | u64::from(layer.number())
 }
 
 /// Between the store of a pin and the load of the entry. Both are `SeqCst`, which is enough; loom takes such accesses for

@@ -15,8 +15,8 @@ use crate::{
     Disk, Error,
     budget::{Budget, Purpose},
     core::Core,
-    disks::{Disks, Sums},
     heap::Heap,
+    layers::{Layers, Sums},
     leaves::Leaves,
     stats::Stats,
     streams::Streams,
@@ -93,18 +93,28 @@ impl Pool {
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
         let heap = Heap::new(Arc::clone(&budget)).map_err(NewError::AddressSpace)?;
         let leaves = Leaves::new().map_err(NewError::AddressSpace)?;
-        let disks = Disks::new(streams.cpus()).map_err(NewError::AddressSpace)?;
+        let layers = Layers::new(streams.cpus()).map_err(NewError::AddressSpace)?;
         let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
         let needed = needed_bytes(empty_bytes, &streams);
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
             return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
-        let (beside_bytes, told, turning) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(()));
         // The first number is nobody's: the page of figures that it lies on is the pool's, so the first disk costs no more than others.
-        let first = disks.take(&budget);
+        let first = layers.take(&budget);
         first.map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
-        Ok(Self(Arc::new(Core { leaves, disks, streams, heap, training, budget, beside_bytes, told, turning })))
+        Ok(Self(Arc::new(Core {
+            leaves,
+            layers,
+            streams,
+            heap,
+            training,
+            budget,
+            beside_bytes: AtomicU64::new(0),
+            told: AtomicBool::new(false),
+            turning: Mutex::default(),
+            unused: Mutex::default(),
+        })))
     }
 
     /// An empty disk of so many slots.
@@ -112,7 +122,16 @@ impl Pool {
     /// # Errors
     /// [`Error::Full`]: the limit leaves no room for it. [`Error::TooLarge`].
     pub fn disk(&self, slots: u64) -> Result<Disk, Error> {
-        Disk::new(Arc::clone(&self.0), slots)
+        Disk::new(Arc::clone(&self.0), slots, false)
+    }
+
+    /// An empty disk of so many slots that lies over something else, which its user reads where the disk holds nothing: a slot that is
+    /// discarded then holds a hole.
+    ///
+    /// # Errors
+    /// As [`disk`](Self::disk).
+    pub fn disk_over(&self, slots: u64) -> Result<Disk, Error> {
+        Disk::new(Arc::clone(&self.0), slots, true)
     }
 
     /// Changes the memory limit while the pool is used; `u64::MAX` for none. Below what is spent, nothing more is stored until enough
@@ -165,8 +184,8 @@ impl Pool {
 
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { disks, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
-        let Sums { pages, compressed_bytes, same_pages, huge_pages } = disks.total();
+        let Core { layers, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
+        let Sums { pages, compressed_bytes, same_pages, huge_pages } = layers.total();
         let mut stats = Stats {
             orig_data_size: pages * PAGE_SIZE as u64,
             compr_data_size: compressed_bytes,
@@ -175,7 +194,7 @@ impl Pool {
             mem_used_max: budget.max(),
             same_pages,
             huge_pages,
-            table_bytes: leaves.held_bytes() + disks.held_bytes(),
+            table_bytes: leaves.held_bytes() + layers.held_bytes(),
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
             beside_bytes: beside_bytes.load(Relaxed),
             spent_bytes: budget.used(),
@@ -199,7 +218,8 @@ impl Pool {
 
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the pool.
     pub fn check(&self) -> Result<(), String> {
-        let core = &*self.0;
+        let core = &self.0;
+        while core.free_left() {}
         let _paused = core.pause();
         core.heap.check()?;
         core.leaves.check()?;
@@ -213,7 +233,7 @@ impl Pool {
         if let Some(training) = &core.training {
             training.check(entries())?;
         }
-        let (found, counted) = (Sums::of_entries(entries()), core.disks.total());
+        let (found, counted) = (Sums::of_entries(entries()), core.layers.total());
         if found != counted {
             return Err(format!("entries make {found:?}, the counters say {counted:?}"));
         }

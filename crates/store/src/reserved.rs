@@ -24,6 +24,8 @@ mod rows {
     unsafe impl Element for AtomicU64 {}
     // SAFETY: an integer.
     unsafe impl Element for AtomicI64 {}
+    // SAFETY: elements side by side.
+    unsafe impl<T: Element, const N: usize> Element for [T; N] {}
 
     /// `count` elements, all zero at first.
     #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::{
 const NIL: u32 = u32::MAX;
 
 /// Pages that the slab makes room for at a time.
-const STEP: usize = 128;
+const STEP: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Slab {
@@ -69,13 +69,13 @@ impl Slab {
     }
 
     /// A number that nobody has.
-    pub(crate) fn take(&self, budget: &Budget) -> Result<u32, Full> {
+    pub(crate) fn take(&self, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let page = loop {
             let page = state.roomy;
             if page == NIL {
-                break self.take_page(state, budget)?;
+                break self.take_page(state, purpose, budget)?;
             }
             let Page { free, next } = &mut state.pages[page as usize];
             if *free != self.all_free() {
@@ -95,7 +95,7 @@ impl Slab {
     }
 
     /// Takes memory for a page and puts it in front of the roomy ones.
-    fn take_page(&self, state: &mut State, budget: &Budget) -> Result<u32, Full> {
+    fn take_page(&self, state: &mut State, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
         let number = state.pages.len();
         if state.spare == NIL {
             if number >= self.pages_max {
@@ -104,14 +104,14 @@ impl Slab {
             if number == state.pages.capacity() {
                 let step = STEP.max(number / 4).min(self.pages_max - number);
                 let bytes = step as u64 * self.extra_bytes;
-                budget.take_for(Purpose::Keep, bytes)?;
+                budget.take_for(purpose, bytes)?;
                 if state.pages.try_reserve_exact(step).is_err() {
                     budget.give(bytes);
                     return Err(Full);
                 }
             }
         }
-        budget.take_for(Purpose::Keep, PAGE_SIZE as u64)?;
+        budget.take_for(purpose, PAGE_SIZE as u64)?;
         let page = if state.spare == NIL {
             state.pages.push(Page { free: self.all_free(), next: NIL });
             number as u32
@@ -181,7 +181,7 @@ mod tests {
             let mut most = 0;
             for op in ops {
                 if op < 140 || taken.is_empty() {
-                    let number = slab.take(&budget).expect("no limit");
+                    let number = slab.take(Purpose::Keep, &budget).expect("no limit");
                     prop_assert!(!taken.contains(&number));
                     taken.push(number);
                 } else {
@@ -210,9 +210,9 @@ mod tests {
     fn there_are_no_more_than_so_many() {
         let slab = Slab::new(16, 512, 0);
         let budget = Budget::new(u64::MAX, 1);
-        let taken: Vec<u32> = (0..16).map(|_| slab.take(&budget).expect("sixteen")).collect();
-        assert_eq!(slab.take(&budget), Err(Full));
+        let taken: Vec<u32> = (0..16).map(|_| slab.take(Purpose::Keep, &budget).expect("sixteen")).collect();
+        assert_eq!(slab.take(Purpose::Keep, &budget), Err(Full));
         slab.give(taken[3], &budget, |_, _| {});
-        assert_eq!(slab.take(&budget), Ok(taken[3]));
+        assert_eq!(slab.take(Purpose::Keep, &budget), Ok(taken[3]));
     }
 }

@@ -27,6 +27,7 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 use crate::{
     budget::{Budget, Full, Purpose},
     cpus::Cpus,
+    layers::LayerId,
     pins::{Pin, Pins},
     sync::wait_for,
     training::Trained,
@@ -401,6 +402,12 @@ impl Streams {
     /// the reader is preempted.
     pub(crate) fn wait_for_readers(&self, words: &[u64]) {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
+    }
+
+    /// Waits until nobody writes to a layer that is no disk's topmost one any more: at most a change of a page each, unless the writer is
+    /// preempted.
+    pub(crate) fn wait_for_writers(&self, layer: LayerId) {
+        wait_for(|| (!self.pins.write_to(layer)).then_some(()));
     }
 
     /// Bytes of a stream that is made; 0 if there was no memory for one.

@@ -1,6 +1,6 @@
 //! Slot numbers and configurations that nobody should ask for.
 
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Pool, Slot};
+use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Pool, Slot, Status};
 
 use crate::one::One;
 
@@ -17,9 +17,9 @@ fn slots_beyond_the_end_are_errors() {
         assert!(store.disk.discard(0..slot.saturating_add(1)).is_err());
         assert_eq!(store.write_zeroes(slot), Err(refused));
         assert_eq!(store.status(slot), Err(refused));
-        assert_eq!(store.empty_run(slot, Slot::MAX), 0);
+        assert_eq!(store.run(slot, Slot::MAX), Err(refused));
     }
-    assert_eq!(store.empty_run(0, Slot::MAX), slots);
+    assert_eq!(store.run(0, Slot::MAX), Ok((Status::Empty, slots)));
     store.write(slots - 1, &page).expect("the last slot");
     store.check().expect("consistent");
 }

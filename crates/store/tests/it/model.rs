@@ -103,8 +103,8 @@ fn slots_beyond_the_end_are_refused() {
     assert_eq!(store.discard(10), Err(error));
     assert_eq!(store.write_zeroes(10), Err(error));
     assert_eq!(store.status(10), Err(error));
-    assert_eq!(store.empty_run(10, 5), 0);
-    assert_eq!(store.empty_run(u64::MAX, u64::MAX), 0);
+    assert_eq!(store.run(10, 5), Err(error));
+    assert!(store.run(u64::MAX, u64::MAX).is_err());
 }
 
 #[test]

@@ -1,0 +1,217 @@
+//! The layers of a pool by number, and what each holds.
+//!
+//! A disk writes to a layer of its own. When it is forked, that layer is never written to again, and the disk and its fork get one each. Every
+//! leaf and node belongs to a layer: its disk alone may change it, as long as it is the disk's topmost one (`tree.rs`). A layer is
+//! there as long as its disk or any of its parts.
+
+use std::{
+    io,
+    iter::Sum,
+    sync::atomic::{self, AtomicI64, AtomicU32, Ordering::{Acquire, Relaxed, Release}},
+};
+
+use crate::{
+    budget::{Budget, Full, Purpose},
+    entry::Entry,
+    leaves::LEAF_BYTES,
+    reserved::Reserved,
+    slab::Slab,
+};
+
+/// A layer while it is there; then its number is another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerId(u32);
+
+impl LayerId {
+    pub(crate) fn of(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// The most layers, and how many there can be at least where address space is scarce.
+const LAYERS_MAX: usize = 1 << 20;
+const LAYERS_MIN: usize = 1 << 10;
+
+/// A share is as long as two lines: processors fetch lines in pairs.
+const SHARE_COUNTERS: usize = 16;
+const SHARE_BYTES: usize = SHARE_COUNTERS * size_of::<AtomicI64>();
+
+/// Shares of a layer, at most: a power of two.
+const SHARES_MAX: usize = 8;
+
+/// Which counter of a share counts what.
+const PAGES: usize = 0;
+const COMPRESSED_BYTES: usize = 1;
+const SAME_PAGES: usize = 2;
+const HUGE_PAGES: usize = 3;
+
+/// What the entries of a layer hold, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    pub(crate) pages: u64,
+    pub(crate) compressed_bytes: u64,
+    pub(crate) same_pages: u64,
+    pub(crate) huge_pages: u64,
+}
+
+/// What each layer holds, in shares that threads on different CPUs change without sharing a cache line; only the sum over a layer's
+/// shares means something. A layer without parts leaves all of its shares' sums at zero.
+#[derive(Debug)]
+pub(crate) struct Layers {
+    counters: Reserved<AtomicI64>,
+    /// For each layer its parts, and one if a disk has it.
+    holds: Reserved<AtomicU32>,
+    /// Shares of a layer.
+    shares: usize,
+    slab: Slab,
+}
+
+impl Layers {
+    /// No layer yet, counted in as many shares each as `cpus` need.
+    ///
+    /// # Errors
+    /// The process may not have the address space.
+    pub(crate) fn new(cpus: usize) -> io::Result<Self> {
+        let shares = cpus.next_power_of_two().min(SHARES_MAX);
+        let each = shares * SHARE_COUNTERS;
+        let counters = Reserved::at_most(LAYERS_MAX * each, LAYERS_MIN * each)?;
+        let holds = Reserved::new(counters.count() / each)?;
+        let slab = Slab::new(holds.count(), shares * SHARE_BYTES, size_of::<AtomicU32>());
+        Ok(Self { counters, holds, shares, slab })
+    }
+
+    /// A number for a disk's new layer.
+    pub(crate) fn take(&self, budget: &Budget) -> Result<LayerId, Full> {
+        let number = self.slab.take(Purpose::Keep, budget)?;
+        self.holds.all()[number as usize].store(1, Relaxed);
+        Ok(LayerId(number))
+    }
+
+    /// Says that the layer has one part more.
+    pub(crate) fn hold(&self, layer: LayerId) {
+        self.holds.all()[layer.0 as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Says that the layer has one part fewer, or no disk any more. The number of one that has neither is another's then.
+    pub(crate) fn give(&self, layer: LayerId, budget: &Budget) {
+        if self.holds.all()[layer.0 as usize].fetch_sub(1, Release) > 1 {
+            return;
+        }
+        atomic::fence(Acquire);
+        let each = self.shares * SHARE_COUNTERS;
+        for counter in self.counters_of(layer) {
+            counter.store(0, Relaxed);
+        }
+        self.slab.give(layer.0, budget, |first, count| self.counters.give_back(first * each, count * each));
+    }
+
+    /// Parts of a layer that a disk has.
+    pub(crate) fn parts(&self, layer: LayerId) -> u64 {
+        u64::from(self.holds.all()[layer.0 as usize].load(Relaxed)) - 1
+    }
+
+    /// Bytes of the parts of a layer that a disk has.
+    pub(crate) fn parts_bytes(&self, layer: LayerId) -> u64 {
+        self.parts(layer) * LEAF_BYTES as u64
+    }
+
+    /// Moves what an entry counts from one layer to another.
+    pub(crate) fn moved(&self, from: LayerId, to: LayerId, entry: Entry) {
+        self.replaced(from, 0, entry, Entry::Empty);
+        self.replaced(to, 0, Entry::Empty, entry);
+    }
+
+    fn counters_of(&self, layer: LayerId) -> &[AtomicI64] {
+        let each = self.shares * SHARE_COUNTERS;
+        &self.counters.all()[layer.0 as usize * each..][..each]
+    }
+
+    /// Counts that `new` took the place of `old` in a layer. `hint`: any number that threads on different CPUs have different.
+    #[inline]
+    pub(crate) fn replaced(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
+        let first = (layer.0 as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;
+        let share = &self.counters.all()[first..first + SHARE_COUNTERS];
+        let (old, new) = (figures(old), figures(new));
+        for at in 0..old.len() {
+            if old[at] != new[at] {
+                share[at].fetch_add(new[at] - old[at], Relaxed);
+            }
+        }
+    }
+
+    /// What a layer holds, exact once no thread changes its entries.
+    pub(crate) fn sums(&self, layer: LayerId) -> Sums {
+        let mut totals = [0; 4];
+        for share in self.counters_of(layer).chunks_exact(SHARE_COUNTERS) {
+            for (total, counter) in totals.iter_mut().zip(share) {
+                *total += counter.load(Relaxed);
+            }
+        }
+        Sums::of(totals)
+    }
+
+    /// What all layers hold, exact once no thread changes entries.
+    pub(crate) fn total(&self) -> Sums {
+        (0..self.slab.end()).filter(|&number| self.slab.is_taken(number)).map(|number| self.sums(LayerId(number))).sum()
+    }
+
+    /// Bytes of objects in a layer.
+    pub(crate) fn compressed_bytes(&self, layer: LayerId) -> u64 {
+        let shares = self.counters_of(layer).chunks_exact(SHARE_COUNTERS);
+        let total: i64 = shares.map(|share| share[COMPRESSED_BYTES].load(Relaxed)).sum();
+        total.max(0) as u64
+    }
+
+    /// All memory that the numbers and figures take.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.slab.held_bytes()
+    }
+}
+
+impl Sum for Sums {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |total, sums| Self {
+            pages: total.pages + sums.pages,
+            compressed_bytes: total.compressed_bytes + sums.compressed_bytes,
+            same_pages: total.same_pages + sums.same_pages,
+            huge_pages: total.huge_pages + sums.huge_pages,
+        })
+    }
+}
+
+impl Sums {
+    fn of(totals: [i64; 4]) -> Self {
+        let total = |at: usize| totals[at].max(0) as u64;
+        Self {
+            pages: total(PAGES),
+            compressed_bytes: total(COMPRESSED_BYTES),
+            same_pages: total(SAME_PAGES),
+            huge_pages: total(HUGE_PAGES),
+        }
+    }
+
+    /// What `entries` make.
+    pub(crate) fn of_entries(entries: impl Iterator<Item = Entry>) -> Self {
+        let mut totals = [0; 4];
+        for entry in entries {
+            for (total, figure) in totals.iter_mut().zip(figures(entry)) {
+                *total += figure;
+            }
+        }
+        Self::of(totals)
+    }
+}
+
+/// What one entry adds, in the order of the counters.
+fn figures(entry: Entry) -> [i64; 4] {
+    match entry {
+        Entry::Empty | Entry::Hole | Entry::Link(_) => [0, 0, 0, 0],
+        Entry::Same(_) => [1, 0, 1, 0],
+        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0],
+        Entry::Raw { .. } => [1, pagefold_codec::PAGE_SIZE as i64, 0, 1],
+    }
+}

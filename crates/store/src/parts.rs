@@ -1,0 +1,276 @@
+//! What keeps the parts of trees, and what becomes of those that nothing keeps.
+//!
+//! ```text
+//! disk a ─ node ─┬─ leaf 1 │ object  │ link to 2 │ …       leaf 1 was made for a write after the fork: what was not written is a link
+//!                └─ leaf 3 │   ▲                ▼
+//! disk b ─ node ─┬─ leaf 2 │ object  │ object    │ …       leaf 2 is as it was at the fork
+//!                └─ leaf 3                                 leaf 3 has two uses: nobody has written there since
+//! ```
+//!
+//! - Many places may name one part, each a *use*. Who wants to change a part that is not of its own layer copies it first.
+//! - A copy of a node has the same places, each a use more. A copy of a leaf has *links* to the entries of the old one, or to what these
+//!   link to: an object has one owner for good, and a link leads to it at once, however often a disk was forked.
+//! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps those of its entries that have links, and
+//!   nothing else. It goes when the last of them has gone.
+//!
+//! Two may let go of an entry at once: who takes away the leaf's last use, and who takes away the entry's last link. Both do it with the entry
+//! held, the one after it has counted the uses and the other before it looks at them. So the second of them finds that it is the last.
+
+use crate::{
+    budget::{Budget, Full, Purpose},
+    entry::Entry,
+    heap::Owner,
+    layers::{LayerId, Layers},
+    leaves::{LEAF_SLOTS, Leaves, PartId},
+    lock::Locked,
+    sync::{
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        fence,
+    },
+};
+
+/// A place that names no part: below it is nothing.
+pub(crate) const NOTHING: u64 = 0;
+
+/// A place that names no part: below it are zeros, whatever is below the disk.
+pub(crate) const HOLE: u64 = u64::MAX;
+
+/// Whether a place names a part.
+#[inline]
+pub(crate) fn names_part(place: u64) -> bool {
+    place != NOTHING && place != HOLE
+}
+
+/// The entry that slots have below a place that names no part.
+pub(crate) fn entry_below(place: u64) -> Entry {
+    if place == HOLE { Entry::Hole } else { Entry::Empty }
+}
+
+/// Who counts what entries hold.
+pub(crate) trait Counts {
+    /// An entry took the place of another in a layer.
+    fn replaced(&self, layer: LayerId, old: Entry, new: Entry);
+}
+
+/// The parts of a pool, and what it takes to make and to free some.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) leaves: &'a Leaves,
+    pub(crate) layers: &'a Layers,
+    pub(crate) budget: &'a Budget,
+    pub(crate) counts: &'a dyn Counts,
+}
+
+/// What is to be freed: parts without uses, and objects that are in no entry any more but may still be read.
+#[derive(Debug, Default)]
+pub(crate) struct Unused {
+    /// Numbers and levels. The last is freed first, so there are never more than 64 of a level.
+    parts: Vec<(u32, u32)>,
+    pub(crate) words: Vec<u64>,
+}
+
+impl Unused {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.words.is_empty()
+    }
+}
+
+impl<'a> Parts<'a> {
+    /// A part for `layer`, `level` levels above the leaves, below which everything is as below `place`.
+    pub(crate) fn take(&self, layer: LayerId, level: u32, place: u64, purpose: Purpose) -> Result<PartId, Full> {
+        let part = match level {
+            0 => self.leaves.take(layer, entry_below(place), purpose, self.budget),
+            _ => self.leaves.take_node(layer, place, purpose, self.budget),
+        }?;
+        self.layers.hold(layer);
+        Ok(part)
+    }
+
+    /// Whose the part is.
+    pub(crate) fn layer(&self, part: PartId, level: u32) -> LayerId {
+        match level {
+            0 => self.leaves.layer(part.number()),
+            _ => self.leaves.node_layer(part.number()),
+        }
+    }
+
+    fn uses(&self, part: PartId, level: u32) -> &'a crate::sync::AtomicU32 {
+        match level {
+            0 => self.leaves.uses(part.number()),
+            _ => self.leaves.node_uses(part.number()),
+        }
+    }
+
+    /// One use more, of a part that has some.
+    pub(crate) fn add_use(&self, part: PartId, level: u32) {
+        self.uses(part, level).fetch_add(1, Relaxed);
+    }
+
+    /// One use less.
+    pub(crate) fn drop_use(&self, part: PartId, level: u32, unused: &mut Unused) {
+        if self.uses(part, level).fetch_sub(1, Release) == 1 {
+            fence(Acquire);
+            unused.parts.push((part.number(), level));
+        }
+    }
+
+    /// Frees one of the parts without uses. Its objects are the caller's to free then.
+    pub(crate) fn free_one(&self, unused: &mut Unused) -> bool {
+        let Some((number, level)) = unused.parts.pop() else { return false };
+        if level == 0 {
+            self.free_leaf(number, unused);
+            return true;
+        }
+        for place in self.leaves.node(number) {
+            let place = place.load(Acquire);
+            if names_part(place) {
+                self.drop_use(PartId::of(place), level - 1, unused);
+            }
+        }
+        self.layers.give(self.leaves.node_layer(number), self.budget);
+        self.leaves.give_node(number, self.budget);
+        true
+    }
+
+    /// Empties what has no links of a leaf without uses.
+    fn free_leaf(&self, number: Owner, unused: &mut Unused) {
+        for (index, word) in self.leaves.words(number).iter().enumerate() {
+            let Some(locked) = Locked::lock(word) else { unreachable!("the leaf lives") };
+            if self.links(number, index) == 0 {
+                let old = self.replace(number, locked, Entry::Empty);
+                self.let_go(old, index, unused);
+            }
+        }
+        self.drop_life(number);
+    }
+
+    /// How many entries link to this one.
+    fn links(&self, number: Owner, index: usize) -> u32 {
+        self.leaves.counts(number).map_or(0, |counts| counts[index].load(Relaxed))
+    }
+
+    /// Puts another entry in the place of one that is held.
+    pub(crate) fn replace(&self, number: Owner, locked: Locked<'_>, new: Entry) -> Entry {
+        let layer = self.leaves.layer(number);
+        let old = locked.entry();
+        self.counts.replaced(layer, old, new);
+        locked.replace(new)
+    }
+
+    /// Sees to what an entry that was taken out of its leaf, where its place was `index`, leaves behind.
+    pub(crate) fn let_go(&self, old: Entry, index: usize, unused: &mut Unused) {
+        match old {
+            Entry::Link(to) => self.unlink(to, index, unused),
+            _ => unused.words.extend(old.object().map(|_| old.encode())),
+        }
+    }
+
+    /// Ends a link to an entry.
+    fn unlink(&self, to: Owner, index: usize, unused: &mut Unused) {
+        let Some(locked) = Locked::lock(&self.leaves.words(to)[index]) else { unreachable!("the link kept the leaf") };
+        let Some(counts) = self.leaves.counts(to) else { unreachable!("the link was counted") };
+        let was_last = counts[index].fetch_sub(1, Relaxed) == 1;
+        if was_last && self.leaves.uses(to).load(Acquire) == 0 {
+            let old = self.replace(to, locked, Entry::Empty);
+            debug_assert!(!matches!(old, Entry::Link(_)), "links lead to what is no link");
+            unused.words.extend(old.object().map(|_| old.encode()));
+        } else {
+            drop(locked);
+        }
+        self.drop_life(to);
+    }
+
+    /// One thing less that keeps a leaf. At none it goes.
+    fn drop_life(&self, number: Owner) {
+        if self.leaves.lives(number).fetch_sub(1, AcqRel) > 1 {
+            return;
+        }
+        for word in self.leaves.words(number) {
+            let Some(locked) = Locked::lock(word) else { unreachable!("the leaf lives") };
+            debug_assert_eq!(locked.entry(), Entry::Empty, "nothing keeps the entry");
+            locked.end();
+        }
+        self.layers.give(self.leaves.layer(number), self.budget);
+        self.leaves.give(number, self.budget);
+    }
+
+    /// Gives back a leaf of the caller's own, without links to it, if all its entries are `entry` and nobody holds one. `detach` takes its
+    /// place away.
+    pub(crate) fn give_uniform(&self, leaf: PartId, entry: Entry, detach: impl FnOnce()) {
+        let number = leaf.number();
+        let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
+        for (held, word) in held.iter_mut().zip(self.leaves.words(number)) {
+            *held = Locked::try_lock(word, entry);
+            if held.is_none() {
+                return;
+            }
+        }
+        detach();
+        held.into_iter().flatten().for_each(Locked::end);
+        self.layers.give(self.leaves.layer(number), self.budget);
+        self.leaves.give(number, self.budget);
+    }
+
+    /// Makes a part the layer's that has one use, by a part of that layer, and no links to it. False: it has more.
+    pub(crate) fn adopt(&self, part: PartId, level: u32, layer: LayerId) -> bool {
+        if self.uses(part, level).load(Acquire) != 1 {
+            return false;
+        }
+        let before = self.layer(part, level);
+        let number = part.number();
+        if level > 0 {
+            self.leaves.set_node_layer(number, layer);
+        } else {
+            if self.leaves.lives(number).load(Acquire) != 1 {
+                return false;
+            }
+            // Who makes an object anew, for other tables, counts what that changes in the leaf's layer.
+            let held: [Option<Locked<'_>>; LEAF_SLOTS] =
+                std::array::from_fn(|index| Locked::lock(&self.leaves.words(number)[index]));
+            self.leaves.set_layer(number, layer);
+            for locked in held.iter().flatten() {
+                self.layers.moved(before, layer, locked.entry());
+            }
+        }
+        self.layers.hold(layer);
+        self.layers.give(before, self.budget);
+        true
+    }
+
+    /// A part for `layer` with what `part` has, which the caller uses and nobody changes.
+    pub(crate) fn copy(&self, part: PartId, level: u32, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
+        if level == 0 {
+            return self.copy_leaf(part, layer, purpose);
+        }
+        let new = self.take(layer, level, NOTHING, purpose)?;
+        for (from, to) in self.leaves.node(part.number()).iter().zip(self.leaves.node(new.number())) {
+            let place = from.load(Acquire);
+            if names_part(place) {
+                self.add_use(PartId::of(place), level - 1);
+            }
+            to.store(place, Release);
+        }
+        Ok(new)
+    }
+
+    fn copy_leaf(&self, leaf: PartId, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
+        let from = leaf.number();
+        let counts = self.leaves.make_counts(from, purpose, self.budget)?;
+        let new = self.take(layer, 0, NOTHING, purpose)?;
+        let words = self.leaves.words(from).iter().zip(self.leaves.words(new.number()));
+        for (index, (word, to)) in words.enumerate() {
+            let (target, count) = match Entry::decode(word.load(Acquire)) {
+                Entry::Empty => continue,
+                Entry::Link(target) => match self.leaves.counts(target) {
+                    Some(counts) => (target, &counts[index]),
+                    None => unreachable!("the link was counted"),
+                },
+                _ => (from, &counts[index]),
+            };
+            count.fetch_add(1, Relaxed);
+            self.leaves.lives(target).fetch_add(1, Relaxed);
+            to.store(Entry::Link(target).encode(), Release);
+        }
+        Ok(new)
+    }
+}

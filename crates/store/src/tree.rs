@@ -1,0 +1,536 @@
+//! A disk's tree: which leaf has the entries of which slots.
+//!
+//! ```text
+//! root     names the topmost part, and says how many levels of nodes there are
+//! nodes    64 places each: of 16 MiB with leaves below it, of 1 GiB with nodes of those, of 64 GiB, …
+//! leaf     64 entries: 256 KiB
+//! ```
+//!
+//! A slot without a leaf holds nothing; a reader that finds none has its answer. Parts are made at the first write below them.
+//!
+//! **Layers.** Every part belongs to a layer, and the disk changes parts of its own layer alone, under `changing` or with an entry held.
+//! A fork is a second tree with the same topmost part. Both disks get new layers with it, so that from then on nobody may change any part they share:
+//! who wants to makes the parts on the way to it his own first, from the top ([`Tree::own`]). A part that nothing else uses
+//! is taken over ([`Parts::adopt`]), any other copied. So a part of the disk's layer has only such parts above it, and nobody else uses it.
+//!
+//! **Who comes too late.** A part without uses is given back and can be any disk's then.
+//!
+//! ```text
+//! reader:  v ← version; walk from the root; pin the object or look at the entry; version still v? then all of it was the slot's.
+//!          Else once more.
+//! writer:  walk; the leaf is of the disk's layer? else make it so, under `changing`
+//!          pin ← layer; lock the entry; is it still the layer, the leaf's too, and the leaf still in its place? then it is the slot's, and
+//!          stays so as long as it is locked. Else once more.
+//! changer: under `changing`: change a place; version ← version + 1; drop the use of what it named
+//! forker:  under `changing`: layer ← new one; wait until no pin says that its holder writes to the old one
+//! ```
+//!
+//! A part gets to its next user through the lock of a slab, after the version has changed: a reader who sees what the next user wrote
+//! sees another version too. A part's id is never used twice, so a place that still names the leaf names it for the same slot.
+//! A writer's pin and the layer are like a reader's pin and the entry (`pins.rs`): who locks an entry after the layer has
+//! changed sees that it did, and for all others the forker waits. So at the fork's instant no change is half done, and
+//! nothing that it shares changes afterwards.
+
+use std::sync::PoisonError;
+
+use crate::{
+    budget::{Full, Purpose},
+    entry::Entry,
+    layers::LayerId,
+    leaves::{FAN_BITS, LEAF_SLOTS, Leaves, PartId},
+    lock::Locked,
+    parts::{HOLE, NOTHING, Parts, Unused, entry_below, names_part},
+    pins::Pin,
+    sync::{
+        AtomicU32, AtomicU64, Mutex, MutexGuard,
+        Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+        fence,
+    },
+};
+
+/// Where the root says how many levels of nodes there are, beside a number of 25 bits.
+const LEVEL_SHIFT: u32 = 28;
+const LEVEL_MASK: u64 = 0xf << LEVEL_SHIFT;
+
+/// The level of a part that would have all slots that there can be.
+const ALL: u32 = 9;
+
+/// See the module's comment.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: AtomicU64,
+    version: AtomicU64,
+    layer: AtomicU32,
+    changing: Mutex<Lineage>,
+}
+
+/// The layers that the disk had before, as far as parts of them are left. The disk holds each.
+#[derive(Debug, Default)]
+pub(crate) struct Lineage(Vec<LayerId>);
+
+/// Where a slot's entry was when it was looked up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    place: &'a AtomicU64,
+    leaf: PartId,
+    index: usize,
+    pub(crate) word: &'a AtomicU64,
+}
+
+/// What a tree has for a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found<'a> {
+    /// An entry.
+    Entry(Place<'a>),
+    /// No leaf: what the place is that would name one, or name a part so many levels above it.
+    None { place: u64, level: u32 },
+}
+
+/// Who changes a tree.
+pub(crate) struct Changing<'a> {
+    tree: &'a Tree,
+    parts: Parts<'a>,
+    lineage: MutexGuard<'a, Lineage>,
+    layer: LayerId,
+    purpose: Purpose,
+    unused: Unused,
+}
+
+impl<'a> Place<'a> {
+    /// The entry's number in the pool.
+    pub(crate) fn number(&self) -> u64 {
+        Leaves::entry_number(self.leaf.number(), self.index)
+    }
+
+    /// The leaf's number.
+    pub(crate) fn leaf(&self) -> u32 {
+        self.leaf.number()
+    }
+
+    /// Whether the entry is a link to that leaf: then what was looked at there was what it links to.
+    pub(crate) fn links_to(&self, leaf: u32) -> bool {
+        fence(Acquire);
+        Entry::decode(self.word.load(Relaxed)) == Entry::Link(leaf)
+    }
+
+    /// The entry that this one links to in `leaf`.
+    pub(crate) fn word_in(&self, leaves: &'a Leaves, leaf: u32) -> &'a AtomicU64 {
+        &leaves.words(leaf)[self.index]
+    }
+}
+
+/// The slots below a part.
+fn span(level: u32) -> u64 {
+    1 << (FAN_BITS * (level + 1))
+}
+
+/// Which place or entry of a part leads to the slot.
+fn index(slot: u64, level: u32) -> usize {
+    (slot >> (FAN_BITS * level)) as usize % LEAF_SLOTS
+}
+
+/// The place that the root is, and the level of what it names.
+#[inline]
+fn split(root: u64) -> (u64, u32) {
+    if names_part(root) { (root & !LEVEL_MASK, ((root & LEVEL_MASK) >> LEVEL_SHIFT) as u32) } else { (root, 0) }
+}
+
+/// How many levels of nodes so many slots take.
+fn levels(slots: u64) -> u32 {
+    let mut level = 1;
+    while span(level) < slots {
+        level += 1;
+    }
+    level
+}
+
+impl Tree {
+    /// A tree without any part, whose disk writes to `layer`.
+    pub(crate) fn new(layer: LayerId) -> Self {
+        Self {
+            root: AtomicU64::new(NOTHING),
+            version: AtomicU64::new(0),
+            layer: AtomicU32::new(layer.number()),
+            changing: Mutex::default(),
+        }
+    }
+
+    /// The layer that the disk writes to.
+    #[inline]
+    pub(crate) fn layer(&self) -> LayerId {
+        LayerId::of(self.layer.load(SeqCst))
+    }
+
+    /// What [`is`](Self::is) compares.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Acquire)
+    }
+
+    /// Whether all that was looked up since [`version`](Self::version) said this was the slot's.
+    #[inline]
+    pub(crate) fn is(&self, version: u64) -> bool {
+        fence(Acquire);
+        self.version.load(Relaxed) == version
+    }
+
+    /// What there is for the slot. It counts if the version is the same afterwards.
+    #[inline]
+    pub(crate) fn find<'a>(&self, leaves: &'a Leaves, slot: u64) -> Found<'a> {
+        let (mut name, mut level) = split(self.root.load(Acquire));
+        if !names_part(name) {
+            return Found::None { place: name, level: ALL };
+        }
+        if slot >> (FAN_BITS * (level + 1)) != 0 {
+            return Found::None { place: NOTHING, level: ALL };
+        }
+        loop {
+            let place = &leaves.node(PartId::of(name).number())[index(slot, level)];
+            name = place.load(Acquire);
+            level -= 1;
+            if !names_part(name) {
+                return Found::None { place: name, level };
+            }
+            if level == 0 {
+                return Found::Entry(Self::place(leaves, place, PartId::of(name), slot));
+            }
+        }
+    }
+
+    fn place<'a>(leaves: &'a Leaves, place: &'a AtomicU64, leaf: PartId, slot: u64) -> Place<'a> {
+        let index = index(slot, 0);
+        Place { place, leaf, index, word: &leaves.words(leaf.number())[index] }
+    }
+
+    /// The slot's entry as it is at some moment during the call, or the one that it links to.
+    pub(crate) fn peek(&self, leaves: &Leaves, slot: u64) -> Entry {
+        loop {
+            let version = self.version();
+            let found = self.find(leaves, slot);
+            let entry = match found {
+                Found::None { place, .. } => entry_below(place),
+                Found::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
+                    Entry::Link(leaf) => {
+                        let entry = Entry::decode(place.word_in(leaves, leaf).load(Acquire));
+                        if !place.links_to(leaf) {
+                            continue;
+                        }
+                        entry
+                    }
+                    entry => entry,
+                },
+            };
+            if self.is(version) {
+                return entry;
+            }
+        }
+    }
+
+    /// The slot's entry or what it links to, and how many slots from it on, at most `limit`, are the same for certain.
+    pub(crate) fn run(&self, leaves: &Leaves, slot: u64, limit: u64) -> (Entry, u64) {
+        let (mut count, mut first) = (0, Entry::Empty);
+        while count < limit {
+            let (at, version) = (slot + count, self.version());
+            let (entry, same) = match self.find(leaves, at) {
+                Found::None { place, level } => (entry_below(place), span(level) - at % span(level)),
+                Found::Entry(_) => (self.peek(leaves, at), 1),
+            };
+            if !self.is(version) {
+                continue;
+            }
+            if count > 0 && entry != first || entry.object().is_some() && count > 0 {
+                break;
+            }
+            first = entry;
+            count = limit.min(count + same);
+        }
+        (first, count)
+    }
+
+    /// Where the slot's entry is, if it is in a leaf that the disk may change.
+    #[inline]
+    pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<Place<'a>> {
+        match self.find(leaves, slot) {
+            Found::Entry(place) if leaves.layer(place.leaf()) == self.layer() => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Holds the entry at `place` to change it, if it is still the slot's and the disk's own. Until `pin` is dropped or names an object, nobody
+    /// forks the disk.
+    pub(crate) fn lock<'a>(&self, leaves: &Leaves, place: Place<'a>, pin: &mut Pin<'_>) -> Option<Locked<'a>> {
+        let layer = leaves.layer(place.leaf());
+        pin.writes(layer);
+        let Some(locked) = Locked::lock(place.word) else {
+            pin.rests();
+            return None;
+        };
+        let is_own = self.layer() == layer
+            && leaves.layer(place.leaf()) == layer
+            && place.place.load(Relaxed) == place.leaf.word();
+        if !is_own {
+            // Whoever forks would wait for it, and it for him.
+            pin.rests();
+            return None;
+        }
+        Some(locked)
+    }
+
+    /// The layers that the disk writes to or has written to, as far as something is left of them.
+    pub(crate) fn layers(&self) -> Vec<LayerId> {
+        let lineage = self.lineage();
+        lineage.0.iter().copied().chain([self.layer()]).collect()
+    }
+
+    fn lineage(&self) -> MutexGuard<'_, Lineage> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody changes the tree.
+    pub(crate) fn change<'a>(&'a self, parts: Parts<'a>, purpose: Purpose) -> Changing<'a> {
+        let lineage = self.lineage();
+        Changing { tree: self, parts, layer: self.layer(), lineage, purpose, unused: Unused::default() }
+    }
+}
+
+impl<'a> Changing<'a> {
+    /// What became unused.
+    pub(crate) fn end(self) -> Unused {
+        self.unused
+    }
+
+    /// The slot's entry in a leaf of the disk's own, as long as the slot is below `slots` now.
+    ///
+    /// # Errors
+    /// There is no memory for it, or `slots` is no longer beyond the slot: then the tree says the same as before.
+    pub(crate) fn own(&mut self, slot: u64, slots: u64) -> Result<Place<'a>, Full> {
+        if slot >= slots {
+            return Err(Full);
+        }
+        let (tree, leaves) = (self.tree, self.parts.leaves);
+        self.raise(levels(slots))?;
+        let (_, mut level) = split(tree.root.load(Acquire));
+        let mut place = &tree.root;
+        let mut part = self.own_part(place, level)?;
+        while level > 0 {
+            place = &leaves.node(part.number())[index(slot, level)];
+            level -= 1;
+            part = self.own_part(place, level)?;
+        }
+        Ok(Tree::place(leaves, place, part, slot))
+    }
+
+    /// Gives the tree as many levels of nodes.
+    fn raise(&mut self, levels: u32) -> Result<(), Full> {
+        let root = &self.tree.root;
+        loop {
+            let (name, level) = split(root.load(Acquire));
+            if !names_part(name) {
+                let part = self.parts.take(self.layer, levels, name, self.purpose)?;
+                self.put(root, part.word() | u64::from(levels) << LEVEL_SHIFT);
+            } else if level < levels {
+                let part = self.parts.take(self.layer, level + 1, NOTHING, self.purpose)?;
+                self.parts.leaves.node(part.number())[0].store(name, Release);
+                self.put(root, part.word() | u64::from(level + 1) << LEVEL_SHIFT);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn put(&self, place: &AtomicU64, name: u64) {
+        place.store(name, Release);
+        self.tree.version.fetch_add(1, AcqRel);
+    }
+
+    /// The part that `place` names, which is the root or in a part of the disk's own, as one of the disk's own.
+    fn own_part(&mut self, place: &AtomicU64, level: u32) -> Result<PartId, Full> {
+        let Self { parts, layer, purpose, .. } = *self;
+        let before = place.load(Acquire);
+        let is_root = std::ptr::eq(place, &self.tree.root);
+        let (name, marks) = if is_root { (split(before).0, before & LEVEL_MASK) } else { (before, 0) };
+        if !names_part(name) {
+            let part = parts.take(layer, level, name, purpose)?;
+            self.put(place, part.word() | marks);
+            return Ok(part);
+        }
+        let part = PartId::of(name);
+        let of = parts.layer(part, level);
+        if of == layer || (self.lineage.0.contains(&of) && parts.adopt(part, level, layer)) {
+            return Ok(part);
+        }
+        let copy = parts.copy(part, level, layer, purpose)?;
+        self.put(place, copy.word() | marks);
+        parts.drop_use(part, level, &mut self.unused);
+        Ok(copy)
+    }
+
+    /// Makes the slots as those below a place that is `below`: [`NOTHING`] or [`HOLE`].
+    ///
+    /// # Errors
+    /// There is no memory to do it where a part is shared, or where nothing is to become a hole: some of the slots are so.
+    pub(crate) fn clear(&mut self, slots: std::ops::Range<u64>, below: u64, most: u64) -> Result<(), Full> {
+        let root = &self.tree.root;
+        // What is beyond the disk's end is nothing.
+        let slots = slots.start..if slots.end >= most { u64::MAX } else { slots.end };
+        let (name, level) = split(root.load(Acquire));
+        if slots == (0..u64::MAX) {
+            self.set_root(below);
+            return Ok(());
+        }
+        if name == below || (below == NOTHING && slots.start >= span(level)) {
+            return Ok(());
+        }
+        if below == HOLE {
+            self.raise(levels(most))?;
+        }
+        let (_, level) = split(root.load(Acquire));
+        self.clear_below(root, level, 0, &slots, below)
+    }
+
+    /// Puts another root in the place of the tree's.
+    fn set_root(&mut self, root: u64) {
+        let (name, level) = split(self.tree.root.load(Acquire));
+        self.put(&self.tree.root, root);
+        if names_part(name) {
+            self.parts.drop_use(PartId::of(name), level, &mut self.unused);
+        }
+    }
+
+    /// Clears slots of the part that `place` names, whose first slot is `start`.
+    fn clear_below(
+        &mut self,
+        place: &AtomicU64,
+        level: u32,
+        start: u64,
+        slots: &std::ops::Range<u64>,
+        below: u64,
+    ) -> Result<(), Full> {
+        let is_root = std::ptr::eq(place, &self.tree.root);
+        let before = place.load(Acquire);
+        let name = if is_root { split(before).0 } else { before };
+        if name == below || (name == NOTHING && below == NOTHING) {
+            return Ok(());
+        }
+        let end = start + span(level);
+        if slots.start <= start && end <= slots.end && !is_root {
+            self.put(place, below);
+            if names_part(name) {
+                self.parts.drop_use(PartId::of(name), level, &mut self.unused);
+            }
+            return Ok(());
+        }
+        let part = self.own_part(place, level)?;
+        let (first, last) = (slots.start.max(start), slots.end.min(end) - 1);
+        if level == 0 {
+            self.clear_entries(part, index(first, 0)..=index(last, 0), below);
+            let (tree, parts) = (self.tree, self.parts);
+            parts.give_uniform(part, entry_below(below), || {
+                place.store(below, Release);
+                tree.version.fetch_add(1, AcqRel);
+            });
+            return Ok(());
+        }
+        let leaves = self.parts.leaves;
+        for at in index(first, level)..=index(last, level) {
+            let child = start + at as u64 * span(level - 1);
+            self.clear_below(&leaves.node(part.number())[at], level - 1, child, slots, below)?;
+        }
+        let mut places = leaves.node(part.number()).iter();
+        if !is_root && places.all(|place| place.load(Relaxed) == below) {
+            self.put(place, below);
+            self.parts.drop_use(part, level, &mut self.unused);
+        }
+        Ok(())
+    }
+
+    fn clear_entries(&mut self, leaf: PartId, at: std::ops::RangeInclusive<usize>, below: u64) {
+        for index in at {
+            let Some(locked) = Locked::lock(&self.parts.leaves.words(leaf.number())[index]) else {
+                unreachable!("the leaf is in the tree")
+            };
+            let old = self.parts.replace(leaf.number(), locked, entry_below(below));
+            self.parts.let_go(old, index, &mut self.unused);
+        }
+    }
+
+    /// Puts an entry without an object in the slot.
+    pub(crate) fn put_entry(&mut self, slot: u64, slots: u64, new: Entry) -> Result<(), Full> {
+        let place = self.own(slot, slots)?;
+        let Some(locked) = Locked::lock(place.word) else { unreachable!("the leaf is in the tree") };
+        let old = self.parts.replace(place.leaf(), locked, new);
+        self.parts.let_go(old, place.index, &mut self.unused);
+        Ok(())
+    }
+
+    /// Gives back the slot's leaf if it is the disk's own and holds nothing.
+    pub(crate) fn give_empty(&mut self, slot: u64) {
+        let (tree, parts) = (self.tree, self.parts);
+        if let Some(place) = tree.find_own(parts.leaves, slot) {
+            parts.give_uniform(place.leaf, Entry::Empty, || {
+                place.place.store(NOTHING, Release);
+                tree.version.fetch_add(1, AcqRel);
+            });
+        }
+    }
+
+    /// From now on the disk writes to `layer`, and nobody changes what the tree has. `wait` returns when nobody writes to a
+    /// layer. Returns whether `layer` was needed.
+    fn freeze(&mut self, layer: LayerId, mut wait: impl FnMut(LayerId)) -> bool {
+        let before = self.layer;
+        if self.parts.layers.parts(before) == 0 {
+            return false;
+        }
+        self.tree.layer.store(layer.number(), SeqCst);
+        self.layer = layer;
+        wait(before);
+        let parts = self.parts;
+        self.lineage.0.push(before);
+        self.lineage.0.retain(|&old| {
+            let is_used = parts.layers.parts(old) > 0;
+            if !is_used {
+                parts.layers.give(old, parts.budget);
+            }
+            is_used
+        });
+        true
+    }
+
+    /// A tree with the same content for a disk that writes to `theirs`. This one's disk writes to `ours` from now on, unless it has changed
+    /// nothing since it was last forked. `wait` returns when nobody writes to a layer.
+    pub(crate) fn fork(&mut self, ours: LayerId, theirs: LayerId, wait: impl FnMut(LayerId)) -> Tree {
+        if !self.freeze(ours, wait) {
+            self.parts.layers.give(ours, self.parts.budget);
+        }
+        let fork = Tree::new(theirs);
+        let root = self.tree.root.load(Acquire);
+        let (name, level) = split(root);
+        if names_part(name) {
+            self.parts.add_use(PartId::of(name), level);
+        }
+        fork.root.store(root, Release);
+        fork
+    }
+
+    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody else uses `other`. The disk writes to `layer` from now on, unless it has changed
+    /// nothing.
+    pub(crate) fn become_as(&mut self, other: &Tree, layer: LayerId, wait: impl FnMut(LayerId)) {
+        if !self.freeze(layer, wait) {
+            self.parts.layers.give(layer, self.parts.budget);
+        }
+        self.set_root(other.root.swap(NOTHING, AcqRel));
+    }
+}
+
+impl Tree {
+    /// Gives back what the disk had, which nobody uses any more.
+    pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
+        let mut changing = self.change(parts, Purpose::Move);
+        changing.set_root(NOTHING);
+        let layers = std::mem::take(&mut changing.lineage.0);
+        for layer in layers.into_iter().chain([self.layer()]) {
+            parts.layers.give(layer, parts.budget);
+        }
+        changing.end()
+    }
+}
