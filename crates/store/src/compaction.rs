@@ -116,10 +116,10 @@ impl Core {
     /// The background thread's work: moves some objects. Returns whether there is more to do at once.
     fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
+        let turning = self.pause();
         if self.free_left() {
             return true;
         }
-        let turning = self.pause();
         if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }

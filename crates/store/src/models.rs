@@ -14,24 +14,30 @@ use std::sync::Arc;
 use loom::{cell::UnsafeCell, model::Builder, thread};
 
 use crate::{
-    budget::Budget,
-    disks::DiskId,
+    budget::{Budget, Purpose},
     entry::{Entry, Fill},
     heap::Location,
+    layers::{LayerId, Layers},
     leaves::{LEAF_SLOTS, Leaves},
+    lock::Locked,
+    parts::{Counts, NOTHING, Parts, Unused},
     pins::{Pin, Pins},
-    sync::yield_now,
-    table::{Place, Table},
+    sync::{Ordering::Acquire, yield_now},
+    tree::{Found, Place, Tree},
 };
 
 const POISON: u64 = u64::MAX;
 const SLOT: u64 = 0;
 
+/// Slots of a disk: two levels of nodes.
+const SLOTS: u64 = 8;
+
 /// A disk of a pool whose heap is an array: whoever allocates names the place.
 struct World {
     leaves: Leaves,
+    layers: Layers,
     budget: Budget,
-    table: Table,
+    tree: Tree,
     pins: Pins,
     objects: Vec<UnsafeCell<u64>>,
 }
@@ -43,51 +49,79 @@ fn entry(at: u64) -> Entry {
     Entry::Object { tables: 0, len_bytes: 100, at: Location::new(at) }
 }
 
+impl Counts for World {
+    fn replaced(&self, _: LayerId, _: Entry, _: Entry) {}
+}
+
 impl World {
     /// The slot holds object 0 with value 0; the other objects are free.
     fn new(objects: usize, pins: usize) -> Arc<Self> {
         let objects = (0..objects).map(|at| UnsafeCell::new(if at == 0 { 0 } else { POISON })).collect();
-        let world = Self {
-            leaves: Leaves::new().expect("leaves"),
-            budget: Budget::new(u64::MAX, 1),
-            table: Table::new(),
-            pins: Pins::new(pins),
-            objects,
-        };
-        world.place(&world.table, SLOT).lock().expect("a leaf").replace(entry(0));
+        let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
+        let tree = Tree::new(layers.take(&budget).expect("no limit"));
+        let world =
+            Self { leaves: Leaves::new().expect("leaves"), layers, budget, tree, pins: Pins::new(pins), objects };
+        Locked::lock(world.place(&world.tree, SLOT).word).expect("a leaf").replace(entry(0));
         Arc::new(world)
     }
 
-    /// The slot's place in a table, made if need be.
-    fn place<'a>(&'a self, table: &'a Table, slot: u64) -> Place<'a> {
-        table.find_or_make(&self.leaves, slot, || 8, DiskId::of(0), &self.budget).expect("no limit")
+    fn parts(&self) -> Parts<'_> {
+        Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self }
+    }
+
+    /// An empty disk beside the first.
+    fn other_tree(&self) -> Tree {
+        Tree::new(self.layers.take(&self.budget).expect("no limit"))
+    }
+
+    /// The slot's place in a tree, made if need be.
+    fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> Place<'a> {
+        tree.find_own(&self.leaves, slot).unwrap_or_else(|| {
+            let mut changing = tree.change(self.parts(), Purpose::Keep);
+            let place = changing.own(slot, SLOTS).expect("no limit");
+            self.free_all(changing.end());
+            place
+        })
     }
 
     /// What the slot's object says, `None` when the slot is empty.
     fn read(&self, stream: usize) -> Option<u64> {
-        self.read_slot(&self.table, SLOT, stream)
+        self.read_slot(&self.tree, SLOT, stream)
     }
 
     /// As `Disk::read` does.
-    fn read_slot(&self, table: &Table, slot: u64, stream: usize) -> Option<u64> {
-        while let Some(place) = table.find(&self.leaves, slot) {
-            let seen = place.word.load(crate::sync::Ordering::Acquire);
+    fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
+        loop {
+            let version = tree.version();
+            let Found::Entry(place) = tree.find(&self.leaves, slot) else {
+                if tree.is(version) {
+                    return None;
+                }
+                continue;
+            };
+            let (mut word, mut seen) = (place.word, place.word.load(Acquire));
+            let mut link = None;
+            if let Entry::Link(leaf) = Entry::decode(seen) {
+                word = place.word_in(&self.leaves, leaf);
+                seen = word.load(Acquire);
+                link = Some(leaf);
+            }
+            let is_current = || link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
             if Entry::decode(seen).object().is_none() {
-                if place.is_current() {
+                if is_current() {
                     return None;
                 }
                 continue;
             }
             let mut pin = self.pins.try_take(stream, seen).expect("every thread has a stream of its own");
-            let pinned = pin.pin(place.word);
-            if !place.is_current() {
+            let pinned = pin.pin(word);
+            if !is_current() {
                 continue;
             }
             let value = Entry::decode(pinned).object().map(|(at, _)| self.value(at.get()));
             assert_ne!(value, Some(POISON), "read an object that was free");
             return value;
         }
-        None
     }
 
     fn value(&self, at: u64) -> u64 {
@@ -102,14 +136,27 @@ impl World {
     }
 
     /// Puts object `at` with `value` in the slot and frees the old one, or leaves it in `retired` while it is read.
-    fn write(&self, at: u64, value: u64, retired: &mut Vec<u64>) {
+    fn write(&self, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
+        self.write_slot(&self.tree, SLOT, at, value, stream, retired);
+    }
+
+    /// As `Disk::write` does.
+    fn write_slot(&self, tree: &Tree, slot: u64, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
         self.fill(at, value);
-        let old = loop {
-            if let Some(locked) = self.place(&self.table, SLOT).lock() {
-                break locked.replace(entry(at));
+        let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
+        let (place, locked) = loop {
+            let place = self.place(tree, slot);
+            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin) {
+                break (place, locked);
             }
         };
-        self.retire(old, retired);
+        let old = locked.replace(entry(at));
+        drop(pin);
+        let mut unused = Unused::default();
+        self.parts().let_go(old, Leaves::leaf_of(place.number()).1, &mut unused);
+        for word in unused.words {
+            self.retire(Entry::decode(word), retired);
+        }
     }
 
     fn retire(&self, old: Entry, retired: &mut Vec<u64>) {
@@ -119,14 +166,39 @@ impl World {
         }
     }
 
-    /// Empties the slot and waits for its readers.
-    fn discard(&self) {
-        let Some((_, locked)) = self.table.lock(&self.leaves, SLOT) else { return };
-        let old = locked.replace(Entry::Empty);
-        while old.object().is_some() && self.pins.name_any(&[old.encode()]) {
+    /// Frees what nobody uses, and its objects once nobody reads them.
+    fn free_all(&self, mut unused: Unused) {
+        while self.parts().free_one(&mut unused) {}
+        while self.pins.name_any(&unused.words) {
             yield_now();
         }
-        self.free(old);
+        unused.words.iter().for_each(|&word| self.free(Entry::decode(word)));
+    }
+
+    /// Empties the slot and waits for its readers.
+    fn discard(&self) {
+        let mut changing = self.tree.change(self.parts(), Purpose::Move);
+        changing.clear(SLOT..SLOT + 1, NOTHING, SLOTS).expect("no limit");
+        self.free_all(changing.end());
+    }
+
+    /// As `Disk::fork` does.
+    fn fork(&self) -> Tree {
+        let [ours, theirs] = [(); 2].map(|()| self.layers.take(&self.budget).expect("no limit"));
+        let wait = |layer| {
+            while self.pins.write_to(layer) {
+                yield_now();
+            }
+        };
+        let mut changing = self.tree.change(self.parts(), Purpose::Keep);
+        let fork = changing.fork(ours, theirs, wait);
+        self.free_all(changing.end());
+        fork
+    }
+
+    /// As when a disk is dropped.
+    fn end(&self, tree: &Tree) {
+        self.free_all(tree.end(self.parts()));
     }
 
     /// Moves the object at `from`, as compaction does: it knows the leaf alone.
@@ -154,12 +226,12 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn read_against_write() {
     check(3, || {
-        let world = World::new(2, 1);
+        let world = World::new(2, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
         });
-        world.write(1, 1, &mut Vec::new());
+        world.write(1, 1, 1, &mut Vec::new());
         assert!(matches!(reader.join().expect("no panic"), Some(0 | 1)));
         assert_eq!(world.read(0), Some(1));
     });
@@ -168,7 +240,7 @@ fn read_against_write() {
 #[test]
 fn read_against_free() {
     check(3, || {
-        let world = World::new(1, 1);
+        let world = World::new(1, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
@@ -182,7 +254,7 @@ fn read_against_free() {
 #[test]
 fn read_against_move() {
     check(3, || {
-        let world = World::new(2, 1);
+        let world = World::new(2, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
@@ -196,12 +268,12 @@ fn read_against_move() {
 #[test]
 fn write_against_move() {
     check(3, || {
-        let world = World::new(3, 1);
+        let world = World::new(3, 2);
         let mover = thread::spawn({
             let world = Arc::clone(&world);
             move || world.relocate(0, 1, &mut Vec::new())
         });
-        world.write(2, 1, &mut Vec::new());
+        world.write(2, 1, 1, &mut Vec::new());
         mover.join().expect("no panic");
         assert_eq!(world.read(0), Some(1));
     });
@@ -211,11 +283,13 @@ fn write_against_move() {
 #[test]
 fn updates_add_up() {
     check(3, || {
-        let world = World::new(1, 1);
+        let world = World::new(1, 2);
         world.discard();
-        let add = |world: &World| {
+        let add = |world: &World, stream: usize| {
+            let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
             let locked = loop {
-                if let Some(locked) = world.place(&world.table, SLOT).lock() {
+                let place = world.place(&world.tree, SLOT);
+                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin) {
                     break locked;
                 }
             };
@@ -224,11 +298,11 @@ fn updates_add_up() {
         };
         let other = thread::spawn({
             let world = Arc::clone(&world);
-            move || add(&world)
+            move || add(&world, 0)
         });
-        add(&world);
+        add(&world, 1);
         other.join().expect("no panic");
-        assert_eq!(world.table.peek(&world.leaves, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
+        assert_eq!(world.tree.peek(&world.leaves, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
     });
 }
 
@@ -236,7 +310,7 @@ fn updates_add_up() {
 #[test]
 fn read_against_write_and_move() {
     check(2, || {
-        let world = World::new(3, 1);
+        let world = World::new(3, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
@@ -245,7 +319,7 @@ fn read_against_write_and_move() {
             let world = Arc::clone(&world);
             move || world.relocate(0, 1, &mut Vec::new())
         });
-        world.write(2, 1, &mut Vec::new());
+        world.write(2, 1, 1, &mut Vec::new());
         assert!(matches!(reader.join().expect("no panic"), Some(0 | 1)));
         mover.join().expect("no panic");
         assert_eq!(world.read(0), Some(1));
@@ -257,16 +331,16 @@ fn read_against_write_and_move() {
 #[test]
 fn a_place_used_again() {
     check(3, || {
-        let world = World::new(2, 1);
+        let world = World::new(2, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
         });
         let mut retired = Vec::new();
-        world.write(1, 1, &mut retired);
+        world.write(1, 1, 1, &mut retired);
         // Object 0 is free unless the reader is in it.
         if retired.is_empty() {
-            world.write(0, 2, &mut retired);
+            world.write(0, 2, 1, &mut retired);
         }
         assert!(matches!(reader.join().expect("no panic"), Some(0..=2)));
     });
@@ -276,16 +350,16 @@ fn a_place_used_again() {
 #[test]
 fn read_against_moves() {
     check(3, || {
-        let world = World::new(4, 1);
+        let world = World::new(4, 2);
         world.fill(1, 1);
-        world.place(&world.table, SLOT + 1).lock().expect("a leaf").replace(entry(1));
+        Locked::lock(world.place(&world.tree, SLOT + 1).word).expect("a leaf").replace(entry(1));
         let reader = thread::spawn({
             let world = Arc::clone(&world);
-            move || world.read_slot(&world.table, SLOT + 1, 0)
+            move || world.read_slot(&world.tree, SLOT + 1, 0)
         });
         let moves = [(SLOT, 0, 2), (SLOT + 1, 1, 3)];
         let words = moves.map(|(slot, from, to)| {
-            let (_, locked) = world.table.lock(&world.leaves, slot).expect("a leaf");
+            let locked = Locked::lock(world.place(&world.tree, slot).word).expect("a leaf");
             world.fill(to, world.value(from));
             locked.replace(entry(to)).encode()
         });
@@ -296,7 +370,7 @@ fn read_against_moves() {
             world.fill(from, POISON);
         }
         assert_eq!(reader.join().expect("no panic"), Some(1));
-        assert_eq!((world.read(0), world.read_slot(&world.table, SLOT + 1, 0)), (Some(0), Some(1)));
+        assert_eq!((world.read(0), world.read_slot(&world.tree, SLOT + 1, 0)), (Some(0), Some(1)));
     });
 }
 
@@ -305,35 +379,32 @@ fn read_against_moves() {
 #[test]
 fn read_against_a_leaf_that_becomes_another_disks() {
     check(3, || {
-        let world = World::new(2, 1);
+        let world = World::new(2, 2);
         let reader = thread::spawn({
             let world = Arc::clone(&world);
             move || world.read(0)
         });
         world.discard();
-        world.table.remove_empty(&world.leaves, SLOT, &world.budget);
-        let other = Table::new();
-        world.fill(1, 1);
-        world.place(&other, SLOT + 4).lock().expect("a leaf").replace(entry(1));
+        let other = world.other_tree();
+        world.write_slot(&other, SLOT + 4, 1, 1, 1, &mut Vec::new());
         assert!(matches!(reader.join().expect("no panic"), None | Some(0)));
         assert_eq!(world.read(0), None);
         assert_eq!(world.read_slot(&other, SLOT + 4, 0), Some(1));
     });
 }
 
-/// A write to an empty slot whose leaf goes at the same time is not lost, and the leaf that stays is the slot's.
+/// A write to an empty slot whose leaf goes at the same time, as its last page does, is not lost, and the leaf that stays is the slot's.
 #[test]
 fn write_against_the_end_of_its_leaf() {
     check(3, || {
-        let world = World::new(2, 1);
-        world.discard();
+        let world = World::new(2, 2);
         let remover = thread::spawn({
             let world = Arc::clone(&world);
-            move || world.table.remove_empty(&world.leaves, SLOT, &world.budget)
+            move || world.discard()
         });
-        world.write(1, 1, &mut Vec::new());
+        world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
         remover.join().expect("no panic");
-        assert_eq!(world.read(0), Some(1));
+        assert_eq!(world.read_slot(&world.tree, SLOT + 1, 0), Some(1));
     });
 }
 
@@ -341,22 +412,154 @@ fn write_against_the_end_of_its_leaf() {
 #[test]
 fn write_against_a_leaf_that_becomes_another_disks() {
     check(2, || {
-        let world = World::new(3, 1);
-        world.discard();
+        let world = World::new(3, 2);
         let remover = thread::spawn({
             let world = Arc::clone(&world);
             move || {
-                world.table.remove_empty(&world.leaves, SLOT, &world.budget);
-                let other = Table::new();
-                world.fill(2, 2);
-                world.place(&other, SLOT).lock().expect("a leaf").replace(entry(2));
+                world.discard();
+                let other = world.other_tree();
+                world.write_slot(&other, SLOT, 2, 2, 0, &mut Vec::new());
                 assert_eq!(other.peek(&world.leaves, SLOT), entry(2));
             }
         });
-        world.write(1, 1, &mut Vec::new());
+        world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
         remover.join().expect("no panic");
-        assert_eq!(world.read(0), Some(1));
-        assert_eq!(LEAF_SLOTS, 2, "the leaf has a slot that nobody wrote");
+        assert_eq!(world.read_slot(&world.tree, SLOT + 1, 0), Some(1));
+        assert_eq!(LEAF_SLOTS, 2, "both slots are in one leaf");
+    });
+}
+
+/// A write that begins before a fork and ends after it: the fork has it or not, and for good; the disk has it.
+#[test]
+fn write_against_fork() {
+    check(3, || {
+        let world = World::new(2, 2);
+        let writer = thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.write(1, 1, 0, &mut Vec::new())
+        });
+        let fork = world.fork();
+        let seen = world.read_slot(&fork, SLOT, 1);
+        assert!(matches!(seen, Some(0 | 1)));
+        writer.join().expect("no panic");
+        assert_eq!(world.read_slot(&fork, SLOT, 1), seen);
+        assert_eq!(world.read(1), Some(1));
+    });
+}
+
+/// Two writes, one after the other, while the disk is forked: the fork does not have the second without the first.
+#[test]
+fn writes_in_order_against_fork() {
+    check(2, || {
+        let world = World::new(3, 2);
+        let writer = thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                world.write(1, 1, 0, &mut Vec::new());
+                world.write_slot(&world.tree, SLOT + 4, 2, 2, 0, &mut Vec::new());
+            }
+        });
+        let fork = world.fork();
+        let second = world.read_slot(&fork, SLOT + 4, 1);
+        assert!(second.is_none() || world.read_slot(&fork, SLOT, 1) == Some(1));
+        writer.join().expect("no panic");
+    });
+}
+
+/// A change of a page across a fork builds on what the disk has: a write that began before is not lost below it.
+#[test]
+fn updates_add_up_across_a_fork() {
+    check(2, || {
+        let world = World::new(1, 3);
+        world.discard();
+        let add = |world: &World, stream: usize| {
+            let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
+            let (place, locked) = loop {
+                let place = world.place(&world.tree, SLOT);
+                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin) {
+                    break (place, locked);
+                }
+            };
+            let entry = match locked.entry() {
+                Entry::Link(leaf) => Entry::decode(place.word_in(&world.leaves, leaf).load(Acquire)),
+                entry => entry,
+            };
+            let count = if let Entry::Same(fill) = entry { fill.word() } else { 0 };
+            let old = locked.replace(Entry::Same(Fill::new(count + 1).expect("a small number")));
+            drop(pin);
+            world.parts().let_go(old, Leaves::leaf_of(place.number()).1, &mut Unused::default());
+        };
+        let other = thread::spawn({
+            let world = Arc::clone(&world);
+            move || add(&world, 0)
+        });
+        let fork = world.fork();
+        let seen = world.tree.peek(&world.leaves, SLOT);
+        add(&world, 1);
+        other.join().expect("no panic");
+        assert_eq!(world.tree.peek(&world.leaves, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
+        let forked = world.tree.peek(&world.leaves, SLOT);
+        assert!(forked != Entry::Empty, "{seen:?}");
+        world.end(&fork);
+    });
+}
+
+/// A disk that writes what it shares while its fork goes: the object is freed once, by who comes second.
+#[test]
+fn write_against_the_end_of_a_fork() {
+    check(3, || {
+        let world = World::new(3, 2);
+        let fork = world.fork();
+        // The other slot of the leaf makes a copy of it, with a link for this one.
+        world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
+        let ender = thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.end(&fork)
+        });
+        world.write(2, 2, 1, &mut Vec::new());
+        ender.join().expect("no panic");
+        assert_eq!(world.read(1), Some(2));
+        assert_eq!(world.value(0), POISON, "nobody needs it any more");
+        world.end(&world.tree);
+        assert_eq!((world.value(1), world.value(2)), (POISON, POISON));
+        world.leaves.check().expect("consistent");
+    });
+}
+
+/// A read through a link while the disk writes there and the fork is gone, so that what was linked to is freed.
+#[test]
+fn read_through_a_link_against_write() {
+    check(2, || {
+        let world = World::new(3, 2);
+        let fork = world.fork();
+        world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
+        world.end(&fork);
+        let reader = thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.read(0)
+        });
+        let mut retired = Vec::new();
+        world.write(2, 2, 1, &mut retired);
+        assert!(matches!(reader.join().expect("no panic"), Some(0 | 2)));
+        assert_eq!(world.read(0), Some(2));
+    });
+}
+
+/// Two forks copy the part they share at the same time, and a third that has it goes.
+#[test]
+fn forks_part_at_once() {
+    check(2, || {
+        let world = World::new(3, 2);
+        let fork = Arc::new(world.fork());
+        let other = thread::spawn({
+            let (world, fork) = (Arc::clone(&world), Arc::clone(&fork));
+            move || world.write_slot(&fork, SLOT, 1, 1, 0, &mut Vec::new())
+        });
+        world.write(2, 2, 1, &mut Vec::new());
+        other.join().expect("no panic");
+        assert_eq!((world.read(0), world.read_slot(&fork, SLOT, 0)), (Some(2), Some(1)));
+        assert_eq!(world.value(0), POISON, "nobody needs it any more");
+        world.leaves.check().expect("consistent");
     });
 }
 

@@ -219,8 +219,8 @@ impl Pool {
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the pool.
     pub fn check(&self) -> Result<(), String> {
         let core = &self.0;
-        while core.free_left() {}
         let _paused = core.pause();
+        while core.free_left() {}
         core.heap.check()?;
         core.leaves.check()?;
         let stats = self.stats();

@@ -51,7 +51,7 @@ struct Page {
 impl Slab {
     /// Numbers for at most `parts_max` parts of `part_bytes`, for each of which the owner keeps `beside_bytes` more.
     pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
-        let per_page = (PAGE_SIZE / part_bytes).clamp(1, 32);
+        let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {
             per_page: per_page as u32,
             pages_max: parts_max / per_page,

@@ -3,6 +3,7 @@
 mod bounds;
 mod compaction;
 mod disks;
+mod forks;
 mod history;
 mod limit;
 mod model;
