@@ -38,13 +38,13 @@ pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Locks the program whole. Of later mappings, each page is locked at its first use: a pool reserves far more addresses than there
-/// is RAM.
+/// Locks the program whole. Of later mappings, each page is locked at its first use: a pool reserves far more addresses than it
+/// uses.
 fn lock() -> anyhow::Result<()> {
     let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
     let is_unlimited = maximum.is_none()
         && (current.is_none() || setrlimit(Resource::Memlock, Rlimit { current: None, maximum }).is_ok());
-    // The limit counts all reserved addresses, so no finite one is enough.
+    // The limit counts reserved addresses, so a finite one ends the growth of a pool at some point.
     let may_lock = is_unlimited || capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
     let locked = if may_lock {
         mlockall(MlockAllFlags::CURRENT).and_then(|()| mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT))
