@@ -22,6 +22,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// The server's directory, unless its control socket was given instead.
+    pub(crate) fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
+        match self.control {
+            Some(_) => Ok(None),
+            None => place::directory(self.dir.as_deref()).map(Some),
+        }
+    }
+
     /// A new connection, each answer of which comes within ten seconds.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
         let path = match &self.control {

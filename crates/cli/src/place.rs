@@ -6,6 +6,8 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -23,6 +25,8 @@ const NBD_SOCKET: &str = "nbd.sock";
 const CONTROL_SOCKET: &str = "control.sock";
 /// Held locked while a server lives; it has the server's process id.
 const LOCK: &str = "lock";
+/// Between two looks whether it is locked.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The directory `given`, or the one of this user: `/run/pagefold` for root, `$XDG_RUNTIME_DIR/pagefold` for others. Root's
 /// does not depend on the environment, which `sudo` may pass on.
@@ -42,6 +46,24 @@ pub(crate) fn directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 /// Where the server of a directory is told things.
 pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
+}
+
+/// Waits until no server uses the directory any more: until the process has ended. Whether that was so within `time`.
+pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Result<bool> {
+    let path = directory.join(LOCK);
+    let opened = match File::open(&path) {
+        // All sockets of the server were passed to it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
+    };
+    let start = Instant::now();
+    loop {
+        match flock(&opened, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) if start.elapsed() >= time => return Ok(false),
+            Err(Errno::WOULDBLOCK) => thread::sleep(PAUSE),
+            result => return result.map(|()| true).with_context(|| format!("cannot lock {}", path.display())),
+        }
+    }
 }
 
 /// A directory that belongs to one server while this value lives.

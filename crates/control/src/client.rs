@@ -113,6 +113,15 @@ impl Client {
         }
     }
 
+    /// Waits until the server closes the connection, as it does at its end.
+    pub fn wait_for_end(mut self, time: Duration) -> Result<(), ClientError> {
+        match self.line(time) {
+            Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(ClientError::Foreign("it answers what was not asked".to_owned())),
+        }
+    }
+
     fn line(&mut self, time: Duration) -> Result<Vec<u8>, ClientError> {
         let bounds = Bounds { max_bytes: MAX_ANSWER_BYTES, time, idle: false };
         match self.lines.next(&self.stream, bounds) {

@@ -90,6 +90,7 @@ pub trait BlockDevice: Send + Sync {
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
 
-    /// Tells `each` the range's extents in order; they cover it exactly. `each` returns false to hear no more.
+    /// Tells `each` the range's extents in order; they cover it exactly. Neighbours may have the same status, so that little more
+    /// is looked at than is told. `each` returns false to hear no more.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 }

@@ -231,7 +231,6 @@ impl BlockDevice for RamDisk {
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         let end = offset + len_bytes;
         let mut at = offset;
-        let mut pending: Option<Extent> = None;
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
@@ -239,21 +238,9 @@ impl BlockDevice for RamDisk {
             let stop = end.min((slot + count) * PAGE_BYTES);
             let found = Extent { len_bytes: stop - at, hole: status == Status::Empty, zero: status != Status::Data };
             at = stop;
-            pending = match pending {
-                Some(last) if (last.hole, last.zero) == (found.hole, found.zero) => {
-                    Some(Extent { len_bytes: last.len_bytes + found.len_bytes, ..last })
-                }
-                Some(last) => {
-                    if !each(last) {
-                        return Ok(());
-                    }
-                    Some(found)
-                }
-                None => Some(found),
-            };
-        }
-        if let Some(last) = pending {
-            each(last);
+            if !each(found) {
+                return Ok(());
+            }
         }
         Ok(())
     }

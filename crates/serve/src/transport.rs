@@ -196,9 +196,10 @@ mod tests {
             read
         });
         let socket = Socket::new(ours);
+        let message = vec![1; 32 << 20];
         let deadline = Deadline { silence: Duration::from_secs(60), ..Deadline::after(Duration::from_millis(300)) };
         let start = Instant::now();
-        let error = deadline.send_all(&socket, &vec![1; 32 << 20]).expect_err("32 MiB were read in 300 ms");
+        let error = deadline.send_all(&socket, &message).expect_err("32 MiB were read in 300 ms");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(start.elapsed() < Duration::from_secs(5), "given up after {:?}", start.elapsed());
         drop(socket);

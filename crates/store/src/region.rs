@@ -121,8 +121,13 @@ impl Region {
             return;
         }
         let start = self.base.wrapping_add(offset).cast::<c_void>();
-        // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that the pages stay.
-        let _ = unsafe { madvise(start, len_bytes, Advice::LinuxDontNeed) };
+        // Of locked memory, only the first gives anything back. Linux has it from 5.18 on.
+        for advice in [Advice::LinuxDontneedLocked, Advice::LinuxDontNeed] {
+            // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that the pages stay.
+            if unsafe { madvise(start, len_bytes, advice) }.is_ok() {
+                break;
+            }
+        }
     }
 
     fn assert_within(&self, offset: usize, len_bytes: usize) {

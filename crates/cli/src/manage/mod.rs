@@ -7,6 +7,7 @@ pub(crate) mod remove;
 pub(crate) mod rename;
 pub(crate) mod reset;
 pub(crate) mod resize;
+pub(crate) mod stop;
 
 use std::io::Write;
 

@@ -11,7 +11,7 @@ use std::{
 
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Batch, Code, Compacted, DiskStat, Failure, Figures};
-use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
+use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
 use super::{clients::ClientMemory, process::anonymous_bytes};
@@ -181,7 +181,15 @@ impl Disks {
                 format!("disk '{name}' has {before_bytes} bytes: to lose what lies past {size_bytes}, say shrink");
             return Err(Failure::new(Code::WouldShrink, what));
         }
-        ram.resize(size_bytes).map_err(|error| Failure::new(Code::InvalidSize, error.to_string()))?;
+        ram.resize(size_bytes).map_err(|error| {
+            let code = match error {
+                BlockError::NoSpace => Code::NoMemory,
+                // A RAM disk does no I/O: it says so of a size that cannot be.
+                BlockError::Io(_) => Code::InvalidSize,
+                _ => Code::Failed,
+            };
+            Failure::new(code, error.to_string())
+        })?;
         Ok(before_bytes)
     }
 
@@ -363,6 +371,23 @@ mod tests {
     use std::{sync::atomic::AtomicU64, sync::atomic::Ordering, thread};
 
     use super::*;
+
+    /// A page that is cut in two takes more memory than one word over and over.
+    #[test]
+    fn a_resize_without_memory_is_not_a_wrong_size() {
+        let codec = crate::codec::of_pages("lz4").expect("a codec");
+        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default() }).expect("a pool");
+        let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
+        disks.add(&add).expect("a disk");
+        let ram = Arc::clone(&disks.lock().get("a").expect("a disk").ram);
+        ram.write(0, &[7; 4096]).expect("no limit");
+        disks.set_limit(Some("a"), Some(1)).expect("a limit");
+        let code = |size_bytes| disks.resize("a", size_bytes, true).expect_err("a failure").code;
+        assert_eq!(
+            (code(513), code(u64::MAX - 511), code(512)),
+            (Code::InvalidSize, Code::InvalidSize, Code::NoMemory)
+        );
+    }
 
     /// Of several that grow a disk at the same time, none makes it smaller than another has made it.
     #[test]

@@ -8,6 +8,7 @@ mod managed;
 mod notify;
 mod options;
 mod process;
+mod swap;
 mod watch;
 
 use std::{
@@ -59,10 +60,11 @@ const PASSED_CONTROL: &str = "control";
   pagefold serve --size 8G
   pagefold serve --memory-limit 4G --export name=root,size=4G --export name=swap,size=8G,limit=1G
   pagefold serve --size 8G --tcp 10809 --codec zstd-1
+  pagefold serve --swap --memory-limit 4G --export name=swap,size=12G
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
 
 The server writes where it listens and each disk's NBD URI. While it runs, 'pagefold add', 'remove', 'resize', \
-'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' manage its disks.
+'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' manage its disks, and 'pagefold stop' ends it.
 
 It listens on nbd.sock and control.sock in DIR: /run/pagefold for root, $XDG_RUNTIME_DIR/pagefold for others. One server \
 uses a directory at a time. --run without --dir has a directory of its own.
@@ -120,6 +122,10 @@ pub(crate) struct Args {
     /// The most clients at a time; one more is refused, and a line says so, until another leaves
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
+
+    /// Serve a disk to swap to: lock the server's memory in RAM, and have the system spare it when memory is short
+    #[arg(long, conflicts_with = "run")]
+    swap: bool,
 
     /// Run a shell command, end when it ends, and with its exit status
     #[arg(long, value_name = "COMMAND")]
@@ -222,6 +228,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
     set_huge_pages(false);
+    if args.swap {
+        swap::prepare(log)?;
+    }
     let disks = Arc::new(
         Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit, clients: args.limits() })
             .map_err(misuse)?,

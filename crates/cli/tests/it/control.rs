@@ -11,7 +11,7 @@ use std::{
 use pagefold_testing::{programs, skip_for_good};
 use serde_json::{Value, json};
 
-use crate::server::{Ended, Server, run, run_to_fail};
+use crate::server::{Ended, Server, pagefold, run, run_to_fail};
 
 /// A connection to the control socket, as any program could have one.
 pub(crate) struct Control {
@@ -372,6 +372,25 @@ fn stop_ends_the_server_with_status_0() {
     assert_eq!(answer, json!({"id": "bye", "result": {}}));
     assert!(server.wait().success());
     assert!(!server.socket().exists() && !server.control().exists(), "a socket was left behind");
+}
+
+/// The command returns when another server can start in the same directory, with a client connected or not.
+#[test]
+fn stop_returns_when_the_server_has_ended() {
+    let mut server = Server::start(&["--size", "1M"]);
+    for _ in 0..3 {
+        let _client = UnixStream::connect(server.socket()).expect("a server that accepts");
+        assert_eq!(run(&mut server.ask(&["stop"])), "the server has ended\n");
+        server.start_again(&["--size", "1M"]);
+    }
+    let control = server.control();
+    let stop =
+        |name: &str, path: &std::path::Path| pagefold().args(["stop", name]).arg(path).output().expect("it runs");
+    assert!(stop("--control", &control).status.success());
+    assert!(server.wait().success());
+    let output = stop("--dir", server.folder());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no server answers"), "{output:?}");
 }
 
 /// A socket whose file anybody may use answers this user and root alone.

@@ -21,4 +21,5 @@ mod signals;
 mod sources;
 mod starting;
 mod stat;
+mod swap;
 mod wrong;

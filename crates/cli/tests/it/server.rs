@@ -62,6 +62,16 @@ impl Server {
         server
     }
 
+    /// Starts another in the same directory, in which no server is any more.
+    pub(crate) fn start_again(&mut self, args: &[&str]) {
+        let mut command = pagefold();
+        command.arg("serve").args(args).arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
+        let child = command.spawn().expect("pagefold starts");
+        let ended = wait(&mut std::mem::replace(&mut self.child, child));
+        assert!(ended.success(), "{ended}");
+        connects(&self.control(), &mut self.child);
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("nbd.sock")
     }

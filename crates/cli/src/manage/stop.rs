@@ -1,0 +1,40 @@
+//! `pagefold stop`: a running server ends.
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use pagefold_control::{Command, Done};
+
+use crate::{output::output, peer::Peer, place};
+
+/// How long the end is waited for. Clients are given some seconds to take their answers.
+const TIME: Duration = Duration::from_secs(60);
+
+/// End a running server, and wait until it has ended
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  pagefold stop && pagefold serve --size 8G
+
+The server finishes what is in flight, as at SIGTERM. What its disks held is then gone: it lived in RAM.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    peer: Peer,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut client = args.peer.connect()?;
+    let Done {} = client.call(&Command::Stop {})?;
+    let start = Instant::now();
+    client.wait_for_end(TIME).context("the server was told to stop, and goes on")?;
+    if let Some(directory) = args.peer.directory()?
+        && !place::wait_until_free(&directory, TIME.saturating_sub(start.elapsed()))?
+    {
+        bail!("the server was told to stop, and has not ended after {} s", TIME.as_secs());
+    }
+    let mut out = output();
+    writeln!(out, "the server has ended")?;
+    Ok(out.flush()?)
+}
