@@ -1,10 +1,10 @@
 //! A disk whose contents live compressed in RAM.
 
 use std::{
-    io,
+    fmt, io,
     ops::Range,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
             AtomicU64,
             Ordering::{Acquire, Release},
@@ -34,10 +34,11 @@ pub enum NewError {
 }
 
 /// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may reach past the
-/// disk's end, and the rest of its page is zeros.
-#[derive(Debug)]
+/// disk's end, and the rest of its page is zeros. A slot that holds nothing reads as the base does there, if there is one, and as zeros beyond the
+/// base's end.
 pub struct RamDisk {
     disk: Disk,
+    base: Option<Arc<dyn BlockDevice>>,
     pool: Pool,
     size_bytes: AtomicU64,
     /// Who changes the size.
@@ -76,6 +77,23 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
     })
 }
 
+/// Fills `buf` from what lies below a disk: zeros beyond the base's end.
+fn read_below(base: &dyn BlockDevice, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+    let held = base.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
+    let (held, beyond) = buf.split_at_mut(held);
+    beyond.fill(0);
+    if held.is_empty() { Ok(()) } else { base.read(offset, held) }
+}
+
+impl fmt::Debug for RamDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RamDisk")
+            .field("disk", &self.disk)
+            .field("size_bytes", &self.size_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
 impl RamDisk {
     /// An empty disk in `pool`.
     ///
@@ -83,7 +101,53 @@ impl RamDisk {
     /// See [`NewError`].
     pub fn new(pool: &Pool, size_bytes: u64) -> Result<Self, NewError> {
         let disk = pool.disk(slots_of(size_bytes)?)?;
-        Ok(Self { disk, pool: pool.clone(), size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() })
+        Ok(Self::of(disk, None, pool.clone(), size_bytes))
+    }
+
+    /// A disk in `pool` that holds what `base` does, which nobody may change while the disk or any fork of it is there. It has the base's size.
+    ///
+    /// # Errors
+    /// See [`NewError`].
+    pub fn over(pool: &Pool, base: Arc<dyn BlockDevice>) -> Result<Self, NewError> {
+        let size_bytes = base.size_bytes();
+        let disk = pool.disk_over(slots_of(size_bytes)?)?;
+        Ok(Self::of(disk, Some(base), pool.clone(), size_bytes))
+    }
+
+    fn of(disk: Disk, base: Option<Arc<dyn BlockDevice>>, pool: Pool, size_bytes: u64) -> Self {
+        Self { disk, base, pool, size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() }
+    }
+
+    /// A disk that holds what this one does at one instant, see [`Disk::fork`].
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub fn fork(&self) -> Result<Self, Error> {
+        let _resizing = self.resizing();
+        let disk = self.disk.fork()?;
+        Ok(Self::of(disk, self.base.clone(), self.pool.clone(), self.size_bytes()))
+    }
+
+    /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at one instant, and gives it that one's size. See
+    /// [`Disk::become_as`].
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the disk is as it was.
+    pub fn become_as(&self, other: &Self) -> Result<(), Error> {
+        let like = other.fork()?;
+        let _resizing = self.resizing();
+        self.disk.become_as(&like.disk)?;
+        self.size_bytes.store(like.size_bytes(), Release);
+        Ok(())
+    }
+
+    /// What lies below the disk.
+    pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
+        self.base.as_ref()
+    }
+
+    fn resizing(&self) -> MutexGuard<'_, ()> {
+        self.resizing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the disk holds and what that costs.
@@ -104,7 +168,7 @@ impl RamDisk {
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let slots =
             slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
-        let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _resizing = self.resizing();
         let before = self.size_bytes();
         if size_bytes > before {
             self.clear_tail(before)?;
@@ -121,15 +185,71 @@ impl RamDisk {
     /// Makes what the last page of a disk of `size_bytes` has behind the disk's end zeros.
     fn clear_tail(&self, size_bytes: u64) -> Result<(), Error> {
         let (slot, end) = (size_bytes / PAGE_BYTES, (size_bytes % PAGE_BYTES) as usize);
-        if end > 0 && self.disk.status(slot)? == Status::Data {
-            self.disk.update(slot, |page| page[end..].fill(0))?;
+        if end > 0 {
+            self.clear_in(slot, end..PAGE_SIZE)?;
         }
         Ok(())
     }
 
-    /// Empties the disk: all of it is a hole that reads as zeros.
+    /// Empties the disk: it reads as its base, or all of it is a hole that reads as zeros.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the disk is as it was.
     pub fn reset(&self) -> Result<(), Error> {
+        if self.base.is_some() {
+            return Ok(self.disk.become_as(&self.pool.disk_over(self.disk.slots())?)?);
+        }
         Ok(self.disk.discard(0..self.disk.slots())?)
+    }
+
+    /// Fills a part of a slot's page with zeros.
+    fn clear_in(&self, slot: u64, part: Range<usize>) -> Result<(), Error> {
+        match self.disk.status(slot)? {
+            Status::Data => self.change(slot, |page| page[part.clone()].fill(0)),
+            Status::Empty if self.base.is_some() => self.change(slot, |page| page[part.clone()].fill(0)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes a slot's page.
+    fn change(&self, slot: u64, mut change: impl FnMut(&mut [u8; PAGE_SIZE])) -> Result<(), Error> {
+        let Some(base) = &self.base else { return Ok(self.disk.update(slot, change)?) };
+        if !self.disk.update_held(slot, &mut change)? {
+            let mut page = [0; PAGE_SIZE];
+            read_below(&**base, slot * PAGE_BYTES, &mut page)?;
+            self.disk.update_over(slot, &page, change)?;
+        }
+        Ok(())
+    }
+
+    /// Fills a part of a request from the disk's own page. False: the slot holds nothing, and the part is unspecified.
+    fn read_part(&self, part: &Part, target: &mut [u8]) -> Result<bool, Error> {
+        if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
+            return Ok(self.disk.read(part.slot, page)?);
+        }
+        let mut page = [0; PAGE_SIZE];
+        let is_held = self.disk.read(part.slot, &mut page)?;
+        target.copy_from_slice(&page[part.at..part.at + target.len()]);
+        Ok(is_held)
+    }
+
+    /// Tells extents of a stretch that holds nothing. Returns whether `each` wants more.
+    fn extents_below(&self, mut at: u64, end: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<bool, Error> {
+        let mut more = true;
+        if let Some(base) = &self.base {
+            let base_end = end.min(base.size_bytes());
+            if at < base_end {
+                base.extents(at, base_end - at, &mut |extent| {
+                    more = each(extent);
+                    more
+                })?;
+                at = base_end;
+            }
+        }
+        if more && at < end {
+            more = each(Extent { len_bytes: end - at, hole: true, zero: true });
+        }
+        Ok(more)
     }
 
     /// Makes a range read as zeros: `whole` does it to slots that lie wholly within.
@@ -153,13 +273,12 @@ impl RamDisk {
 
     /// Fills a part of one page with zeros.
     fn clear_part(&self, range: Range<u64>) -> Result<(), Error> {
-        let slot = range.start / PAGE_BYTES;
-        if !range.is_empty() && self.disk.status(slot)? == Status::Data {
-            let start = slot * PAGE_BYTES;
-            let part = (range.start - start) as usize..(range.end - start) as usize;
-            self.disk.update(slot, |page| page[part.clone()].fill(0))?;
+        if range.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let slot = range.start / PAGE_BYTES;
+        let start = slot * PAGE_BYTES;
+        self.clear_in(slot, (range.start - start) as usize..(range.end - start) as usize)
     }
 }
 
@@ -184,21 +303,25 @@ impl BlockDevice for RamDisk {
     }
 
     fn may_block(&self) -> bool {
-        self.pool.is_slow()
+        self.pool.is_slow() || self.base.as_ref().is_some_and(|base| base.may_block())
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        // What of the request is the base's, as far as it is known and not read.
+        let mut below = 0..0;
         for part in parts(offset, buf.len()) {
-            let target = &mut buf[part.bytes];
-            if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
-                self.disk.read(part.slot, page)?;
-            } else {
-                let mut page = [0; PAGE_SIZE];
-                self.disk.read(part.slot, &mut page)?;
-                target.copy_from_slice(&page[part.at..part.at + target.len()]);
+            let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;
+            let Some(base) = &self.base else { continue };
+            if !is_held {
+                below = if below.is_empty() { part.bytes } else { below.start..part.bytes.end };
+            } else if !below.is_empty() {
+                read_below(&**base, offset + below.start as u64, &mut buf[std::mem::take(&mut below)])?;
             }
         }
-        Ok(())
+        match &self.base {
+            Some(base) if !below.is_empty() => read_below(&**base, offset + below.start as u64, &mut buf[below]),
+            _ => Ok(()),
+        }
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
@@ -207,7 +330,7 @@ impl BlockDevice for RamDisk {
             if let Ok(page) = source.try_into() {
                 self.disk.write(part.slot, page)?;
             } else {
-                self.disk.update(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
+                self.change(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
             }
         }
         Ok(())
@@ -236,11 +359,14 @@ impl BlockDevice for RamDisk {
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
             let (status, count) = self.disk.run(slot, slots_left)?;
             let stop = end.min((slot + count) * PAGE_BYTES);
-            let found = Extent { len_bytes: stop - at, hole: status == Status::Empty, zero: status != Status::Data };
-            at = stop;
-            if !each(found) {
+            let more = match status {
+                Status::Empty => self.extents_below(at, stop, each)?,
+                _ => each(Extent { len_bytes: stop - at, hole: status == Status::Hole, zero: status != Status::Data }),
+            };
+            if !more {
                 return Ok(());
             }
+            at = stop;
         }
         Ok(())
     }

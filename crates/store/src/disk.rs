@@ -428,11 +428,20 @@ impl Disk {
         Ok((Status::of(status), count))
     }
 
+    /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many slots from it on, at most `limit`, the same
+    /// is certain. A hole may be told as changed that is older than that.
+    pub fn changed(&self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
+        self.check_slot(slot)?;
+        let own = self.tree.layers();
+        Ok(self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &own))
+    }
+
     /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is there.
     pub fn stats(&self) -> DiskStats {
         let Core { layers, .. } = &*self.core;
         let own = self.tree.layers();
-        let Sums { pages, compressed_bytes, same_pages, huge_pages } = own.iter().map(|&layer| layers.sums(layer)).sum();
+        let Sums { pages, compressed_bytes, same_pages, huge_pages } =
+            own.iter().map(|&layer| layers.sums(layer)).sum();
         let table_bytes = own.iter().map(|&layer| layers.parts_bytes(layer)).sum();
         DiskStats {
             orig_data_size: pages * PAGE_SIZE as u64,
@@ -451,7 +460,8 @@ impl Disk {
         if limit == u64::MAX {
             return Ok(());
         }
-        let grows = new.object_bytes() > old.object_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
+        let grows =
+            new.object_bytes() > old.object_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
         let now = layers.compressed_bytes(layer) + layers.parts_bytes(layer) + new.object_bytes() as u64;

@@ -7,7 +7,10 @@
 use std::{
     io,
     iter::Sum,
-    sync::atomic::{self, AtomicI64, AtomicU32, Ordering::{Acquire, Relaxed, Release}},
+    sync::atomic::{
+        self, AtomicI64, AtomicU32,
+        Ordering::{Acquire, Relaxed, Release},
+    },
 };
 
 use crate::{

@@ -18,10 +18,7 @@
 //! The row of words is also the order in which all pages of a pool can be walked, whoever has them: for the compactor, which knows an
 //! object's leaf, and for those who look for work from the first entry to the last.
 
-use std::{
-    io,
-    sync::atomic,
-};
+use std::{io, sync::atomic};
 
 use crate::{
     budget::{Budget, Full, Purpose},
@@ -197,7 +194,12 @@ impl Leaves {
     }
 
     /// Makes counts for the leaf if it has none. The caller uses it.
-    pub(crate) fn make_counts(&self, number: Owner, purpose: Purpose, budget: &Budget) -> Result<&[sync::AtomicU32], Full> {
+    pub(crate) fn make_counts(
+        &self,
+        number: Owner,
+        purpose: Purpose,
+        budget: &Budget,
+    ) -> Result<&[sync::AtomicU32], Full> {
         loop {
             if let Some(counts) = self.counts(number) {
                 return Ok(counts);

@@ -238,10 +238,36 @@ impl Tree {
             if !self.is(version) {
                 continue;
             }
-            if count > 0 && entry != first || entry.object().is_some() && count > 0 {
+            if count > 0 && (entry != first || entry.object().is_some()) {
                 break;
             }
             first = entry;
+            count = limit.min(count + same);
+        }
+        (first, count)
+    }
+
+    /// Whether one of `layers` has what the slot holds, or may have a hole there, and for how many slots from it on, at most `limit`, the
+    /// same is certain.
+    pub(crate) fn run_of(&self, leaves: &Leaves, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
+        let (mut count, mut first) = (0, false);
+        while count < limit {
+            let (at, version) = (slot + count, self.version());
+            let (is_of, same) = match self.find(leaves, at) {
+                Found::None { place, level } => (place == HOLE, span(level) - at % span(level)),
+                Found::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
+                    Entry::Empty => (false, 1),
+                    Entry::Link(leaf) => (layers.contains(&leaves.layer(leaf)), 1),
+                    _ => (layers.contains(&leaves.layer(place.leaf())), 1),
+                },
+            };
+            if !self.is(version) {
+                continue;
+            }
+            if count > 0 && is_of != first {
+                break;
+            }
+            first = is_of;
             count = limit.min(count + same);
         }
         (first, count)

@@ -157,7 +157,11 @@ fn run(ops: Vec<(usize, Op)>, over: bool) -> Result<(), TestCaseError> {
                 let mut page = [0; PAGE_SIZE];
                 disk.read(slot, &mut page).expect("a readable page");
                 let before = Modelled::page(model[slot as usize]);
-                let over = if page[0..100] == before[0..100] && model[slot as usize] != Held::Nothing { before } else { below };
+                let over = if page[0..100] == before[0..100] && model[slot as usize] != Held::Nothing {
+                    before
+                } else {
+                    below
+                };
                 prop_assert!(page[..100] == over[..100] && page[200..] == over[200..] && page[100..200] == [0xaa; 100]);
                 disk.write(slot, &page_of(version)).expect("no limit");
                 model[slot as usize] = Held::Version(version);
@@ -272,7 +276,10 @@ fn a_fork_is_of_one_instant() {
         for turn in 0..300 {
             let fork = disk.fork().expect("no limit");
             let numbers = || -> Vec<u64> {
-                (0..WRITERS).flat_map(|writer| (0..EACH).map(move |at| (writer, at))).map(|(writer, at)| count_in(&fork, slot_of(writer, at))).collect()
+                (0..WRITERS)
+                    .flat_map(|writer| (0..EACH).map(move |at| (writer, at)))
+                    .map(|(writer, at)| count_in(&fork, slot_of(writer, at)))
+                    .collect()
             };
             let first = numbers();
             for numbers in first.chunks(EACH as usize) {
@@ -292,7 +299,10 @@ fn a_fork_is_of_one_instant() {
         }
         stop.store(true, Relaxed);
         for (fork, first) in &kept {
-            let again: Vec<u64> = (0..WRITERS).flat_map(|writer| (0..EACH).map(move |at| slot_of(writer, at))).map(|slot| count_in(fork, slot)).collect();
+            let again: Vec<u64> = (0..WRITERS)
+                .flat_map(|writer| (0..EACH).map(move |at| slot_of(writer, at)))
+                .map(|slot| count_in(fork, slot))
+                .collect();
             assert_eq!(again, *first, "the fork changes");
         }
     });
@@ -381,7 +391,9 @@ fn families_of_forks_at_the_limit() {
                             Ok(()) => model[slot as usize..(slot as usize + 100).min(2000)].fill(0),
                             Err(error) => {
                                 full(error);
-                                (0..2000).filter(|&slot| count_in(disk, slot) == 0).for_each(|slot| model[slot as usize] = 0);
+                                (0..2000)
+                                    .filter(|&slot| count_in(disk, slot) == 0)
+                                    .for_each(|slot| model[slot as usize] = 0);
                             }
                         },
                         2..20 => match disk.write(slot, &counting(number)) {
