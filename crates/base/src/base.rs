@@ -12,7 +12,7 @@ use std::{
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 use rustix::fs::OFlags;
 
-use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, raw::Raw, watched::Watched};
+use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, qcow2::Qcow2, raw::Raw, watched::Watched};
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
@@ -78,7 +78,7 @@ impl Base {
                 let cache = cache.join().ok_or_else(|| OpenError::NoMemory { path: path.into() })?;
                 Box::new(ErofsFile::open(path, file, options.inside.as_deref(), cache)?)
             }
-            Format::Qcow2 => return Err(unfit("qcow2")),
+            Format::Qcow2 => Box::new(Qcow2::open(path, file)?),
         };
         match content.len_bytes() {
             0 => Err(unfit("it is empty, and a disk has at least one sector")),

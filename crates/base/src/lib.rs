@@ -1,5 +1,5 @@
-//! Bases: disks that are only read. A file in an EROFS image, a raw file or a block device as a
-//! [`BlockDevice`](pagefold_disk::BlockDevice).
+//! Bases: disks that are only read. A file in an EROFS image, a raw file, a block device or a qcow2 image as
+//! a [`BlockDevice`](pagefold_disk::BlockDevice).
 //!
 //! ```
 //! use pagefold_base::{Base, Cache, Options};
@@ -31,6 +31,7 @@ mod erofs;
 mod error;
 mod format;
 mod holes;
+mod qcow2;
 mod raw;
 mod watched;
 

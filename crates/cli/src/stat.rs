@@ -103,7 +103,7 @@ fn server_words(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
 fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
     if disk.kind == DiskKind::Base {
         let (name, size) = (show(disk.name.as_bytes()), size::show(disk.size_bytes));
-        return writeln!(out, "base '{name}': {size}, read through the server's cache of bases");
+        return writeln!(out, "base '{name}': {size}, read-only");
     }
     writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::show(disk.size_bytes))?;
     figures_words(out, &disk.figures, disk.limit_bytes)
@@ -122,14 +122,14 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     let beside = get(figures, "beside_bytes");
     let part = percent(spent.saturating_sub(beside), stored);
-    let without = if beside > 0 { ", without what is for clients" } else { "" };
+    let without = if beside > 0 { ", without what is for clients and bases" } else { "" };
     writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored{without}; {most}{limit}", size::show(spent))?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
         ("stream_bytes", "streams"),
         ("training_bytes", "trained tables"),
-        ("beside_bytes", "for clients"),
+        ("beside_bytes", "for clients and bases"),
     ];
     let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
     let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();

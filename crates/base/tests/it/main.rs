@@ -3,6 +3,7 @@
 mod changing;
 mod damaged;
 mod formats;
+mod qcow2;
 mod reading;
 
 use std::{

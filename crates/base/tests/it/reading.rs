@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use crate::{content, image_of, open};
 
 /// More than the cache holds.
-const LEN_BYTES: usize = (3 << 20) + 12_345;
+pub(crate) const LEN_BYTES: usize = (3 << 20) + 12_345;
 
 /// A file with this content, and holes where pieces of it are zeros.
-fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBuf {
+pub(crate) fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBuf {
     let path = folder.path().join("disk.img");
     let mut file = File::create(&path).expect("a file");
     for (number, piece) in content.chunks(4096).enumerate() {
@@ -29,7 +29,7 @@ fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBuf {
 
 /// Random reads of a base equal the content, with zeros up to the end of the last sector; extents cover what is asked for, and what they
 /// call a hole is zeros.
-fn check(base: &Base, content: &[u8], cases: u32) {
+pub(crate) fn check(base: &Base, content: &[u8], cases: u32) {
     let size = base.size_bytes();
     assert_eq!(size, content.len().next_multiple_of(512) as u64);
     assert_eq!(base.padding_bytes(), size - content.len() as u64);
@@ -58,7 +58,7 @@ fn check(base: &Base, content: &[u8], cases: u32) {
     tested.unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn hole_bytes(base: &Base) -> u64 {
+pub(crate) fn hole_bytes(base: &Base) -> u64 {
     let mut bytes = 0;
     let each = &mut |extent: pagefold_disk::Extent| {
         bytes += if extent.hole { extent.len_bytes } else { 0 };
@@ -118,7 +118,7 @@ fn threads_read_what_they_ask_for() {
     }
 }
 
-fn threads(path: &Path, content: &[u8]) {
+pub(crate) fn threads(path: &Path, content: &[u8]) {
     let (base, _) = open(path, &Options::default());
     thread::scope(|scope| {
         for thread in 0..4_usize {
