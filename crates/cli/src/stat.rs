@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use pagefold_control::{Command, DiskStat, Figures, ServerStat, Stat};
+use pagefold_control::{Command, DiskKind, DiskStat, Figures, ServerStat, Stat};
 
 use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
 
@@ -101,6 +101,10 @@ fn server_words(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
 }
 
 fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
+    if disk.kind == DiskKind::Base {
+        let (name, size) = (show(disk.name.as_bytes()), size::show(disk.size_bytes));
+        return writeln!(out, "base '{name}': {size}, read-only");
+    }
     writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::show(disk.size_bytes))?;
     figures_words(out, &disk.figures, disk.limit_bytes)
 }
@@ -118,14 +122,14 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     let beside = get(figures, "beside_bytes");
     let part = percent(spent.saturating_sub(beside), stored);
-    let without = if beside > 0 { ", without what is for clients" } else { "" };
+    let without = if beside > 0 { ", without what is for clients and bases" } else { "" };
     writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored{without}; {most}{limit}", size::show(spent))?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
         ("stream_bytes", "streams"),
         ("training_bytes", "trained tables"),
-        ("beside_bytes", "for clients"),
+        ("beside_bytes", "for clients and bases"),
     ];
     let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
     let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();
@@ -135,6 +139,10 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     if let (Some(clients), Some(process)) = (find(figures, "client_bytes"), find(figures, "process_bytes")) {
         let (clients, process) = (size::show(clients), size::show(process));
         writeln!(out, "    clients take {clients} now; the whole process takes {process} of the system's memory")?;
+    }
+    if let Some(most) = find(figures, "base_cache_limit").filter(|&most| most > 0) {
+        let (kept, most) = (size::show(get(figures, "base_cache_bytes")), size::show(most));
+        writeln!(out, "    the cache of bases has {kept}, of {most} that are kept for it")?;
     }
     let (same, huge) = (get(figures, "same_pages"), get(figures, "huge_pages"));
     writeln!(out, "  pages       same-filled {same}, incompressible {huge}")

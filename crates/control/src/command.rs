@@ -16,6 +16,8 @@ pub enum Command {
     },
     /// Makes an empty disk.
     Add(Add),
+    /// Serves a file of the server's machine as a disk that is only read.
+    AddBase(AddBase),
     /// Removes a disk with its contents. Its clients get an error.
     Remove {
         /// Which.
@@ -76,6 +78,22 @@ pub struct Add {
     /// Its clients may not change it.
     #[serde(default)]
     pub read_only: bool,
+}
+
+/// A base to serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddBase {
+    /// Its name, which no other disk has.
+    pub name: String,
+    /// The absolute path of the file, or of an EROFS image that holds it.
+    pub path: String,
+    /// The path of the file in the image. Without it the image holds a single file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<String>,
+    /// What the file at `path` holds. Without it the content and the name of the file tell, and must agree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
 }
 
 /// How long `compact` works if it is not said: less than most clients wait for an answer.

@@ -15,7 +15,8 @@ use serde_json::{Map, Value, json};
 use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Manage, Stat};
 
 /// The names of the commands.
-const COMMANDS: [&str; 10] = ["list", "stat", "add", "remove", "resize", "rename", "reset", "limit", "compact", "stop"];
+const COMMANDS: [&str; 11] =
+    ["list", "stat", "add", "add-base", "remove", "resize", "rename", "reset", "limit", "compact", "stop"];
 
 /// What NBD allows an export's name.
 const MAX_NAME_BYTES: usize = 4096;
@@ -231,6 +232,10 @@ fn perform(command: Command, disks: &dyn Manage) -> Result<Outcome, Failure> {
             check_name(&disk.name)?;
             check_size(disk.size_bytes)?;
             json(disks.add(&disk)?)
+        }
+        Command::AddBase(base) => {
+            check_name(&base.name)?;
+            json(disks.add_base(&base)?)
         }
         Command::Remove { name } => json(disks.remove(&name)?),
         Command::Resize { name, size_bytes, shrink } => {

@@ -33,6 +33,10 @@ pub enum Code {
     InvalidSize,
     /// The size would become smaller, and `shrink` is not set.
     WouldShrink,
+    /// The file cannot be opened as a base.
+    InvalidBase,
+    /// The disk is a base, which is only read.
+    ReadOnly,
     /// Below what is needed for a page or for what is stored.
     InvalidLimit,
     /// The system or the limit leaves no memory for it.

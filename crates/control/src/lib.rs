@@ -27,13 +27,14 @@ mod records;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use command::{Add, Command};
+pub use command::{Add, AddBase, Command};
 pub use dispatch::{answer, check_name, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Manage};
 pub use model::Model;
 pub use records::{
-    Compacted, DiskRecord, DiskStat, Done, Figures, Greeting, Limited, Listing, Renamed, Resized, ServerStat, Stat,
+    Compacted, DiskKind, DiskRecord, DiskStat, Done, Figures, Greeting, Limited, Listing, Renamed, Resized, ServerStat,
+    Stat,
 };
 pub use server::{Limits, Server, ServerHandle};

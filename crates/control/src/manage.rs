@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Add, Compacted, DiskRecord, DiskStat, Failure, Limited, Renamed, Resized, ServerStat};
+use crate::{Add, AddBase, Compacted, DiskRecord, DiskStat, Failure, Limited, Renamed, Resized, ServerStat};
 
 /// Some of the disks in the order of their names.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,9 @@ pub trait Manage: Send + Sync {
 
     /// Makes an empty disk.
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure>;
+
+    /// Serves a file as a disk that is only read.
+    fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure>;
 
     /// Removes a disk with its contents.
     fn remove(&self, name: &str) -> Result<DiskRecord, Failure>;

@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    Add, Batch, Code, Compacted, DiskRecord, DiskStat, Failure, Figures, Limited, Manage, Renamed, Resized, ServerStat,
+    Add, AddBase, Batch, Code, Compacted, DiskKind, DiskRecord, DiskStat, Failure, Figures, Limited, Manage, Renamed,
+    Resized, ServerStat,
 };
 
 /// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
@@ -39,6 +40,15 @@ impl Model {
         self.stopped.load(Ordering::SeqCst)
     }
 
+    fn insert(&self, disk: DiskRecord) -> Result<DiskRecord, Failure> {
+        let mut state = self.lock();
+        if state.disks.contains_key(&disk.name) {
+            return Err(Failure::name_in_use(&disk.name));
+        }
+        state.disks.insert(disk.name.clone(), disk.clone());
+        Ok(disk)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,6 +70,7 @@ fn stat(disk: &DiskRecord) -> DiskStat {
         name: disk.name.clone(),
         size_bytes: disk.size_bytes,
         limit_bytes: disk.limit_bytes,
+        kind: disk.kind,
         figures: Figures::new(),
     }
 }
@@ -92,14 +103,21 @@ impl Manage for Model {
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
         let Add { name, size_bytes, limit_bytes, read_only } = disk.clone();
-        let mut state = self.lock();
-        if state.disks.contains_key(&name) {
-            return Err(Failure::name_in_use(&name));
-        }
-        let record =
-            DiskRecord { name: name.clone(), size_bytes, limit_bytes, read_only, clients: 0, uris: Vec::new() };
-        state.disks.insert(name, record.clone());
-        Ok(record)
+        let (kind, path) = (DiskKind::Ram, None);
+        self.insert(DiskRecord { name, size_bytes, limit_bytes, read_only, kind, path, clients: 0, uris: Vec::new() })
+    }
+
+    fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
+        self.insert(DiskRecord {
+            name: base.name.clone(),
+            size_bytes: 512,
+            limit_bytes: None,
+            read_only: true,
+            kind: DiskKind::Base,
+            path: Some(base.path.clone()),
+            clients: 0,
+            uris: Vec::new(),
+        })
     }
 
     fn remove(&self, name: &str) -> Result<DiskRecord, Failure> {

@@ -14,6 +14,21 @@ pub struct Greeting {
     pub version: String,
 }
 
+/// What a disk is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum DiskKind {
+    /// Compressed pages in memory.
+    #[default]
+    Ram,
+    /// A file that is only read.
+    Base,
+    /// Something that a newer server has.
+    #[serde(other)]
+    Other,
+}
+
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRecord {
@@ -25,6 +40,12 @@ pub struct DiskRecord {
     pub limit_bytes: Option<u64>,
     /// Its clients may not change it.
     pub read_only: bool,
+    /// What it is made of.
+    #[serde(default)]
+    pub kind: DiskKind,
+    /// A base's file.
+    #[serde(default)]
+    pub path: Option<String>,
     /// NBD connections that use it.
     pub clients: u64,
     /// Where NBD clients find it, one for each address of the server.
@@ -50,7 +71,10 @@ pub struct DiskStat {
     pub size_bytes: u64,
     /// The most memory that it may take, if it has a limit of its own.
     pub limit_bytes: Option<u64>,
-    /// What it holds and takes.
+    /// What it is made of.
+    #[serde(default)]
+    pub kind: DiskKind,
+    /// What it holds and takes; nothing for a base.
     pub figures: Figures,
 }
 

@@ -117,7 +117,7 @@ impl UnderWay<'_> {
         self.data.read_compressed(content.room(), len, self.segment.start, true)?;
         let content = content.shorten(len);
         let decoded = if len >= LONG_BYTES && is_zeros(&content) {
-            self.data.image.segments().holds_zeros(self.data.inode.nid, self.segment);
+            self.data.image.segments().holds_zeros(self.data.id(), self.segment);
             Decoded::Zeros
         } else {
             Decoded::Content(content)
@@ -130,7 +130,7 @@ impl UnderWay<'_> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if self.segment.content.set(None).is_ok() {
-            self.data.image.segments().forget(self.data.inode.nid, self.segment);
+            self.data.image.segments().forget(self.data.id(), self.segment);
         }
     }
 }
@@ -187,9 +187,9 @@ impl Ahead {
 
     /// Fills the front of `room` with what lies from `offset` to `end`, from segments and by decoding what they lack.
     fn fill(&self, data: &Data, id: u64, mut room: &mut [u8], mut offset: u64, end: u64) -> Result<()> {
-        let (nid, segments) = (data.inode.nid, data.image.segments());
+        let (file, segments) = (data.id(), data.image.segments());
         while offset < end {
-            let mut until = match segments.find(nid, offset, end) {
+            let mut until = match segments.find(file, offset, end) {
                 Found::Segment(segment) => {
                     while segment.content.get().is_none() && self.help(data, id) {}
                     let until = segment.end.min(end);
@@ -202,7 +202,7 @@ impl Ahead {
             let first = data.extent_around(offset)?;
             if first.is_encoded() && (first.start < offset || first.end() > end) {
                 until = first.end().min(end);
-                if let Some(segment) = segments.add(nid, first.start, first.end()) {
+                if let Some(segment) = segments.add(file, first.start, first.end()) {
                     UnderWay { data, segment: &segment }.decode()?;
                     take(data, &segment, &mut room[..(until - offset) as usize], offset)?;
                     (room, offset) = (&mut room[(until - offset) as usize..], until);
@@ -234,7 +234,7 @@ impl Ahead {
         // A hole may have any length, and takes no time wherever it is cut.
         let end = if last.place == Place::Hole { enough } else { last.end() };
         stream.frontier = end;
-        let added = data.image.segments().add(data.inode.nid, start, end);
+        let added = data.image.segments().add(data.id(), start, end);
         drop(streams);
         if let Some(segment) = added {
             // Who reads it meets the error.
@@ -253,7 +253,7 @@ fn take(data: &Data, segment: &Arc<Segment>, out: &mut [u8], offset: u64) -> Res
                 Decoded::Content(content) => out.copy_from_slice(&content[from..from + out.len()]),
                 Decoded::Zeros => out.fill(0),
             }
-            data.image.segments().fetched(data.inode.nid, segment, out.len() as u64);
+            data.image.segments().fetched(data.id(), segment, out.len() as u64);
             Ok(())
         }
         // To meet the error, if it is one.

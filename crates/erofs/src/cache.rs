@@ -120,6 +120,11 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         (0..SHARDS).map(|number| self.lock(number).hits).sum()
     }
 
+    /// What all entries cost now.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
     /// Whether room was ever more than half taken.
     pub(crate) fn is_filling(&self) -> bool {
         self.filling.load(Relaxed)

@@ -180,15 +180,15 @@ impl Data {
         };
         let to = from + out.len();
         let clusters = self.image.clusters();
-        if let Some(content) = clusters.find((pa, extent.len)) {
+        if let Some(content) = clusters.find(pa, extent.len) {
             // Where nothing will have to go soon nobody asks for it, and the table would be one more thing to fetch.
             if clusters.is_filling() {
-                self.image.visits().add(pa);
+                clusters.visit(pa);
             }
             content.read(from, out);
             return Ok(());
         }
-        let visits = self.image.visits().add(pa);
+        let visits = clusters.visit(pa);
         let _busy = (extent.len >= BUSY_BYTES).then(Busy::enter);
         let misses = self.missed.fetch_add(1, Ordering::Relaxed);
         if forward || self.is_wanted(extent, (pa, format), to, visits, misses) {
@@ -222,10 +222,10 @@ impl Data {
         misses: u64,
     ) -> bool {
         let room = extent.len as usize + self.margin(extent);
-        let counted = self.image.visits();
-        match self.image.clusters().victim((pa, extent.len), room) {
+        let clusters = self.image.clusters();
+        match clusters.visits_of_victim(pa, extent.len, room) {
             // Once more may be chance, and who comes back at once may come often.
-            Some((other, _)) => visits > counted.count(other) + 1 || counted.missed_again(pa),
+            Some(of_other) => visits > of_other + 1 || clusters.missed_again(pa),
             // There is room, and decoding is dear.
             None if format != ClusterFormat::Lz4 => true,
             // But the rest costs time, and memory that was never used before about as much.
@@ -253,8 +253,7 @@ impl Data {
         let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
         let len = extent.len as usize;
         let room = len + self.margin(extent);
-        // A cluster that others share may have been decoded for a shorter extent, so that the length is of the key.
-        self.image.clusters().get((pa, extent.len), room, || {
+        self.image.clusters().get(pa, extent.len, room, || {
             let mut content = self.image.buffers().take_kept(room);
             self.decode_run(std::slice::from_ref(extent), content.room())?;
             Ok(content.shorten(len))

@@ -20,7 +20,7 @@ use crate::inode::{FileKind, Inode};
 use crate::zmap::{CompressedMap, Place};
 
 /// Chunk addresses that are read together.
-const CHUNKS_READ: u64 = 512;
+pub(crate) const CHUNKS_READ: u64 = 512;
 
 /// An open file, directory or symbolic link of an [`Image`].
 ///
@@ -54,6 +54,10 @@ pub struct Run {
 impl File {
     pub(crate) fn open(image: &Image, inode: &Inode) -> Result<Self> {
         Ok(Self { data: Arc::new(Data::open(image, inode)?), ahead: Arc::default() })
+    }
+
+    pub(crate) fn data(&self) -> &Data {
+        &self.data
     }
 
     /// The file's inode.
@@ -153,6 +157,11 @@ impl Data {
             _ => None,
         };
         Ok(Self { image: image.clone(), inode: inode.clone(), map, missed: AtomicU64::new(0), packed })
+    }
+
+    /// The file among those that share segments.
+    pub(crate) fn id(&self) -> (u64, u64) {
+        self.image.clusters().file(self.inode.nid)
     }
 
     /// The bytes of a read of `len` from `offset` that the file has.
@@ -259,7 +268,7 @@ impl Data {
         self.image.superblock().block_bytes()
     }
 
-    fn block_offset(&self, blkaddr: u64) -> Result<u64> {
+    pub(crate) fn block_offset(&self, blkaddr: u64) -> Result<u64> {
         match self.image.block_offset(blkaddr) {
             Some(offset) => Ok(offset),
             None => Error::corrupt("file's blocks lie outside the image", self.inode.offset),
@@ -290,7 +299,7 @@ impl Data {
     }
 
     /// The chunk's logarithm, the bytes of an index, and where the indexes start.
-    fn chunk_format(&self) -> Result<(u32, u64, u64)> {
+    pub(crate) fn chunk_format(&self) -> Result<(u32, u64, u64)> {
         let superblock = self.image.superblock();
         // Images with chunks need not say that they have: those made of archives' indexes do not.
         let format = self.inode.raw as u32;
@@ -302,7 +311,7 @@ impl Data {
     }
 
     /// Where `count` chunks from chunk `first` on lie; `None` for holes.
-    fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
+    pub(crate) fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
         let (_, unit, start) = self.chunk_format()?;
         let mut bytes = vec![0; (count * unit) as usize];
         let Some(at) = first.checked_mul(unit).and_then(|at| at.checked_add(start)) else {

@@ -11,16 +11,16 @@ use crossbeam_utils::CachePadded;
 
 use crate::buffers::{Buffers, Content};
 use crate::cache::{Cache, Kept};
+use crate::clusters::{ClusterCache, Clusters};
 use crate::devices::{Devices, Spot};
 use crate::error::{Error, Result};
 use crate::file::{Data, File};
 use crate::format::incompat;
 use crate::inode::{FileKind, Inode};
 use crate::metabox::{IN_BOX, Metabox};
-use crate::segments::{Segments, max_bytes};
+use crate::segments::Segments;
 use crate::source::ReadAt;
 use crate::superblock::Superblock;
-use crate::visits::Visits;
 use crate::xattr::Prefix;
 use crate::zmap::Lcluster;
 
@@ -91,11 +91,7 @@ struct Shared {
     windows: Cache<(u64, u64), Box<[Lcluster]>>,
     /// What open files keep of them.
     kept_indexes: Arc<Budget>,
-    /// Decoded clusters, by address and length of the content.
-    clusters: Cache<(u64, u64), Content>,
-    visits: Visits,
-    buffers: Buffers,
-    segments: Segments,
+    clusters: Clusters,
     /// Many, so that threads seldom count in the same one.
     counters: [CachePadded<Counters>; COUNTERS],
 }
@@ -134,7 +130,7 @@ pub struct Counts {
     pub decoded_in_place: u64,
     /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images in memory.
     pub decoded_by_copy: u64,
-    /// Reads of part of a cluster that found it decoded.
+    /// Reads of part of a cluster that found it decoded; those of all images that share the cache.
     pub cache_hits: u64,
 }
 
@@ -169,6 +165,18 @@ impl Image {
         devices: Vec<Box<dyn ReadAt>>,
         cache_bytes: usize,
     ) -> Result<Self> {
+        Self::open_sharing(source, devices, &ClusterCache::of_one(cache_bytes))
+    }
+
+    /// As [`open_with_devices`](Self::open_with_devices), with decoded clusters kept in a cache that other images may use too.
+    ///
+    /// # Errors
+    /// As there; and [`Error::Options`] once more than four thousand million images have shared the cache.
+    pub fn open_sharing(
+        source: impl ReadAt + 'static,
+        devices: Vec<Box<dyn ReadAt>>,
+        cache: &ClusterCache,
+    ) -> Result<Self> {
         let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
         let superblock = Superblock::read(&source, len_bytes)?;
         let slots = superblock.read_devices(&source, len_bytes)?;
@@ -183,10 +191,7 @@ impl Image {
             names: Cache::new(NAMES_CACHE_BYTES),
             windows: Cache::new(INDEX_CACHE_BYTES),
             kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
-            clusters: Cache::new(cache_bytes),
-            visits: Visits::new(),
-            buffers: Buffers::new(cache_bytes, max_bytes() as usize),
-            segments: Segments::new(max_bytes()),
+            clusters: cache.join()?,
             counters: Default::default(),
         };
         let mut image = Self { shared: Arc::new(shared), long_prefixes: (Arc::default(), 0..0), metabox: None };
@@ -440,20 +445,16 @@ impl Image {
         &self.shared.kept_indexes
     }
 
-    pub(crate) fn clusters(&self) -> &Cache<(u64, u64), Content> {
+    pub(crate) fn clusters(&self) -> &Clusters {
         &self.shared.clusters
     }
 
-    pub(crate) fn visits(&self) -> &Visits {
-        &self.shared.visits
-    }
-
     pub(crate) fn buffers(&self) -> &Buffers {
-        &self.shared.buffers
+        self.shared.clusters.buffers()
     }
 
     pub(crate) fn segments(&self) -> &Segments {
-        &self.shared.segments
+        self.shared.clusters.segments()
     }
 
     /// Data from a unified address that the source has in memory, if it has.

@@ -42,6 +42,7 @@ mod build;
 mod cache;
 mod check;
 mod claims;
+mod clusters;
 mod compare;
 mod compressed;
 mod devices;
@@ -55,6 +56,7 @@ mod image;
 mod inode;
 mod kept;
 mod metabox;
+mod runs;
 mod segments;
 mod source;
 mod superblock;
@@ -72,6 +74,7 @@ pub use build::{
     build_watched,
 };
 pub use check::{CheckReport, Notice, Problem};
+pub use clusters::ClusterCache;
 pub use compare::{CompareReport, Difference};
 pub use directory::DirEntry;
 pub use error::{Error, Result};

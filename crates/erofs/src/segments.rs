@@ -1,4 +1,4 @@
-//! Content that was decoded for readers in order and that they have not fetched yet, of all files of an image.
+//! Content that was decoded for readers in order and that they have not fetched yet, of all files of the images that share them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,10 +37,13 @@ pub(crate) enum Decoded {
     Zeros,
 }
 
-/// Where a segment lies: the file's nid, and its start in the file.
-type Place = (u64, u64);
+/// A file: the image's number among those that share the segments, and the nid.
+type FileId = (u64, u64);
 
-/// The segments of an image.
+/// Where a segment lies: its file, and its start in the file.
+type Place = (FileId, u64);
+
+/// The segments of an image, or of those that share a cache.
 ///
 /// Invariants: those of one file do not overlap; `bytes` is the sum of what they count for, and at most `max_bytes`, or there is one;
 /// `order` has the number and the place of each, the oldest first, and of some that are gone.
@@ -82,20 +85,20 @@ impl Segments {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for the byte at `offset` of file `nid`, and if there is nothing, for the next before `end`.
-    pub(crate) fn find(&self, nid: u64, offset: u64, end: u64) -> Found {
+    /// Looks for the byte at `offset` of `file`, and if there is nothing, for the next before `end`.
+    pub(crate) fn find(&self, file: FileId, offset: u64, end: u64) -> Found {
         let kept = self.lock();
-        if let Some(segment) = kept.at_or_before(nid, offset).filter(|segment| segment.end > offset) {
+        if let Some(segment) = kept.at_or_before(file, offset).filter(|segment| segment.end > offset) {
             return Found::Segment(Arc::clone(segment));
         }
-        let next = kept.segments.range((nid, offset)..(nid, end)).next();
+        let next = kept.segments.range((file, offset)..(file, end)).next();
         Found::Nothing(next.map_or(end, |((_, start), _)| *start))
     }
 
     /// A new segment, if none has any byte of it. Who gets it must decode it.
-    pub(crate) fn add(&self, nid: u64, start: u64, end: u64) -> Option<Arc<Segment>> {
+    pub(crate) fn add(&self, file: FileId, start: u64, end: u64) -> Option<Arc<Segment>> {
         let mut kept = self.lock();
-        let before = kept.at_or_before(nid, end.checked_sub(1)?);
+        let before = kept.at_or_before(file, end.checked_sub(1)?);
         if before.is_some_and(|segment| segment.end > start) {
             return None;
         }
@@ -107,26 +110,26 @@ impl Segments {
         let segment = Arc::new(Segment { start, end, content: OnceLock::new(), unread: AtomicU64::new(len) });
         kept.next_number += 1;
         let number = kept.next_number;
-        kept.segments.insert((nid, start), Entry { number, segment: Arc::clone(&segment), bytes: len });
-        kept.order.push_back((number, (nid, start)));
+        kept.segments.insert((file, start), Entry { number, segment: Arc::clone(&segment), bytes: len });
+        kept.order.push_back((number, (file, start)));
         kept.bytes += len;
         kept.tidy();
         Some(segment)
     }
 
     /// Notes that `len` bytes of a segment were fetched, and forgets it when that was all.
-    pub(crate) fn fetched(&self, nid: u64, segment: &Arc<Segment>, len: u64) {
+    pub(crate) fn fetched(&self, file: FileId, segment: &Arc<Segment>, len: u64) {
         // Bytes that are fetched twice are counted twice: a segment that goes too early is decoded again.
         let before = segment.unread.fetch_sub(len.min(segment.end - segment.start), Ordering::Relaxed);
         if before <= len {
-            self.forget(nid, segment);
+            self.forget(file, segment);
         }
     }
 
     /// Forgets a segment. Who has it keeps it.
-    pub(crate) fn forget(&self, nid: u64, segment: &Arc<Segment>) {
+    pub(crate) fn forget(&self, file: FileId, segment: &Arc<Segment>) {
         let mut kept = self.lock();
-        let place = (nid, segment.start);
+        let place = (file, segment.start);
         if let Some(Entry { number, .. }) =
             kept.segments.get(&place).filter(|entry| Arc::ptr_eq(&entry.segment, segment))
         {
@@ -136,9 +139,9 @@ impl Segments {
     }
 
     /// Notes that a segment holds zeros alone, which take no memory.
-    pub(crate) fn holds_zeros(&self, nid: u64, segment: &Arc<Segment>) {
+    pub(crate) fn holds_zeros(&self, file: FileId, segment: &Arc<Segment>) {
         let mut kept = self.lock();
-        let entry = kept.segments.get_mut(&(nid, segment.start));
+        let entry = kept.segments.get_mut(&(file, segment.start));
         if let Some(entry) = entry.filter(|entry| Arc::ptr_eq(&entry.segment, segment)) {
             let less = entry.bytes.saturating_sub(ZEROS_BYTES);
             entry.bytes -= less;
@@ -149,8 +152,8 @@ impl Segments {
 
 impl Kept {
     /// The last segment of a file that starts at or before an offset.
-    fn at_or_before(&self, nid: u64, offset: u64) -> Option<&Arc<Segment>> {
-        self.segments.range((nid, 0)..=(nid, offset)).next_back().map(|(_, entry)| &entry.segment)
+    fn at_or_before(&self, file: FileId, offset: u64) -> Option<&Arc<Segment>> {
+        self.segments.range((file, 0)..=(file, offset)).next_back().map(|(_, entry)| &entry.segment)
     }
 
     fn remove(&mut self, place: Place, number: u64) {
@@ -177,48 +180,48 @@ mod tests {
     #[test]
     fn segments_do_not_overlap_and_go_when_fetched() {
         let segments = Segments::new(MAX_BYTES);
-        let first = segments.add(7, 100, 200).unwrap();
+        let first = segments.add((0, 7), 100, 200).unwrap();
         for (start, end) in [(100, 200), (0, 101), (199, 300), (50, 250), (150, 160)] {
-            assert!(segments.add(7, start, end).is_none(), "{start} to {end}");
+            assert!(segments.add((0, 7), start, end).is_none(), "{start} to {end}");
         }
-        segments.add(7, 200, 300).unwrap();
-        segments.add(6, 150, 160).unwrap();
-        segments.add(8, 150, 160).unwrap();
-        assert!(matches!(segments.find(7, 0, 1000), Found::Nothing(100)));
-        assert!(matches!(segments.find(7, 0, 50), Found::Nothing(50)));
-        assert!(matches!(segments.find(7, 300, 1000), Found::Nothing(1000)));
-        assert!(matches!(segments.find(7, 199, 1000), Found::Segment(found) if Arc::ptr_eq(&found, &first)));
-        segments.fetched(7, &first, 99);
-        assert!(matches!(segments.find(7, 100, 1000), Found::Segment(_)));
-        segments.fetched(7, &first, 1);
-        assert!(matches!(segments.find(7, 100, 1000), Found::Nothing(200)));
-        assert!(segments.add(7, 0, 200).is_some());
-        segments.fetched(7, &first, 1);
-        assert!(matches!(segments.find(7, 100, 1000), Found::Segment(_)), "another took its place");
+        segments.add((0, 7), 200, 300).unwrap();
+        segments.add((0, 6), 150, 160).unwrap();
+        segments.add((0, 8), 150, 160).unwrap();
+        assert!(matches!(segments.find((0, 7), 0, 1000), Found::Nothing(100)));
+        assert!(matches!(segments.find((0, 7), 0, 50), Found::Nothing(50)));
+        assert!(matches!(segments.find((0, 7), 300, 1000), Found::Nothing(1000)));
+        assert!(matches!(segments.find((0, 7), 199, 1000), Found::Segment(found) if Arc::ptr_eq(&found, &first)));
+        segments.fetched((0, 7), &first, 99);
+        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Segment(_)));
+        segments.fetched((0, 7), &first, 1);
+        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Nothing(200)));
+        assert!(segments.add((0, 7), 0, 200).is_some());
+        segments.fetched((0, 7), &first, 1);
+        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Segment(_)), "another took its place");
     }
 
     #[test]
     fn the_oldest_go_when_there_are_too_many() {
         let segments = Segments::new(MAX_BYTES);
         for number in 0..1000 {
-            segments.add(number, 0, 1 << 20).unwrap();
+            segments.add((0, number), 0, 1 << 20).unwrap();
             let kept = segments.lock();
             assert!(kept.bytes <= MAX_BYTES && kept.bytes == (kept.segments.len() as u64) << 20);
             assert!(kept.order.len() <= 2 * kept.segments.len() + 64);
         }
-        assert!(matches!(segments.find(967, 0, 1), Found::Nothing(1)));
-        assert!(matches!(segments.find(968, 0, 1), Found::Segment(_)));
-        assert!(segments.add(1, 0, MAX_BYTES * 2).is_some(), "one alone may be larger");
+        assert!(matches!(segments.find((0, 967), 0, 1), Found::Nothing(1)));
+        assert!(matches!(segments.find((0, 968), 0, 1), Found::Segment(_)));
+        assert!(segments.add((0, 1), 0, MAX_BYTES * 2).is_some(), "one alone may be larger");
         for number in 2000..2100 {
-            let zeros = segments.add(number, 0, 8 << 20).unwrap();
-            segments.holds_zeros(number, &zeros);
-            segments.holds_zeros(number, &zeros);
+            let zeros = segments.add((0, number), 0, 8 << 20).unwrap();
+            segments.holds_zeros((0, number), &zeros);
+            segments.holds_zeros((0, number), &zeros);
         }
         assert_eq!(segments.lock().bytes, 100 * ZEROS_BYTES);
-        assert!((2000..2100).all(|number| matches!(segments.find(number, 0, 1), Found::Segment(_))));
+        assert!((2000..2100).all(|number| matches!(segments.find((0, number), 0, 1), Found::Segment(_))));
         for number in 3000..13_000 {
-            let zeros = segments.add(number, 0, 8 << 20).unwrap();
-            segments.holds_zeros(number, &zeros);
+            let zeros = segments.add((0, number), 0, 8 << 20).unwrap();
+            segments.holds_zeros((0, number), &zeros);
             assert!(segments.lock().segments.len() as u64 <= MAX_BYTES / ZEROS_BYTES);
         }
     }

@@ -1,22 +1,29 @@
 //! `pagefold add`: a running server gets a disk.
 
-use pagefold_control::{Add, Command, DiskRecord};
+use std::ffi::OsString;
+
+use anyhow::{Context, anyhow};
+use pagefold_base::Format;
+use pagefold_control::{Add, AddBase, Command, DiskRecord};
 
 use super::Asked;
-use crate::size;
+use crate::{image::Place, misuse, size};
 
-/// Add an empty disk to a running server
+/// Add an empty disk, or a file as a disk that is only read, to a running server
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold add scratch --size 8G
-  pagefold add guest-7 --size 20G --limit 2G --json")]
+  pagefold add guest-7 --size 20G --limit 2G --json
+  pagefold add debian --base debian.erofs
+
+The server opens the file of a base. 'pagefold serve --help' says what it may be.")]
 pub(crate) struct Args {
     /// The name of the disk's export
     name: String,
 
     /// The disk's size, a multiple of 512 bytes
-    #[arg(long, value_parser = size::parse)]
-    size: u64,
+    #[arg(long, value_parser = size::parse, required_unless_present = "base")]
+    size: Option<u64>,
 
     /// The most memory that the disk may take; writes over it fail with ENOSPC
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -26,15 +33,44 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
+    /// Serve this file instead: a raw disk, a block device, an EROFS image, or IMAGE:/PATH for a file in an image
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "limit", "read_only"])]
+    base: Option<OsString>,
+
+    /// What the FILE holds, whatever it is named: raw, erofs
+    #[arg(long, requires = "base")]
+    format: Option<Format>,
+
     #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, size, limit, read_only, asked } = args;
-    let disk = Add { name: name.clone(), size_bytes: *size, limit_bytes: *limit, read_only: *read_only };
-    asked.perform(&Command::Add(disk), |disk: &DiskRecord| {
+    let Args { name, size, limit, read_only, base, format, asked } = args;
+    let name = name.clone();
+    let command = match base {
+        Some(file) => Command::AddBase(add_base(name, file.clone(), *format)?),
+        None => {
+            let size_bytes = size.context("a disk needs --size SIZE, or --base FILE")?;
+            Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only })
+        }
+    };
+    asked.perform(&command, |disk: &DiskRecord| {
         let uris: Vec<_> = disk.uris.iter().map(|uri| format!(" '{uri}'")).collect();
         format!("added '{}', {}:{}", disk.name, size::show(disk.size_bytes), uris.concat())
+    })
+}
+
+/// The server runs elsewhere: it is told where the file is from the root on.
+fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
+    let Place { image, path } = Place::from(file);
+    let not_text = || misuse(anyhow!("--base: a path that is not UTF-8 cannot be told to a server"));
+    let image = std::path::absolute(&image).with_context(|| image.display().to_string())?;
+    let inside = String::from_utf8(path).map_err(|_| not_text())?;
+    Ok(AddBase {
+        name,
+        path: image.to_str().ok_or_else(not_text)?.to_owned(),
+        inside: Some(inside).filter(|inside| !inside.is_empty()),
+        format: format.map(|format| format.to_string()),
     })
 }

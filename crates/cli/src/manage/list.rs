@@ -34,13 +34,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn words(disk: &DiskRecord) -> String {
-    let DiskRecord { name, size_bytes, limit_bytes, read_only, clients, uris } = disk;
+    let DiskRecord { name, size_bytes, limit_bytes, read_only, kind: _, path, clients, uris } = disk;
     let mut words = format!("'{name}'  {}", size::show(*size_bytes));
     if let Some(limit) = limit_bytes {
         words += &format!(", limit {}", size::show(*limit));
     }
     if *read_only {
         words += ", read-only";
+    }
+    if let Some(path) = path {
+        words += &format!(", of {path}");
     }
     match clients {
         0 => {}

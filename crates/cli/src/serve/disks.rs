@@ -9,12 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
-use pagefold_control::{Add, Batch, Code, Compacted, DiskStat, Failure, Figures};
+use pagefold_control::{Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures};
 use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
-use super::{clients::ClientMemory, process::anonymous_bytes};
+use super::{
+    bases::{self, BaseFile},
+    clients::ClientMemory,
+    process::anonymous_bytes,
+};
 
 /// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
@@ -36,6 +41,7 @@ pub(crate) struct Disks {
     exports: Exports,
     pool: Pool,
     client_memory: Arc<ClientMemory>,
+    base_cache: Cache,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while a disk is resized, from the look at its size on.
@@ -51,30 +57,82 @@ struct State {
 
 #[derive(Clone)]
 struct Disk {
-    ram: Arc<RamDisk>,
+    kind: Kind,
     limit_bytes: Option<u64>,
     read_only: bool,
     /// Held in memory until the disk is removed.
     _record: Arc<Counted>,
 }
 
+/// What a disk is made of.
+#[derive(Clone)]
+enum Kind {
+    /// Compressed pages, which clients write.
+    Ram(Arc<RamDisk>),
+    /// A file, which is only read. It is named as users name it.
+    Base(Arc<Base>, Arc<str>),
+}
+
+impl Kind {
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Self::Ram(ram) => Arc::clone(ram) as _,
+            Self::Base(base, _) => Arc::clone(base) as _,
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Self::Ram(ram) => ram.size_bytes(),
+            Self::Base(base, _) => base.size_bytes(),
+        }
+    }
+
+    /// What it takes in the server's lists beside its name.
+    fn record_bytes(&self) -> u64 {
+        match self {
+            Self::Ram(_) => RECORD_BYTES,
+            Self::Base(base, path) => RECORD_BYTES + base.table_bytes() + path.len() as u64,
+        }
+    }
+
+    /// How clients of the control socket name it.
+    fn told(&self) -> DiskKind {
+        match self {
+            Self::Ram(_) => DiskKind::Ram,
+            Self::Base(..) => DiskKind::Base,
+        }
+    }
+
+    /// The RAM disk that `name` must be for what is asked of it.
+    fn ram(&self, name: &str, asked: &str) -> Result<&Arc<RamDisk>, Failure> {
+        match self {
+            Self::Ram(ram) => Ok(ram),
+            Self::Base(..) => {
+                let what = format!("disk '{name}' is a base, which is only read: it cannot {asked}");
+                Err(Failure::new(Code::ReadOnly, what))
+            }
+        }
+    }
+}
+
 /// Bytes that count against the limit until this is dropped.
-struct Counted {
+pub(crate) struct Counted {
     pool: Pool,
     bytes: u64,
 }
 
 impl Counted {
+    /// Bytes, if there is room for them.
+    pub(crate) fn take(pool: &Pool, bytes: u64) -> Option<Self> {
+        pool.take_beside(bytes).then(|| Self { pool: pool.clone(), bytes })
+    }
+
     /// What a disk of this name takes in the server's lists, if there is room for it.
-    fn record(pool: &Pool, name: &str) -> Result<Arc<Self>, Failure> {
-        let bytes = RECORD_BYTES + NAMES * name.len() as u64;
-        if !pool.take_beside(bytes) {
-            return Err(Failure::new(
-                Code::NoMemory,
-                "the server's memory limit leaves no room for a disk or its name",
-            ));
-        }
-        Ok(Arc::new(Self { pool: pool.clone(), bytes }))
+    fn record(pool: &Pool, name: &str, record_bytes: u64) -> Result<Arc<Self>, Failure> {
+        let taken = Self::take(pool, record_bytes + NAMES * name.len() as u64);
+        let what = "the server's memory limit leaves no room for a disk or its name";
+        taken.map(Arc::new).ok_or_else(|| Failure::new(Code::NoMemory, what))
     }
 }
 
@@ -90,6 +148,9 @@ pub(crate) struct Found {
     pub(crate) size_bytes: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,
+    pub(crate) kind: DiskKind,
+    /// A base's file.
+    pub(crate) path: Option<String>,
     pub(crate) clients: u64,
 }
 
@@ -117,6 +178,7 @@ impl Disks {
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
         Ok(Self {
             exports: Exports::new(),
+            base_cache: bases::cache(&pool),
             pool,
             client_memory,
             state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
@@ -141,7 +203,7 @@ impl Disks {
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let record = Counted::record(&self.pool, name)?;
+        let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
         let ram = Arc::new(RamDisk::new(&self.pool, *size_bytes).map_err(|error| {
             let code = if matches!(error, NewError::Store(pagefold_disk::StoreError::Full)) {
                 Code::NoMemory
@@ -151,12 +213,40 @@ impl Disks {
             Failure::new(code, error.to_string())
         })?);
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
-        let device = Arc::clone(&ram) as Arc<dyn BlockDevice>;
-        let export = if *read_only { Export::read_only(name, device) } else { Export::new(name, device) };
+        let disk = Disk { kind: Kind::Ram(ram), limit_bytes: *limit_bytes, read_only: *read_only, _record: record };
+        self.insert(&mut state, name, disk)
+    }
+
+    /// Serves a file. `tell` gets what happens to it later. Also returns how many bytes of zeros the disk has behind what the file holds.
+    pub(crate) fn add_base(
+        &self,
+        file: &BaseFile,
+        tell: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<(Found, u64), Failure> {
+        let name = &file.name;
+        // To open a file may take long: nobody waits for it.
+        if self.lock().disks.contains_key(name) {
+            return Err(Failure::name_in_use(name));
+        }
+        let base = Arc::new(bases::open(file, &self.base_cache, tell)?);
+        let padding_bytes = base.padding_bytes();
+        let kind = Kind::Base(base, file.to_string().into());
+        let record = Counted::record(&self.pool, name, kind.record_bytes())?;
+        let mut state = self.lock();
+        if state.disks.contains_key(name) {
+            return Err(Failure::name_in_use(name));
+        }
+        let disk = Disk { kind, limit_bytes: None, read_only: true, _record: record };
+        Ok((self.insert(&mut state, name, disk)?, padding_bytes))
+    }
+
+    /// Serves a disk under a name that no other has.
+    fn insert(&self, state: &mut State, name: &str, disk: Disk) -> Result<Found, Failure> {
+        let device = disk.kind.device();
+        let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
-        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only, _record: record };
         let found = found(name, &disk, 0);
-        state.disks.insert(name.clone(), disk);
+        state.disks.insert(name.to_owned(), disk);
         Ok(found)
     }
 
@@ -174,7 +264,7 @@ impl Disks {
     pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
         let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         // The other disks are not locked: a disk that shrinks frees its pages first.
-        let ram = Arc::clone(&self.lock().get(name)?.ram);
+        let ram = Arc::clone(self.lock().get(name)?.kind.ram(name, "be resized")?);
         let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
             let what =
@@ -195,8 +285,7 @@ impl Disks {
 
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
         let mut state = self.lock();
-        state.get(name)?;
-        let record = Counted::record(&self.pool, to)?;
+        let record = Counted::record(&self.pool, to, state.get(name)?.kind.record_bytes())?;
         self.exports.rename(name, to).map_err(failure)?;
         if let Some(disk) = state.disks.remove(name) {
             state.disks.insert(to.to_owned(), Disk { _record: record, ..disk });
@@ -206,7 +295,7 @@ impl Disks {
 
     pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
         let disk = self.lock().get(name)?.clone();
-        disk.ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        disk.kind.ram(name, "be reset")?.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         Ok(found(name, &disk, self.clients(name)))
     }
 
@@ -217,7 +306,7 @@ impl Disks {
         let limit = match name {
             Some(name) => {
                 let disk = state.disks.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))?;
-                disk.ram.set_limit(bytes);
+                disk.kind.ram(name, "have a limit")?.set_limit(bytes);
                 &mut disk.limit_bytes
             }
             None => {
@@ -251,6 +340,11 @@ impl Disks {
     pub(crate) fn total(&self) -> Total {
         let mut figures: Figures = limited(self.pool.stats().figures()).collect();
         figures.insert("client_bytes".to_owned(), self.client_memory.taken_bytes().into());
+        for (name, bytes) in
+            [("base_cache_bytes", self.base_cache.kept_bytes()), ("base_cache_limit", self.base_cache.limit_bytes())]
+        {
+            figures.insert(name.to_owned(), bytes.into());
+        }
         if let Some(bytes) = anonymous_bytes() {
             figures.insert("process_bytes".to_owned(), bytes.into());
         }
@@ -266,11 +360,13 @@ impl Disks {
     /// The memory of what has a limit: the disks that have one, and all of them together.
     pub(crate) fn uses(&self) -> Vec<Use> {
         let state = self.lock();
-        let limited = state.disks.iter().filter_map(|(name, disk)| Some((name, disk, disk.limit_bytes?)));
-        let disks = limited.map(|(name, disk, limit_bytes)| Use {
-            name: Some(name.clone()),
-            spent_bytes: disk.ram.stats().spent_bytes,
-            limit_bytes,
+        let disks = state.disks.iter().filter_map(|(name, disk)| match &disk.kind {
+            Kind::Ram(ram) => Some(Use {
+                name: Some(name.clone()),
+                limit_bytes: disk.limit_bytes?,
+                spent_bytes: ram.stats().spent_bytes,
+            }),
+            Kind::Base(..) => None,
         });
         let all = state.limit_bytes.map(|limit_bytes| Use {
             name: None,
@@ -333,22 +429,28 @@ impl State {
 }
 
 fn found(name: &str, disk: &Disk, clients: u64) -> Found {
+    let path = match &disk.kind {
+        Kind::Ram(_) => None,
+        Kind::Base(_, path) => Some(path.to_string()),
+    };
     Found {
         name: name.to_owned(),
-        size_bytes: disk.ram.size_bytes(),
+        size_bytes: disk.kind.size_bytes(),
         limit_bytes: disk.limit_bytes,
         read_only: disk.read_only,
+        kind: disk.kind.told(),
+        path,
         clients,
     }
 }
 
 fn figures(name: String, disk: &Disk) -> DiskStat {
-    DiskStat {
-        name,
-        size_bytes: disk.ram.size_bytes(),
-        limit_bytes: disk.limit_bytes,
-        figures: limited(disk.ram.stats().figures()).collect(),
-    }
+    let figures = match &disk.kind {
+        Kind::Ram(ram) => limited(ram.stats().figures()).collect(),
+        Kind::Base(..) => Figures::new(),
+    };
+    let (kind, size_bytes) = (disk.kind.told(), disk.kind.size_bytes());
+    DiskStat { name, size_bytes, limit_bytes: disk.limit_bytes, kind, figures }
 }
 
 /// The figures, but for the limit: it is a field of its own.

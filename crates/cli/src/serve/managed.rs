@@ -10,11 +10,13 @@ use std::{
 };
 
 use pagefold_control::{
-    Add, Batch, Compacted, DiskRecord, DiskStat, Failure, Limited, Manage, Renamed, Resized, ServerStat,
+    Add, AddBase, Batch, Compacted, DiskKind, DiskRecord, DiskStat, Failure, Limited, Manage, Renamed, Resized,
+    ServerStat,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
 use super::{
+    bases::BaseFile,
     disks::{Disks, Found},
     ending::Ending,
 };
@@ -60,16 +62,21 @@ impl Managed {
     }
 
     fn record(&self, found: Found) -> DiskRecord {
-        let Found { name, size_bytes, limit_bytes, read_only, clients } = found;
+        let Found { name, size_bytes, limit_bytes, read_only, kind, path, clients } = found;
         let uris = self.uris(&name);
-        DiskRecord { name, size_bytes, limit_bytes, read_only, clients, uris }
+        DiskRecord { name, size_bytes, limit_bytes, read_only, kind, path, clients, uris }
     }
 
     /// Says what a disk is called and where it is.
     pub(crate) fn tell_disk(&self, found: &Found) {
-        let read_only = if found.read_only { ", read-only" } else { "" };
+        let of = match &found.path {
+            Some(path) => format!(", read-only, of {path}"),
+            None if found.read_only => ", read-only".to_owned(),
+            None => String::new(),
+        };
+        let what = if found.kind == DiskKind::Base { "base" } else { "disk" };
         for uri in self.uris(&found.name) {
-            self.log.info(&format!("disk '{}', {}{read_only}: '{uri}'", found.name, size::show(found.size_bytes)));
+            self.log.info(&format!("{what} '{}', {}{of}: '{uri}'", found.name, size::show(found.size_bytes)));
         }
     }
 }
@@ -106,6 +113,12 @@ impl Manage for Managed {
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
         let found = self.disks.add(disk)?;
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
+    fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
+        let found = add_base(&self.disks, &BaseFile::try_from(base)?, self.log)?;
         self.tell_disk(&found);
         Ok(self.record(found))
     }
@@ -152,4 +165,17 @@ impl Manage for Managed {
         self.log.info("told to stop");
         self.ending.begin();
     }
+}
+
+/// Serves a file, and has the log told what happens to it.
+pub(crate) fn add_base(disks: &Disks, file: &BaseFile, log: Log) -> Result<Found, Failure> {
+    let name = file.name.clone();
+    let (found, padding_bytes) = disks.add_base(file, move |line| log.warn(&format!("base '{name}': {line}")))?;
+    if padding_bytes > 0 {
+        let (name, size_bytes) = (&found.name, found.size_bytes - padding_bytes);
+        log.warn(&format!(
+            "base '{name}': its {size_bytes} bytes are not a multiple of 512: {padding_bytes} bytes of zeros follow them"
+        ));
+    }
+    Ok(found)
 }

@@ -1,5 +1,6 @@
-//! `pagefold serve`: compressed RAM disks over NBD.
+//! `pagefold serve`: compressed RAM disks and files over NBD.
 
+mod bases;
 mod child;
 mod clients;
 mod disks;
@@ -12,6 +13,7 @@ mod swap;
 mod watch;
 
 use std::{
+    ffi::OsString,
     fs,
     io::Write,
     net::SocketAddr,
@@ -23,18 +25,22 @@ use std::{
     time::Instant,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
-use pagefold_control::{Add, Batch, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size};
+use pagefold_control::{
+    Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size,
+};
 use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use tempfile::{NamedTempFile, TempDir};
 
 use self::{
+    bases::BaseFile,
     child::Running,
     disks::{Config, Disks},
     ending::Ending,
-    managed::{Address, Managed},
+    managed::{Address, Managed, add_base},
     notify::notify,
     options::{parse_connections, parse_disk, parse_tcp},
     watch::Watch,
@@ -54,13 +60,14 @@ const OTHER_DESCRIPTORS: u64 = 160;
 /// The name of the control socket among those that a service manager passes.
 const PASSED_CONTROL: &str = "control";
 
-/// Serve disks whose contents live compressed in RAM, over NBD
+/// Serve disks whose contents live compressed in RAM, and files as disks that are only read, over NBD
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold serve --size 8G
   pagefold serve --memory-limit 4G --export name=root,size=4G --export name=swap,size=8G,limit=1G
   pagefold serve --size 8G --tcp 10809 --codec zstd-1
   pagefold serve --swap --memory-limit 4G --export name=swap,size=12G
+  pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
 
 The server writes where it listens and each disk's NBD URI. While it runs, 'pagefold add', 'remove', 'resize', \
@@ -71,10 +78,20 @@ uses a directory at a time. --run without --dir has a directory of its own.
 
 COMMAND has in its environment: uri (the first disk), nbd (the same as old programs write it), unixsocket, control (the sockets).
 
+A FILE is a raw disk, a block device, or an EROFS image: of an image that holds a single file, that file, else the one at :PATH. Its disk has the file's name without what follows the last dot. The name of an image must end with .erofs, unless --format says what the FILEs are.
+
 Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
 SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the \
 disks held is then gone: it lived in RAM.")]
 pub(crate) struct Args {
+    /// Serve a file as a disk that is only read: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS image
+    #[arg(value_name = "FILE")]
+    files: Vec<OsString>,
+
+    /// What the FILEs hold, whatever they are named: raw, erofs
+    #[arg(long, requires = "files")]
+    format: Option<Format>,
+
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
     size: Option<u64>,
@@ -238,6 +255,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
         added.map_err(misuse)?;
+    }
+    for file in &args.files {
+        let file = BaseFile::parse(file.clone(), args.format).map_err(|what| misuse(anyhow!(what)))?;
+        check_name(&file.name).map_err(misuse)?;
+        add_base(&disks, &file, log).map_err(|failure| match failure.code {
+            Code::NameInUse => misuse(failure),
+            _ => failure.into(),
+        })?;
     }
     // Signals are caught from before the sockets exist, so that none is left behind.
     let mut signals = signals::catch().context("cannot catch signals")?;

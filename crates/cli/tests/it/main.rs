@@ -1,5 +1,6 @@
 //! The `pagefold` program with the real clients of its users.
 
+mod bases;
 mod clients;
 mod compact;
 mod comparing;

@@ -1,0 +1,202 @@
+//! A base, whatever its file holds.
+
+use std::{
+    fmt,
+    fs::OpenOptions,
+    io::{self, Seek},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+use rustix::fs::OFlags;
+
+use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, qcow2::Qcow2, raw::Raw, watched::Watched};
+
+/// A disk's size is a multiple of this.
+const SECTOR_BYTES: u64 = 512;
+
+/// The most bytes that a base can have: positions in files are signed.
+const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
+
+/// How a base is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// What the file holds. `None`: its content and its name tell, and must agree.
+    pub format: Option<Format>,
+    /// The path of a file in an EROFS image. `None`: the image holds a single file.
+    pub inside: Option<Vec<u8>>,
+}
+
+/// A disk that is only read, by any number of threads.
+///
+/// Its size is that of the content, rounded up to a multiple of 512; what is behind the content reads as zeros.
+pub struct Base {
+    path: PathBuf,
+    format: Format,
+    content: Box<dyn Content>,
+    watched: Watched,
+    /// Whether a failed read was told.
+    failed: AtomicBool,
+    tell: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Base {
+    /// Opens the file at `path` and verifies what says where its content lies. Content is not read.
+    ///
+    /// `tell` gets a line when the first read fails, and one when the open file is found to be changed by others.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(
+        path: &Path,
+        options: &Options,
+        cache: &Cache,
+        tell: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Io { path: path.into(), source };
+        let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
+        // A pipe would wait for its writer.
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(unfit("not a file or a block device"));
+        }
+        let format = options.format.map_or_else(|| Format::of(path, &file), Ok)?;
+        if options.inside.is_some() && format != Format::Erofs {
+            return Err(unfit("not an EROFS image, so that no path in it can be served"));
+        }
+        let watched = Watched::new(file.try_clone().map_err(failed)?).map_err(failed)?;
+        let content: Box<dyn Content> = match format {
+            Format::Raw => {
+                let len_bytes = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+                Box::new(Raw::new(file, len_bytes))
+            }
+            Format::Erofs => {
+                let cache = cache.join().ok_or_else(|| OpenError::NoMemory { path: path.into() })?;
+                Box::new(ErofsFile::open(path, file, options.inside.as_deref(), cache)?)
+            }
+            Format::Qcow2 => Box::new(Qcow2::open(path, file)?),
+        };
+        match content.len_bytes() {
+            0 => Err(unfit("it is empty, and a disk has at least one sector")),
+            1..=MOST_BYTES => Ok(Self {
+                path: path.into(),
+                format,
+                content,
+                watched,
+                failed: AtomicBool::new(false),
+                tell: Box::new(tell),
+            }),
+            _ => Err(unfit("its content is longer than a file can be")),
+        }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file holds.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The most memory that it takes beside the cache: what says where content lies, once it was read.
+    pub fn table_bytes(&self) -> u64 {
+        self.content.table_bytes()
+    }
+
+    /// Bytes that the disk has behind its content, less than 512.
+    pub fn padding_bytes(&self) -> u64 {
+        self.size_bytes() - self.content.len_bytes()
+    }
+
+    /// The part of a range that the content has, in bytes from its start.
+    fn stored(&self, offset: u64, len_bytes: u64) -> u64 {
+        self.content.len_bytes().saturating_sub(offset).min(len_bytes)
+    }
+
+    fn tell_changed(&self) {
+        (self.tell)(&format!("{} was changed while it is in use: disks above it may be damaged", self.path.display()));
+    }
+
+    /// What a failed read looks like to a client, told once.
+    fn failure(&self, offset: u64, error: Error) -> Error {
+        if self.watched.look() {
+            self.tell_changed();
+        }
+        let error = io::Error::other(format!("{}: byte {offset} cannot be read: {error}", self.path.display()));
+        if !self.failed.swap(true, Relaxed) {
+            (self.tell)(&format!("{error}; more such failures are not told"));
+        }
+        Error::Io(error)
+    }
+}
+
+impl fmt::Debug for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Base").field("path", &self.path).field("format", &self.format).finish_non_exhaustive()
+    }
+}
+
+impl BlockDevice for Base {
+    fn size_bytes(&self) -> u64 {
+        self.content.len_bytes().next_multiple_of(SECTOR_BYTES)
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+
+    fn may_block(&self) -> bool {
+        true
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        if self.watched.found_changed() {
+            self.tell_changed();
+        }
+        let (stored, padding) = buf.split_at_mut(self.stored(offset, buf.len() as u64) as usize);
+        padding.fill(0);
+        if stored.is_empty() {
+            return Ok(());
+        }
+        self.content.read(offset, stored).map_err(|error| self.failure(offset, error))
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
+        Err(Error::ReadOnly)
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
+        Err(Error::ReadOnly)
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
+        Err(Error::ReadOnly)
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        let stored_bytes = self.stored(offset, len_bytes);
+        let padding_bytes = len_bytes - stored_bytes;
+        if stored_bytes == 0 {
+            each(Extent { len_bytes: padding_bytes, hole: false, zero: true });
+            return Ok(());
+        }
+        // The last sector has one status: what is behind the content has that of the content's last byte.
+        let mut left_bytes = stored_bytes;
+        let with_padding = &mut |extent: Extent| {
+            left_bytes -= extent.len_bytes;
+            let padding_bytes = if left_bytes == 0 { padding_bytes } else { 0 };
+            each(Extent { len_bytes: extent.len_bytes + padding_bytes, ..extent })
+        };
+        self.content.extents(offset, stored_bytes, with_padding).map_err(|error| self.failure(offset, error))
+    }
+}

@@ -1,0 +1,93 @@
+//! The cache that all bases share.
+
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use pagefold_erofs::ClusterCache;
+
+/// Memory for what bases decode, shared by all that are opened with it. It is there as long as there is a base that needs it.
+pub struct Cache {
+    lease: Box<dyn Fn() -> Option<Lease> + Send + Sync>,
+    leased: Mutex<Weak<Leased>>,
+}
+
+/// Memory for a cache, lent by whoever counts it.
+pub struct Lease {
+    /// The most that the cache takes, but for a single extent of up to 12 MiB.
+    pub limit_bytes: usize,
+    /// Dropped when the memory is free again.
+    pub held: Box<dyn Any + Send + Sync>,
+}
+
+/// A cache in lent memory. Fields are dropped in order.
+pub(crate) struct Leased {
+    pub(crate) clusters: ClusterCache,
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Cache {
+    /// A cache that takes at most `limit_bytes`, but for a single extent of up to 12 MiB.
+    pub fn new(limit_bytes: usize) -> Self {
+        Self::leased(move || Some(Lease { limit_bytes, held: Box::new(()) }))
+    }
+
+    /// A cache in memory that `lease` lends when a base first needs it, and again when one does after there was none. `None`: there is no
+    /// memory for it, and no base that needs a cache can be opened.
+    pub fn leased(lease: impl Fn() -> Option<Lease> + Send + Sync + 'static) -> Self {
+        Self { lease: Box::new(lease), leased: Mutex::default() }
+    }
+
+    /// The most memory that it takes: nothing while no base needs it.
+    pub fn limit_bytes(&self) -> usize {
+        self.current().map_or(0, |leased| leased.clusters.limit_bytes())
+    }
+
+    /// Bytes of decoded content that it keeps now.
+    pub fn kept_bytes(&self) -> usize {
+        self.current().map_or(0, |leased| leased.clusters.kept_bytes())
+    }
+
+    fn current(&self) -> Option<Arc<Leased>> {
+        self.leased.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// What a base that needs the cache keeps as long as it lives.
+    pub(crate) fn join(&self) -> Option<Arc<Leased>> {
+        let mut current = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        current.upgrade().or_else(|| {
+            let Lease { limit_bytes, held } = (self.lease)()?;
+            let leased = Arc::new(Leased { clusters: ClusterCache::new(limit_bytes), _held: held });
+            *current = Arc::downgrade(&leased);
+            Some(leased)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_lent_as_long_as_it_is_needed() {
+        let held = Arc::new(());
+        let lent = Arc::clone(&held);
+        let cache = Cache::leased(move || {
+            let room = Arc::strong_count(&lent) < 4;
+            room.then(|| Lease { limit_bytes: 1 << 20, held: Box::new(Arc::clone(&lent)) })
+        });
+        assert_eq!((cache.limit_bytes(), Arc::strong_count(&held)), (0, 2));
+        let first = cache.join().expect("memory");
+        let second = cache.join().expect("memory");
+        assert_eq!((cache.limit_bytes(), Arc::strong_count(&held)), (1 << 20, 3));
+        drop(first);
+        assert_eq!(Arc::strong_count(&held), 3);
+        drop(second);
+        assert_eq!((cache.limit_bytes(), Arc::strong_count(&held)), (0, 2));
+        let others = [held.clone(), held.clone()];
+        assert!(cache.join().is_none());
+        drop(others);
+        assert!(cache.join().is_some());
+    }
+}

@@ -1,0 +1,104 @@
+//! A file in an EROFS image.
+
+use std::{fs::File as OsFile, io, ops::ControlFlow, path::Path, sync::Arc};
+
+use pagefold_disk::{Error, Extent};
+use pagefold_erofs::{File, FileKind, Image, Inode};
+
+use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
+
+/// An image keeps decoded indexes of up to 4 MiB: 8 bytes for each 4 KiB of content. And blocks of the directories that lead to the file.
+const MOST_INDEX_BYTES: u64 = 4 << 20;
+const CONTENT_OF_AN_INDEX_BYTE: u64 = 512;
+const DIRECTORY_BYTES: u64 = 64 << 10;
+
+/// A file in an EROFS image, read through a cache that others share.
+pub(crate) struct ErofsFile {
+    file: File,
+    holes: Holes,
+    _cache: Arc<Leased>,
+}
+
+impl ErofsFile {
+    /// Opens the file at `inside`, or the only one of the image. Where its content lies is verified.
+    pub(crate) fn open(
+        path: &Path,
+        file: OsFile,
+        inside: Option<&[u8]>,
+        cache: Arc<Leased>,
+    ) -> Result<Self, OpenError> {
+        let wrong = |source| OpenError::Erofs { path: path.into(), source };
+        let image = Image::open_sharing(file, Vec::new(), &cache.clusters).map_err(wrong)?;
+        let inode = match inside {
+            // With a slash behind it a symbolic link is followed.
+            Some(inside) => image.resolve(&[inside, b"/"].concat()).map_err(wrong)?,
+            None => only_file(path, &image)?,
+        };
+        if inode.kind != FileKind::Regular {
+            let what = format!("{} in it is not a regular file", String::from_utf8_lossy(inside.unwrap_or_default()));
+            return Err(OpenError::Unfit { path: path.into(), what });
+        }
+        let file = image.file(&inode).map_err(wrong)?;
+        let mut holes = Holes::new();
+        let mut at = 0;
+        file.runs(&mut |run| {
+            let end = at + run.len;
+            if run.hole {
+                holes.add(at..end);
+            }
+            at = end;
+            true
+        })
+        .map_err(wrong)?;
+        Ok(Self { file, holes, _cache: cache })
+    }
+}
+
+/// The regular file that is all that the root directory has.
+fn only_file(path: &Path, image: &Image) -> Result<Inode, OpenError> {
+    let wrong = |source| OpenError::Erofs { path: path.into(), source };
+    let root = image.root().map_err(wrong)?;
+    let mut found = Vec::new();
+    image
+        .for_each_entry_from(&root, 0, |entry, _| {
+            if !matches!(&*entry.name, b"." | b"..") {
+                found.push(entry.nid);
+            }
+            if found.len() > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .map_err(wrong)?;
+    let only = match found[..] {
+        [nid] => Some(image.inode(nid).map_err(wrong)?),
+        _ => None,
+    };
+    only.filter(|inode| inode.kind == FileKind::Regular).ok_or_else(|| {
+        let path = path.to_path_buf();
+        let what =
+            format!("the image does not hold a single file: name the one to serve, as in {}:/PATH", path.display());
+        OpenError::Unfit { path, what }
+    })
+}
+
+impl Content for ErofsFile {
+    fn len_bytes(&self) -> u64 {
+        self.file.inode().size
+    }
+
+    fn table_bytes(&self) -> u64 {
+        let index_bytes = (self.len_bytes() / CONTENT_OF_AN_INDEX_BYTE).min(MOST_INDEX_BYTES);
+        self.holes.table_bytes() + index_bytes + DIRECTORY_BYTES
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        match self.file.read_at(buf, offset) {
+            Ok(len) if len == buf.len() => Ok(()),
+            Ok(_) => Err(Error::Io(io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(Error::Io(io::Error::other(error))),
+        }
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        self.holes.extents(offset..offset + len_bytes, each);
+        Ok(())
+    }
+}

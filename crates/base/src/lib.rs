@@ -1,0 +1,41 @@
+//! Bases: disks that are only read. A file in an EROFS image, a raw file, a block device or a qcow2 image as
+//! a [`BlockDevice`](pagefold_disk::BlockDevice).
+//!
+//! ```
+//! use pagefold_base::{Base, Cache, Options};
+//! use pagefold_disk::BlockDevice;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("debian.img");
+//! # std::fs::write(&path, [7; 1000])?;
+//! // All bases of a process share one cache, which bounds their memory.
+//! let cache = Cache::new(64 << 20);
+//! let base = Base::open(&path, &Options::default(), &cache, |trouble| eprintln!("{trouble}"))?;
+//! let mut sector = [0; 512];
+//! base.read(512, &mut sector)?;
+//! assert_eq!((base.size_bytes(), sector[0], sector[511]), (1024, 7, 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is trusted
+//!
+//! Nothing in the file. What says where content lies is verified when a base is opened; content is not read then. A read that fails is
+//! an error of that request, and the base can be used on. The file stays open, so that its path may get another file. If the open file
+//! itself is changed, reads give what it holds now, or an error, never bytes past its end.
+#![forbid(unsafe_code)]
+
+mod base;
+mod cache;
+mod content;
+mod erofs;
+mod error;
+mod format;
+mod holes;
+mod qcow2;
+mod raw;
+mod watched;
+
+pub use base::{Base, Options};
+pub use cache::{Cache, Lease};
+pub use error::OpenError;
+pub use format::Format;

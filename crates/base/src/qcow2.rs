@@ -1,0 +1,158 @@
+//! A qcow2 image, whose tables imago reads. Content that is not compressed is read here, so that what the file lacks is an error.
+
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+
+use imago::{
+    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions, file::File as ImagoFile,
+    qcow2::Qcow2 as Image,
+};
+use pagefold_disk::{Error, Extent};
+
+use crate::{OpenError, content::Content, holes::Holes};
+
+/// Second-level tables that imago keeps, of a cluster each.
+const KEPT_TABLES: u64 = 128;
+
+/// Parts of an image that are looked at when it is opened: with clusters of 64 KiB and no two side by side, a terabyte has as many. A small
+/// file may claim any number, by naming a table many times.
+const MOST_PARTS: u64 = 1 << 24;
+
+/// A qcow2 image that needs no other file.
+pub(crate) struct Qcow2 {
+    access: FormatAccess<ImagoFile>,
+    file: File,
+    /// As it was when the image was opened.
+    file_bytes: u64,
+    holes: Holes,
+    tables_bytes: u64,
+}
+
+/// What the front of an image says that must be known before its tables are read.
+struct Header {
+    backing_at: u64,
+    cluster_bits: u32,
+    entries: u32,
+    entries_at: u64,
+}
+
+impl Header {
+    const BYTES: usize = 48;
+
+    fn read(file: &File) -> io::Result<Self> {
+        let mut front = [0; Self::BYTES];
+        file.read_exact_at(&mut front, 0)?;
+        let word = |at: usize| u32::from_be_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        Ok(Self { backing_at: long(8), cluster_bits: word(20), entries: word(36), entries_at: long(40) })
+    }
+
+    /// What the tables take at most once they were read.
+    fn tables_bytes(&self) -> u64 {
+        u64::from(self.entries) * 8 + (u64::from(self.entries).min(KEPT_TABLES) << self.cluster_bits)
+    }
+}
+
+impl Qcow2 {
+    /// Opens an image and looks at where all of its content lies.
+    pub(crate) fn open(path: &Path, file: File) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Io { path: path.into(), source };
+        let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
+        let file_bytes = file.metadata().map_err(failed)?.len();
+        let header = Header::read(&file).map_err(failed)?;
+        if header.backing_at != 0 {
+            return Err(unfit(
+                "the image has a backing file, and would need what that holds: 'qemu-img convert' makes one without",
+            ));
+        }
+        let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
+        // imago takes memory for as many as the header claims, and says what else is wrong with it.
+        if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
+            return Err(unfit("the image is damaged: its first table does not lie in the file"));
+        }
+        let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
+        let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
+        let access = FormatAccess::new(image.map_err(failed)?);
+        let mut qcow2 = Self { access, file, file_bytes, holes: Holes::new(), tables_bytes: header.tables_bytes() };
+        qcow2.holes = qcow2.look().map_err(failed)?;
+        Ok(qcow2)
+    }
+
+    /// Looks at where content lies, and returns the holes.
+    fn look(&self) -> io::Result<Holes> {
+        let size = self.access.size();
+        let mut holes = Holes::new();
+        let mut at = 0;
+        for _ in 0..MOST_PARTS {
+            if at == size {
+                return Ok(holes);
+            }
+            let (mapping, len) = self.mapping(at, size - at)?;
+            match mapping {
+                Mapping::Zero { .. } => holes.add(at..at + len),
+                Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
+                    let what = format!("what byte {at} of the disk is does not lie in the file");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                }
+                _ => {}
+            }
+            at += len;
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "its content lies in too many parts"))
+    }
+
+    /// What lies at `at`, at least one byte of it and at most `most`.
+    fn mapping(&self, at: u64, most: u64) -> io::Result<(Mapping<'_, ImagoFile>, u64)> {
+        let (mapping, len) = self.access.get_mapping(at, most)?;
+        if len == 0 || mapping.is_eof() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the tables do not cover the disk"));
+        }
+        Ok((mapping, len.min(most)))
+    }
+
+    fn read_parts(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let (mapping, len) = self.mapping(at, (buf.len() - done) as u64)?;
+            let part = &mut buf[done..done + len as usize];
+            match mapping {
+                Mapping::Raw { offset, .. } => self.read_file(offset, part)?,
+                Mapping::Zero { .. } => part.fill(0),
+                _ => self.access.read(part, at)?,
+            }
+            done += len as usize;
+        }
+        // Tables and compressed clusters are read as zeros where the file has lost its end.
+        if self.file.metadata()?.len() < self.file_bytes {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file has become shorter"));
+        }
+        Ok(())
+    }
+
+    /// Reads from the file. A last cluster that the file did not wholly have when it was opened ends with zeros.
+    fn read_file(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let had = self.file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (stored, rest) = buf.split_at_mut(had);
+        rest.fill(0);
+        self.file.read_exact_at(stored, offset)
+    }
+}
+
+impl Content for Qcow2 {
+    fn len_bytes(&self) -> u64 {
+        self.access.size()
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.tables_bytes + self.holes.table_bytes()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.read_parts(offset, buf).map_err(Error::Io)
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        self.holes.extents(offset..offset + len_bytes, each);
+        Ok(())
+    }
+}

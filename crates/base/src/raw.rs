@@ -1,0 +1,78 @@
+//! A raw file or a block device.
+
+use std::{fs::File, io, os::unix::fs::FileExt};
+
+use pagefold_disk::{Error, Extent};
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
+
+use crate::content::{Content, data, hole};
+
+/// Bytes as they are.
+pub(crate) struct Raw {
+    file: File,
+    len_bytes: u64,
+}
+
+impl Raw {
+    pub(crate) fn new(file: File, len_bytes: u64) -> Self {
+        Self { file, len_bytes }
+    }
+
+    /// The next place at `from` or later that the file system says holds data, or none.
+    fn seek(&self, to: SeekFrom, at: u64) -> Result<u64, Errno> {
+        // Nobody uses the position of the file, so that threads may set it at once.
+        seek(&self.file, to).map(|found| found.max(at))
+    }
+
+    /// Where the data or the hole at `at` ends, and which it is.
+    fn run(&self, at: u64) -> (u64, bool) {
+        let len_bytes = self.len_bytes;
+        match self.seek(SeekFrom::Data(at), at) {
+            Ok(start) if start > at => (start.min(len_bytes), true),
+            Ok(_) => (self.seek(SeekFrom::Hole(at), at).map_or(len_bytes, |end| end.min(len_bytes)), false),
+            // No data from here on: a hole, unless the file has lost its end.
+            Err(Errno::NXIO) => (len_bytes, seek(&self.file, SeekFrom::End(0)).is_ok_and(|end| end >= len_bytes)),
+            // A device, or a file system that does not tell.
+            Err(_) => (len_bytes, false),
+        }
+    }
+}
+
+impl Content for Raw {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn table_bytes(&self) -> u64 {
+        0
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let (len, asked) = (self.len_bytes, buf.len());
+                let what = format!("the file ends before byte {}; it had {len} bytes", offset + asked as u64);
+                Error::Io(io::Error::new(io::ErrorKind::UnexpectedEof, what))
+            }
+            _ => Error::Io(error),
+        })
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        let end = offset + len_bytes;
+        let mut at = offset;
+        while at < end {
+            let (stop, is_hole) = self.run(at);
+            // A file that changes while it is asked must not stop the walk.
+            let stop = if stop > at { stop.min(end) } else { end };
+            if !each(if is_hole { hole(stop - at) } else { data(stop - at) }) {
+                return Ok(());
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+}

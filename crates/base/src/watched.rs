@@ -1,0 +1,54 @@
+//! Whether an open file is changed by others.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt,
+    sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed},
+};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A file that nobody should change while it is used.
+pub(crate) struct Watched {
+    file: File,
+    first: State,
+    /// The second of the last look.
+    looked_s: AtomicI64,
+    changed: AtomicBool,
+}
+
+/// What shows that a file was changed: its size and its modification time.
+type State = (u64, (i64, i64));
+
+fn state(file: &File) -> io::Result<State> {
+    let metadata = file.metadata()?;
+    Ok((metadata.size(), (metadata.mtime(), metadata.mtime_nsec())))
+}
+
+/// Seconds of a clock that costs less than a lookup in a cache.
+fn now_s() -> i64 {
+    clock_gettime(ClockId::MonotonicCoarse).tv_sec
+}
+
+impl Watched {
+    pub(crate) fn new(file: File) -> io::Result<Self> {
+        let first = state(&file)?;
+        Ok(Self { file, first, looked_s: AtomicI64::new(now_s()), changed: AtomicBool::new(false) })
+    }
+
+    /// Looks once a second. Returns whether the file was found changed, the first time that it was.
+    pub(crate) fn found_changed(&self) -> bool {
+        let now_s = now_s();
+        if self.looked_s.load(Relaxed) == now_s || self.looked_s.swap(now_s, Relaxed) == now_s {
+            return false;
+        }
+        self.look()
+    }
+
+    /// Looks now.
+    pub(crate) fn look(&self) -> bool {
+        let changed = !state(&self.file).is_ok_and(|state| state == self.first);
+        changed && !self.changed.swap(true, Relaxed)
+    }
+}

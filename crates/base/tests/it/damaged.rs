@@ -1,0 +1,53 @@
+//! Images of which bytes were changed.
+
+use std::fs;
+
+use pagefold_base::{Base, Cache, Options};
+use pagefold_disk::BlockDevice;
+use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
+
+use crate::{content, image_of};
+
+/// An image with any byte changed is refused, or opened and read to its end with or without errors: never a panic. A change of the
+/// superblock, which has a checksum, is noticed.
+#[test]
+fn a_changed_byte_is_an_error_or_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = folder.path().join("disk.img");
+    let content = content(200_000);
+    fs::write(&raw, &content).expect("a file");
+    let damaged = folder.path().join("damaged.erofs");
+    let cache = Cache::new(1 << 20);
+    let (mut refused, mut failed) = (0, 0);
+    for (codec, fragments) in [
+        (Some(ClusterCodec::Lz4), Fragments::Off),
+        (Some(ClusterCodec::Zstd { level: 1, window_log: 16 }), Fragments::All),
+        (None, Fragments::Off),
+    ] {
+        let options = BuildOptions { codec, fragments, pcluster_bytes: 16 << 10, ..BuildOptions::default() };
+        let sound = fs::read(image_of(&raw, &options)).expect("an image");
+        // The first blocks have what describes the others.
+        let near = (1024..1152).chain((1152..16 << 10).step_by(13)).chain((16 << 10..sound.len()).step_by(4999));
+        for at in near.filter(|at| *at < sound.len()) {
+            let mut bytes = sound.clone();
+            bytes[at] ^= 0x11 << (at % 4);
+            fs::write(&damaged, &bytes).expect("an image");
+            let base = match Base::open(&damaged, &Options::default(), &cache, |_| ()) {
+                Ok(base) => base,
+                Err(_) => {
+                    refused += 1;
+                    continue;
+                }
+            };
+            // Byte 1032 says whether there is a checksum.
+            assert!(at == 1032 || !(1024..1152).contains(&at), "byte {at} of the superblock");
+            let mut buf = vec![0; 4096];
+            for offset in (0..base.size_bytes().min(1 << 20)).step_by(4096) {
+                let len = (base.size_bytes() - offset).min(4096) as usize;
+                failed += u32::from(base.read(offset, &mut buf[..len]).is_err());
+            }
+            base.extents(0, base.size_bytes(), &mut |_| true).expect("extents");
+        }
+    }
+    assert!(refused > 100 && failed > 10, "{refused} refused, {failed} reads failed");
+}

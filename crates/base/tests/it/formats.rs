@@ -1,0 +1,99 @@
+//! What a file holds, and which are refused.
+
+use std::{fs, path::Path};
+
+use pagefold_base::{Base, Cache, Format, OpenError, Options};
+use pagefold_disk::{BlockDevice, Error, Zeroes};
+use pagefold_erofs::{BuildOptions, ScanOptions, Tree, build};
+
+use crate::{image_of, open};
+
+fn refused(path: &Path, options: &Options) -> OpenError {
+    match Base::open(path, options, &Cache::new(1 << 20), |line| panic!("told: {line}")) {
+        Ok(base) => panic!("{base:?} was opened"),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn content_and_name_must_agree() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = folder.path().join("disk.img");
+    fs::write(&raw, vec![3; 5000]).expect("a file");
+    let image = image_of(&raw, &BuildOptions::default());
+    let says = |format| Options { format: Some(format), ..Options::default() };
+    assert_eq!(open(&raw, &Options::default()).0.format(), Format::Raw);
+    assert_eq!(open(&image, &Options::default()).0.format(), Format::Erofs);
+    // Said to be raw, it is served as it is.
+    let (base, _) = open(&image, &says(Format::Raw));
+    assert_eq!((base.format(), base.size_bytes()), (Format::Raw, fs::metadata(&image).expect("a file").len()));
+
+    // A guest that writes its raw disk chooses how it begins.
+    let written = folder.path().join("written.img");
+    fs::copy(&image, &written).expect("a copy");
+    assert!(matches!(refused(&written, &Options::default()), OpenError::Doubtful { found: Format::Erofs, .. }));
+    open(&written, &says(Format::Raw));
+    open(&written, &says(Format::Erofs));
+    fs::write(&written, [b"QFI\xfb".as_slice(), &[0; 4092]].concat()).expect("a file");
+    let error = refused(&written, &Options::default());
+    assert!(error.to_string().contains("its name does not end with '.qcow2'"), "{error}");
+    open(&written, &says(Format::Raw));
+
+    // And a name that promises an image does not make one.
+    let named = folder.path().join("named.EROFS");
+    fs::copy(&raw, &named).expect("a copy");
+    assert!(matches!(refused(&named, &Options::default()), OpenError::Unfit { .. }));
+    open(&named, &says(Format::Raw));
+    assert!(matches!(refused(&raw, &says(Format::Erofs)), OpenError::Erofs { .. }));
+}
+
+#[test]
+fn what_cannot_be_a_base_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let empty = folder.path().join("empty");
+    fs::write(&empty, "").expect("a file");
+    let inside = Options { inside: Some(b"/a".to_vec()), ..Options::default() };
+    assert!(matches!(refused(&empty, &Options::default()), OpenError::Unfit { .. }));
+    assert!(matches!(refused(folder.path(), &Options::default()), OpenError::Unfit { .. }));
+    assert!(matches!(refused("/dev/null".as_ref(), &Options::default()), OpenError::Unfit { .. }));
+    assert!(matches!(refused(&folder.path().join("none"), &Options::default()), OpenError::Io { .. }));
+    fs::write(&empty, [1; 512]).expect("a file");
+    assert!(matches!(refused(&empty, &inside), OpenError::Unfit { .. }));
+}
+
+#[test]
+fn a_file_of_an_image_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("root");
+    fs::create_dir_all(root.join("disks")).expect("a folder");
+    fs::write(root.join("disks/a"), vec![1; 4096]).expect("a file");
+    fs::write(root.join("disks/b"), vec![2; 8192]).expect("a file");
+    std::os::unix::fs::symlink("disks/b", root.join("latest")).expect("a link");
+    let image = folder.path().join("images.erofs");
+    let tree = Tree::scan(&root, &ScanOptions::default()).expect("a tree");
+    build(&tree, &BuildOptions::default(), &fs::File::create(&image).expect("an image")).expect("an image");
+    let inside = |path: &str| Options { inside: Some(path.into()), ..Options::default() };
+    for (path, byte, size) in [("/disks/a", 1, 4096), ("disks/b", 2, 8192), ("/latest", 2, 8192)] {
+        let (base, _) = open(&image, &inside(path));
+        let mut buf = [0; 512];
+        base.read(512, &mut buf).expect("a read");
+        assert_eq!((buf, base.size_bytes()), ([byte; 512], size), "{path}");
+    }
+    let several = refused(&image, &Options::default());
+    assert!(several.to_string().contains("images.erofs:/PATH"), "{several}");
+    assert!(matches!(refused(&image, &inside("/disks")), OpenError::Unfit { .. }));
+    assert!(matches!(refused(&image, &inside("/none")), OpenError::Erofs { .. }));
+}
+
+#[test]
+fn nothing_can_be_changed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    fs::write(&path, vec![3; 4096]).expect("a file");
+    let (base, _) = open(&path, &Options::default());
+    assert!(base.read_only());
+    for result in [base.write(0, &[1]), base.discard(0, 512), base.write_zeroes(0, 512, Zeroes::MayUnmap)] {
+        assert!(matches!(result, Err(Error::ReadOnly)));
+    }
+    base.flush().expect("nothing to flush");
+}

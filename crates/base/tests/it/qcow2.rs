@@ -1,0 +1,148 @@
+//! qcow2 images that qemu-img makes.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use pagefold_base::{Base, Cache, Format, OpenError, Options};
+use pagefold_disk::BlockDevice;
+use pagefold_testing::programs;
+
+use crate::{
+    content, open,
+    reading::{LEN_BYTES, check, hole_bytes, sparse_file, threads},
+};
+
+/// `qemu-img convert` of a raw file with these options.
+fn converted(qemu_img: &Path, raw: &Path, options: &[&str]) -> PathBuf {
+    let image = raw.with_extension("qcow2");
+    let status = Command::new(qemu_img)
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .args(options)
+        .arg(raw)
+        .arg(&image)
+        .status();
+    assert!(status.expect("qemu-img starts").success());
+    image
+}
+
+#[test]
+fn an_image_is_read_as_qemu_wrote_it() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(LEN_BYTES.next_multiple_of(512));
+    let raw = sparse_file(&folder, &content);
+    let sorts: [&[&str]; 5] = [
+        &[],
+        &["-c"],
+        &["-o", "cluster_size=4k"],
+        &["-c", "-o", "cluster_size=2M"],
+        &["-o", "compat=0.10,cluster_size=512"],
+    ];
+    for options in sorts {
+        let image = converted(&qemu_img, &raw, options);
+        let (base, told) = open(&image, &Options::default());
+        assert_eq!(base.format(), Format::Qcow2);
+        check(&base, &content, 100);
+        // No run of zeros has a whole cluster of 64 KiB.
+        if options.contains(&"cluster_size=4k") {
+            assert!(hole_bytes(&base) > 100_000, "{options:?}");
+        }
+        threads(&image, &content);
+        assert!(told.lines().is_empty());
+    }
+}
+
+#[test]
+fn an_image_that_needs_another_file_is_refused() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = folder.path().join("disk.raw");
+    fs::write(&raw, vec![1; 1 << 20]).expect("a file");
+    let above = folder.path().join("above.qcow2");
+    let made = |options: &[&str]| {
+        let mut command = Command::new(&qemu_img);
+        command.args(["create", "-f", "qcow2"]).args(options).arg(&above).arg("1M").current_dir(folder.path());
+        assert!(command.status().expect("qemu-img starts").success());
+        match Base::open(&above, &Options::default(), &Cache::new(1 << 20), |_| ()) {
+            Ok(base) => panic!("{base:?} was opened"),
+            Err(error) => error.to_string(),
+        }
+    };
+    let backing = made(&["-b", "disk.raw", "-F", "raw"]);
+    assert!(backing.contains("has a backing file"), "{backing}");
+    let data = made(&["-o", "data_file=data.raw"]);
+    assert!(data.contains("denied"), "{data}");
+}
+
+/// An image with a byte changed is refused, or opened and read to its end with or without errors: never a panic.
+#[test]
+fn a_changed_byte_is_an_error_or_read() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(400 << 10);
+    let raw = sparse_file(&folder, &content);
+    let damaged = folder.path().join("damaged.qcow2");
+    let (mut refused, mut failed) = (0, 0);
+    for options in [&["-o", "cluster_size=4k"][..], &["-c", "-o", "cluster_size=4k"]] {
+        let sound = fs::read(converted(&qemu_img, &raw, options)).expect("an image");
+        let places = (0..112).chain((112..40 << 10).step_by(7)).chain((40 << 10..sound.len()).step_by(997));
+        for at in places.filter(|at| *at < sound.len()) {
+            let mut bytes = sound.clone();
+            bytes[at] ^= 0x81 >> (at % 7);
+            fs::write(&damaged, &bytes).expect("an image");
+            let base = match Base::open(&damaged, &Options::default(), &Cache::new(1 << 20), |_| ()) {
+                Ok(base) => base,
+                Err(_) => {
+                    refused += 1;
+                    continue;
+                }
+            };
+            let mut buf = vec![0; 4096];
+            for offset in (0..base.size_bytes().min(1 << 20)).step_by(4096) {
+                let len = (base.size_bytes() - offset).min(4096) as usize;
+                failed += u32::from(base.read(offset, &mut buf[..len]).is_err());
+            }
+        }
+    }
+    assert!(refused > 20 && failed > 10, "{refused} refused, {failed} reads failed");
+}
+
+#[test]
+fn an_image_that_loses_its_end_gives_no_zeros() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(2 << 20);
+    let raw = sparse_file(&folder, &content);
+    for options in [&[][..], &["-c"]] {
+        let image = converted(&qemu_img, &raw, options);
+        let (base, told) = open(&image, &Options::default());
+        File::options().write(true).open(&image).expect("an image").set_len(300_000).expect("a shorter file");
+        let mut buf = [0; 4096];
+        let mut failures = 0;
+        for at in (0..content.len()).step_by(4096) {
+            match base.read(at as u64, &mut buf) {
+                Ok(()) => assert!(buf == content[at..at + 4096], "bytes at {at}"),
+                Err(_) => failures += 1,
+            }
+        }
+        assert!(failures > 100 && told.lines().len() == 2);
+    }
+}
+
+#[test]
+fn a_table_that_the_file_cannot_have_takes_no_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("hostile.qcow2");
+    let mut bytes = vec![0; 65536];
+    bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
+    bytes[20..24].copy_from_slice(&16u32.to_be_bytes());
+    bytes[24..32].copy_from_slice(&(1u64 << 50).to_be_bytes());
+    bytes[36..40].copy_from_slice(&(4u32 << 20).to_be_bytes());
+    bytes[40..48].copy_from_slice(&4096u64.to_be_bytes());
+    fs::write(&path, &bytes).expect("a file");
+    let opened = Base::open(&path, &Options::default(), &Cache::new(1 << 20), |_| ());
+    assert!(matches!(opened, Err(OpenError::Unfit { .. })));
+}
