@@ -392,8 +392,9 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             spawn("nbd-waiter", body).is_ok()
         };
         if let Err(stalled) = connection.aside.put(Stalled { change, pieces, waiting }, waits, start) {
-            let Stalled { mut change, pieces, waiting: _waiting } = *stalled;
+            let Stalled { mut change, pieces, waiting } = *stalled;
             let result = connection.outlast(&mut change, waits);
+            drop(waiting);
             return connection.finish(change, &pieces, result);
         }
         if waits.seen() != seen {
@@ -436,9 +437,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         std::mem::forget(unwinding);
     }
 
-    /// Has this thread wait for room.
-    fn outlast<B: AsRef<[u8]>>(&self, change: &mut Change<B>, waits: &Arc<Waits>) -> Result<(), Refusal> {
-        let _waiting = waits.begin();
+    /// Has this thread wait for room. The caller has a [`Waiting`](pagefold_disk::Waiting).
+    fn outlast<B: AsRef<[u8]>>(&self, change: &mut Change<B>, waits: &Waits) -> Result<(), Refusal> {
         loop {
             let seen = waits.seen();
             if let Attempt::Done(result) = change.attempt(self.device().as_deref()) {
@@ -651,7 +651,9 @@ impl<T: Transport> Leader<T> {
                 let result = match change.attempt(connection.device().as_deref()) {
                     Attempt::Done(result) => result,
                     Attempt::NoRoom(waits) => {
+                        let waiting = waits.begin();
                         let result = connection.outlast(&mut change, &waits);
+                        drop(waiting);
                         // The peer had to wait.
                         writing.deadline = connection.deadline(writing.left_bytes as usize);
                         result

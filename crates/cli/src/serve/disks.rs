@@ -11,7 +11,7 @@ use std::{
 
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Batch, Code, Compacted, DiskStat, Failure, Figures};
-use pagefold_disk::{BlockDevice, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
+use pagefold_disk::{BlockDevice, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room, Waits};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
 use super::{clients::ClientMemory, process::anonymous_bytes};
@@ -29,6 +29,16 @@ pub(crate) struct Config {
     /// The most memory that they and their clients may take.
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) clients: Limits,
+    pub(crate) when_full: WhenFull,
+}
+
+/// What becomes of a write that finds a limit reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WhenFull {
+    /// It fails with ENOSPC
+    Error,
+    /// It waits until there is room
+    Wait,
 }
 
 /// Disks by name, and their exports.
@@ -36,6 +46,8 @@ pub(crate) struct Disks {
     exports: Exports,
     pool: Pool,
     client_memory: Arc<ClientMemory>,
+    /// Where writes wait, if they do.
+    room: Option<Arc<Room>>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while a disk is resized, from the look at its size on.
@@ -54,8 +66,16 @@ struct Disk {
     ram: Arc<RamDisk>,
     limit_bytes: Option<u64>,
     read_only: bool,
+    waits: Option<Arc<Waits>>,
     /// Held in memory until the disk is removed.
     _record: Arc<Counted>,
+}
+
+impl Disk {
+    /// Requests that wait for room; `None` where they fail.
+    fn waiting(&self) -> Option<u64> {
+        self.waits.as_ref().map(|waits| waits.count() as u64)
+    }
 }
 
 /// Bytes that count against the limit until this is dropped.
@@ -111,7 +131,7 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, limit_bytes, clients } = config;
+        let Config { codec, limit_bytes, clients, when_full } = config;
         let pool =
             Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
@@ -119,6 +139,7 @@ impl Disks {
             exports: Exports::new(),
             pool,
             client_memory,
+            room: (when_full == WhenFull::Wait).then(Arc::default),
             state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
             resizing: Mutex::new(()),
             compacting: Mutex::new(()),
@@ -151,10 +172,14 @@ impl Disks {
             Failure::new(code, error.to_string())
         })?);
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
-        let device = Arc::clone(&ram) as Arc<dyn BlockDevice>;
+        let waits = self.room.as_ref().map(|room| Arc::new(Waits::new(room)));
+        let device: Arc<dyn BlockDevice> = match &waits {
+            Some(waits) => Arc::new(Patient::new(Arc::clone(&ram), Arc::clone(waits))),
+            None => Arc::clone(&ram) as _,
+        };
         let export = if *read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
-        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only, _record: record };
+        let disk = Disk { ram, limit_bytes: *limit_bytes, read_only: *read_only, waits, _record: record };
         let found = found(name, &disk, 0);
         state.disks.insert(name.clone(), disk);
         Ok(found)
@@ -167,7 +192,10 @@ impl Disks {
         // The last reference may be this one: to free a disk takes time, in which others need not wait.
         drop(state);
         let clients = export.map_or(0, |export| export.connections() as u64);
-        Ok(found(name, &disk, clients))
+        let found = found(name, &disk, clients);
+        drop(disk);
+        self.signal_room();
+        Ok(found)
     }
 
     /// Returns the size that the disk had.
@@ -182,6 +210,7 @@ impl Disks {
             return Err(Failure::new(Code::WouldShrink, what));
         }
         ram.resize(size_bytes).map_err(|error| Failure::new(Code::InvalidSize, error.to_string()))?;
+        self.signal_room();
         Ok(before_bytes)
     }
 
@@ -199,6 +228,7 @@ impl Disks {
     pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
         let disk = self.lock().get(name)?.clone();
         disk.ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        self.signal_room();
         Ok(found(name, &disk, self.clients(name)))
     }
 
@@ -220,7 +250,16 @@ impl Disks {
                 &mut state.limit_bytes
             }
         };
-        Ok(std::mem::replace(limit, limit_bytes))
+        let before_bytes = std::mem::replace(limit, limit_bytes);
+        self.signal_room();
+        Ok(before_bytes)
+    }
+
+    /// Has requests that wait for room try again.
+    fn signal_room(&self) {
+        if let Some(room) = &self.room {
+            room.signal();
+        }
     }
 
     /// Disks in the order of their names.
@@ -247,6 +286,10 @@ impl Disks {
             figures.insert("process_bytes".to_owned(), bytes.into());
         }
         let state = self.lock();
+        if self.room.is_some() {
+            let waiting: u64 = state.disks.values().filter_map(Disk::waiting).sum();
+            figures.insert("waiting_requests".to_owned(), waiting.into());
+        }
         Total {
             codec: self.pool.codec_name(),
             disks: state.disks.len() as u64,
@@ -270,6 +313,20 @@ impl Disks {
             limit_bytes,
         });
         disks.chain(all).collect()
+    }
+
+    /// The requests of each disk that wait for room; of no disk if none do.
+    pub(crate) fn waiting(&self) -> Vec<(String, u64)> {
+        if self.room.is_none() {
+            return Vec::new();
+        }
+        let state = self.lock();
+        state
+            .disks
+            .iter()
+            .filter_map(|(name, disk)| Some((name.clone(), disk.waiting()?)))
+            .filter(|(_, n)| *n > 0)
+            .collect()
     }
 
     /// Gives back what memory the disks' holes take, for about `time` at most and while `goes_on`.
@@ -335,11 +392,12 @@ fn found(name: &str, disk: &Disk, clients: u64) -> Found {
 }
 
 fn figures(name: String, disk: &Disk) -> DiskStat {
+    let waiting = disk.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
     DiskStat {
         name,
         size_bytes: disk.ram.size_bytes(),
         limit_bytes: disk.limit_bytes,
-        figures: limited(disk.ram.stats().figures()).collect(),
+        figures: limited(disk.ram.stats().figures()).chain(waiting).collect(),
     }
 }
 
@@ -368,7 +426,9 @@ mod tests {
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default() }).expect("a pool");
+        let disks =
+            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
+                .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;
