@@ -77,6 +77,7 @@ fn write_figures(out: &mut dyn Write, bench: &str, case: &str, codec: &str, figu
             "tables_age_s" => "s",
             "tables_gain_permille" => "permille",
             "trainings" | "trainings_useless" => "trainings",
+            "waiting_requests" => "requests",
             metric if metric.ends_with("_pages") => "pages",
             _ => "bytes",
         };
@@ -143,6 +144,10 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     if let Some(most) = find(figures, "base_cache_limit").filter(|&most| most > 0) {
         let (kept, most) = (size::show(get(figures, "base_cache_bytes")), size::show(most));
         writeln!(out, "    the cache of bases has {kept}, of {most} that are kept for it")?;
+    }
+    if let waiting @ 1.. = get(figures, "waiting_requests") {
+        let requests = if waiting == 1 { "1 request".to_owned() } else { format!("{waiting} requests") };
+        writeln!(out, "  waiting     {requests:>10}   for room within the limit")?;
     }
     let (same, huge) = (get(figures, "same_pages"), get(figures, "huge_pages"));
     writeln!(out, "  pages       same-filled {same}, incompressible {huge}")

@@ -1,6 +1,8 @@
 //! The wrapper that checks every request once.
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use std::sync::Arc;
+
+use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
 
 /// A device whose requests are checked: range, capability, emptiness.
 ///
@@ -53,6 +55,10 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
 
     fn may_block(&self) -> bool {
         self.device.may_block()
+    }
+
+    fn waits(&self) -> Option<&Arc<Waits>> {
+        self.device.waits()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {

@@ -1,6 +1,8 @@
 //! The interface of a block device.
 
-use std::io;
+use std::{io, sync::Arc};
+
+use crate::Waits;
 
 /// Why a request failed. A failed write leaves each page of its range either as it was or as it was to be.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +75,11 @@ pub trait BlockDevice: Send + Sync {
     /// Whether a small request can take long (storage, network): a transport then keeps it off its fast path.
     fn may_block(&self) -> bool {
         false
+    }
+
+    /// Where a change that fails with [`Error::NoSpace`] may wait for room, to be tried again; `None`: it fails.
+    fn waits(&self) -> Option<&Arc<Waits>> {
+        None
     }
 
     /// Fills `buf` from `offset`.

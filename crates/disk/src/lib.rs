@@ -14,12 +14,15 @@
 //! ```
 //!
 //! [`BlockDevice`] is the interface; [`Checked`] is the one place that validates range and capability, so that devices
-//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages.
+//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages; [`Patient`] has changes that find no room
+//! wait for it.
 #![forbid(unsafe_code)]
 
 mod checked;
 mod device;
+mod patient;
 mod ram;
+mod room;
 mod shared;
 
 pub use checked::Checked;
@@ -28,4 +31,6 @@ pub use pagefold_store::{
     Config as PoolConfig, DiskStats, Error as StoreError, NewError as NewPoolError, Pool, Stats as PoolStats,
     keep_no_large_blocks,
 };
+pub use patient::Patient;
 pub use ram::{NewError, RamDisk};
+pub use room::{Room, Waiting, Waits};

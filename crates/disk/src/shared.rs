@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     fn size_bytes(&self) -> u64 {
@@ -15,6 +15,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn may_block(&self) -> bool {
         (**self).may_block()
+    }
+
+    fn waits(&self) -> Option<&Arc<Waits>> {
+        (**self).waits()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! So sixteen requests of 4 KiB that arrived together cost one receive and one send, and no thread is woken; and a
-//! slow request holds up none. Followers are started when a leader finds none idle, and leave after a while without
+//! slow request holds up none. A change that finds no room is put aside, where the device has such wait (`waiting.rs`). Followers are started when a leader finds none idle, and leave after a while without
 //! work. At most one is on its way to the lead at a time; who is done before it comes takes the lead back. The measured
 //! gains are in `docs/nbd.md`.
 //!
@@ -25,6 +25,7 @@
 //! nobody waits for anybody.
 
 use std::{
+    collections::VecDeque,
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -34,17 +35,21 @@ use std::{
     time::Duration,
 };
 
-use pagefold_disk::BlockDevice;
+use pagefold_disk::{BlockDevice, Waits};
 
 use crate::{
     Limits,
+    change::{Attempt, Change, Pieces},
     export::Device,
     input::{Input, LARGE_INPUT_BYTES},
     memory::{Growing, Lent, Memory, Share, THREAD_BYTES, Taken},
     negotiate::{Ended, Session},
     protocol::{EXTENDED_REQUEST_BYTES, Headers, Request, command},
-    request::{PAGE_BYTES, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, reply_bytes, write},
+    request::{
+        PAGE_BYTES, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes,
+    },
     transport::{Deadline, Transport},
+    waiting::{Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
 };
 
 /// Data of a request that the leader runs itself.
@@ -114,6 +119,8 @@ pub(crate) struct Connection<T, G> {
     share: Arc<Share>,
     roles: Mutex<Roles<T>>,
     lead_is_free: Condvar,
+    /// Changes that wait for room.
+    aside: Aside,
     /// Held by whoever sends, from the first byte of a message to the last of another.
     sending: Mutex<()>,
     /// Lives as long as the connection; the last field, so that it is dropped last.
@@ -152,18 +159,6 @@ struct Leader<T> {
     drained: bool,
 }
 
-/// A write that is run in pieces. The reply is due when all who hold this are done.
-///
-/// ```text
-/// holders = pieces that are being written + 1 while some of the payload has not been received
-/// ```
-struct Pieces {
-    request: Request,
-    holders: AtomicUsize,
-    /// The first error; what comes after it is dropped.
-    refusal: Mutex<Option<Refusal>>,
-}
-
 /// The rest of a payload.
 struct Writing {
     pieces: Arc<Pieces>,
@@ -173,28 +168,9 @@ struct Writing {
 
 /// What runs while another thread leads.
 enum Task {
-    Write { pieces: Arc<Pieces>, offset: u64, payload: Lent },
+    Change { pieces: Arc<Pieces>, change: Change<Payload> },
     Read { reading: Reading, replies: Replies<Lent> },
     Other { request: Request, replies: Replies<Lent> },
-}
-
-impl Pieces {
-    fn fail(&self, refusal: Refusal) {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
-    }
-
-    fn has_failed(&self) -> bool {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// Lets go; for the last holder, what to reply.
-    fn done(&self, device: Option<&Device>) -> Option<Result<(), Refusal>> {
-        if self.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return None;
-        }
-        let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Some(refusal.map_or_else(|| flush_if_asked(&self.request, device), Err))
-    }
 }
 
 impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
@@ -224,6 +200,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
                 ended: false,
             }),
             lead_is_free: Condvar::new(),
+            aside: Aside::default(),
             sending: Mutex::new(()),
             _guard: guard,
         });
@@ -239,7 +216,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             match leader.lead(&self) {
                 Ok(Some(task)) => {
                     Self::pass_lead(&self, leader);
-                    if self.run(task).is_err() {
+                    if Self::run(&self, task).is_err() {
                         self.end(true);
                     }
                 }
@@ -320,6 +297,14 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         roles.free = None;
         drop(roles);
         self.lead_is_free.notify_all();
+        self.aside.wake();
+    }
+
+    /// Whether a request should wait for room no longer.
+    fn is_ending(&self) -> bool {
+        self.common.stopping.load(Ordering::Relaxed)
+            || self.transport.has_ended()
+            || self.roles.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
     fn headers(&self) -> Headers {
@@ -358,25 +343,112 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         request.len_bytes <= limit_bytes && !device.may_block()
     }
 
-    fn run(&self, task: Task) -> Result<(), Ended> {
+    fn run(connection: &Arc<Self>, task: Task) -> Result<(), Ended> {
         match task {
-            Task::Write { pieces, offset, payload } => {
-                let request = &pieces.request;
-                if let Err(refusal) = write(request, self.device().as_deref(), offset, payload.as_ref()) {
-                    pieces.fail(refusal);
-                }
-                // Its memory is free for the next piece while the reply is sent.
-                drop(payload);
-                let Some(result) = pieces.done(self.device().as_deref()) else { return Ok(()) };
-                let mut replies = Replies::new([0; REPLY_OVERHEAD_BYTES]);
-                replies.finish(request, self.headers(), result);
-                self.send(replies.filled())
-            }
-            Task::Read { reading, mut replies } => self.read(reading, &mut replies),
+            Task::Change { pieces, mut change } => match change.attempt(connection.device().as_deref()) {
+                Attempt::Done(result) => connection.finish(change, &pieces, result),
+                Attempt::NoRoom(waits) => Self::put_aside(connection, change, pieces, &waits),
+            },
+            Task::Read { reading, mut replies } => connection.read(reading, &mut replies),
             Task::Other { request, mut replies } => {
-                replies.execute(&request, self.headers(), self.device().as_deref(), &[]);
-                self.send(replies.filled())
+                replies.execute(&request, connection.headers(), connection.device().as_deref());
+                connection.send(replies.filled())
             }
+        }
+    }
+
+    /// Ends a piece of a change, and replies if it is the last.
+    fn finish<B>(&self, change: Change<B>, pieces: &Pieces, result: Result<(), Refusal>) -> Result<(), Ended> {
+        if let Err(refusal) = result {
+            pieces.fail(refusal);
+        }
+        // Its memory is free for the next piece while the reply is sent.
+        drop(change);
+        let Some(result) = pieces.done(self.device().as_deref()) else { return Ok(()) };
+        let mut replies = Replies::new([0; REPLY_OVERHEAD_BYTES]);
+        replies.finish(&pieces.request, self.headers(), result);
+        self.send(replies.filled())
+    }
+
+    /// Has a change wait for room while this thread goes on, if that is possible.
+    fn put_aside(
+        connection: &Arc<Self>,
+        mut change: Change<Payload>,
+        pieces: Arc<Pieces>,
+        waits: &Arc<Waits>,
+    ) -> Result<(), Ended> {
+        let waiting = waits.begin();
+        let seen = waits.seen();
+        if let Attempt::Done(result) = change.attempt(connection.device().as_deref()) {
+            return connection.finish(change, &pieces, result);
+        }
+        let start = || {
+            let Some(taken) = connection.common.memory.take(THREAD_BYTES) else { return false };
+            let (other, waits) = (Arc::clone(connection), Arc::clone(waits));
+            let body = move || {
+                let _taken = taken;
+                other.wait_for_room(&waits);
+            };
+            spawn("nbd-waiter", body).is_ok()
+        };
+        if let Err(stalled) = connection.aside.put(Stalled { change, pieces, waiting }, waits, start) {
+            let Stalled { mut change, pieces, waiting } = *stalled;
+            let result = connection.outlast(&mut change, waits);
+            drop(waiting);
+            return connection.finish(change, &pieces, result);
+        }
+        if waits.seen() != seen {
+            // The thread may have slept again before it had this.
+            waits.signal();
+        }
+        Ok(())
+    }
+
+    /// Tries what was put aside until nothing is left.
+    fn wait_for_room(&self, waits: &Waits) {
+        let unwinding = EndOnUnwind(self);
+        let mut held = VecDeque::new();
+        while self.aside.gather(&mut held) {
+            let seen = waits.seen();
+            let ending = self.is_ending();
+            let mut left = VecDeque::with_capacity(held.len());
+            let mut gained = false;
+            for Stalled { mut change, pieces, waiting } in held.drain(..) {
+                let result = match change.attempt(self.device().as_deref()) {
+                    Attempt::Done(result) => result,
+                    Attempt::NoRoom(_) if ending => Err(Refusal::ended()),
+                    Attempt::NoRoom(_) => {
+                        left.push_back(Stalled { change, pieces, waiting });
+                        continue;
+                    }
+                };
+                gained = true;
+                drop(waiting);
+                if self.finish(change, &pieces, result).is_err() {
+                    self.end(true);
+                }
+            }
+            held = left;
+            if !gained {
+                thread::sleep(RETRY_PAUSE);
+                waits.sleep(seen, RECHECK);
+            }
+        }
+        std::mem::forget(unwinding);
+    }
+
+    /// Has this thread wait for room. The caller has a [`Waiting`](pagefold_disk::Waiting).
+    fn outlast<B: AsRef<[u8]>>(&self, change: &mut Change<B>, waits: &Waits) -> Result<(), Refusal> {
+        loop {
+            let seen = waits.seen();
+            if let Attempt::Done(result) = change.attempt(self.device().as_deref()) {
+                return result;
+            }
+            if self.is_ending() {
+                return Err(Refusal::ended());
+            }
+            thread::sleep(RETRY_PAUSE);
+            waits.sleep(seen, RECHECK);
         }
     }
 
@@ -407,7 +479,7 @@ impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
 
 impl<T: Transport> Leader<T> {
     /// Serves until a request comes that another thread should not wait for, or the peer has left (`None`).
-    fn lead<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<Option<Task>, Ended> {
+    fn lead<G: Send + Sync + 'static>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Option<Task>, Ended> {
         loop {
             if self.writing.is_some()
                 && let Some(task) = self.write_more(connection)?
@@ -438,7 +510,7 @@ impl<T: Transport> Leader<T> {
     /// Runs the request at the front of the input, or says why not.
     fn begin<G: Send + Sync + 'static>(
         &mut self,
-        connection: &Connection<T, G>,
+        connection: &Arc<Connection<T, G>>,
         request: Request,
     ) -> Result<Begun, Ended> {
         let headers = connection.headers();
@@ -473,7 +545,17 @@ impl<T: Transport> Leader<T> {
             Ok(device) => {
                 let message_bytes = header_bytes + payload_bytes as usize;
                 if let Some(payload) = self.input.unparsed().get(header_bytes..message_bytes) {
-                    self.output.execute(&request, headers, Some(device), payload);
+                    if is_change(&request) {
+                        match Change::new(request, request.offset, payload).attempt(Some(device)) {
+                            Attempt::Done(result) => {
+                                let result = result.and_then(|()| flush_if_asked(&request, Some(device)));
+                                self.output.finish(&request, headers, result);
+                            }
+                            Attempt::NoRoom(_) => return self.begin_slow(connection, request),
+                        }
+                    } else {
+                        self.output.execute(&request, headers, Some(device));
+                    }
                     self.input.consume(message_bytes);
                     return Ok(Begun::Done);
                 }
@@ -488,7 +570,7 @@ impl<T: Transport> Leader<T> {
     /// Makes a task of the request, or runs it here if there is no memory for one.
     fn begin_slow<G: Send + Sync + 'static>(
         &mut self,
-        connection: &Connection<T, G>,
+        connection: &Arc<Connection<T, G>>,
         request: Request,
     ) -> Result<Begun, Ended> {
         self.send(connection)?;
@@ -496,9 +578,9 @@ impl<T: Transport> Leader<T> {
         let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
         match request.kind {
             command::WRITE => {
-                let pieces = Pieces { request, holders: AtomicUsize::new(1), refusal: Mutex::new(None) };
                 let deadline = connection.deadline(request.len_bytes as usize);
-                self.writing = Some(Writing { pieces: Arc::new(pieces), left_bytes: request.len_bytes, deadline });
+                let pieces = Pieces::new(request);
+                self.writing = Some(Writing { pieces, left_bytes: request.len_bytes, deadline });
                 Ok(self.write_more(connection)?.map_or(Begun::Done, Begun::Task))
             }
             command::READ => {
@@ -512,11 +594,15 @@ impl<T: Transport> Leader<T> {
                 connection.read(reading, &mut self.output)?;
                 Ok(Begun::Done)
             }
+            command::TRIM | command::WRITE_ZEROES => {
+                let change = Change::new(request, request.offset, Payload(None));
+                Ok(Begun::Task(Task::Change { pieces: Pieces::new(request), change }))
+            }
             _ => {
                 if let Some(replies) = lend(reply_bytes(&request)) {
                     return Ok(Begun::Task(Task::Other { request, replies }));
                 }
-                self.output.execute(&request, connection.headers(), connection.device().as_deref(), &[]);
+                self.output.execute(&request, connection.headers(), connection.device().as_deref());
                 Ok(Begun::Done)
             }
         }
@@ -524,7 +610,10 @@ impl<T: Transport> Leader<T> {
 
     /// Receives more of a write's payload: up to a piece, for a task, or all of it, for which there is no memory and which
     /// is written from the input buffer. Ends with `writing` empty, or a task.
-    fn write_more<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<Option<Task>, Ended> {
+    fn write_more<G: Send + Sync + 'static>(
+        &mut self,
+        connection: &Arc<Connection<T, G>>,
+    ) -> Result<Option<Task>, Ended> {
         while let Some(mut writing) = self.writing.take() {
             let request = writing.pieces.request;
             if writing.pieces.has_failed() {
@@ -543,12 +632,13 @@ impl<T: Transport> Leader<T> {
             if let Some(mut payload) = connection.share.lend(piece_bytes) {
                 self.input.receive_exact(writing.deadline, payload.as_mut())?;
                 writing.left_bytes -= piece_bytes as u64;
-                let pieces = Arc::clone(&writing.pieces);
-                if writing.left_bytes != 0 {
-                    pieces.holders.fetch_add(1, Ordering::Relaxed);
-                    self.writing = Some(writing);
+                let change = Change::new(request, offset, Payload(Some(payload)));
+                if writing.left_bytes == 0 {
+                    return Ok(Some(Task::Change { pieces: writing.pieces, change }));
                 }
-                return Ok(Some(Task::Write { pieces, offset, payload }));
+                let pieces = writing.pieces.hold();
+                self.writing = Some(writing);
+                return Ok(Some(Task::Change { pieces, change }));
             }
             let here_bytes = to_page_end(offset, writing.left_bytes, self.input.len() as u64);
             let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
@@ -557,7 +647,19 @@ impl<T: Transport> Leader<T> {
                     return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
                 }
             } else {
-                if let Err(refusal) = write(&request, connection.device().as_deref(), offset, here) {
+                let mut change = Change::new(request, offset, here);
+                let result = match change.attempt(connection.device().as_deref()) {
+                    Attempt::Done(result) => result,
+                    Attempt::NoRoom(waits) => {
+                        let waiting = waits.begin();
+                        let result = connection.outlast(&mut change, &waits);
+                        drop(waiting);
+                        // The peer had to wait.
+                        writing.deadline = connection.deadline(writing.left_bytes as usize);
+                        result
+                    }
+                };
+                if let Err(refusal) = result {
                     writing.pieces.fail(refusal);
                 }
                 self.input.consume(here_bytes);

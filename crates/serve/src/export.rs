@@ -114,7 +114,12 @@ impl Export {
             let device = lock(&access.0).take();
             drop(device);
         }
+        let waits = device.as_ref().and_then(|device| device.waits().cloned());
         drop(device);
+        // What waits for room waits for nothing any more.
+        if let Some(waits) = waits {
+            waits.signal();
+        }
     }
 
     /// The export's transmission flags for a client that negotiated `structured` replies or not.

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod change;
 mod connection;
 mod error;
 mod export;
@@ -27,6 +28,7 @@ mod request;
 mod server;
 mod transport;
 mod uri;
+mod waiting;
 
 pub use activation::Passed;
 pub use error::Error;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use pagefold_disk::{self as disk, BlockDevice, Extent, Zeroes};
+use pagefold_disk::{self as disk, BlockDevice, Extent};
 
 use crate::{
     export::Device,
@@ -51,8 +51,13 @@ impl Refusal {
         Self::new(Errno::Shutdown, "the export was removed from the server; this connection ends soon")
     }
 
+    /// A change waited for room until its connection ended.
+    pub(crate) fn ended() -> Self {
+        Self::new(Errno::Shutdown, "the connection ends, and there is no room yet: the memory limit is reached")
+    }
+
     /// A device's error in the protocol's terms.
-    fn of(error: &disk::Error, request: &Request) -> Self {
+    pub(crate) fn of(error: &disk::Error, request: &Request) -> Self {
         let grows = matches!(request.kind, command::WRITE | command::WRITE_ZEROES);
         let errno = match error {
             disk::Error::NoSpace => Errno::NoSpace,
@@ -88,8 +93,7 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
     if unknown != 0 {
         return Err(Refusal::new(Errno::Inval, format!("flags {unknown:#x} are not known for this command")));
     }
-    let changes = matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES);
-    if changes && device.read_only() {
+    if is_change(request) && device.read_only() {
         return Err(Refusal::of(&disk::Error::ReadOnly, request));
     }
     let carries = matches!(request.kind, command::READ | command::WRITE);
@@ -212,19 +216,19 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         }
     }
 
-    /// Answers any request but a READ, a WRITE's data being `payload`. There must be room for [`REPLY_OVERHEAD_BYTES`];
-    /// a block status has as many extents as fit.
-    pub(crate) fn execute(&mut self, request: &Request, headers: Headers, device: Option<&Device>, payload: &[u8]) {
-        let result = device.ok_or_else(Refusal::removed).and_then(|device| {
-            let done = match request.kind {
-                command::BLOCK_STATUS => {
-                    return self.block_status(request, headers, device).map_err(|e| Refusal::of(&e, request));
-                }
-                _ => change(request, device, payload),
-            };
-            done.map_err(|error| Refusal::of(&error, request))?;
-            self.finish(request, headers, Ok(()));
-            Ok(())
+    /// Answers a request that neither reads nor changes the device. There must be room for [`REPLY_OVERHEAD_BYTES`]; a block
+    /// status has as many extents as fit.
+    pub(crate) fn execute(&mut self, request: &Request, headers: Headers, device: Option<&Device>) {
+        let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
+            command::BLOCK_STATUS => {
+                self.block_status(request, headers, device).map_err(|error| Refusal::of(&error, request))
+            }
+            kind => {
+                // CACHE: there is nothing nearer than where the pages are.
+                let flushed =
+                    if kind == command::FLUSH { flush(request, device) } else { flush_if_asked(request, Some(device)) };
+                flushed.map(|()| self.finish(request, headers, Ok(())))
+            }
         });
         if let Err(refusal) = result {
             self.refuse(request, headers, &refusal);
@@ -455,36 +459,21 @@ pub(crate) fn reply_bytes(request: &Request) -> usize {
         }
 }
 
-/// Writes a part of a WRITE's payload.
-pub(crate) fn write(request: &Request, device: Option<&Device>, offset: u64, payload: &[u8]) -> Result<(), Refusal> {
-    let device = device.ok_or_else(Refusal::removed)?;
-    device.write(offset, payload).map_err(|error| Refusal::of(&error, request))
-}
-
 /// Flushes the device if the request says so.
 pub(crate) fn flush_if_asked(request: &Request, device: Option<&Device>) -> Result<(), Refusal> {
     if request.flags & command_flag::FUA == 0 {
         return Ok(());
     }
-    let device = device.ok_or_else(Refusal::removed)?;
+    flush(request, device.ok_or_else(Refusal::removed)?)
+}
+
+fn flush(request: &Request, device: &Device) -> Result<(), Refusal> {
     device.flush().map_err(|error| Refusal::of(&error, request))
 }
 
-fn change(request: &Request, device: &Device, payload: &[u8]) -> Result<(), disk::Error> {
-    let len_bytes = request.len_bytes;
-    match request.kind {
-        command::WRITE => device.write(request.offset, payload)?,
-        command::TRIM => device.discard(request.offset, len_bytes)?,
-        command::WRITE_ZEROES => {
-            let keep = request.flags & command_flag::NO_HOLE != 0;
-            let zeroes = if keep { Zeroes::Allocated } else { Zeroes::MayUnmap };
-            device.write_zeroes(request.offset, len_bytes, zeroes)?;
-        }
-        command::FLUSH => return device.flush(),
-        // CACHE: there is nothing nearer than where the pages are.
-        _ => return Ok(()),
-    }
-    if request.flags & command_flag::FUA != 0 { device.flush() } else { Ok(()) }
+/// Whether the request changes the device.
+pub(crate) fn is_change(request: &Request) -> bool {
+    matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
 /// The range's extents as (bytes, status), neighbours of one status joined, at least one and at most `limit`.

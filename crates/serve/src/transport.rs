@@ -28,6 +28,11 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Ends both directions at once: what is waiting in `recv` or `send` returns.
     fn shutdown(&self);
+
+    /// Whether the peer sends no more, apart from what has come already. A transport that cannot tell says `false`.
+    fn has_ended(&self) -> bool {
+        false
+    }
 }
 
 /// A connected Unix or TCP socket.
@@ -107,6 +112,11 @@ impl Transport for Socket {
     fn shutdown(&self) {
         // A peer that is gone has nothing to be shut down.
         let _ = net::shutdown(&self.0, Shutdown::Both);
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        poll(&mut polled, Some(&at_most_a_day(Duration::ZERO))).is_ok_and(|ready| ready != 0)
     }
 }
 

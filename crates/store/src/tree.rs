@@ -35,7 +35,7 @@ use std::sync::PoisonError;
 
 use crate::{
     budget::{Full, Purpose},
-    entry::Entry,
+    entry::{Entry, Fill},
     layers::LayerId,
     leaves::{FAN_BITS, LEAF_SLOTS, Leaves, PartId},
     lock::Locked,
@@ -238,7 +238,8 @@ impl Tree {
             if !self.is(version) {
                 continue;
             }
-            if count > 0 && (entry != first || entry.object().is_some()) {
+            let is_data = !matches!(entry, Entry::Empty | Entry::Hole | Entry::Same(Fill::ZERO));
+            if count > 0 && (entry != first || is_data) {
                 break;
             }
             first = entry;

@@ -12,7 +12,7 @@ use std::{
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures};
-use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Pool, PoolConfig, RamDisk};
+use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room, Waits};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
 use super::{
@@ -34,6 +34,16 @@ pub(crate) struct Config {
     /// The most memory that they and their clients may take.
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) clients: Limits,
+    pub(crate) when_full: WhenFull,
+}
+
+/// What becomes of a write that finds a limit reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum WhenFull {
+    /// It fails with ENOSPC
+    Error,
+    /// It waits until there is room
+    Wait,
 }
 
 /// Disks by name, and their exports.
@@ -42,6 +52,8 @@ pub(crate) struct Disks {
     pool: Pool,
     client_memory: Arc<ClientMemory>,
     base_cache: Cache,
+    /// Where writes wait, if they do.
+    room: Option<Arc<Room>>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while a disk is resized, from the look at its size on.
@@ -60,6 +72,7 @@ struct Disk {
     kind: Kind,
     limit_bytes: Option<u64>,
     read_only: bool,
+    waits: Option<Arc<Waits>>,
     /// Held in memory until the disk is removed.
     _record: Arc<Counted>,
 }
@@ -74,13 +87,6 @@ enum Kind {
 }
 
 impl Kind {
-    fn device(&self) -> Arc<dyn BlockDevice> {
-        match self {
-            Self::Ram(ram) => Arc::clone(ram) as _,
-            Self::Base(base, _) => Arc::clone(base) as _,
-        }
-    }
-
     fn size_bytes(&self) -> u64 {
         match self {
             Self::Ram(ram) => ram.size_bytes(),
@@ -113,6 +119,22 @@ impl Kind {
                 Err(Failure::new(Code::ReadOnly, what))
             }
         }
+    }
+}
+
+impl Disk {
+    /// What clients use.
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match (&self.kind, &self.waits) {
+            (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
+            (Kind::Ram(ram), None) => Arc::clone(ram) as _,
+            (Kind::Base(base, _), _) => Arc::clone(base) as _,
+        }
+    }
+
+    /// Requests that wait for room; `None` where they fail.
+    fn waiting(&self) -> Option<u64> {
+        self.waits.as_ref().map(|waits| waits.count() as u64)
     }
 }
 
@@ -172,7 +194,7 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, limit_bytes, clients } = config;
+        let Config { codec, limit_bytes, clients, when_full } = config;
         let pool =
             Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
@@ -181,6 +203,7 @@ impl Disks {
             base_cache: bases::cache(&pool),
             pool,
             client_memory,
+            room: (when_full == WhenFull::Wait).then(Arc::default),
             state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
             resizing: Mutex::new(()),
             compacting: Mutex::new(()),
@@ -213,7 +236,8 @@ impl Disks {
             Failure::new(code, error.to_string())
         })?);
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
-        let disk = Disk { kind: Kind::Ram(ram), limit_bytes: *limit_bytes, read_only: *read_only, _record: record };
+        let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.new_waits());
+        let disk = Disk { kind: Kind::Ram(ram), limit_bytes, read_only, waits, _record: record };
         self.insert(&mut state, name, disk)
     }
 
@@ -236,13 +260,18 @@ impl Disks {
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let disk = Disk { kind, limit_bytes: None, read_only: true, _record: record };
+        let disk = Disk { kind, limit_bytes: None, read_only: true, waits: None, _record: record };
         Ok((self.insert(&mut state, name, disk)?, padding_bytes))
+    }
+
+    /// The requests of a disk that wait for room, if they are to.
+    fn new_waits(&self) -> Option<Arc<Waits>> {
+        self.room.as_ref().map(|room| Arc::new(Waits::new(room)))
     }
 
     /// Serves a disk under a name that no other has.
     fn insert(&self, state: &mut State, name: &str, disk: Disk) -> Result<Found, Failure> {
-        let device = disk.kind.device();
+        let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
         let found = found(name, &disk, 0);
@@ -257,7 +286,10 @@ impl Disks {
         // The last reference may be this one: to free a disk takes time, in which others need not wait.
         drop(state);
         let clients = export.map_or(0, |export| export.connections() as u64);
-        Ok(found(name, &disk, clients))
+        let found = found(name, &disk, clients);
+        drop(disk);
+        self.signal_room();
+        Ok(found)
     }
 
     /// Returns the size that the disk had.
@@ -280,6 +312,7 @@ impl Disks {
             };
             Failure::new(code, error.to_string())
         })?;
+        self.signal_room();
         Ok(before_bytes)
     }
 
@@ -296,6 +329,7 @@ impl Disks {
     pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
         let disk = self.lock().get(name)?.clone();
         disk.kind.ram(name, "be reset")?.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        self.signal_room();
         Ok(found(name, &disk, self.clients(name)))
     }
 
@@ -317,7 +351,16 @@ impl Disks {
                 &mut state.limit_bytes
             }
         };
-        Ok(std::mem::replace(limit, limit_bytes))
+        let before_bytes = std::mem::replace(limit, limit_bytes);
+        self.signal_room();
+        Ok(before_bytes)
+    }
+
+    /// Has requests that wait for room try again.
+    fn signal_room(&self) {
+        if let Some(room) = &self.room {
+            room.signal();
+        }
     }
 
     /// Disks in the order of their names.
@@ -349,6 +392,10 @@ impl Disks {
             figures.insert("process_bytes".to_owned(), bytes.into());
         }
         let state = self.lock();
+        if self.room.is_some() {
+            let waiting: u64 = state.disks.values().filter_map(Disk::waiting).sum();
+            figures.insert("waiting_requests".to_owned(), waiting.into());
+        }
         Total {
             codec: self.pool.codec_name(),
             disks: state.disks.len() as u64,
@@ -374,6 +421,20 @@ impl Disks {
             limit_bytes,
         });
         disks.chain(all).collect()
+    }
+
+    /// The requests of each disk that wait for room; of no disk if none do.
+    pub(crate) fn waiting(&self) -> Vec<(String, u64)> {
+        if self.room.is_none() {
+            return Vec::new();
+        }
+        let state = self.lock();
+        state
+            .disks
+            .iter()
+            .filter_map(|(name, disk)| Some((name.clone(), disk.waiting()?)))
+            .filter(|(_, n)| *n > 0)
+            .collect()
     }
 
     /// Gives back what memory the disks' holes take, for about `time` at most and while `goes_on`.
@@ -445,8 +506,9 @@ fn found(name: &str, disk: &Disk, clients: u64) -> Found {
 }
 
 fn figures(name: String, disk: &Disk) -> DiskStat {
+    let waiting = disk.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
     let figures = match &disk.kind {
-        Kind::Ram(ram) => limited(ram.stats().figures()).collect(),
+        Kind::Ram(ram) => limited(ram.stats().figures()).chain(waiting).collect(),
         Kind::Base(..) => Figures::new(),
     };
     let (kind, size_bytes) = (disk.kind.told(), disk.kind.size_bytes());
@@ -478,10 +540,10 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default() }).expect("a pool");
+        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error }).expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
-        let ram = Arc::clone(&disks.lock().get("a").expect("a disk").ram);
+        let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
         ram.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
         let code = |size_bytes| disks.resize("a", size_bytes, true).expect_err("a failure").code;
@@ -495,7 +557,9 @@ mod tests {
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default() }).expect("a pool");
+        let disks =
+            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
+                .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;

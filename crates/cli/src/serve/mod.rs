@@ -38,7 +38,7 @@ use tempfile::{NamedTempFile, TempDir};
 use self::{
     bases::BaseFile,
     child::Running,
-    disks::{Config, Disks},
+    disks::{Config, Disks, WhenFull},
     ending::Ending,
     managed::{Address, Managed, add_base},
     notify::notify,
@@ -128,9 +128,13 @@ pub(crate) struct Args {
     )]
     codec: Arc<dyn Codec>,
 
-    /// The most memory that the server may take; writes over it fail with ENOSPC
+    /// The most memory that the server may take; --when-full says what becomes of writes over it
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory_limit: Option<u64>,
+
+    /// What becomes of writes over the server's limit, or their disk's
+    #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
+    when_full: WhenFull,
 
     /// Refuse every change of the disks that are given here
     #[arg(long)]
@@ -249,8 +253,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         swap::prepare(log)?;
     }
     let disks = Arc::new(
-        Disks::new(Config { codec: Arc::clone(&args.codec), limit_bytes: args.memory_limit, clients: args.limits() })
-            .map_err(misuse)?,
+        Disks::new(Config {
+            codec: Arc::clone(&args.codec),
+            limit_bytes: args.memory_limit,
+            clients: args.limits(),
+            when_full: args.when_full,
+        })
+        .map_err(misuse)?,
     );
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));

@@ -1,10 +1,10 @@
-//! Lines about limits that are near.
+//! Lines about limits that are near, and about disks whose writes wait for room.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet, btree_map::Entry},
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::disks::{Disks, Use};
@@ -19,6 +19,9 @@ const NEAR_PERCENT: u64 = 90;
 /// And what is told of again only after it was below this.
 const FAR_PERCENT: u64 = 80;
 
+/// Between two lines that a disk waits: one at its limit may wait and go on all the time.
+const WAIT_PAUSE: Duration = Duration::from_secs(60);
+
 /// Looks at the disks once a second until it is dropped.
 pub(crate) struct Watch {
     end: Option<mpsc::Sender<()>>,
@@ -30,9 +33,11 @@ impl Watch {
         let (end, ended) = mpsc::channel();
         let look = move || {
             let mut near = Near::default();
+            let mut waits = Waits::default();
             // Nothing is ever sent: the channel closes at the end.
             while ended.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 near.look(disks.uses()).iter().for_each(|line| log.warn(line));
+                waits.look(disks.waiting(), Instant::now()).iter().for_each(|line| log.warn(line));
             }
         };
         let thread = thread::Builder::new().name("limits".to_owned()).spawn(look)?;
@@ -79,9 +84,62 @@ impl Near {
     }
 }
 
+/// Disks of which it was told that their writes wait, or that they go on, and when.
+#[derive(Default)]
+struct Waits(BTreeMap<String, Told>);
+
+struct Told {
+    /// When it was last told that it waits.
+    at: Instant,
+    /// It was told that it waits, and not that it goes on.
+    waits: bool,
+}
+
+impl Waits {
+    /// The lines about disks that wait, or do no longer, given the requests of each that wait.
+    fn look(&mut self, waiting: Vec<(String, u64)>, now: Instant) -> Vec<String> {
+        let mut lines = Vec::new();
+        let names: HashSet<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
+        for (name, told) in &mut self.0 {
+            if told.waits && !names.contains(name.as_str()) {
+                told.waits = false;
+                lines.push(format!("disk '{name}': no write waits for room any more"));
+            }
+        }
+        self.0.retain(|_, told| told.waits || now.duration_since(told.at) < WAIT_PAUSE);
+        for (name, _) in waiting {
+            if let Entry::Vacant(place) = self.0.entry(name) {
+                let name = place.key();
+                lines.push(format!(
+                    "disk '{name}': writes wait for room; 'pagefold limit' sets another limit for the server or the disk"
+                ));
+                place.insert(Told { at: now, waits: true });
+            }
+        }
+        lines
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_waits_is_told_once_and_that_it_goes_on() {
+        let start = Instant::now();
+        let mut waits = Waits::default();
+        let mut lines = |seconds, waiting: u64| {
+            let waiting = (waiting > 0).then(|| ("a".to_owned(), waiting)).into_iter().collect();
+            waits.look(waiting, start + Duration::from_secs(seconds)).concat()
+        };
+        assert_eq!(lines(0, 0), "");
+        assert!(lines(1, 3).contains("disk 'a': writes wait"));
+        assert_eq!(lines(2, 1), "");
+        assert!(lines(3, 0).contains("no write waits"));
+        assert_eq!([lines(4, 1), lines(5, 0), lines(60, 1)].concat(), "", "told less than a minute ago");
+        assert!(lines(61, 1).contains("writes wait"));
+        assert!(lines(200, 0).contains("no write waits"));
+    }
 
     #[test]
     fn a_limit_that_is_near_is_told_once() {

@@ -15,3 +15,4 @@ mod overlap;
 mod parsing;
 mod raw;
 mod tools;
+mod waiting;

@@ -1,0 +1,271 @@
+//! A virtual machine that a test starts: Debian's kernel under qemu without KVM, whose only program is the test's shell script.
+//!
+//! `scripts/guest` fetches the kernel and the shell.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, ErrorKind, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_testing::{programs, skip};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The most that a test waits for anything of a guest.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is run first. The script finds its disks as `/dev/vda` and so on, busybox's programs, and reads what the test says.
+const INIT: &str = "#!/busybox sh
+/busybox mkdir /bin /dev /proc /sys /tmp
+/busybox --install -s /bin
+export PATH=/bin
+mount -t devtmpfs none /dev
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t tmpfs none /tmp
+for module in /modules/*; do insmod \"$module\"; done
+stty -F /dev/ttyS0 -echo
+sh /script </dev/ttyS0 >/dev/ttyS0 2>&1
+echo \"script ended: $?\" >/dev/ttyS0
+poweroff -f
+";
+
+/// A running guest, killed with this value.
+pub(crate) struct Guest {
+    child: Child,
+    console: Arc<Console>,
+    /// Lines of the console that were waited for.
+    seen: usize,
+    qmp: BufReader<UnixStream>,
+    events: Vec<Value>,
+    _folder: TempDir,
+}
+
+#[derive(Default)]
+struct Console {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    all: Vec<String>,
+    ended: bool,
+}
+
+/// What guests are made of, or `None` after skipping `test`.
+pub(crate) struct Machine {
+    qemu: PathBuf,
+    parts: PathBuf,
+}
+
+impl Machine {
+    pub(crate) fn find(test: &str) -> Option<Self> {
+        let [qemu] = programs(test, ["qemu-system-x86_64"])?;
+        let parts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest");
+        if !parts.join("vmlinuz").exists() {
+            skip(test, "target/guest has no kernel: run scripts/guest");
+            return None;
+        }
+        Some(Self { qemu, parts })
+    }
+
+    /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`: `file=URI` and options.
+    pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
+        let folder = TempDir::new().expect("a folder");
+        let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
+        fs::write(&initramfs, self.initramfs(script)).expect("room for a file");
+        let mut command = Command::new(&self.qemu);
+        command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "256"]);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
+        command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
+        command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on"]);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        for disk in disks {
+            command.arg("-drive").arg(format!("if=virtio,format=raw,{disk}"));
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu starts");
+        let console = Arc::new(Console::default());
+        let (output, reader) = (child.stdout.take().expect("a pipe"), Arc::clone(&console));
+        thread::spawn(move || reader.fill(BufReader::new(output)));
+        let qmp = connect(&socket, &mut child);
+        let mut guest = Guest { child, console, seen: 0, qmp, events: Vec::new(), _folder: folder };
+        guest.qmp("qmp_capabilities", &json!({}));
+        guest
+    }
+
+    /// An archive of the files that the guest's memory begins with.
+    fn initramfs(&self, script: &str) -> Vec<u8> {
+        let mut archive = Archive::default();
+        archive.add("init", 0o100_755, INIT.as_bytes());
+        archive.add("script", 0o100_644, script.as_bytes());
+        archive.add("busybox", 0o100_755, &fs::read(self.parts.join("busybox")).expect("a shell"));
+        archive.add("modules", 0o040_755, b"");
+        for module in fs::read_dir(self.parts.join("modules")).expect("modules") {
+            let module = module.expect("a module");
+            let name = format!("modules/{}", module.file_name().to_string_lossy());
+            archive.add(&name, 0o100_644, &fs::read(module.path()).expect("a module"));
+        }
+        archive.end()
+    }
+}
+
+impl Guest {
+    /// Waits for a line of the console that begins with `start`, after those that were waited for before, and returns its rest.
+    pub(crate) fn wait_for(&mut self, start: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        let mut lines = self.console.lines.lock().expect("lines");
+        loop {
+            while let Some(line) = lines.all.get(self.seen) {
+                self.seen += 1;
+                if let Some(rest) = line.strip_prefix(start) {
+                    return rest.trim().to_owned();
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!lines.ended && !left.is_zero(), "no line '{start}':\n{}", lines.all.join("\n"));
+            lines = self.console.changed.wait_timeout(lines, left).expect("lines").0;
+        }
+    }
+
+    /// Writes a line to what the script reads.
+    pub(crate) fn say(&mut self, line: &str) {
+        let input = self.child.stdin.as_mut().expect("a pipe");
+        writeln!(input, "{line}").and_then(|()| input.flush()).expect("qemu reads");
+    }
+
+    /// Runs a command of qemu's monitor that must succeed, and returns what it says.
+    pub(crate) fn qmp(&mut self, command: &str, arguments: &Value) -> Value {
+        let request = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.qmp.get_mut(), "{request}").expect("qemu reads");
+        loop {
+            let mut message = self.message();
+            if message.get("event").is_some() {
+                self.events.push(message);
+            } else if message.get("QMP").is_none() {
+                let result = message.get_mut("return").map(Value::take);
+                return result.unwrap_or_else(|| panic!("{command}: {message}"));
+            }
+        }
+    }
+
+    /// Waits for an event, unless it has come and was not waited for yet, and returns what it says.
+    pub(crate) fn wait_for_event(&mut self, name: &str) -> Value {
+        let mut at = 0;
+        loop {
+            if self.events.len() == at {
+                let message = self.message();
+                self.events.push(message);
+            }
+            if self.events[at]["event"] == name {
+                return self.events.remove(at);
+            }
+            at += 1;
+        }
+    }
+
+    /// Whether an event has come and was not waited for.
+    pub(crate) fn has_event(&mut self, name: &str) -> bool {
+        self.qmp("query-status", &json!({}));
+        self.events.iter().any(|event| event["event"] == name)
+    }
+
+    fn message(&mut self) -> Value {
+        let mut line = String::new();
+        self.qmp.read_line(&mut line).unwrap_or_else(|error| panic!("qemu says nothing: {error}"));
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("'{line}': {error}"))
+    }
+
+    /// Waits until the script has ended with status 0 and the guest is off.
+    pub(crate) fn end(mut self) {
+        assert_eq!(self.wait_for("script ended: "), "0", "{}", self.text());
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().expect("a child").is_none() {
+            assert!(Instant::now() < deadline, "the guest does not power off:\n{}", self.text());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn text(&self) -> String {
+        self.console.lines.lock().expect("lines").all.join("\n")
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Console {
+    /// Takes lines until qemu has ended.
+    fn fill(&self, mut output: impl BufRead) {
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            self.lines.lock().expect("lines").all.push(text);
+            self.changed.notify_all();
+            line.clear();
+        }
+        self.lines.lock().expect("lines").ended = true;
+        self.changed.notify_all();
+    }
+}
+
+fn connect(socket: &Path, child: &mut Child) -> BufReader<UnixStream> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+                return BufReader::new(stream);
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
+            Err(error) => panic!("qemu's socket: {error}"),
+        }
+        if let Some(status) = child.try_wait().expect("a child") {
+            panic!("qemu ended: {status}");
+        }
+        assert!(Instant::now() < deadline, "qemu does not listen");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A cpio archive as Linux unpacks it: `newc`, with fields of eight hexadecimal digits.
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    number: u32,
+}
+
+impl Archive {
+    fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.number += 1;
+        let (links, name_bytes, size_bytes) = (1, name.len() as u32 + 1, content.len() as u32);
+        // inode, mode, owner, group, links, time, size, device, device's number (two each), the name's bytes, no checksum
+        let fields = [self.number, mode, 0, 0, links, 0, size_bytes, 0, 0, 0, 0, name_bytes, 0];
+        self.bytes.extend_from_slice(b"070701");
+        fields.iter().for_each(|field| self.bytes.extend_from_slice(format!("{field:08x}").as_bytes()));
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend_from_slice(content);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.add("TRAILER!!!", 0, b"");
+        self.bytes
+    }
+}

@@ -1,0 +1,163 @@
+//! Limits that are reached, and raised.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_testing::programs;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::{
+    guest::Machine,
+    server::{Ended, Server, make_image, run, run_to_fail, wait},
+};
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not come");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn waits(server: &Server) -> bool {
+    server.total("waiting_requests") > 0
+}
+
+/// A server whose disk `a` cannot hold the image in its folder, and nbdcopy that waits to write it there.
+fn start(nbdcopy: &std::path::Path) -> (Server, Ended) {
+    let server = Server::start(&["--memory-limit", "8M", "--when-full", "wait", "--export", "name=a,size=32M"]);
+    let image = server.folder().join("image");
+    make_image(&image, 32);
+    let copy = Command::new(nbdcopy).arg(&image).arg(server.uri("a")).stderr(Stdio::null()).spawn().expect("nbdcopy");
+    wait_until("a waiting write", || waits(&server));
+    (server, Ended(copy))
+}
+
+#[test]
+fn a_client_goes_on_when_the_limit_is_raised() {
+    let Some([nbdcopy]) = programs("a_client_goes_on_when_the_limit_is_raised", ["nbdcopy"]) else { return };
+    let (server, mut copy) = start(&nbdcopy);
+    assert!(run(&mut server.ask(&["stat"])).contains("for room within the limit"));
+    // Long enough for the line about it.
+    thread::sleep(Duration::from_millis(2500));
+    assert!(copy.0.try_wait().expect("a child").is_none(), "nbdcopy did not wait");
+    run(&mut server.ask(&["limit", "none"]));
+    assert!(wait(&mut copy.0).success());
+    let back = server.folder().join("back");
+    run(Command::new(nbdcopy).arg(server.uri("a")).arg(&back));
+    let image = server.folder().join("image");
+    assert!(fs::read(back).expect("a file") == fs::read(image).expect("a file"), "other bytes");
+    assert_eq!(server.total("waiting_requests"), 0);
+    thread::sleep(Duration::from_millis(1500));
+    let (_, messages) = server.end(Signal::TERM);
+    assert_eq!(messages.matches("disk 'a': writes wait for room").count(), 1, "{messages}");
+    assert_eq!(messages.matches("disk 'a': no write waits").count(), 1, "{messages}");
+}
+
+#[test]
+fn nobody_waits_for_a_client_that_was_killed() {
+    let Some([nbdcopy]) = programs("nobody_waits_for_a_client_that_was_killed", ["nbdcopy"]) else { return };
+    let (server, copy) = start(&nbdcopy);
+    drop(copy);
+    wait_until("the end of waiting", || !waits(&server));
+    assert!(server.end(Signal::TERM).0.success());
+}
+
+#[test]
+fn a_client_of_a_disk_that_is_removed_waits_no_longer() {
+    let Some([nbdcopy]) = programs("a_client_of_a_disk_that_is_removed_waits_no_longer", ["nbdcopy"]) else { return };
+    let (server, mut copy) = start(&nbdcopy);
+    run(&mut server.ask(&["remove", "a"]));
+    assert!(!wait(&mut copy.0).success());
+    assert_eq!(server.total("waiting_requests"), 0);
+    assert!(server.total("orig_data_size") == 0, "the disk is still there");
+}
+
+#[test]
+fn a_server_ends_while_clients_wait() {
+    let Some([nbdcopy]) = programs("a_server_ends_while_clients_wait", ["nbdcopy"]) else { return };
+    let (server, mut copy) = start(&nbdcopy);
+    let begin = Instant::now();
+    let (status, _) = server.end(Signal::TERM);
+    assert!(status.success(), "{status}");
+    assert!(begin.elapsed() < Duration::from_secs(4), "it took {:?}", begin.elapsed());
+    assert!(!wait(&mut copy.0).success());
+}
+
+#[test]
+fn a_wrong_word_is_refused() {
+    let mut command = crate::server::pagefold();
+    let line = run_to_fail(command.args(["serve", "--size", "1M", "--when-full", "stop"]));
+    assert!(line.contains("error, wait"), "{line}");
+}
+
+/// Writes more than the limit allows, then reads it back.
+const FILL: &str = "
+set -e
+dd if=/dev/urandom of=/tmp/data bs=1M count=24 2>/dev/null
+sha256sum </tmp/data
+echo writing
+dd if=/tmp/data of=/dev/vda bs=1M oflag=direct
+echo written
+dd if=/dev/vda bs=1M count=24 iflag=direct 2>/dev/null | cmp - /tmp/data
+echo \"read: $(sha256sum </tmp/data)\"
+echo \"errors: $(dmesg | grep -c 'I/O error')\"
+read until_the_test_has_looked
+";
+
+/// What the guest has read is what lies on the server's disk.
+fn assert_stored(server: &Server, sum: &str) {
+    let Some([nbdcopy]) = programs("comparing what a guest wrote", ["nbdcopy"]) else { return };
+    let command = "\"$0\" \"$1\" - | head -c 24M | sha256sum";
+    let found = run(Command::new("sh").args(["-c", command]).arg(nbdcopy).arg(server.uri("guest")));
+    assert_eq!(found.trim(), sum);
+}
+
+/// The machine stops at the limit, and goes on when the limit was raised: `werror=enospc`, which is qemu's default, and `stop`.
+#[test]
+fn a_guest_that_was_stopped_at_the_limit_goes_on() {
+    let Some(machine) = Machine::find("a_guest_that_was_stopped_at_the_limit_goes_on") else { return };
+    for werror in ["enospc", "stop"] {
+        let server = Server::start(&["--memory-limit", "16M", "--export", "name=guest,size=64M"]);
+        let mut guest = machine.start(&[format!("file={},werror={werror}", server.uri("guest"))], FILL);
+        guest.wait_for("writing");
+        let event = guest.wait_for_event("BLOCK_IO_ERROR");
+        assert_eq!(event["data"]["nospace"], true, "{event}");
+        assert_eq!(event["data"]["action"], "stop", "{event}");
+        guest.wait_for_event("STOP");
+        assert_eq!(guest.qmp("query-status", &json!({}))["status"], "io-error");
+        run(&mut server.ask(&["limit", "64M"]));
+        guest.qmp("cont", &json!({}));
+        guest.wait_for("written");
+        let sum = guest.wait_for("read: ");
+        assert_eq!(guest.wait_for("errors: "), "0");
+        assert_stored(&server, &sum);
+        guest.say("end");
+        guest.end();
+    }
+}
+
+/// The guest notices nothing but the time.
+#[test]
+fn a_guest_waits_until_the_limit_is_raised() {
+    let Some(machine) = Machine::find("a_guest_waits_until_the_limit_is_raised") else { return };
+    let server = Server::start(&["--memory-limit", "16M", "--when-full", "wait", "--export", "name=guest,size=64M"]);
+    let mut guest = machine.start(&[format!("file={}", server.uri("guest"))], FILL);
+    guest.wait_for("writing");
+    wait_until("a waiting write", || waits(&server));
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(guest.qmp("query-status", &json!({}))["status"], "running");
+    run(&mut server.ask(&["limit", "64M"]));
+    guest.wait_for("written");
+    let sum = guest.wait_for("read: ");
+    assert_eq!(guest.wait_for("errors: "), "0");
+    assert_stored(&server, &sum);
+    assert!(!guest.has_event("BLOCK_IO_ERROR") && !guest.has_event("STOP"));
+    guest.say("end");
+    guest.end();
+}

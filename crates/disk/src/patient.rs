@@ -1,0 +1,78 @@
+//! A device whose changes may wait for room.
+
+use std::sync::Arc;
+
+use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
+
+/// A device that tells transports where to wait for room. It wakes those that wait when a part of it is discarded, and when
+/// it is dropped. What else makes room has to call [`Room::signal`](crate::Room::signal).
+#[derive(Debug)]
+pub struct Patient<D> {
+    device: D,
+    /// Dropped after the device, whose memory is free then.
+    signal: SignalOnDrop,
+}
+
+#[derive(Debug)]
+struct SignalOnDrop(Arc<Waits>);
+
+impl Drop for SignalOnDrop {
+    fn drop(&mut self) {
+        self.0.signal();
+    }
+}
+
+impl<D: BlockDevice> Patient<D> {
+    /// Has the changes of `device` wait with `waits`.
+    pub fn new(device: D, waits: Arc<Waits>) -> Self {
+        Self { device, signal: SignalOnDrop(waits) }
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Patient<D> {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.device.read_only()
+    }
+
+    fn may_block(&self) -> bool {
+        self.device.may_block()
+    }
+
+    fn waits(&self) -> Option<&Arc<Waits>> {
+        Some(&self.signal.0)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.device.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        self.device.write(offset, buf)
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        let result = self.device.discard(offset, len_bytes);
+        self.signal.0.signal();
+        result
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
+        let result = self.device.write_zeroes(offset, len_bytes, zeroes);
+        if zeroes == Zeroes::MayUnmap {
+            self.signal.0.signal();
+        }
+        result
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        self.device.extents(offset, len_bytes, each)
+    }
+}

@@ -1,0 +1,102 @@
+//! Waiting for room.
+//!
+//! ```text
+//! who waits                          who makes room
+//!     begin: count += 1                  free it
+//!     loop                               fence
+//!         seen = generation              count > 0: generation += 1, wake all
+//!         try; done if there is room
+//!         sleep until generation ≠ seen
+//! ```
+//!
+//! Either the try sees what was freed, or who freed it sees the count and wakes the sleeper.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+            fence,
+        },
+    },
+    time::Duration,
+};
+
+/// The room that devices share: all that wait for it are woken when there may be more.
+#[derive(Debug, Default)]
+pub struct Room {
+    waiting: AtomicUsize,
+    generation: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Room {
+    /// Says that there may be room. Costs a fence if nobody waits.
+    pub fn signal(&self) {
+        fence(SeqCst);
+        if self.waiting.load(Relaxed) != 0 {
+            *self.generation() += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn generation(&self) -> MutexGuard<'_, u64> {
+        self.generation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The requests of one device that wait for room.
+#[derive(Debug)]
+pub struct Waits {
+    room: Arc<Room>,
+    count: AtomicUsize,
+}
+
+impl Waits {
+    /// Nothing waits yet.
+    pub fn new(room: &Arc<Room>) -> Self {
+        Self { room: Arc::clone(room), count: AtomicUsize::new(0) }
+    }
+
+    /// How many requests wait at this moment.
+    pub fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// One more waits, until the result is dropped.
+    pub fn begin(self: &Arc<Self>) -> Waiting {
+        self.count.fetch_add(1, Relaxed);
+        self.room.waiting.fetch_add(1, Relaxed);
+        fence(SeqCst);
+        Waiting(Arc::clone(self))
+    }
+
+    /// Changes whenever there may be more room, while a request waits. To be asked before a try.
+    pub fn seen(&self) -> u64 {
+        *self.room.generation()
+    }
+
+    /// Sleeps until there may be more room than at `seen`, and `most` at most. The caller has a [`Waiting`].
+    pub fn sleep(&self, seen: u64, most: Duration) {
+        let same = |generation: &mut u64| *generation == seen;
+        let slept = self.room.changed.wait_timeout_while(self.room.generation(), most, same);
+        drop(slept.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Says that there may be room, or that a request should wait no longer.
+    pub fn signal(&self) {
+        self.room.signal();
+    }
+}
+
+/// A request that waits for room.
+#[derive(Debug)]
+pub struct Waiting(Arc<Waits>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.room.waiting.fetch_sub(1, Relaxed);
+        self.0.count.fetch_sub(1, Relaxed);
+    }
+}

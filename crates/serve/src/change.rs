@@ -1,0 +1,134 @@
+//! Requests that change a device: in pieces, which may run at the same time, and each piece in steps.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use pagefold_disk::{self as disk, BlockDevice, Waits, Zeroes};
+
+use crate::{
+    export::Device,
+    protocol::{Request, command, command_flag},
+    request::{PAGE_BYTES, Refusal, flush_if_asked},
+};
+
+/// What is filled with zeros at a time on a device that may run out of room.
+const ZEROES_STEP_BYTES: u64 = 1 << 20;
+
+/// A change that is run in pieces. The reply is due when all who hold this are done.
+///
+/// ```text
+/// holders = pieces that are being written or wait for room + 1 while some of the payload has not been received
+/// ```
+pub(crate) struct Pieces {
+    pub(crate) request: Request,
+    holders: AtomicUsize,
+    /// The first error; what comes after it is dropped.
+    refusal: Mutex<Option<Refusal>>,
+}
+
+impl Pieces {
+    /// Held by the caller.
+    pub(crate) fn new(request: Request) -> Arc<Self> {
+        Arc::new(Self { request, holders: AtomicUsize::new(1), refusal: Mutex::new(None) })
+    }
+
+    /// One more holds it.
+    pub(crate) fn hold(self: &Arc<Self>) -> Arc<Self> {
+        self.holders.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(self)
+    }
+
+    pub(crate) fn fail(&self, refusal: Refusal) {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Lets go; for the last holder, what to reply.
+    pub(crate) fn done(&self, device: Option<&Device>) -> Option<Result<(), Refusal>> {
+        if self.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return None;
+        }
+        let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Some(refusal.map_or_else(|| flush_if_asked(&self.request, device), Err))
+    }
+}
+
+/// What became of a change.
+pub(crate) enum Attempt {
+    Done(Result<(), Refusal>),
+    /// It stopped for want of room; the next attempt goes on there.
+    NoRoom(Arc<Waits>),
+}
+
+/// A piece of a WRITE, or all of a TRIM or WRITE_ZEROES. On a device where changes wait for room, a page that was written is not
+/// written again when the rest is tried again: another request may have changed it meanwhile.
+pub(crate) struct Change<B> {
+    request: Request,
+    offset: u64,
+    /// Of a WRITE.
+    payload: B,
+    done_bytes: u64,
+}
+
+impl<B: AsRef<[u8]>> Change<B> {
+    pub(crate) fn new(request: Request, offset: u64, payload: B) -> Self {
+        Self { request, offset, payload, done_bytes: 0 }
+    }
+
+    /// Does what is left.
+    pub(crate) fn attempt(&mut self, device: Option<&Device>) -> Attempt {
+        let Some(device) = device else { return Attempt::Done(Err(Refusal::removed())) };
+        let len_bytes = match self.request.kind {
+            command::WRITE => self.payload.as_ref().len() as u64,
+            _ => self.request.len_bytes,
+        };
+        loop {
+            let left_bytes = len_bytes - self.done_bytes;
+            if left_bytes == 0 {
+                return Attempt::Done(Ok(()));
+            }
+            let at = self.offset + self.done_bytes;
+            let step_bytes = self.step_bytes(at, left_bytes, device);
+            match (self.step(at, step_bytes, device), device.waits()) {
+                (Ok(()), _) => self.done_bytes += step_bytes,
+                (Err(disk::Error::NoSpace), Some(waits)) => return Attempt::NoRoom(Arc::clone(waits)),
+                (Err(error), _) => return Attempt::Done(Err(Refusal::of(&error, &self.request))),
+            }
+        }
+    }
+
+    /// How much to do next: all, unless the rest may have to wait for room.
+    fn step_bytes(&self, at: u64, left_bytes: u64, device: &Device) -> u64 {
+        let unit_bytes = match self.request.kind {
+            command::WRITE => PAGE_BYTES,
+            command::WRITE_ZEROES if self.keeps() => ZEROES_STEP_BYTES,
+            _ => return left_bytes,
+        };
+        let to_end_bytes = unit_bytes - at % unit_bytes;
+        if left_bytes <= to_end_bytes || device.waits().is_none() { left_bytes } else { to_end_bytes }
+    }
+
+    fn step(&self, at: u64, step_bytes: u64, device: &Device) -> Result<(), disk::Error> {
+        match self.request.kind {
+            command::WRITE => {
+                let start = self.done_bytes as usize;
+                let bytes = self.payload.as_ref().get(start..start + step_bytes as usize);
+                device.write(at, bytes.unwrap_or_default())
+            }
+            command::TRIM => device.discard(at, step_bytes),
+            _ => {
+                let zeroes = if self.keeps() { Zeroes::Allocated } else { Zeroes::MayUnmap };
+                device.write_zeroes(at, step_bytes, zeroes)
+            }
+        }
+    }
+
+    fn keeps(&self) -> bool {
+        self.request.flags & command_flag::NO_HOLE != 0
+    }
+}
