@@ -1,7 +1,7 @@
 //! Lines about limits that are near, and about disks whose writes wait for room.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, btree_map::Entry},
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -108,11 +108,12 @@ impl Waits {
         }
         self.0.retain(|_, told| told.waits || now.duration_since(told.at) < WAIT_PAUSE);
         for (name, _) in waiting {
-            if !self.0.contains_key(&name) {
+            if let Entry::Vacant(entry) = self.0.entry(name) {
+                let name = entry.key();
                 lines.push(format!(
                     "disk '{name}': writes wait for room; 'pagefold limit' sets another limit for the server or the disk"
                 ));
-                self.0.insert(name, Told { at: now, waits: true });
+                entry.insert(Told { at: now, waits: true });
             }
         }
         lines
