@@ -94,11 +94,17 @@ impl<B: AsRef<[u8]>> Change<B> {
             }
             let at = self.offset + self.done_bytes;
             let step_bytes = self.step_bytes(at, left_bytes, device);
-            match (self.step(at, step_bytes, device), device.waits()) {
-                (Ok(()), _) => self.done_bytes += step_bytes,
-                (Err(disk::Error::NoSpace), Some(waits)) => return Attempt::NoRoom(Arc::clone(waits)),
-                (Err(error), _) => return Attempt::Done(Err(Refusal::of(&error, &self.request))),
-            }
+            let error = match self.step(at, step_bytes, device) {
+                Ok(()) => {
+                    self.done_bytes += step_bytes;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            return match device.waits().filter(|_| matches!(error, disk::Error::NoSpace)) {
+                Some(waits) => Attempt::NoRoom(Arc::clone(waits)),
+                None => Attempt::Done(Err(Refusal::of(&error, &self.request))),
+            };
         }
     }
 

@@ -49,7 +49,7 @@ use crate::{
         PAGE_BYTES, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes,
     },
     transport::{Deadline, Transport},
-    waiting::{Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
+    waiting::{ASIDE_BYTES, Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
 };
 
 /// Data of a request that the leader runs itself.
@@ -383,7 +383,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             return connection.finish(change, &pieces, result);
         }
         let start = || {
-            let Some(taken) = connection.common.memory.take(THREAD_BYTES) else { return false };
+            let Some(taken) = connection.common.memory.take(THREAD_BYTES + ASIDE_BYTES) else { return false };
             let (other, waits) = (Arc::clone(connection), Arc::clone(waits));
             let body = move || {
                 let _taken = taken;

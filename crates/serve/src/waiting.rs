@@ -20,6 +20,8 @@ use crate::{
 /// Requests of one connection that are put aside at a time, a piece of a large one counted as one: as many as Linux's client has
 /// in flight.
 const MOST_WAITING: usize = 128;
+/// What these take besides their payloads: 256 bytes each, with what their replies need.
+pub(crate) const ASIDE_BYTES: u64 = MOST_WAITING as u64 * 256;
 /// What makes room without a signal (compaction, overwriting) is noticed after this time, and so is the end of a connection.
 pub(crate) const RECHECK: Duration = Duration::from_millis(500);
 /// Between two tries when the first gained nothing: each discard of another client is a reason to try again.

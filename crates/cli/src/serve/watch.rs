@@ -108,12 +108,12 @@ impl Waits {
         }
         self.0.retain(|_, told| told.waits || now.duration_since(told.at) < WAIT_PAUSE);
         for (name, _) in waiting {
-            if let Entry::Vacant(place) = self.0.entry(name) {
-                let name = place.key();
+            if let Entry::Vacant(entry) = self.0.entry(name) {
+                let name = entry.key();
                 lines.push(format!(
                     "disk '{name}': writes wait for room; 'pagefold limit' sets another limit for the server or the disk"
                 ));
-                place.insert(Told { at: now, waits: true });
+                entry.insert(Told { at: now, waits: true });
             }
         }
         lines

@@ -75,7 +75,7 @@ fn a_client_of_a_disk_that_is_removed_waits_no_longer() {
     run(&mut server.ask(&["remove", "a"]));
     assert!(!wait(&mut copy.0).success());
     assert_eq!(server.total("waiting_requests"), 0);
-    assert!(server.total("orig_data_size") == 0, "the disk is still there");
+    wait_until("the end of the disk", || server.total("orig_data_size") == 0);
 }
 
 #[test]
@@ -142,6 +142,18 @@ fn a_guest_that_was_stopped_at_the_limit_goes_on() {
     }
 }
 
+/// With `werror=report` the guest sees that its disk failed, and nothing stops.
+#[test]
+fn a_guest_may_be_told_of_the_limit() {
+    let Some(machine) = Machine::find("a_guest_may_be_told_of_the_limit") else { return };
+    let server = Server::start(&["--memory-limit", "16M", "--export", "name=guest,size=64M"]);
+    let script = "dd if=/dev/urandom of=/dev/vda bs=1M count=24 oflag=direct || true";
+    let mut guest = machine.start(&[format!("file={},werror=report", server.uri("guest"))], script);
+    let error = guest.wait_for("dd: error writing");
+    assert!(error.ends_with("Input/output error"), "{error}");
+    guest.end();
+}
+
 /// The guest notices nothing but the time.
 #[test]
 fn a_guest_waits_until_the_limit_is_raised() {
@@ -159,5 +171,32 @@ fn a_guest_waits_until_the_limit_is_raised() {
     assert_stored(&server, &sum);
     assert!(!guest.has_event("BLOCK_IO_ERROR") && !guest.has_event("STOP"));
     guest.say("end");
+    guest.end();
+}
+
+/// What waits does not keep the guest's own discards from making room.
+#[test]
+fn a_guest_makes_room_for_its_own_writes() {
+    let Some(machine) = Machine::find("a_guest_makes_room_for_its_own_writes") else { return };
+    let server = Server::start(&["--when-full", "wait", "--export", "name=guest,size=64M,limit=12M"]);
+    let script = "
+set -e
+dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null
+dd if=/tmp/data of=/dev/vda bs=1M oflag=direct 2>/dev/null
+(dd if=/tmp/data of=/dev/vda bs=1M seek=32 oflag=direct 2>/dev/null; echo written) &
+echo writing
+read until_it_waits
+dd if=/dev/vda of=/dev/null bs=64K count=1 iflag=direct 2>/dev/null
+echo discarding
+blkdiscard -o 0 -l 8388608 /dev/vda
+wait
+dd if=/dev/vda bs=1M skip=32 count=8 iflag=direct 2>/dev/null | cmp - /tmp/data
+";
+    let mut guest = machine.start(&[format!("file={},discard=unmap", server.uri("guest"))], script);
+    guest.wait_for("writing");
+    wait_until("a waiting write", || waits(&server));
+    guest.say("go on");
+    guest.wait_for("discarding");
+    guest.wait_for("written");
     guest.end();
 }

@@ -103,6 +103,23 @@ fn reads_and_discards_go_on_while_writes_wait() {
     full.waits_for(0);
 }
 
+/// A request that waits is woken: to find room by looking now and then would take ten times as long.
+#[test]
+fn a_write_goes_on_as_soon_as_there_is_room() {
+    let full = Full::start(Limits::default());
+    let mut raw = full.server.simple();
+    let start = Instant::now();
+    for cookie in 0..40 {
+        full.ram.full.store(true, Ordering::SeqCst);
+        write(&mut raw, cookie, 0, &[1; 512]);
+        full.waits_for(1);
+        full.make_room();
+        assert_eq!(raw.simple_reply(), (0, cookie));
+        full.waits_for(0);
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+}
+
 #[test]
 fn what_cannot_be_put_aside_waits_in_the_connection() {
     for limits in [Limits::default(), no_memory()] {
