@@ -33,17 +33,30 @@ struct Header {
     cluster_bits: u32,
     entries: u32,
     entries_at: u64,
+    encryption: u32,
+    /// Features that a program must know to read the image; from version 3 on.
+    needed: u64,
 }
 
 impl Header {
-    const BYTES: usize = 48;
+    const BYTES: usize = 80;
+    /// The feature that content lies in another file.
+    const DATA_FILE: u64 = 1 << 2;
 
     fn read(file: &File) -> io::Result<Self> {
         let mut front = [0; Self::BYTES];
         file.read_exact_at(&mut front, 0)?;
         let word = |at: usize| u32::from_be_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]]);
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
-        Ok(Self { backing_at: long(8), cluster_bits: word(20), entries: word(36), entries_at: long(40) })
+        let needed = if word(4) >= 3 { long(72) } else { 0 };
+        Ok(Self {
+            backing_at: long(8),
+            cluster_bits: word(20),
+            encryption: word(32),
+            entries: word(36),
+            entries_at: long(40),
+            needed,
+        })
     }
 
     /// What the tables take at most once they were read.
@@ -59,6 +72,12 @@ impl Qcow2 {
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         let file_bytes = file.metadata().map_err(failed)?.len();
         let header = Header::read(&file).map_err(failed)?;
+        if header.needed & Header::DATA_FILE != 0 {
+            return Err(unfit("the image has its content in another file: 'qemu-img convert' makes one of both"));
+        }
+        if header.encryption != 0 {
+            return Err(unfit("the image is encrypted: 'qemu-img convert' makes one that is not"));
+        }
         if header.backing_at != 0 {
             return Err(unfit(
                 "the image has a backing file, and would need what that holds: 'qemu-img convert' makes one without",

@@ -16,7 +16,7 @@
 //! A file may be read by several at once, each in order: a stream is where one of them is. Reads that go through a kernel come
 //! a little out of order, so that a long read near an established stream belongs to it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::buffers::Content;
 use crate::build::is_zeros;
@@ -152,7 +152,14 @@ impl Ahead {
 
     fn read_piece(self: &Arc<Self>, data: &Arc<Data>, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         let end = offset + len as u64;
-        let mut streams = self.lock();
+        let mut streams = match self.streams.try_lock() {
+            Ok(streams) => streams,
+            // Many threads that read a page each would wait for each other longer than they decode.
+            Err(TryLockError::WouldBlock) if (len as u64) < NEAR_READ_BYTES => {
+                return data.read_compressed(room, len, offset, false);
+            }
+            Err(_) => self.lock(),
+        };
         let (stream, forward) = streams.meet(offset, len as u64);
         stream.next = stream.next.max(end);
         stream.in_order += len as u64;

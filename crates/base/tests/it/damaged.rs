@@ -27,7 +27,7 @@ fn a_changed_byte_is_an_error_or_read() {
         let options = BuildOptions { codec, fragments, pcluster_bytes: 16 << 10, ..BuildOptions::default() };
         let sound = fs::read(image_of(&raw, &options)).expect("an image");
         // The first blocks have what describes the others.
-        let near = (1024..1152).chain((1152..16 << 10).step_by(13)).chain((16 << 10..sound.len()).step_by(4999));
+        let near = (1024..1152).chain((1152..16 << 10).step_by(29)).chain((16 << 10..sound.len()).step_by(4999));
         for at in near.filter(|at| *at < sound.len()) {
             let mut bytes = sound.clone();
             bytes[at] ^= 0x11 << (at % 4);
@@ -49,5 +49,5 @@ fn a_changed_byte_is_an_error_or_read() {
             base.extents(0, base.size_bytes(), &mut |_| true).expect("extents");
         }
     }
-    assert!(refused > 100 && failed > 10, "{refused} refused, {failed} reads failed");
+    assert!(refused > 60 && failed > 10, "{refused} refused, {failed} reads failed");
 }

@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     files: Vec<OsString>,
 
-    /// What the FILEs hold, whatever they are named: raw, erofs
+    /// What the FILEs hold, whatever they are named: raw, erofs, qcow2
     #[arg(long, requires = "files")]
     format: Option<Format>,
 
