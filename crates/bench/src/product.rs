@@ -104,7 +104,7 @@ impl Slots for Product {
     }
 
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
-        Ok(self.disk.read(slot, page)?)
+        Ok(self.disk.read(slot, page).map(drop)?)
     }
 }
 
@@ -163,7 +163,7 @@ impl Slots for ProductDisks {
 
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
         let (disk, slot) = self.at(slot);
-        Ok(disk.read(slot, page)?)
+        Ok(disk.read(slot, page).map(drop)?)
     }
 }
 
