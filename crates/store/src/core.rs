@@ -273,15 +273,28 @@ impl Core {
         let layer = self.leaves.layer(leaf);
         let old = locked.replace(new);
         self.count(layer, taken.number(), old, new);
-        let mut unused = Unused::default();
-        if let Entry::Link(_) = old {
-            self.parts().let_go(old, index, &mut unused);
+        match old {
+            Entry::Link(_) => self.unlink(old, index, taken),
+            _ if old.object().is_some() => self.retire(old.encode(), old.object_bytes(), taken),
+            _ => {}
         }
+    }
+
+    /// Frees an object that was taken out of its entry, as soon as nobody reads it.
+    #[inline]
+    fn retire(&self, word: u64, len_bytes: usize, taken: &mut Taken<'_>) {
         let keep = !self.budget.is_low();
-        for old in old.object().map(|_| old.encode()).into_iter().chain(unused.words) {
-            let free = |word| self.free(Entry::decode(word));
-            let len_bytes = Entry::decode(old).object_bytes();
-            self.streams.retire(&mut taken.parts().0.kept, old, len_bytes, keep, free);
+        let free = |word| self.free(Entry::decode(word));
+        self.streams.retire(&mut taken.parts().0.kept, word, len_bytes, keep, free);
+    }
+
+    /// Ends the link that an entry was, and frees what nobody needs then.
+    #[cold]
+    fn unlink(&self, old: Entry, index: usize, taken: &mut Taken<'_>) {
+        let mut unused = Unused::default();
+        self.parts().let_go(old, index, &mut unused);
+        for word in unused.words {
+            self.retire(word, Entry::decode(word).object_bytes(), taken);
         }
     }
 

@@ -317,10 +317,9 @@ impl Disk {
             let (working, pin) = taken.parts();
             let old = Entry::decode(place.word.load(Relaxed));
             let new = core.build(place.number(), &mut working.coder, &mut working.kept, page, old.object_bytes())?;
-            let Some(locked) = self.tree.lock(&core.leaves, place, pin).filter(|_| slot < self.slots()) else {
+            let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
                 // The leaf may be another's: so is the room in the heap, by its header.
                 core.free(new);
-                pin.rests();
                 self.check_slot(slot)?;
                 continue;
             };
@@ -371,10 +370,9 @@ impl Disk {
         let (place, locked) = loop {
             let place = self.make(slot)?;
             let pin = taken.parts().1;
-            if let Some(locked) = self.tree.lock(&core.leaves, place, pin).filter(|_| slot < self.slots()) {
+            if let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) {
                 break (place, locked);
             }
-            pin.rests();
             self.check_slot(slot)?;
         };
         let fits = |old, new| self.fits(old, new).is_ok();

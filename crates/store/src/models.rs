@@ -146,7 +146,7 @@ impl World {
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
         let (place, locked) = loop {
             let place = self.place(tree, slot);
-            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin) {
+            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin, || true) {
                 break (place, locked);
             }
         };
@@ -289,7 +289,7 @@ fn updates_add_up() {
             let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
             let locked = loop {
                 let place = world.place(&world.tree, SLOT);
-                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin) {
+                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin, || true) {
                     break locked;
                 }
             };
@@ -476,7 +476,7 @@ fn updates_add_up_across_a_fork() {
             let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
             let (place, locked) = loop {
                 let place = world.place(&world.tree, SLOT);
-                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin) {
+                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin, || true) {
                     break (place, locked);
                 }
             };

@@ -283,24 +283,29 @@ impl Tree {
         }
     }
 
-    /// Holds the entry at `place` to change it, if it is still the slot's and the disk's own. Until `pin` is dropped or names an object, nobody
-    /// forks the disk.
-    pub(crate) fn lock<'a>(&self, leaves: &Leaves, place: Place<'a>, pin: &mut Pin<'_>) -> Option<Locked<'a>> {
+    /// Holds the entry at `place` to change it, if it is still the slot's, the disk's own, and `may` says so too. Until `pin` is dropped or names an
+    /// object, nobody forks the disk.
+    #[inline]
+    pub(crate) fn lock<'a>(
+        &self,
+        leaves: &Leaves,
+        place: Place<'a>,
+        pin: &mut Pin<'_>,
+        may: impl FnOnce() -> bool,
+    ) -> Option<Locked<'a>> {
         let layer = leaves.layer(place.leaf());
         pin.writes(layer);
-        let Some(locked) = Locked::lock(place.word) else {
-            pin.rests();
-            return None;
-        };
-        let is_own = self.layer() == layer
-            && leaves.layer(place.leaf()) == layer
-            && place.place.load(Relaxed) == place.leaf.word();
-        if !is_own {
-            // Whoever forks would wait for it, and it for him.
-            pin.rests();
-            return None;
+        if let Some(locked) = Locked::lock(place.word) {
+            let is_own = self.layer() == layer
+                && leaves.layer(place.leaf()) == layer
+                && place.place.load(Relaxed) == place.leaf.word();
+            if is_own && may() {
+                return Some(locked);
+            }
         }
-        Some(locked)
+        // Whoever forks would wait for it, and it for him.
+        pin.rests();
+        None
     }
 
     /// The layers that the disk writes to or has written to, as far as something is left of them.
