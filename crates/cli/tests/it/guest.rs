@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The most that a test waits for anything of a guest.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is run first. The script finds its disks as `/dev/vda` and so on, busybox's programs, and reads what the test says.
 const INIT: &str = "#!/busybox sh

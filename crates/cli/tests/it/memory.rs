@@ -195,6 +195,37 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
 }
 
 #[test]
+fn clients_whose_writes_wait_take_no_more_than_the_limit() {
+    const CLIENTS: u64 = 64;
+    /// More than are put aside.
+    const DEPTH: u64 = 200;
+    let server = Server::start(&["--memory-limit", "64M", "--size", "2G", "--when-full", "wait"]);
+    let mut control = Control::open(&server);
+    let (most_bytes, waiting) = thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let server = &server;
+            scope.spawn(move || {
+                let client = Client::connect(server, "");
+                let mut numbers = Numbers(number);
+                let len_bytes = [PAGE_BYTES, 16 << 10, 64 << 10, 160 << 10][number as usize % 4];
+                for index in 0..DEPTH {
+                    let offset = number * (32 << 20) + index * len_bytes as u64;
+                    client.send(WRITE, offset, &numbers.pages(len_bytes), len_bytes);
+                }
+                assert!((0..DEPTH).all(|_| client.reply(WRITE, len_bytes)), "a write was refused");
+            });
+        }
+        let most_bytes = most_bytes(&server, || thread::sleep(Duration::from_secs(4)));
+        let waiting = control.done(&json!({"command": "stat"}))["server"]["figures"]["waiting_requests"].as_u64();
+        control.done(&json!({"command": "limit", "limit_bytes": null}));
+        (most_bytes, waiting)
+    });
+    assert!(waiting.is_some_and(|waiting| waiting >= CLIENTS / 2), "{waiting:?} wait");
+    assert!(most_bytes <= PROCESS_BYTES, "{most_bytes} bytes, {} more than allowed", most_bytes - PROCESS_BYTES);
+    wait_for(&mut control, "waiting_requests", 0);
+}
+
+#[test]
 fn a_full_disk_is_overwritten_with_many_clients_connected() {
     const CLIENTS: usize = 120;
     let server = Server::start(&["--memory-limit", "64M", "--size", "512M"]);
