@@ -66,8 +66,8 @@ fn disks_come_and_go() {
     let mut control = Control::open(&server);
     assert_eq!(control.done(&json!({"command": "list"})), json!({"disks": []}));
     let added = control.done(&json!({"id": 1, "command": "add", "name": "a", "size_bytes": 1 << 20}));
-    let expected = json!({"name": "a", "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false, "clients": 0,
-        "uris": [server.uri("a")]});
+    let expected = json!({"name": "a", "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false,
+        "kind": "ram", "path": null, "clients": 0, "uris": [server.uri("a")]});
     assert_eq!(added, expected);
     let limited =
         json!({"command": "add", "name": "b/ü", "size_bytes": 4 << 20, "limit_bytes": 1 << 20, "read_only": true});

@@ -34,8 +34,22 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 fn request() -> impl Strategy<Value = Value> {
-    let commands = ["list", "stat", "add", "remove", "resize", "rename", "reset", "limit", "compact", "other"];
-    let fields = ["name", "to", "size_bytes", "limit_bytes", "shrink", "read_only", "seconds", "id", "foo"];
+    let commands =
+        ["list", "stat", "add", "add-base", "remove", "resize", "rename", "reset", "limit", "compact", "other"];
+    let fields = [
+        "path",
+        "inside",
+        "format",
+        "name",
+        "to",
+        "size_bytes",
+        "limit_bytes",
+        "shrink",
+        "read_only",
+        "seconds",
+        "id",
+        "foo",
+    ];
     let field = (prop::sample::select(fields.to_vec()), value());
     (prop::sample::select(commands.to_vec()), vec(field, 0..5)).prop_map(|(command, fields)| {
         let mut request = json!({ "command": command });
@@ -97,6 +111,10 @@ fn commands_do_what_they_say() {
         (r#"{"command":"limit","name":"b","limit_bytes":null}"#, vec![("a", 512, None), ("b", 512, None)]),
         (r#"{"command":"rename","name":"b","to":"c"}"#, vec![("a", 512, None), ("c", 512, None)]),
         (r#"{"command":"remove","name":"a"}"#, vec![("c", 512, None)]),
+        (
+            r#"{"command":"add-base","name":"d","path":"/d.erofs","inside":"/d","format":"erofs"}"#,
+            vec![("c", 512, None), ("d", 512, None)],
+        ),
     ] {
         let answer = ask(line, &model);
         assert!(answer["error"].is_null(), "{line}: {answer}");
