@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::Write, os::unix::fs::FileExt, path::Path, thread};
 
-use pagefold_base::{Base, Options};
+use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::BlockDevice;
 use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
 use proptest::{prelude::*, test_runner::TestRunner};
@@ -137,4 +137,34 @@ pub(crate) fn threads(path: &Path, content: &[u8]) {
             });
         }
     });
+}
+
+/// Images of the same shape, whose clusters lie at the same addresses, with other content.
+#[test]
+fn images_that_share_a_cache_are_told_apart() {
+    let (cache, plain) = (Cache::new(1 << 20), content(1 << 20));
+    let folders: Vec<TempDir> = (0..3).map(|_| tempfile::tempdir().expect("a folder")).collect();
+    let bases: Vec<Base> = folders
+        .iter()
+        .zip(1..)
+        .map(|(folder, byte)| {
+            let content: Vec<u8> = plain.iter().map(|plain| plain ^ byte).collect();
+            let options = BuildOptions { pcluster_bytes: 16 << 10, ..BuildOptions::default() };
+            let image = image_of(&sparse_file(folder, &content), &options);
+            Base::open(&image, &Options::default(), &cache, |line| panic!("told: {line}")).expect("a base")
+        })
+        .collect();
+    for round in 0..2000_u64 {
+        let number = round * 48_271 % 255;
+        for (base, byte) in bases.iter().zip(1..) {
+            let mut page = [0; 4096];
+            base.read(number * 4096, &mut page).expect("a read");
+            let expected = plain[number as usize * 4096..].iter().map(|plain| plain ^ byte);
+            assert!(page.into_iter().eq(expected.take(4096)), "page {number} of image {byte}");
+        }
+        assert!(cache.kept_bytes() <= cache.limit_bytes());
+    }
+    assert!(cache.kept_bytes() > 0);
+    drop(bases);
+    assert_eq!((cache.kept_bytes(), cache.limit_bytes()), (0, 0));
 }
