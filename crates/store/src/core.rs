@@ -76,6 +76,17 @@ impl From<Full> for Failed {
     }
 }
 
+/// What compressing a page gave; the object's bytes are in the coder.
+#[derive(Clone, Copy)]
+pub(crate) enum Made {
+    /// One word over and over.
+    Same(Fill),
+    /// An object, made with those tables.
+    Object { tables: u8, len_bytes: usize },
+    /// Nothing shorter than the page.
+    Raw,
+}
+
 /// What a change of a slot that holds nothing begins with.
 #[derive(Clone, Copy)]
 pub(crate) enum Below<'a> {
@@ -150,28 +161,39 @@ impl Core {
         }
     }
 
-    /// Makes a new entry for `page`, to be put in the place of entry `number`, and takes room for its object if it needs one; the
-    /// caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
+    /// Compresses `page`.
+    pub(crate) fn compress(&self, coder: &mut Coder, page: &Page) -> Made {
+        let training = self.training.as_ref();
+        if let Some(fill) = same_filled(page).and_then(Fill::new) {
+            return Made::Same(fill);
+        }
+        let tables = training.map_or(0, Training::current);
+        let is_ready = prepare(training, &mut *coder.stream, &mut coder.trained, tables);
+        debug_assert!(is_ready, "the current tables are kept");
+        match coder.stream.compress(page, &mut coder.object[..OBJECT_MAX]) {
+            Some(len_bytes) => Made::Object { tables, len_bytes },
+            None => Made::Raw,
+        }
+    }
+
+    /// Makes a new entry of what [`compress`](Self::compress) made, to be put in the place of entry `number`, and takes room for its object if it
+    /// needs one; the caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
     pub(crate) fn build(
         self: &Arc<Self>,
         number: u64,
+        made: Made,
         coder: &mut Coder,
         kept: &mut Kept,
-        page: &Page,
         replaced_bytes: usize,
     ) -> Result<Entry, Full> {
-        let training = self.training.as_ref();
-        let tables = training.map_or(0, Training::current);
-        if let Some(fill) = same_filled(page).and_then(Fill::new) {
-            return Ok(Entry::Same(fill));
-        }
-        let is_ready = prepare(training, &mut *coder.stream, &mut coder.trained, tables);
-        debug_assert!(is_ready, "the current tables are kept");
-        let compressed = coder.stream.compress(page, &mut coder.object[..OBJECT_MAX]);
-        if let Some(training) = training {
+        let len_bytes = match made {
+            Made::Same(fill) => return Ok(Entry::Same(fill)),
+            Made::Object { len_bytes, .. } => len_bytes,
+            Made::Raw => PAGE_SIZE,
+        };
+        if let Some(training) = &self.training {
             training.offer(&mut coder.trained, number, self);
         }
-        let len_bytes = compressed.unwrap_or(PAGE_SIZE);
         let (leaf, _) = Leaves::leaf_of(number);
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
         if !self.budget.admits(grows_bytes, replaced_bytes == 0) {
@@ -185,7 +207,37 @@ impl Core {
                 self.heap.make_room(&**self, len_bytes, leaf)?
             }
         };
-        Ok(if compressed.is_some() { Entry::Object { tables, len_bytes, at } } else { Entry::Raw { at } })
+        Ok(match made {
+            Made::Object { tables, .. } => Entry::Object { tables, len_bytes, at },
+            _ => Entry::Raw { at },
+        })
+    }
+
+    /// Whether `entry` is what [`compress`](Self::compress) has just made of `page`.
+    ///
+    /// # Safety
+    /// As for [`decode`](Self::decode).
+    pub(crate) unsafe fn is_same(&self, entry: Entry, made: Made, coder: &mut Coder, page: &Page) -> bool {
+        let (at, len_bytes, object) = match (entry, made) {
+            (Entry::Same(old), Made::Same(new)) => return old == new,
+            (Entry::Object { tables: old, len_bytes: old_bytes, at }, Made::Object { tables, len_bytes })
+                if (old, old_bytes) == (tables, len_bytes) =>
+            {
+                (at, len_bytes, &coder.object[..len_bytes])
+            }
+            (Entry::Raw { at }, Made::Raw) => (at, PAGE_SIZE, &page[..]),
+            _ => return false,
+        };
+        // SAFETY: the caller's word.
+        match unsafe { self.heap.bytes(at, len_bytes) } {
+            Some(bytes) => bytes == object,
+            None => {
+                let mut old = [0; PAGE_SIZE];
+                // SAFETY: the caller's word.
+                unsafe { self.heap.read(at, &mut old[..len_bytes]) };
+                old[..len_bytes] == *object
+            }
+        }
     }
 
     /// Copies the object of `new`, which [`build`](Self::build) has just made, to its room.
@@ -257,7 +309,8 @@ impl Core {
             _ => unsafe { self.decode(old, coder, page) }.map_err(Failed::Corrupt)?,
         }
         change(page);
-        let new = self.build(number, coder, kept, page, old.object_bytes())?;
+        let made = self.compress(coder, page);
+        let new = self.build(number, made, coder, kept, old.object_bytes())?;
         if !fits(old, new) {
             self.free(new);
             return Err(Failed::Refused);

@@ -18,13 +18,15 @@ use pagefold_codec::{PAGE_SIZE, Page};
 use crate::{
     DiskStats,
     budget::{Full, Purpose},
-    core::{Below, Core, Corrupt, Failed},
+    core::{Below, Core, Corrupt, Failed, Made},
     entry::{Entry, Fill},
     heap::Location,
     layers::{LayerId, Sums},
     leaves::LEAF_SLOTS,
     parts::{HOLE, NOTHING, entry_below},
+    pins::Pin,
     prefetch::{LINE_BYTES, prefetch},
+    streams::Coder,
     tree::{Changing, Found, Place, Tree},
 };
 
@@ -312,11 +314,16 @@ impl Disk {
         }
         let core = &self.core;
         let mut taken = core.streams.take(0, &core.budget)?;
+        let (working, pin) = taken.parts();
+        let made = core.compress(&mut working.coder, page);
+        if self.has(slot, made, page, &mut working.coder, pin) {
+            return Ok(());
+        }
         loop {
             let place = self.make(slot)?;
             let (working, pin) = taken.parts();
             let old = Entry::decode(place.word.load(Relaxed));
-            let new = core.build(place.number(), &mut working.coder, &mut working.kept, page, old.object_bytes())?;
+            let new = core.build(place.number(), made, &mut working.coder, &mut working.kept, old.object_bytes())?;
             let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
                 // The leaf may be another's: so is the room in the heap, by its header.
                 core.free(new);
@@ -334,6 +341,47 @@ impl Disk {
         drop(taken);
         core.relieve();
         core.rewrite_some();
+        Ok(())
+    }
+
+    /// Whether the slot holds just what was made of `page`.
+    #[inline]
+    fn has(&self, slot: Slot, made: Made, page: &Page, coder: &mut Coder, pin: &mut Pin<'_>) -> bool {
+        let (core, tree) = (&*self.core, &self.tree);
+        let version = tree.version();
+        let Found::Entry(place) = tree.find(&core.leaves, slot) else { return false };
+        let mut word = place.word;
+        let mut entry = Entry::decode(word.load(Acquire));
+        let mut link = None;
+        if let Entry::Link(leaf) = entry {
+            word = place.word_in(&core.leaves, leaf);
+            entry = Entry::decode(word.load(Acquire));
+            link = Some(leaf);
+        }
+        let may_be = match (entry, made) {
+            (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,
+            (Entry::Raw { .. }, Made::Raw) | (Entry::Same(_), Made::Same(_)) => true,
+            _ => false,
+        };
+        if !may_be {
+            return false;
+        }
+        let pinned = pin.pin(word);
+        let is_current = link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
+        // SAFETY: the pin names its object until it rests.
+        let has = is_current && unsafe { core.is_same(Entry::decode(pinned), made, coder, page) };
+        pin.rests();
+        has
+    }
+
+    /// Makes the slot hold nothing, so that what is below the disk shows there.
+    pub fn forget(&self, slot: Slot) -> Result<(), Error> {
+        self.check_slot(slot)?;
+        if self.tree.peek(&self.core.leaves, slot) == Entry::Empty {
+            return Ok(());
+        }
+        self.change(|changing| changing.put_entry(slot, self.slots(), Entry::Empty))?;
+        self.change(|changing| changing.give_empty(slot));
         Ok(())
     }
 

@@ -434,3 +434,33 @@ fn families_of_forks_at_the_limit() {
     let stats = pool.stats();
     assert_eq!((stats.orig_data_size, stats.compr_data_size), (0, 0));
 }
+
+/// A page that equals the one that is there takes nothing, whoever wrote that.
+#[test]
+fn what_is_equal_is_kept_once() {
+    let pool = Pool::new(Config { train: false, ..Config::default() }).expect("a pool");
+    let disk = pool.disk(1000).expect("a disk");
+    for slot in 0..1000 {
+        disk.write(slot, &page_of(slot)).expect("no limit");
+    }
+    let fork = disk.fork().expect("no limit");
+    let before = pool.stats();
+    for slot in 0..1000 {
+        fork.write(slot, &page_of(slot)).expect("no limit");
+    }
+    let after = pool.stats();
+    assert_eq!((after.orig_data_size, after.compr_data_size), (before.orig_data_size, before.compr_data_size));
+    assert_eq!((after.table_bytes, fork.stats().orig_data_size), (before.table_bytes, 0));
+    fork.write(7, &page_of(1)).expect("no limit");
+    assert_eq!(fork.stats().orig_data_size, PAGE_SIZE as u64);
+    fork.forget(7).expect("no limit");
+    assert_eq!(fork.stats().orig_data_size, 0);
+    let mut page = [1; PAGE_SIZE];
+    assert_eq!((fork.read(7, &mut page), page), (Ok(false), [0; PAGE_SIZE]));
+    drop(disk);
+    for slot in (0..1000).filter(|&slot| slot != 7) {
+        fork.read(slot, &mut page).expect("a readable page");
+        assert!(page == *page_of(slot), "slot {slot}");
+    }
+    pool.check().expect("consistent");
+}
