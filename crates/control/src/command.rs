@@ -18,10 +18,38 @@ pub enum Command {
     Add(Add),
     /// Serves a file of the server's machine as a disk that is only read.
     AddBase(AddBase),
+    /// Makes disks that hold what another does.
+    Fork(Fork),
+    /// Keeps what a disk holds, under a name.
+    Snapshot {
+        /// The disk.
+        name: String,
+        /// What the snapshot is called among those of the disk.
+        snapshot: String,
+    },
+    /// Makes a disk hold what a snapshot of it does. Its clients stay connected.
+    Rollback {
+        /// The disk.
+        name: String,
+        /// What the snapshot is called among those of the disk.
+        snapshot: String,
+    },
+    /// Tells where a disk was changed since it was made.
+    Changes {
+        /// The disk.
+        name: String,
+        /// From this byte on.
+        #[serde(default)]
+        offset: u64,
+    },
     /// Removes a disk with its contents. Its clients get an error.
-    Remove {
+    #[serde(alias = "remove")]
+    Drop {
         /// Which.
         name: String,
+        /// Its snapshots go too.
+        #[serde(default)]
+        snapshots: bool,
     },
     /// Changes a disk's size.
     Resize {
@@ -76,6 +104,22 @@ pub struct Add {
     #[serde(default)]
     pub limit_bytes: Option<u64>,
     /// Its clients may not change it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Disks to make by forking.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    /// The base, the disk or the snapshot that they begin as.
+    pub from: String,
+    /// Their names, which no other disks have.
+    pub names: Vec<String>,
+    /// The most memory that each of them may take.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Their clients may not change them.
     #[serde(default)]
     pub read_only: bool,
 }

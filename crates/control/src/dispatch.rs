@@ -1,6 +1,7 @@
 //! From a request's line to the answer's line.
 
 use std::{
+    collections::HashSet,
     fmt, io,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -12,11 +13,19 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Manage, Stat};
+use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Fork, Manage, Stat};
 
 /// The names of the commands.
-const COMMANDS: [&str; 11] =
-    ["list", "stat", "add", "add-base", "remove", "resize", "rename", "reset", "limit", "compact", "stop"];
+const COMMANDS: [&str; 16] = [
+    "list", "stat", "add", "add-base", "fork", "snapshot", "rollback", "changes", "drop", "remove", "resize", "rename",
+    "reset", "limit", "compact", "stop",
+];
+
+/// What one request may fork: the answer has a record of each.
+const MAX_FORKS: usize = 512;
+
+/// Between a disk's name and that of its snapshot.
+const SNAPSHOT_SIGN: char = '@';
 
 /// What NBD allows an export's name.
 const MAX_NAME_BYTES: usize = 4096;
@@ -71,6 +80,14 @@ pub(crate) fn answer_in_parts(
         Ok(Outcome::Disks) => {
             parts.add(r#"{"disks":["#)?;
             parts.add_disks(|batch| disks.list(batch), |disk: &DiskRecord| &disk.name)?;
+            parts.add("]}")?;
+        }
+        Ok(Outcome::Some(records)) => {
+            parts.add(r#"{"disks":["#)?;
+            for (index, record) in records.iter().enumerate() {
+                let comma = if index > 0 { "," } else { "" };
+                parts.add(&format!("{comma}{}", serde_json::to_string(record)?))?;
+            }
             parts.add("]}")?;
         }
         Ok(Outcome::Figures { server }) => {
@@ -216,6 +233,8 @@ enum Outcome {
     Whole(String),
     /// The result has the records of all disks.
     Disks,
+    /// The result has these records.
+    Some(Vec<DiskRecord>),
     /// The result has the figures of all disks after the server's.
     Figures { server: String },
 }
@@ -237,13 +256,23 @@ fn perform(command: Command, disks: &dyn Manage) -> Result<Outcome, Failure> {
             check_name(&base.name)?;
             json(disks.add_base(&base)?)
         }
-        Command::Remove { name } => json(disks.remove(&name)?),
+        Command::Fork(fork) => {
+            check_fork(&fork)?;
+            return Ok(Outcome::Some(disks.fork(&fork)?));
+        }
+        Command::Snapshot { name, snapshot } => {
+            check_snapshot(&name, &snapshot)?;
+            json(disks.snapshot(&name, &snapshot)?)
+        }
+        Command::Rollback { name, snapshot } => json(disks.rollback(&name, &snapshot)?),
+        Command::Changes { name, offset } => json(disks.changes(&name, offset)?),
+        Command::Drop { name, snapshots } => json(disks.drop(&name, snapshots)?),
         Command::Resize { name, size_bytes, shrink } => {
             check_size(size_bytes)?;
             json(disks.resize(&name, size_bytes, shrink)?)
         }
         Command::Rename { name, to } => {
-            check_name(&to)?;
+            check_new_name(&name, &to)?;
             json(disks.rename(&name, &to)?)
         }
         Command::Reset { name } => json(disks.reset(&name)?),
@@ -264,8 +293,70 @@ fn json(result: impl Serialize) -> Result<String, Failure> {
 /// Whether a disk can have this name.
 ///
 /// # Errors
-/// [`Code::InvalidName`] if it is longer than NBD allows, or has control characters, which no list or log could show.
+/// [`Code::InvalidName`] if it is longer than NBD allows, has control characters, which no list or log could show, or an `@`, which
+/// the names of snapshots have.
 pub fn check_name(name: &str) -> Result<(), Failure> {
+    check_export_name(name)?;
+    if name.contains(SNAPSHOT_SIGN) {
+        let what = format!("invalid name '{name}': leave out '@', which is for snapshots: DISK@SNAPSHOT");
+        return Err(Failure::new(Code::InvalidName, what));
+    }
+    Ok(())
+}
+
+/// The name of a disk's snapshot.
+pub fn snapshot_name(disk: &str, snapshot: &str) -> String {
+    format!("{disk}{SNAPSHOT_SIGN}{snapshot}")
+}
+
+/// The disk's name and the snapshot's in the name of a snapshot; `None` if it is that of a disk.
+pub fn split_snapshot_name(name: &str) -> Option<(&str, &str)> {
+    name.split_once(SNAPSHOT_SIGN)
+}
+
+/// Whether a disk's snapshot can be called so.
+fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
+    check_export_name(&snapshot_name(disk, snapshot))?;
+    if snapshot.is_empty() || snapshot.contains(SNAPSHOT_SIGN) {
+        let what = format!("invalid snapshot name '{snapshot}': it must have a character, and no '@'");
+        return Err(Failure::new(Code::InvalidName, what));
+    }
+    Ok(())
+}
+
+/// A snapshot stays one of the same disk, and a disk does not become one.
+fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
+    match (split_snapshot_name(name), split_snapshot_name(to)) {
+        (Some((disk, _)), Some((same, snapshot))) if disk == same => check_snapshot(disk, snapshot),
+        (Some((disk, _)), _) => {
+            let what = format!("'{name}' is a snapshot: a new name for it begins with '{disk}{SNAPSHOT_SIGN}'");
+            Err(Failure::new(Code::InvalidName, what))
+        }
+        (None, _) => check_name(to),
+    }
+}
+
+fn check_fork(fork: &Fork) -> Result<(), Failure> {
+    let Fork { names, .. } = fork;
+    if names.is_empty() || names.len() > MAX_FORKS {
+        let what = format!("field `names`: expected 1 to {MAX_FORKS} names, there are {}", names.len());
+        return Err(Failure::new(Code::InvalidRequest, what));
+    }
+    let mut seen = HashSet::new();
+    for name in names {
+        check_name(name)?;
+        if !seen.insert(name) {
+            return Err(Failure::new(
+                Code::NameInUse,
+                format!("'{name}' is there twice: each fork needs its own name"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an export can have this name.
+fn check_export_name(name: &str) -> Result<(), Failure> {
     let wrong = |what: String| Err(Failure::new(Code::InvalidName, what));
     if name.len() > MAX_NAME_BYTES {
         return wrong(format!("a name of {} bytes: NBD allows {MAX_NAME_BYTES}", name.len()));

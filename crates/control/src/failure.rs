@@ -33,9 +33,11 @@ pub enum Code {
     InvalidSize,
     /// The size would become smaller, and `shrink` is not set.
     WouldShrink,
+    /// The disk has snapshots, and `snapshots` is not set.
+    HasSnapshots,
     /// The file cannot be opened as a base.
     InvalidBase,
-    /// The disk is a base, which is only read.
+    /// The disk is a base or a snapshot, which is only read.
     ReadOnly,
     /// Below what is needed for a page or for what is stored.
     InvalidLimit,

@@ -27,14 +27,14 @@ mod records;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command};
-pub use dispatch::{answer, check_name, check_size};
+pub use command::{Add, AddBase, Command, Fork};
+pub use dispatch::{answer, check_name, check_size, snapshot_name, split_snapshot_name};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Manage};
 pub use model::Model;
 pub use records::{
-    Compacted, DiskKind, DiskRecord, DiskStat, Done, Figures, Greeting, Limited, Listing, Renamed, Resized, ServerStat,
-    Stat,
+    ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Done, Dropped, Figures, Greeting, Limited,
+    Listing, Renamed, Resized, ServerStat, Stat,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{Add, AddBase, Compacted, DiskRecord, DiskStat, Failure, Limited, Renamed, Resized, ServerStat};
+use crate::{
+    Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, Limited, Renamed, Resized,
+    ServerStat,
+};
 
 /// Some of the disks in the order of their names.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +39,20 @@ pub trait Manage: Send + Sync {
     /// Serves a file as a disk that is only read.
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure>;
 
-    /// Removes a disk with its contents.
-    fn remove(&self, name: &str) -> Result<DiskRecord, Failure>;
+    /// Makes disks that all hold what another does at one instant; in the order of the names.
+    fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure>;
+
+    /// Keeps what a disk holds at one instant, as a disk that is only read.
+    fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
+
+    /// Makes a disk hold what a snapshot of it does.
+    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
+
+    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room for it.
+    fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure>;
+
+    /// Removes a disk with its contents; with its snapshots only if `snapshots` says so.
+    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure>;
 
     /// Changes a disk's size; without `shrink`, only to a larger one.
     fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure>;

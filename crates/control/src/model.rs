@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, Code, Compacted, DiskKind, DiskRecord, DiskStat, Failure, Figures, Limited, Manage, Renamed,
-    Resized, ServerStat,
+    Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
+    Limited, Manage, Renamed, Resized, ServerStat, snapshot_name,
 };
 
 /// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
@@ -65,6 +65,24 @@ impl State {
     }
 }
 
+fn record(name: String, size_bytes: u64) -> DiskRecord {
+    DiskRecord {
+        name,
+        size_bytes,
+        limit_bytes: None,
+        read_only: false,
+        kind: DiskKind::Ram,
+        path: None,
+        from: None,
+        age_seconds: 0,
+        changed_bytes: 0,
+        own_bytes: 0,
+        snapshots: 0,
+        clients: 0,
+        uris: Vec::new(),
+    }
+}
+
 fn stat(disk: &DiskRecord) -> DiskStat {
     DiskStat {
         name: disk.name.clone(),
@@ -103,25 +121,63 @@ impl Manage for Model {
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
         let Add { name, size_bytes, limit_bytes, read_only } = disk.clone();
-        let (kind, path) = (DiskKind::Ram, None);
-        self.insert(DiskRecord { name, size_bytes, limit_bytes, read_only, kind, path, clients: 0, uris: Vec::new() })
+        self.insert(DiskRecord { limit_bytes, read_only, ..record(name, size_bytes) })
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
-        self.insert(DiskRecord {
-            name: base.name.clone(),
-            size_bytes: 512,
-            limit_bytes: None,
-            read_only: true,
-            kind: DiskKind::Base,
-            path: Some(base.path.clone()),
-            clients: 0,
-            uris: Vec::new(),
-        })
+        let path = Some(base.path.clone());
+        let record = record(base.name.clone(), 512);
+        self.insert(DiskRecord { read_only: true, kind: DiskKind::Base, path, ..record })
     }
 
-    fn remove(&self, name: &str) -> Result<DiskRecord, Failure> {
-        self.lock().disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))
+    fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
+        let mut state = self.lock();
+        let Fork { from, names, limit_bytes, read_only } = fork;
+        let source = state.get(from)?.clone();
+        if let Some(name) = names.iter().find(|name| state.disks.contains_key(*name)) {
+            return Err(Failure::name_in_use(name));
+        }
+        let forks = names.iter().map(|name| DiskRecord {
+            limit_bytes: *limit_bytes,
+            read_only: *read_only,
+            from: Some(from.clone()),
+            path: source.path.clone(),
+            ..record(name.clone(), source.size_bytes)
+        });
+        let forks: Vec<_> = forks.collect();
+        state.disks.extend(forks.iter().map(|fork| (fork.name.clone(), fork.clone())));
+        Ok(forks)
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+        let size_bytes = self.lock().get(name)?.size_bytes;
+        let record = record(snapshot_name(name, snapshot), size_bytes);
+        self.insert(DiskRecord { read_only: true, kind: DiskKind::Snapshot, from: Some(name.to_owned()), ..record })
+    }
+
+    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+        let mut state = self.lock();
+        let size_bytes = state.get(&snapshot_name(name, snapshot))?.size_bytes;
+        let disk = state.get(name)?;
+        disk.size_bytes = size_bytes;
+        Ok(disk.clone())
+    }
+
+    fn changes(&self, name: &str, _: u64) -> Result<Changes, Failure> {
+        let DiskRecord { name, size_bytes, .. } = self.lock().get(name)?.clone();
+        Ok(Changes { name, size_bytes, ranges: Vec::new(), next_offset: None })
+    }
+
+    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure> {
+        let mut state = self.lock();
+        let prefix = snapshot_name(name, "");
+        let is_snapshot = |other: &str| other.starts_with(&prefix);
+        if !snapshots && state.disks.keys().any(|other| is_snapshot(other)) {
+            return Err(Failure::new(Code::HasSnapshots, "say snapshots"));
+        }
+        let disk = state.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        state.disks.retain(|other, _| !is_snapshot(other));
+        Ok(Dropped { disk, file_users: 0 })
     }
 
     fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure> {
@@ -141,8 +197,14 @@ impl Manage for Model {
         if name != to && state.disks.contains_key(to) {
             return Err(Failure::name_in_use(to));
         }
-        if let Some(disk) = state.disks.remove(name) {
-            state.disks.insert(to.to_owned(), DiskRecord { name: to.to_owned(), ..disk });
+        let prefix = snapshot_name(name, "");
+        let renamed = |old: &str| {
+            let rest = if old == name { Some("") } else { old.starts_with(&prefix).then(|| &old[name.len()..]) };
+            rest.map(|rest| format!("{to}{rest}"))
+        };
+        for (old, disk) in std::mem::take(&mut state.disks) {
+            let name = renamed(&old).unwrap_or(old);
+            state.disks.insert(name.clone(), DiskRecord { name, ..disk });
         }
         Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: Vec::new() })
     }

@@ -24,6 +24,8 @@ pub enum DiskKind {
     Ram,
     /// A file that is only read.
     Base,
+    /// What a disk held at one instant, which is only read.
+    Snapshot,
     /// Something that a newer server has.
     #[serde(other)]
     Other,
@@ -43,9 +45,24 @@ pub struct DiskRecord {
     /// What it is made of.
     #[serde(default)]
     pub kind: DiskKind,
-    /// A base's file.
+    /// A base's file, or that of the base which lies below the disk.
     #[serde(default)]
     pub path: Option<String>,
+    /// What it was forked from, as that was named then.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Seconds since it was made.
+    #[serde(default)]
+    pub age_seconds: u64,
+    /// Bytes of the pages that it wrote itself, as far as they are kept.
+    #[serde(default)]
+    pub changed_bytes: u64,
+    /// Memory for these.
+    #[serde(default)]
+    pub own_bytes: u64,
+    /// How many snapshots it has.
+    #[serde(default)]
+    pub snapshots: u64,
     /// NBD connections that use it.
     pub clients: u64,
     /// Where NBD clients find it, one for each address of the server.
@@ -104,6 +121,39 @@ pub struct Stat {
     pub server: ServerStat,
     /// By name.
     pub disks: Vec<DiskStat>,
+}
+
+/// A stretch of a disk that was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedRange {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes.
+    pub len_bytes: u64,
+}
+
+/// Where a disk was changed since it was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// The disk.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// In order. One may begin where the one before ends.
+    pub ranges: Vec<ChangedRange>,
+    /// Where to go on; `None` when this was all.
+    pub next_offset: Option<u64>,
+}
+
+/// A disk is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// As it was.
+    #[serde(flatten)]
+    pub disk: DiskRecord,
+    /// Disks that go on reading the file of a base that was dropped.
+    #[serde(default)]
+    pub file_users: u64,
 }
 
 /// A disk has another size.

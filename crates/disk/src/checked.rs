@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
 /// A device whose requests are checked: range, capability, emptiness.
 ///
@@ -83,5 +83,13 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         if self.check(offset, len_bytes)? { self.device.extents(offset, len_bytes, each) } else { Ok(()) }
+    }
+
+    fn knows_changes(&self) -> bool {
+        self.device.knows_changes()
+    }
+
+    fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
+        if self.check(offset, len_bytes)? { self.device.changes(offset, len_bytes, each) } else { Ok(()) }
     }
 }

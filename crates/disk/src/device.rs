@@ -47,6 +47,15 @@ pub struct Extent {
     pub zero: bool,
 }
 
+/// A stretch of a device that was changed or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Bytes, never 0.
+    pub len_bytes: u64,
+    /// It was changed since the device was made.
+    pub changed: bool,
+}
+
 /// What [`BlockDevice::write_zeroes`] may do with the range's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeroes {
@@ -100,4 +109,16 @@ pub trait BlockDevice: Send + Sync {
     /// Tells `each` the range's extents in order; they cover it exactly. Neighbours may have the same status, so that little more
     /// is looked at than is told. `each` returns false to hear no more.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
+
+    /// Whether [`changes`](Self::changes) says more than that anything may have been changed.
+    fn knows_changes(&self) -> bool {
+        false
+    }
+
+    /// Tells `each` which stretches of the range were changed since the device was made, in order; they cover it exactly. Neighbours may have
+    /// the same status. `each` returns false to hear no more.
+    fn changes(&self, _offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
+        each(Change { len_bytes, changed: true });
+        Ok(())
+    }
 }

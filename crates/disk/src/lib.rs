@@ -26,7 +26,7 @@ mod room;
 mod shared;
 
 pub use checked::Checked;
-pub use device::{BlockDevice, Error, Extent, Zeroes};
+pub use device::{BlockDevice, Change, Error, Extent, Zeroes};
 pub use pagefold_store::{
     Config as PoolConfig, DiskStats, Error as StoreError, NewError as NewPoolError, Pool, Stats as PoolStats,
     keep_no_large_blocks,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
 /// A device that tells transports where to wait for room. It wakes those that wait when a part of it is discarded, and when
 /// it is dropped. What else makes room has to call [`Room::signal`](crate::Room::signal).
@@ -74,5 +74,13 @@ impl<D: BlockDevice> BlockDevice for Patient<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         self.device.extents(offset, len_bytes, each)
+    }
+
+    fn knows_changes(&self) -> bool {
+        self.device.knows_changes()
+    }
+
+    fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
+        self.device.changes(offset, len_bytes, each)
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use pagefold_store::{self as store, Disk, DiskStats, PAGE_SIZE, Pool, Status};
 
-use crate::{BlockDevice, Error, Extent, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Zeroes};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -364,6 +364,26 @@ impl BlockDevice for RamDisk {
                 _ => each(Extent { len_bytes: stop - at, hole: status == Status::Hole, zero: status != Status::Data }),
             };
             if !more {
+                return Ok(());
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
+    fn knows_changes(&self) -> bool {
+        true
+    }
+
+    fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
+        let end = offset + len_bytes;
+        let mut at = offset;
+        while at < end {
+            let slot = at / PAGE_BYTES;
+            let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
+            let (changed, count) = self.disk.changed(slot, slots_left)?;
+            let stop = end.min((slot + count) * PAGE_BYTES);
+            if !each(Change { len_bytes: stop - at, changed }) {
                 return Ok(());
             }
             at = stop;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     fn size_bytes(&self) -> u64 {
@@ -43,5 +43,13 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         (**self).extents(offset, len_bytes, each)
+    }
+
+    fn knows_changes(&self) -> bool {
+        (**self).knows_changes()
+    }
+
+    fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
+        (**self).changes(offset, len_bytes, each)
     }
 }

@@ -351,7 +351,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             },
             Task::Read { reading, mut replies } => connection.read(reading, &mut replies),
             Task::Other { request, mut replies } => {
-                replies.execute(&request, connection.headers(), connection.device().as_deref());
+                replies.execute(&request, &connection.session, connection.device().as_deref());
                 connection.send(replies.filled())
             }
         }
@@ -554,7 +554,7 @@ impl<T: Transport> Leader<T> {
                             Attempt::NoRoom(_) => return self.begin_slow(connection, request),
                         }
                     } else {
-                        self.output.execute(&request, headers, Some(device));
+                        self.output.execute(&request, &connection.session, Some(device));
                     }
                     self.input.consume(message_bytes);
                     return Ok(Begun::Done);
@@ -602,7 +602,7 @@ impl<T: Transport> Leader<T> {
                 if let Some(replies) = lend(reply_bytes(&request)) {
                     return Ok(Begun::Task(Task::Other { request, replies }));
                 }
-                self.output.execute(&request, connection.headers(), connection.device().as_deref());
+                self.output.execute(&request, &connection.session, connection.device().as_deref());
                 Ok(Begun::Done)
             }
         }

@@ -103,6 +103,11 @@ impl Export {
         Some(access)
     }
 
+    /// Whether its device knows what of it was changed.
+    pub(crate) fn knows_changes(&self) -> bool {
+        lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
+    }
+
     /// Lets no later request reach the device, which is dropped with the last that has.
     fn close(&self) {
         let mut state = lock(&self.state);

@@ -9,10 +9,10 @@ use crate::{
     export::Access,
     memory::Memory,
     protocol::{
-        BASE_ALLOCATION, BASE_ALLOCATION_ID, BASE_WILDCARD, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers,
-        INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES,
-        OPTION_MAGIC, OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES, encode_server_reply,
-        handshake, info, option, reply,
+        Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
+        MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
+        OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES, encode_server_reply, handshake, info, option,
+        reply,
     },
     request::ReadBroke,
     transport::{Deadline, Transport},
@@ -29,8 +29,8 @@ const LIST_PIECE_BYTES: usize = 16 << 10;
 pub(crate) struct Session {
     pub(crate) access: Arc<Access>,
     pub(crate) headers: Headers,
-    /// `base:allocation` may be asked for.
-    pub(crate) allocation: bool,
+    /// What the status of blocks may be asked for in.
+    pub(crate) contexts: Vec<Context>,
 }
 
 /// Why a connection ended. It costs nobody but the peer; the text is for tests and debuggers.
@@ -89,7 +89,7 @@ pub(crate) fn negotiate<T: Transport>(
         begin,
         no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
         headers: Headers::default(),
-        allocation: None,
+        selected: None,
         replies: Vec::new(),
     };
     loop {
@@ -122,8 +122,8 @@ struct Negotiation<'a, T> {
     begin: &'a dyn Fn() -> Result<(), usize>,
     no_zeroes: bool,
     headers: Headers,
-    /// The export for which `base:allocation` was selected.
-    allocation: Option<Arc<Export>>,
+    /// The contexts that were selected, and for which export.
+    selected: Option<(Arc<Export>, Vec<Context>)>,
     /// What is to be sent in answer to the option at hand.
     replies: Vec<u8>,
 }
@@ -181,8 +181,9 @@ impl<T: Transport> Negotiation<'_, T> {
     }
 
     fn session(&self, export: &Arc<Export>, access: Arc<Access>) -> Session {
-        let allocation = self.allocation.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, export));
-        Session { access, headers: self.headers, allocation }
+        let selected = self.selected.as_ref().filter(|(selected, _)| Arc::ptr_eq(selected, export));
+        let contexts = selected.map(|(_, contexts)| contexts.clone()).unwrap_or_default();
+        Session { access, headers: self.headers, contexts }
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
@@ -261,7 +262,7 @@ impl<T: Transport> Negotiation<'_, T> {
     fn contexts(&mut self, option: u32, data: &[u8]) {
         let select = option == option::SET_META_CONTEXT;
         if select {
-            self.allocation = None;
+            self.selected = None;
         }
         if self.headers == Headers::Simple {
             return self.reply(option, reply::ERR_INVALID, b"negotiate structured replies first");
@@ -272,17 +273,21 @@ impl<T: Transport> Negotiation<'_, T> {
         let Some(export) = self.exports.find(query.name) else {
             return self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
         };
+        let knows_changes = export.knows_changes();
         // Wildcards and the empty list are for listing alone: what is selected is named.
-        let found = query.queries.contains(&BASE_ALLOCATION)
-            || !select && (query.queries.is_empty() || query.queries.contains(&BASE_WILDCARD));
-        if found {
-            let id = if select { BASE_ALLOCATION_ID } else { 0 };
-            let mut context = id.to_be_bytes().to_vec();
-            context.extend_from_slice(BASE_ALLOCATION);
-            self.reply(option, reply::META_CONTEXT, &context);
+        let is_asked = |context: Context| {
+            query.queries.contains(&context.name())
+                || !select && (query.queries.is_empty() || query.queries.contains(&context.wildcard()))
+        };
+        let is_known = |context: Context| context != Context::Changed || knows_changes;
+        let found: Vec<_> =
+            Context::ALL.into_iter().filter(|&context| is_known(context) && is_asked(context)).collect();
+        for context in &found {
+            let id = if select { context.id() } else { 0 };
+            self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), context.name()].concat());
         }
-        if select && found {
-            self.allocation = Some(export);
+        if select {
+            self.selected = Some((export, found));
         }
         self.reply(option, reply::ACK, b"");
     }

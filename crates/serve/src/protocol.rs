@@ -210,12 +210,49 @@ pub mod state {
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// The one metadata context.
-pub const BASE_ALLOCATION: &[u8] = b"base:allocation";
-/// The query for every context of the namespace.
-pub const BASE_WILDCARD: &[u8] = b"base:";
-/// The identifier under which it is selected.
-pub const BASE_ALLOCATION_ID: u32 = 1;
+/// States of an extent in `pagefold:changed`.
+pub mod changed_state {
+    /// Changed since the disk was made.
+    pub const CHANGED: u32 = 1 << 0;
+}
+
+/// What BLOCK_STATUS tells of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// Which parts are holes, and which read as zeros: [`state`].
+    Allocation,
+    /// Which parts were changed since the disk was made: [`changed_state`].
+    Changed,
+}
+
+impl Context {
+    /// Every context, in the order in which replies tell them.
+    pub const ALL: [Self; 2] = [Self::Allocation, Self::Changed];
+
+    /// Its name.
+    pub fn name(self) -> &'static [u8] {
+        match self {
+            Self::Allocation => b"base:allocation",
+            Self::Changed => b"pagefold:changed",
+        }
+    }
+
+    /// The query for every context of its namespace.
+    pub fn wildcard(self) -> &'static [u8] {
+        match self {
+            Self::Allocation => b"base:",
+            Self::Changed => b"pagefold:",
+        }
+    }
+
+    /// The identifier under which it is selected.
+    pub fn id(self) -> u32 {
+        match self {
+            Self::Allocation => 1,
+            Self::Changed => 2,
+        }
+    }
+}
 
 /// How requests and replies look, as client and server have agreed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

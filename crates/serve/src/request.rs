@@ -2,14 +2,14 @@
 
 use std::io;
 
-use pagefold_disk::{self as disk, BlockDevice, Extent};
+use pagefold_disk::{self as disk, BlockDevice, Change, Extent};
 
 use crate::{
     export::Device,
     negotiate::Session,
     protocol::{
-        BASE_ALLOCATION_ID, EXTENDED_CHUNK_HEADER_BYTES, Errno, Headers, MAX_PAYLOAD_BYTES, Request,
-        SIMPLE_REPLY_BYTES, chunk, command, command_flag, encode_chunk_header, encode_extended_chunk_header,
+        Context, EXTENDED_CHUNK_HEADER_BYTES, Errno, Headers, MAX_PAYLOAD_BYTES, Request, SIMPLE_REPLY_BYTES,
+        changed_state, chunk, command, command_flag, encode_chunk_header, encode_extended_chunk_header,
         encode_simple_reply, state,
     },
 };
@@ -120,7 +120,7 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
         return Err(Refusal::new(Errno::Inval, "a read of no bytes"));
     }
     if request.kind == command::BLOCK_STATUS {
-        if !session.allocation {
+        if session.contexts.is_empty() {
             return Err(Refusal::new(Errno::Inval, "no metadata context was selected"));
         }
         if len_bytes == 0 {
@@ -218,10 +218,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
 
     /// Answers a request that neither reads nor changes the device. There must be room for [`REPLY_OVERHEAD_BYTES`]; a block
     /// status has as many extents as fit.
-    pub(crate) fn execute(&mut self, request: &Request, headers: Headers, device: Option<&Device>) {
+    pub(crate) fn execute(&mut self, request: &Request, session: &Session, device: Option<&Device>) {
+        let headers = session.headers;
         let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
             command::BLOCK_STATUS => {
-                self.block_status(request, headers, device).map_err(|error| Refusal::of(&error, request))
+                self.block_status(request, session, device).map_err(|error| Refusal::of(&error, request))
             }
             kind => {
                 // CACHE: there is nothing nearer than where the pages are.
@@ -235,27 +236,37 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         }
     }
 
-    fn block_status(&mut self, request: &Request, headers: Headers, device: &Device) -> Result<(), disk::Error> {
-        let extended = headers == Headers::Extended;
+    /// A chunk for each context, which share the room.
+    fn block_status(&mut self, request: &Request, session: &Session, device: &Device) -> Result<(), disk::Error> {
+        let Session { headers, contexts, .. } = session;
+        let extended = *headers == Headers::Extended;
         let (before_bytes, each_bytes) = if extended { (8, 16) } else { (4, 8) };
-        let room = self.room_bytes().saturating_sub(headers.chunk_bytes() + before_bytes) / each_bytes;
+        let each_room = self.room_bytes() / contexts.len().max(1);
+        let room = each_room.saturating_sub(headers.chunk_bytes() + before_bytes) / each_bytes;
         let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS.min(room) };
-        let extents = extents(request, device, limit)?;
-        let payload_bytes = before_bytes + each_bytes * extents.len();
-        let kind = if extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
-        self.chunk(request, headers, chunk::FLAG_DONE, kind, payload_bytes as u64);
-        self.push(&BASE_ALLOCATION_ID.to_be_bytes());
-        if extended {
-            self.push(&(extents.len() as u32).to_be_bytes());
-        }
-        for (len_bytes, status) in extents {
+        // An error takes the place of all chunks.
+        let told = contexts.iter().map(|&context| Ok((context, extents(request, device, context, limit)?)));
+        let told = told.collect::<Result<Vec<_>, disk::Error>>()?;
+        let mut left = told.len();
+        for (context, extents) in told {
+            left -= 1;
+            let payload_bytes = before_bytes + each_bytes * extents.len();
+            let kind = if extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+            let flags = if left == 0 { chunk::FLAG_DONE } else { 0 };
+            self.chunk(request, *headers, flags, kind, payload_bytes as u64);
+            self.push(&context.id().to_be_bytes());
             if extended {
-                self.push(&len_bytes.to_be_bytes());
-                self.push(&u64::from(status).to_be_bytes());
-            } else {
-                // No longer than the request.
-                self.push(&(len_bytes as u32).to_be_bytes());
-                self.push(&status.to_be_bytes());
+                self.push(&(extents.len() as u32).to_be_bytes());
+            }
+            for (len_bytes, status) in extents {
+                if extended {
+                    self.push(&len_bytes.to_be_bytes());
+                    self.push(&u64::from(status).to_be_bytes());
+                } else {
+                    // No longer than the request.
+                    self.push(&(len_bytes as u32).to_be_bytes());
+                    self.push(&status.to_be_bytes());
+                }
             }
         }
         Ok(())
@@ -476,13 +487,13 @@ pub(crate) fn is_change(request: &Request) -> bool {
     matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
-/// The range's extents as (bytes, status), neighbours of one status joined, at least one and at most `limit`.
-fn extents(request: &Request, device: &Device, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
+/// The range's extents in a context as (bytes, status), neighbours of one status joined, at least one and at most `limit`.
+fn extents(request: &Request, device: &Device, context: Context, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
+    let Request { offset, len_bytes, .. } = *request;
     let mut extents: Vec<(u64, u32)> = Vec::new();
-    let mut left = request.len_bytes;
-    let mut each = |extent: Extent| {
-        let len_bytes = extent.len_bytes.min(left);
-        let status = if extent.hole { state::HOLE } else { 0 } | if extent.zero { state::ZERO } else { 0 };
+    let mut left = len_bytes;
+    let mut each = |len_bytes: u64, status: u32| {
+        let len_bytes = len_bytes.min(left);
         let count = extents.len();
         match extents.last_mut() {
             Some(last) if last.1 == status => last.0 += len_bytes,
@@ -492,10 +503,19 @@ fn extents(request: &Request, device: &Device, limit: usize) -> Result<Vec<(u64,
         left -= len_bytes;
         left != 0
     };
-    device.extents(request.offset, request.len_bytes, &mut each)?;
+    match context {
+        Context::Allocation => device.extents(offset, len_bytes, &mut |extent: Extent| {
+            let hole = if extent.hole { state::HOLE } else { 0 };
+            each(extent.len_bytes, hole | if extent.zero { state::ZERO } else { 0 })
+        })?,
+        Context::Changed => device.changes(offset, len_bytes, &mut |change: Change| {
+            each(change.len_bytes, if change.changed { changed_state::CHANGED } else { 0 })
+        })?,
+    }
     if extents.is_empty() {
-        // Status 0 claims nothing.
-        extents.push((request.len_bytes, 0));
+        // The device had nothing to say, as where it has shrunk: no hole, and changed for all that is known.
+        let unknown = if context == Context::Changed { changed_state::CHANGED } else { 0 };
+        extents.push((len_bytes, unknown));
     }
     Ok(extents)
 }

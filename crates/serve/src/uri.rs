@@ -12,7 +12,7 @@ use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 pub fn unix_uri(path: &Path, export: &str) -> String {
     let mut uri = "nbd+unix:///".to_owned();
     // A slash in a name is encoded, because clients differ in what they make of one at its front.
-    push_encoded(&mut uri, export.as_bytes(), b"");
+    push_encoded(&mut uri, export.as_bytes(), IN_NAMES);
     uri.push_str("?socket=");
     push_encoded(&mut uri, path.as_os_str().as_bytes(), b"/");
     uri
@@ -26,9 +26,12 @@ pub fn unix_uri(path: &Path, export: &str) -> String {
 /// ```
 pub fn tcp_uri(address: SocketAddr, export: &str) -> String {
     let mut uri = format!("nbd://{address}/");
-    push_encoded(&mut uri, export.as_bytes(), b"");
+    push_encoded(&mut uri, export.as_bytes(), IN_NAMES);
     uri
 }
+
+/// Reserved, but not in a path.
+const IN_NAMES: &[u8] = b"@";
 
 /// Adds `bytes`; all but RFC 3986's unreserved characters and those in `literal` are percent-encoded.
 fn push_encoded(uri: &mut String, bytes: &[u8], literal: &[u8]) {
@@ -54,6 +57,7 @@ mod tests {
             uri(b"a b?c#d%e&f+g'h\"i", "/x/\u{e9}"),
             "nbd+unix:///%2Fx%2F%C3%A9?socket=a%20b%3Fc%23d%25e%26f%2Bg%27h%22i"
         );
+        assert_eq!(uri(b"/a", "disk@before"), "nbd+unix:///disk@before?socket=/a");
         assert_eq!(uri(b"\xff\n", "disk"), "nbd+unix:///disk?socket=%FF%0A");
     }
 }

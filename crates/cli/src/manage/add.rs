@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use pagefold_base::Format;
 use pagefold_control::{Add, AddBase, Command, DiskRecord};
 
-use super::Asked;
+use super::{Asked, uris};
 use crate::{image::Place, misuse, size};
 
 /// Add an empty disk, or a file as a disk that is only read, to a running server
@@ -56,8 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     asked.perform(&command, |disk: &DiskRecord| {
-        let uris: Vec<_> = disk.uris.iter().map(|uri| format!(" '{uri}'")).collect();
-        format!("added '{}', {}:{}", disk.name, size::show(disk.size_bytes), uris.concat())
+        format!("added '{}', {}:{}", disk.name, size::show(disk.size_bytes), uris(disk))
     })
 }
 

@@ -1,8 +1,9 @@
 //! `pagefold disks`: which disks a server has.
 
-use std::io::Write;
+use std::io::{self, Write};
 
-use pagefold_control::{Command, DiskRecord, Listing};
+use anyhow::ensure;
+use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
 use crate::{image::show, output::output, peer::Peer, size};
 
@@ -10,8 +11,16 @@ use crate::{image::show, output::output, peer::Peer, size};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold disks
-  pagefold disks --json | jq -r .uris[0]")]
+  pagefold disks job-1
+  pagefold disks --json | jq -r .uris[0]
+
+CHANGED is what a disk wrote itself, without what it shares with what it was forked from; RAM is the memory that this takes. Both count pages that only \
+its snapshots or forks still hold.")]
 pub(crate) struct Args {
+    /// Only these disks, with their snapshots, in full and with the addresses that clients use
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
     #[command(flatten)]
     peer: Peer,
 
@@ -21,37 +30,126 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let listing: Listing = args.peer.connect()?.call(&Command::List {})?;
+    let Args { names, peer, json } = args;
+    let mut listing: Listing = peer.connect()?.call(&Command::List {})?;
+    if !names.is_empty() {
+        for name in names {
+            ensure!(listing.disks.iter().any(|disk| disk.name == *name), Failure::no_such_disk(name));
+        }
+        listing.disks.retain(|disk| names.iter().any(|name| is_of(&disk.name, name)));
+    }
     let mut out = output();
-    for disk in &listing.disks {
-        if args.json {
-            writeln!(out, "{}", serde_json::to_string(disk)?)?;
-        } else {
-            writeln!(out, "{}", show(words(disk).as_bytes()))?;
+    match (json, names.is_empty()) {
+        (true, _) => {
+            for disk in &listing.disks {
+                writeln!(out, "{}", serde_json::to_string(disk)?)?;
+            }
+        }
+        (false, true) => table(&mut out, &listing.disks)?,
+        (false, false) => {
+            for disk in &listing.disks {
+                writeln!(out, "{}", show(words(disk).as_bytes()))?;
+            }
         }
     }
     Ok(out.flush()?)
 }
 
-fn words(disk: &DiskRecord) -> String {
-    let DiskRecord { name, size_bytes, limit_bytes, read_only, kind: _, path, clients, uris } = disk;
-    let mut words = format!("'{name}'  {}", size::show(*size_bytes));
-    if let Some(limit) = limit_bytes {
-        words += &format!(", limit {}", size::show(*limit));
+/// Whether `name` is the disk, or a snapshot of it.
+fn is_of(name: &str, disk: &str) -> bool {
+    name == disk || split_snapshot_name(name).is_some_and(|(of, _)| of == disk)
+}
+
+/// A line a disk, which is 80 columns wide where names are short.
+fn table(out: &mut dyn Write, disks: &[DiskRecord]) -> io::Result<()> {
+    if disks.is_empty() {
+        return Ok(());
     }
-    if *read_only {
+    let names: Vec<_> = disks.iter().map(|disk| show(disk.name.as_bytes()).to_string()).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(8, 20);
+    writeln!(
+        out,
+        "{:<width$}  {:>8}  {:>8}  {:>8}  {:>6}  {:>7}  FROM",
+        "NAME", "SIZE", "CHANGED", "RAM", "AGE", "CLIENTS"
+    )?;
+    for (name, disk) in names.iter().zip(disks) {
+        let (changed, own) = match disk.kind {
+            DiskKind::Base => ("-".to_owned(), "-".to_owned()),
+            _ => (size::show(disk.changed_bytes), size::show(disk.own_bytes)),
+        };
+        let from = disk.from.as_deref().or(disk.path.as_deref()).unwrap_or("-");
+        let (size, age, clients) = (size::show(disk.size_bytes), age(disk.age_seconds), disk.clients);
+        let line = format!("{name:<width$}  {size:>8}  {changed:>8}  {own:>8}  {age:>6}  {clients:>7}  ");
+        writeln!(out, "{line}{}", show(from.as_bytes()))?;
+    }
+    Ok(())
+}
+
+/// A time in the greatest unit of which it has two.
+fn age(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "min")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
+    unit.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
+}
+
+fn words(disk: &DiskRecord) -> String {
+    let mut words = format!("'{}'  {}", disk.name, size::show(disk.size_bytes));
+    if let Some(limit) = disk.limit_bytes {
+        words += &format!(", limit {}", size::show(limit));
+    }
+    if disk.read_only {
         words += ", read-only";
     }
-    if let Some(path) = path {
-        words += &format!(", of {path}");
+    if let Some(from) = &disk.from {
+        words += &format!(", forked from '{from}'");
     }
-    match clients {
-        0 => {}
-        1 => words += ", 1 client",
-        clients => words += &format!(", {clients} clients"),
+    if let Some(path) = &disk.path {
+        let how = if disk.kind == DiskKind::Base { "of" } else { "over" };
+        words += &format!(", {how} {path}");
     }
-    for uri in uris {
+    if disk.kind != DiskKind::Base {
+        words += &format!(", {} changed in {}", size::show(disk.changed_bytes), size::show(disk.own_bytes));
+    }
+    words += &format!(", made {} ago", age(disk.age_seconds));
+    for (count, one, many) in [(disk.snapshots, "snapshot", "snapshots"), (disk.clients, "client", "clients")] {
+        match count {
+            0 => {}
+            1 => words += &format!(", 1 {one}"),
+            count => words += &format!(", {count} {many}"),
+        }
+    }
+    for uri in &disk.uris {
         words += &format!("  '{uri}'");
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_fits_a_terminal() {
+        let disk = |name: &str, from: Option<&str>| DiskRecord {
+            name: name.to_owned(),
+            size_bytes: 1023 << 40,
+            limit_bytes: None,
+            read_only: false,
+            kind: DiskKind::Ram,
+            path: None,
+            from: from.map(str::to_owned),
+            age_seconds: 999 * 86_400,
+            changed_bytes: 1000 << 20,
+            own_bytes: 100 << 10,
+            snapshots: 0,
+            clients: 99,
+            uris: Vec::new(),
+        };
+        let mut out = Vec::new();
+        table(&mut out, &[disk("debian", None), disk("job-1@before-upgrade", Some("job-1"))]).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert_eq!(text.lines().count(), 3);
+        assert!(is_of("a", "a") && is_of("a@b", "a") && !is_of("ab", "a") && !is_of("a", "a@b"));
+    }
 }

@@ -11,8 +11,13 @@ use std::{
 
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
-use pagefold_control::{Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures};
-use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room, Waits};
+use pagefold_control::{
+    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, snapshot_name, split_snapshot_name,
+};
+use pagefold_disk::{
+    BlockDevice, DiskStats, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room,
+    Waits,
+};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
 use super::{
@@ -25,8 +30,11 @@ use super::{
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
 /// What a disk takes besides its table: its entries in the server's lists, and its name in each of them.
-const RECORD_BYTES: u64 = 256;
+pub(super) const RECORD_BYTES: u64 = 256;
 const NAMES: u64 = 3;
+
+/// What NBD allows an export's name.
+const MAX_NAME_BYTES: usize = 4096;
 
 /// What all disks are made with.
 pub(crate) struct Config {
@@ -49,7 +57,7 @@ pub(crate) enum WhenFull {
 /// Disks by name, and their exports.
 pub(crate) struct Disks {
     exports: Exports,
-    pool: Pool,
+    pub(super) pool: Pool,
     client_memory: Arc<ClientMemory>,
     base_cache: Cache,
     /// Where writes wait, if they do.
@@ -62,43 +70,56 @@ pub(crate) struct Disks {
     compacting: Mutex<()>,
 }
 
-struct State {
+/// The snapshots of a disk have names that begin with its own, and are there as long as it is.
+pub(super) struct State {
     disks: BTreeMap<String, Disk>,
     limit_bytes: Option<u64>,
 }
 
 #[derive(Clone)]
-struct Disk {
-    kind: Kind,
-    limit_bytes: Option<u64>,
-    read_only: bool,
-    waits: Option<Arc<Waits>>,
+pub(super) struct Disk {
+    pub(super) kind: Kind,
+    pub(super) origin: Option<Arc<Origin>>,
+    pub(super) made: Instant,
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) read_only: bool,
+    pub(super) waits: Option<Arc<Waits>>,
     /// Held in memory until the disk is removed.
-    _record: Arc<Counted>,
+    pub(super) _record: Arc<Counted>,
 }
 
 /// What a disk is made of.
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     /// Compressed pages, which clients write.
     Ram(Arc<RamDisk>),
-    /// A file, which is only read. It is named as users name it.
-    Base(Arc<Base>, Arc<str>),
+    /// What such a disk held at one instant.
+    Snapshot(Arc<RamDisk>),
+    /// A file, which is only read.
+    Base(Arc<BaseDisk>),
+}
+
+/// A base that is served, or that disks lie over.
+pub(super) struct BaseDisk {
+    pub(super) base: Arc<Base>,
+    /// The file as users name it.
+    path: String,
+    _record: Arc<Counted>,
+}
+
+/// Where a fork comes from.
+pub(super) struct Origin {
+    /// The disk that was forked, as it was named then.
+    pub(super) name: String,
+    /// What lies below.
+    pub(super) base: Option<Arc<BaseDisk>>,
 }
 
 impl Kind {
-    fn size_bytes(&self) -> u64 {
+    pub(super) fn size_bytes(&self) -> u64 {
         match self {
-            Self::Ram(ram) => ram.size_bytes(),
-            Self::Base(base, _) => base.size_bytes(),
-        }
-    }
-
-    /// What it takes in the server's lists beside its name.
-    fn record_bytes(&self) -> u64 {
-        match self {
-            Self::Ram(_) => RECORD_BYTES,
-            Self::Base(base, path) => RECORD_BYTES + base.table_bytes() + path.len() as u64,
+            Self::Ram(ram) | Self::Snapshot(ram) => ram.size_bytes(),
+            Self::Base(file) => file.base.size_bytes(),
         }
     }
 
@@ -106,19 +127,20 @@ impl Kind {
     fn told(&self) -> DiskKind {
         match self {
             Self::Ram(_) => DiskKind::Ram,
-            Self::Base(..) => DiskKind::Base,
+            Self::Snapshot(_) => DiskKind::Snapshot,
+            Self::Base(_) => DiskKind::Base,
         }
     }
 
     /// The RAM disk that `name` must be for what is asked of it.
-    fn ram(&self, name: &str, asked: &str) -> Result<&Arc<RamDisk>, Failure> {
-        match self {
-            Self::Ram(ram) => Ok(ram),
-            Self::Base(..) => {
-                let what = format!("disk '{name}' is a base, which is only read: it cannot {asked}");
-                Err(Failure::new(Code::ReadOnly, what))
-            }
-        }
+    pub(super) fn ram(&self, name: &str, asked: &str) -> Result<&Arc<RamDisk>, Failure> {
+        let kind = match self {
+            Self::Ram(ram) => return Ok(ram),
+            Self::Snapshot(_) => "snapshot",
+            Self::Base(_) => "base",
+        };
+        let what = format!("disk '{name}' is a {kind}, which is only read: it cannot {asked}");
+        Err(Failure::new(Code::ReadOnly, what))
     }
 }
 
@@ -127,9 +149,28 @@ impl Disk {
     fn device(&self) -> Arc<dyn BlockDevice> {
         match (&self.kind, &self.waits) {
             (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
-            (Kind::Ram(ram), None) => Arc::clone(ram) as _,
-            (Kind::Base(base, _), _) => Arc::clone(base) as _,
+            (Kind::Ram(ram) | Kind::Snapshot(ram), _) => Arc::clone(ram) as _,
+            (Kind::Base(file), _) => Arc::clone(&file.base) as _,
         }
+    }
+
+    /// The base that it is, or that lies below it.
+    pub(super) fn base(&self) -> Option<&Arc<BaseDisk>> {
+        match &self.kind {
+            Kind::Base(file) => Some(file),
+            Kind::Ram(_) | Kind::Snapshot(_) => self.origin.as_ref()?.base.as_ref(),
+        }
+    }
+
+    /// What it takes in the server's lists beside its name.
+    fn record_bytes(&self) -> u64 {
+        let origin = self.origin.as_ref();
+        RECORD_BYTES + origin.map_or(0, |origin| origin.name.len() as u64)
+    }
+
+    /// Whether it lies over this base.
+    fn is_over(&self, file: &Arc<BaseDisk>) -> bool {
+        self.origin.is_some() && self.base().is_some_and(|base| Arc::ptr_eq(base, file))
     }
 
     /// Requests that wait for room; `None` where they fail.
@@ -151,7 +192,7 @@ impl Counted {
     }
 
     /// What a disk of this name takes in the server's lists, if there is room for it.
-    fn record(pool: &Pool, name: &str, record_bytes: u64) -> Result<Arc<Self>, Failure> {
+    pub(super) fn record(pool: &Pool, name: &str, record_bytes: u64) -> Result<Arc<Self>, Failure> {
         let taken = Self::take(pool, record_bytes + NAMES * name.len() as u64);
         let what = "the server's memory limit leaves no room for a disk or its name";
         taken.map(Arc::new).ok_or_else(|| Failure::new(Code::NoMemory, what))
@@ -171,8 +212,14 @@ pub(crate) struct Found {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) kind: DiskKind,
-    /// A base's file.
+    /// The file of the base that it is, or that lies below it.
     pub(crate) path: Option<String>,
+    pub(crate) from: Option<String>,
+    pub(crate) age: Duration,
+    /// Bytes of the pages that it wrote itself, and the memory for them.
+    pub(crate) changed_bytes: u64,
+    pub(crate) own_bytes: u64,
+    pub(crate) snapshots: u64,
     pub(crate) clients: u64,
 }
 
@@ -237,7 +284,8 @@ impl Disks {
         })?);
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
         let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.new_waits());
-        let disk = Disk { kind: Kind::Ram(ram), limit_bytes, read_only, waits, _record: record };
+        let (kind, made) = (Kind::Ram(ram), Instant::now());
+        let disk = Disk { kind, origin: None, made, limit_bytes, read_only, waits, _record: record };
         self.insert(&mut state, name, disk)
     }
 
@@ -254,42 +302,64 @@ impl Disks {
         }
         let base = Arc::new(bases::open(file, &self.base_cache, tell)?);
         let padding_bytes = base.padding_bytes();
-        let kind = Kind::Base(base, file.to_string().into());
-        let record = Counted::record(&self.pool, name, kind.record_bytes())?;
+        let path = file.to_string();
+        // Forks of the base hold it longer than the server's lists do.
+        let held = Counted::record(&self.pool, "", base.table_bytes() + path.len() as u64)?;
+        let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
         let mut state = self.lock();
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let disk = Disk { kind, limit_bytes: None, read_only: true, waits: None, _record: record };
+        let kind = Kind::Base(Arc::new(BaseDisk { base, path, _record: held }));
+        let made = Instant::now();
+        let disk = Disk { kind, origin: None, made, limit_bytes: None, read_only: true, waits: None, _record: record };
         Ok((self.insert(&mut state, name, disk)?, padding_bytes))
     }
 
     /// The requests of a disk that wait for room, if they are to.
-    fn new_waits(&self) -> Option<Arc<Waits>> {
+    pub(super) fn new_waits(&self) -> Option<Arc<Waits>> {
         self.room.as_ref().map(|room| Arc::new(Waits::new(room)))
     }
 
     /// Serves a disk under a name that no other has.
-    fn insert(&self, state: &mut State, name: &str, disk: Disk) -> Result<Found, Failure> {
+    pub(super) fn insert(&self, state: &mut State, name: &str, disk: Disk) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
-        let found = found(name, &disk, 0);
+        let found = found(name, &disk, 0, 0);
         state.disks.insert(name.to_owned(), disk);
         Ok(found)
     }
 
-    pub(crate) fn remove(&self, name: &str) -> Result<Found, Failure> {
+    /// Also returns how many disks still lie over the base that was dropped.
+    pub(crate) fn remove(&self, name: &str, with_snapshots: bool) -> Result<(Found, u64), Failure> {
         let mut state = self.lock();
-        let disk = state.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
-        let export = self.exports.remove(name);
+        state.get(name)?;
+        let snapshots: Vec<String> = state.snapshots(name).map(|(name, _)| name.clone()).collect();
+        if !snapshots.is_empty() && !with_snapshots {
+            let count = if let [_] = snapshots[..] { "1 snapshot" } else { &format!("{} snapshots", snapshots.len()) };
+            let what = format!(
+                "disk '{name}' has {count}, such as '{}': drop these first, or together with it (--snapshots)",
+                snapshots[0]
+            );
+            return Err(Failure::new(Code::HasSnapshots, what));
+        }
+        let (removed, clients) = state.remove(name, &self.exports)?;
+        let mut gone = vec![removed];
+        for snapshot in &snapshots {
+            gone.push(state.remove(snapshot, &self.exports)?.0);
+        }
+        let disk = &gone[0];
+        let over = match &disk.kind {
+            Kind::Base(file) => state.disks.values().filter(|other| other.is_over(file)).count() as u64,
+            Kind::Ram(_) | Kind::Snapshot(_) => 0,
+        };
         // The last reference may be this one: to free a disk takes time, in which others need not wait.
         drop(state);
-        let clients = export.map_or(0, |export| export.connections() as u64);
-        let found = found(name, &disk, clients);
-        drop(disk);
+        let found = found(name, disk, clients, snapshots.len() as u64);
+        drop(gone);
         self.signal_room();
-        Ok(found)
+        Ok((found, over))
     }
 
     /// Returns the size that the disk had.
@@ -318,10 +388,25 @@ impl Disks {
 
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
         let mut state = self.lock();
-        let record = Counted::record(&self.pool, to, state.get(name)?.kind.record_bytes())?;
-        self.exports.rename(name, to).map_err(failure)?;
-        if let Some(disk) = state.disks.remove(name) {
-            state.disks.insert(to.to_owned(), Disk { _record: record, ..disk });
+        let disk = (name.to_owned(), to.to_owned(), state.get(name)?.record_bytes());
+        // Where no disk is, no snapshot of it is: their new names are free when that of the disk is.
+        let snapshots = state.snapshots(name).map(|(old, snapshot)| {
+            let new = format!("{to}{}", &old[name.len()..]);
+            (old.clone(), new, snapshot.record_bytes())
+        });
+        let all: Vec<_> = std::iter::once(disk).chain(snapshots).collect();
+        if let Some((_, new, _)) = all.iter().find(|(_, new, _)| new.len() > MAX_NAME_BYTES) {
+            let what = format!("a snapshot would get a name of {} bytes: NBD allows {MAX_NAME_BYTES}", new.len());
+            return Err(Failure::new(Code::InvalidName, what));
+        }
+        let records = all.iter().map(|(_, new, bytes)| Counted::record(&self.pool, new, *bytes));
+        let records = records.collect::<Result<Vec<_>, _>>()?;
+        // Only the first can fail.
+        for ((old, new, _), record) in all.into_iter().zip(records) {
+            self.exports.rename(&old, &new).map_err(failure)?;
+            if let Some(disk) = state.disks.remove(&old) {
+                state.disks.insert(new, Disk { _record: record, ..disk });
+            }
         }
         Ok(())
     }
@@ -330,7 +415,7 @@ impl Disks {
         let disk = self.lock().get(name)?.clone();
         disk.kind.ram(name, "be reset")?.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.signal_room();
-        Ok(found(name, &disk, self.clients(name)))
+        Ok(found(name, &disk, self.clients(name), self.lock().snapshots(name).count() as u64))
     }
 
     /// Sets a disk's limit, or that of all together, and returns the one that there was.
@@ -357,7 +442,7 @@ impl Disks {
     }
 
     /// Has requests that wait for room try again.
-    fn signal_room(&self) {
+    pub(super) fn signal_room(&self) {
         if let Some(room) = &self.room {
             room.signal();
         }
@@ -365,12 +450,13 @@ impl Disks {
 
     /// Disks in the order of their names.
     pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
-        self.batch(batch).into_iter().map(|(name, disk)| found(&name, &disk, self.clients(&name))).collect()
+        let disks = self.batch(batch).into_iter();
+        disks.map(|(name, disk, snapshots)| found(&name, &disk, self.clients(&name), snapshots)).collect()
     }
 
     /// Figures of disks in the order of their names.
     pub(crate) fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
-        self.batch(batch).into_iter().map(|(name, disk)| figures(name, &disk)).collect()
+        self.batch(batch).into_iter().map(|(name, disk, _)| figures(name, &disk)).collect()
     }
 
     /// Figures of the disk `name`.
@@ -413,7 +499,7 @@ impl Disks {
                 limit_bytes: disk.limit_bytes?,
                 spent_bytes: ram.stats().spent_bytes,
             }),
-            Kind::Base(..) => None,
+            Kind::Snapshot(_) | Kind::Base(_) => None,
         });
         let all = state.limit_bytes.map(|limit_bytes| Use {
             name: None,
@@ -464,35 +550,59 @@ impl Disks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic can leave no disk half made: each change of the maps is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Disks of this moment. A disk that is removed meanwhile lives until this is dropped.
-    fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk)> {
+    /// Disks of this moment, with how many snapshots each has. A disk that is removed meanwhile lives until this is dropped.
+    fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk, u64)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let state = self.lock();
         let disks = state.disks.range::<str, _>((start, Bound::Unbounded));
-        disks.take(most).map(|(name, disk)| (name.clone(), disk.clone())).collect()
+        let count = |name: &str| state.snapshots(name).count() as u64;
+        disks.take(most).map(|(name, disk)| (name.clone(), disk.clone(), count(name))).collect()
     }
 
     /// How many clients an export has.
-    fn clients(&self, name: &str) -> u64 {
+    pub(super) fn clients(&self, name: &str) -> u64 {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 }
 
 impl State {
-    fn get(&self, name: &str) -> Result<&Disk, Failure> {
-        self.disks.get(name).ok_or_else(|| Failure::no_such_disk(name))
+    pub(super) fn get(&self, name: &str) -> Result<&Disk, Failure> {
+        self.disks.get(name).ok_or_else(|| match split_snapshot_name(name) {
+            Some((disk, snapshot)) if self.disks.contains_key(disk) => {
+                Failure::new(Code::NoSuchDisk, format!("disk '{disk}' has no snapshot '{snapshot}'"))
+            }
+            _ => Failure::no_such_disk(name),
+        })
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.disks.contains_key(name)
+    }
+
+    /// The snapshots of the disk `name`.
+    pub(super) fn snapshots(&self, name: &str) -> impl Iterator<Item = (&String, &Disk)> {
+        let prefix = snapshot_name(name, "");
+        let from = self.disks.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(&prefix))
+    }
+
+    /// Takes a disk out of the lists. Also returns how many clients it had.
+    pub(super) fn remove(&mut self, name: &str, exports: &Exports) -> Result<(Disk, u64), Failure> {
+        let disk = self.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        let export = exports.remove(name);
+        Ok((disk, export.map_or(0, |export| export.connections() as u64)))
     }
 }
 
-fn found(name: &str, disk: &Disk, clients: u64) -> Found {
-    let path = match &disk.kind {
-        Kind::Ram(_) => None,
-        Kind::Base(_, path) => Some(path.to_string()),
+pub(super) fn found(name: &str, disk: &Disk, clients: u64, snapshots: u64) -> Found {
+    let stats = match &disk.kind {
+        Kind::Ram(ram) | Kind::Snapshot(ram) => ram.stats(),
+        Kind::Base(_) => DiskStats::default(),
     };
     Found {
         name: name.to_owned(),
@@ -500,7 +610,12 @@ fn found(name: &str, disk: &Disk, clients: u64) -> Found {
         limit_bytes: disk.limit_bytes,
         read_only: disk.read_only,
         kind: disk.kind.told(),
-        path,
+        path: disk.base().map(|file| file.path.clone()),
+        from: disk.origin.as_ref().map(|origin| origin.name.clone()),
+        age: disk.made.elapsed(),
+        changed_bytes: stats.orig_data_size,
+        own_bytes: stats.spent_bytes,
+        snapshots,
         clients,
     }
 }
@@ -508,8 +623,8 @@ fn found(name: &str, disk: &Disk, clients: u64) -> Found {
 fn figures(name: String, disk: &Disk) -> DiskStat {
     let waiting = disk.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
     let figures = match &disk.kind {
-        Kind::Ram(ram) => limited(ram.stats().figures()).chain(waiting).collect(),
-        Kind::Base(..) => Figures::new(),
+        Kind::Ram(ram) | Kind::Snapshot(ram) => limited(ram.stats().figures()).chain(waiting).collect(),
+        Kind::Base(_) => Figures::new(),
     };
     let (kind, size_bytes) = (disk.kind.told(), disk.kind.size_bytes());
     DiskStat { name, size_bytes, limit_bytes: disk.limit_bytes, kind, figures }
@@ -521,7 +636,7 @@ fn limited<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<I
     figures.map(|(name, value)| (name.to_owned(), value.into()))
 }
 
-fn failure(error: Error) -> Failure {
+pub(super) fn failure(error: Error) -> Failure {
     match error {
         Error::DuplicateExport(name) => Failure::name_in_use(&name),
         Error::UnknownExport(name) => Failure::no_such_disk(&name),
@@ -540,7 +655,9 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error }).expect("a pool");
+        let disks =
+            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
+                .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };

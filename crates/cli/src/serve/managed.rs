@@ -10,8 +10,8 @@ use std::{
 };
 
 use pagefold_control::{
-    Add, AddBase, Batch, Compacted, DiskKind, DiskRecord, DiskStat, Failure, Limited, Manage, Renamed, Resized,
-    ServerStat,
+    Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Fork, Limited, Manage,
+    Renamed, Resized, ServerStat,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -62,19 +62,36 @@ impl Managed {
     }
 
     fn record(&self, found: Found) -> DiskRecord {
-        let Found { name, size_bytes, limit_bytes, read_only, kind, path, clients } = found;
-        let uris = self.uris(&name);
-        DiskRecord { name, size_bytes, limit_bytes, read_only, kind, path, clients, uris }
+        DiskRecord {
+            uris: self.uris(&found.name),
+            name: found.name,
+            size_bytes: found.size_bytes,
+            limit_bytes: found.limit_bytes,
+            read_only: found.read_only,
+            kind: found.kind,
+            path: found.path,
+            from: found.from,
+            age_seconds: found.age.as_secs(),
+            changed_bytes: found.changed_bytes,
+            own_bytes: found.own_bytes,
+            snapshots: found.snapshots,
+            clients: found.clients,
+        }
     }
 
     /// Says what a disk is called and where it is.
     pub(crate) fn tell_disk(&self, found: &Found) {
-        let of = match &found.path {
-            Some(path) => format!(", read-only, of {path}"),
-            None if found.read_only => ", read-only".to_owned(),
-            None => String::new(),
+        let mut of = if found.read_only { ", read-only" } else { "" }.to_owned();
+        match (&found.from, &found.path) {
+            (Some(from), _) => of += &format!(", forked from '{from}'"),
+            (None, Some(path)) => of += &format!(", of {path}"),
+            (None, None) => {}
+        }
+        let what = match found.kind {
+            DiskKind::Base => "base",
+            DiskKind::Snapshot => "snapshot",
+            _ => "disk",
         };
-        let what = if found.kind == DiskKind::Base { "base" } else { "disk" };
         for uri in self.uris(&found.name) {
             self.log.info(&format!("{what} '{}', {}{of}: '{uri}'", found.name, size::show(found.size_bytes)));
         }
@@ -123,10 +140,37 @@ impl Manage for Managed {
         Ok(self.record(found))
     }
 
-    fn remove(&self, name: &str) -> Result<DiskRecord, Failure> {
-        let found = self.disks.remove(name)?;
-        self.log.info(&format!("disk '{name}' removed"));
+    fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
+        let found = self.disks.fork(fork)?;
+        found.iter().for_each(|found| self.tell_disk(found));
+        Ok(found.into_iter().map(|found| self.record(found)).collect())
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+        let found = self.disks.snapshot(name, snapshot)?;
+        self.tell_disk(&found);
         Ok(self.record(found))
+    }
+
+    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+        let found = self.disks.rollback(name, snapshot)?;
+        self.log.info(&format!("disk '{name}' rolled back to its snapshot '{snapshot}'"));
+        Ok(self.record(found))
+    }
+
+    fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
+        self.log.debug("control: changes");
+        self.disks.changes(name, offset)
+    }
+
+    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure> {
+        let (found, file_users) = self.disks.remove(name, snapshots)?;
+        let with = match found.snapshots {
+            0 => String::new(),
+            count => format!(" with its snapshots, {count}"),
+        };
+        self.log.info(&format!("disk '{name}' dropped{with}"));
+        Ok(Dropped { disk: self.record(found), file_users })
     }
 
     fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure> {

@@ -5,6 +5,7 @@ mod child;
 mod clients;
 mod disks;
 mod ending;
+mod forks;
 mod managed;
 mod notify;
 mod options;

@@ -52,7 +52,7 @@ impl Control {
     }
 
     /// The code of a command that has to fail.
-    fn fails(&mut self, request: &Value) -> String {
+    pub(crate) fn fails(&mut self, request: &Value) -> String {
         let answer = self.ask(request);
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(message.len() > 5, "{request}: {answer}");
@@ -66,8 +66,9 @@ fn disks_come_and_go() {
     let mut control = Control::open(&server);
     assert_eq!(control.done(&json!({"command": "list"})), json!({"disks": []}));
     let added = control.done(&json!({"id": 1, "command": "add", "name": "a", "size_bytes": 1 << 20}));
-    let expected = json!({"name": "a", "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false,
-        "kind": "ram", "path": null, "clients": 0, "uris": [server.uri("a")]});
+    let expected = json!({"name": "a", "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false, "kind": "ram",
+        "path": null, "from": null, "age_seconds": added["age_seconds"], "changed_bytes": 0, "own_bytes": 0,
+        "snapshots": 0, "clients": 0, "uris": [server.uri("a")]});
     assert_eq!(added, expected);
     let limited =
         json!({"command": "add", "name": "b/ü", "size_bytes": 4 << 20, "limit_bytes": 1 << 20, "read_only": true});
@@ -165,19 +166,26 @@ fn idle_clients_give_way() {
 fn the_program_says_what_it_did() {
     let server = Server::start(&["--export", "name=a,size=1M"]);
     let said = |args: &[&str]| run(&mut server.ask(args));
-    assert_eq!(said(&["disks"]), format!("'a'  1.00 MiB  '{}'\n", server.uri("a")));
+    let listing = said(&["disks"]);
+    let words: Vec<_> = listing.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>()).collect();
+    assert_eq!(words, [["NAME", "SIZE", "CHANGED"], ["a", "1.00", "MiB"]]);
+    let listing = said(&["disks", "a"]);
+    assert!(listing.starts_with("'a'  1.00 MiB, 0 B changed in 0 B, made "), "{listing}");
+    assert!(listing.ends_with(&format!("  '{}'\n", server.uri("a"))), "{listing}");
     assert_eq!(
         said(&["add", "b", "--size", "2M", "--limit", "1M"]),
         format!("added 'b', 2.00 MiB: '{}'\n", server.uri("b"))
     );
-    assert!(said(&["disks"]).contains("'b'  2.00 MiB, limit 1.00 MiB  "));
+    assert!(said(&["disks", "b"]).contains("'b'  2.00 MiB, limit 1.00 MiB, "));
     assert_eq!(said(&["rename", "b", "c"]), format!("renamed 'b' to 'c': '{}'\n", server.uri("c")));
     assert_eq!(said(&["reset", "c"]), "reset 'c'\n");
     assert_eq!(said(&["limit", "a", "none"]), "the limit of 'a' was none and is none\n");
     assert_eq!(said(&["limit", "none"]), "the server's limit was none and is none\n");
     assert_eq!(said(&["resize", "c", "2M"]), "resized 'c' from 2.00 MiB to 2.00 MiB\n");
-    assert_eq!(said(&["remove", "c"]), "removed 'c', 2.00 MiB\n");
-    assert!(run_to_fail(&mut server.ask(&["remove", "c"])).contains("no disk is named 'c'"));
+    assert_eq!(said(&["drop", "c"]), "dropped 'c', 2.00 MiB\n");
+    for args in [&["drop", "c"][..], &["disks", "c"], &["remove", "c"]] {
+        assert!(run_to_fail(&mut server.ask(args)).contains("no disk is named 'c'"), "{args:?}");
+    }
     assert!(run_to_fail(&mut server.ask(&["resize", "a", "512K"])).contains("shrink"));
     for args in [
         &["add", "d", "--size", "1M", "--json"][..],

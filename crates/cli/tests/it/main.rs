@@ -10,6 +10,7 @@ mod devices;
 mod embedded;
 mod errors;
 mod file_system;
+mod forks;
 mod guest;
 mod images;
 mod manual;

@@ -1,6 +1,6 @@
 //! Any line gets one answer, which has the line's id and says what became of it.
 
-use pagefold_control::{Model, answer};
+use pagefold_control::{Model, answer, split_snapshot_name};
 use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
@@ -30,12 +30,15 @@ fn value() -> impl Strategy<Value = Value> {
         2 => any::<bool>().prop_map(Value::from),
         1 => Just(Value::Null),
         1 => Just(json!([{ "name": [] }])),
+        2 => vec("[a-d]", 0..3).prop_map(Value::from),
     ]
 }
 
 fn request() -> impl Strategy<Value = Value> {
-    let commands =
-        ["list", "stat", "add", "add-base", "remove", "resize", "rename", "reset", "limit", "compact", "other"];
+    let commands = [
+        "list", "stat", "add", "add-base", "fork", "snapshot", "rollback", "changes", "drop", "remove", "resize",
+        "rename", "reset", "limit", "compact", "other",
+    ];
     let fields = [
         "path",
         "inside",
@@ -47,6 +50,10 @@ fn request() -> impl Strategy<Value = Value> {
         "shrink",
         "read_only",
         "seconds",
+        "from",
+        "names",
+        "snapshot",
+        "snapshots",
         "id",
         "foo",
     ];
@@ -86,7 +93,11 @@ proptest! {
                 prop_assert_eq!(before, after, "{} {}", request, answer);
             } else {
                 prop_assert!(request.get("foo").is_none() && request["command"] != "other", "{}", request);
+                let names: Vec<_> = after.iter().map(|(name, ..)| name.clone()).collect();
                 for (name, size_bytes, _) in after {
+                    if let Some((disk, snapshot)) = split_snapshot_name(&name) {
+                        prop_assert!(names.iter().any(|name| name == disk) && !snapshot.contains('@'), "{}", name);
+                    }
                     prop_assert!(size_bytes != 0 && size_bytes % 512 == 0);
                     prop_assert!(name.len() <= 4096 && !name.contains(char::is_control));
                 }

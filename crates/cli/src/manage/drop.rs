@@ -1,0 +1,56 @@
+//! `pagefold drop`: a running server loses disks.
+
+use pagefold_control::{Command, DiskKind, Dropped};
+
+use super::Asked;
+use crate::size;
+
+/// Remove disks, with their contents, from a running server
+#[derive(clap::Args)]
+#[command(
+    visible_alias = "remove",
+    after_help = "Examples:
+  pagefold drop scratch job-1
+  pagefold drop job-1@before
+  pagefold drop --snapshots job-2
+
+Requests that the server is working on are answered. Later requests of the disks' clients fail, and their connections end. \
+Forks of a disk that is dropped stay as they are, and so does the memory that they share with it. The file of a base stays open until the last fork of it \
+is dropped."
+)]
+pub(crate) struct Args {
+    /// Disks, bases, or snapshots as DISK@SNAPSHOT
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Drop each disk's snapshots too; without this, a disk that has some is refused
+    #[arg(long)]
+    snapshots: bool,
+
+    #[command(flatten)]
+    asked: Asked,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let Args { names, snapshots, asked } = args;
+    let mut telling = asked.connect()?;
+    for name in names {
+        let dropped: Dropped = telling.call(&Command::Drop { name: name.clone(), snapshots: *snapshots })?;
+        telling.tell(&dropped, || words(&dropped))?;
+    }
+    Ok(())
+}
+
+fn words(Dropped { disk, file_users }: &Dropped) -> String {
+    let with = match disk.snapshots {
+        0 => String::new(),
+        1 => " with its snapshot".to_owned(),
+        count => format!(" with its {count} snapshots"),
+    };
+    let still = match (disk.kind, file_users) {
+        (DiskKind::Base, 1) => "; 1 disk goes on reading its file".to_owned(),
+        (DiskKind::Base, 2..) => format!("; {file_users} disks go on reading its file"),
+        _ => String::new(),
+    };
+    format!("dropped '{}'{with}, {}{still}", disk.name, size::show(disk.size_bytes))
+}

@@ -1,0 +1,31 @@
+//! `pagefold rollback`: a disk becomes what a snapshot of it is.
+
+use pagefold_control::{Command, DiskRecord};
+
+use super::Asked;
+use crate::size;
+
+/// Make a running server's disk hold what a snapshot of it does
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  pagefold rollback job-1 before-upgrade
+
+Stop the guest, or unmount the file system, before: clients stay connected and are not told that what they have cached is of another time. What was written since the \
+snapshot is lost; all snapshots stay. The disk gets the size that it had.")]
+pub(crate) struct Args {
+    /// The disk
+    disk: String,
+
+    /// The snapshot, one of this disk
+    snapshot: String,
+
+    #[command(flatten)]
+    asked: Asked,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let Args { disk, snapshot, asked } = args;
+    asked.perform(&Command::Rollback { name: disk.clone(), snapshot: snapshot.clone() }, |disk: &DiskRecord| {
+        format!("rolled '{}', {}, back to '{snapshot}'", disk.name, size::show(disk.size_bytes))
+    })
+}
