@@ -18,6 +18,7 @@
 //! wait for it.
 #![forbid(unsafe_code)]
 
+mod below;
 mod checked;
 mod device;
 mod patient;

@@ -14,7 +14,7 @@ use std::{
 
 use pagefold_store::{self as store, Disk, DiskStats, PAGE_SIZE, Pool, Status};
 
-use crate::{BlockDevice, Change, Error, Extent, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Zeroes, below::Below};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -38,7 +38,9 @@ pub enum NewError {
 /// base's end.
 pub struct RamDisk {
     disk: Disk,
-    base: Option<Arc<dyn BlockDevice>>,
+    below: Option<Arc<Below>>,
+    /// Whether a slot that holds nothing is as it was when the disk was made.
+    began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
     /// Who changes the size.
@@ -77,14 +79,6 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
     })
 }
 
-/// Fills `buf` from what lies below a disk: zeros beyond the base's end.
-fn read_below(base: &dyn BlockDevice, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-    let held = base.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
-    let (held, beyond) = buf.split_at_mut(held);
-    beyond.fill(0);
-    if held.is_empty() { Ok(()) } else { base.read(offset, held) }
-}
-
 impl fmt::Debug for RamDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RamDisk")
@@ -101,21 +95,24 @@ impl RamDisk {
     /// See [`NewError`].
     pub fn new(pool: &Pool, size_bytes: u64) -> Result<Self, NewError> {
         let disk = pool.disk(slots_of(size_bytes)?)?;
-        Ok(Self::of(disk, None, pool.clone(), size_bytes))
+        Ok(Self::of(disk, None, true, pool.clone(), size_bytes))
     }
 
     /// A disk in `pool` that holds what `base` does, which nobody may change while the disk or any fork of it is there. It has the base's size.
+    /// What is known of the base's pages, up to two bytes each, is shared by this disk and its forks: so one disk that stays as it is, and forks of it,
+    /// serve a base better than several such disks.
     ///
     /// # Errors
     /// See [`NewError`].
     pub fn over(pool: &Pool, base: Arc<dyn BlockDevice>) -> Result<Self, NewError> {
         let size_bytes = base.size_bytes();
         let disk = pool.disk_over(slots_of(size_bytes)?)?;
-        Ok(Self::of(disk, Some(base), pool.clone(), size_bytes))
+        let below = Arc::new(Below::new(base, pool));
+        Ok(Self::of(disk, Some(below), true, pool.clone(), size_bytes))
     }
 
-    fn of(disk: Disk, base: Option<Arc<dyn BlockDevice>>, pool: Pool, size_bytes: u64) -> Self {
-        Self { disk, base, pool, size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() }
+    fn of(disk: Disk, below: Option<Arc<Below>>, began_empty: bool, pool: Pool, size_bytes: u64) -> Self {
+        Self { disk, below, began_empty, pool, size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() }
     }
 
     /// A disk that holds what this one does at one instant, see [`Disk::fork`].
@@ -125,7 +122,8 @@ impl RamDisk {
     pub fn fork(&self) -> Result<Self, Error> {
         let _resizing = self.resizing();
         let disk = self.disk.fork()?;
-        Ok(Self::of(disk, self.base.clone(), self.pool.clone(), self.size_bytes()))
+        let began_empty = self.began_empty && disk.is_empty();
+        Ok(Self::of(disk, self.below.clone(), began_empty, self.pool.clone(), self.size_bytes()))
     }
 
     /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at one instant, and gives it that one's size. See
@@ -143,7 +141,7 @@ impl RamDisk {
 
     /// What lies below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
-        self.base.as_ref()
+        self.below.as_ref().map(|below| below.device())
     }
 
     fn resizing(&self) -> MutexGuard<'_, ()> {
@@ -175,9 +173,9 @@ impl RamDisk {
             self.disk.resize(slots)?;
             self.size_bytes.store(size_bytes, Release);
         } else {
+            self.clear_tail(size_bytes)?;
             self.size_bytes.store(size_bytes, Release);
             self.disk.resize(slots)?;
-            self.clear_tail(size_bytes)?;
         }
         Ok(())
     }
@@ -196,8 +194,12 @@ impl RamDisk {
     /// # Errors
     /// [`Error::NoSpace`]; the disk is as it was.
     pub fn reset(&self) -> Result<(), Error> {
-        if self.base.is_some() {
-            return Ok(self.disk.become_as(&self.pool.disk_over(self.disk.slots())?)?);
+        if let Some(base) = self.base() {
+            let slots = self.disk.slots();
+            let like = self.pool.disk_over(slots.max(base.size_bytes().div_ceil(PAGE_BYTES)))?;
+            // What the base has beyond the disk's end does not come back when the disk grows.
+            like.resize(slots)?;
+            return Ok(self.disk.become_as(&like)?);
         }
         Ok(self.disk.discard(0..self.disk.slots())?)
     }
@@ -206,17 +208,17 @@ impl RamDisk {
     fn clear_in(&self, slot: u64, part: Range<usize>) -> Result<(), Error> {
         match self.disk.status(slot)? {
             Status::Data => self.change(slot, |page| page[part.clone()].fill(0)),
-            Status::Empty if self.base.is_some() => self.change(slot, |page| page[part.clone()].fill(0)),
+            Status::Empty if self.below.is_some() => self.change(slot, |page| page[part.clone()].fill(0)),
             _ => Ok(()),
         }
     }
 
     /// Changes a slot's page.
     fn change(&self, slot: u64, mut change: impl FnMut(&mut [u8; PAGE_SIZE])) -> Result<(), Error> {
-        let Some(base) = &self.base else { return Ok(self.disk.update(slot, change)?) };
+        let Some(below) = &self.below else { return Ok(self.disk.update(slot, change)?) };
         if !self.disk.update_held(slot, &mut change)? {
             let mut page = [0; PAGE_SIZE];
-            read_below(&**base, slot * PAGE_BYTES, &mut page)?;
+            below.read(slot * PAGE_BYTES, &mut page)?;
             self.disk.update_over(slot, &page, change)?;
         }
         Ok(())
@@ -236,7 +238,7 @@ impl RamDisk {
     /// Tells extents of a stretch that holds nothing. Returns whether `each` wants more.
     fn extents_below(&self, mut at: u64, end: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<bool, Error> {
         let mut more = true;
-        if let Some(base) = &self.base {
+        if let Some(base) = self.base() {
             let base_end = end.min(base.size_bytes());
             if at < base_end {
                 base.extents(at, base_end - at, &mut |extent| {
@@ -303,32 +305,38 @@ impl BlockDevice for RamDisk {
     }
 
     fn may_block(&self) -> bool {
-        self.pool.is_slow() || self.base.as_ref().is_some_and(|base| base.may_block())
+        self.pool.is_slow() || self.base().is_some_and(|base| base.may_block())
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         // What of the request is the base's, as far as it is known and not read.
-        let mut below = 0..0;
+        let mut rest = 0..0;
         for part in parts(offset, buf.len()) {
             let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;
-            let Some(base) = &self.base else { continue };
+            let Some(below) = &self.below else { continue };
             if !is_held {
-                below = if below.is_empty() { part.bytes } else { below.start..part.bytes.end };
-            } else if !below.is_empty() {
-                read_below(&**base, offset + below.start as u64, &mut buf[std::mem::take(&mut below)])?;
+                rest = if rest.is_empty() { part.bytes } else { rest.start..part.bytes.end };
+            } else if !rest.is_empty() {
+                below.read(offset + rest.start as u64, &mut buf[std::mem::take(&mut rest)])?;
             }
         }
-        match &self.base {
-            Some(base) if !below.is_empty() => read_below(&**base, offset + below.start as u64, &mut buf[below]),
+        match &self.below {
+            Some(below) if !rest.is_empty() => below.read(offset + rest.start as u64, &mut buf[rest]),
             _ => Ok(()),
         }
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        let below = self.below.as_ref().filter(|_| self.began_empty);
+        let mut comparing = below.map(|below| below.compare(buf.len() / PAGE_SIZE));
         for part in parts(offset, buf.len()) {
             let source = &buf[part.bytes];
             if let Ok(page) = source.try_into() {
-                self.disk.write(part.slot, page)?;
+                if comparing.as_mut().is_some_and(|comparing| comparing.is_equal(part.slot, page)) {
+                    self.disk.forget(part.slot)?;
+                } else {
+                    self.disk.write(part.slot, page)?;
+                }
             } else {
                 self.change(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
             }

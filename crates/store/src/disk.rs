@@ -374,6 +374,11 @@ impl Disk {
         has
     }
 
+    /// Whether no slot holds anything, for certain: nothing was ever written to the disk or what it is a fork of.
+    pub fn is_empty(&self) -> bool {
+        self.tree.is_empty()
+    }
+
     /// Makes the slot hold nothing, so that what is below the disk shows there.
     pub fn forget(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;

@@ -161,6 +161,11 @@ impl Tree {
         LayerId::of(self.layer.load(SeqCst))
     }
 
+    /// Whether there is no part.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.root.load(Acquire) == NOTHING
+    }
+
     /// What [`is`](Self::is) compares.
     #[inline]
     pub(crate) fn version(&self) -> u64 {

@@ -1,0 +1,171 @@
+//! What lies below disks: a base, and what is known of its pages.
+//!
+//! A page that equals its base's needs no memory. To compare every page that is written would cost a read of the base each. So a digest of
+//! 15 bits is kept of each page of the base that was read whole through a disk, two bytes a page, and only where it agrees is the page compared.
+//! Where none is known, large requests alone are compared with the base, since one read of it serves many pages; and when that has found
+//! nothing equal a few times, only some of them.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{
+        AtomicU16, AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use pagefold_store::{PAGE_SIZE, Page, Pool};
+
+use crate::{BlockDevice, Error};
+
+const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+
+/// Pages whose digests are kept together, in a page.
+const CHUNK_PAGES: usize = PAGE_SIZE / size_of::<AtomicU16>();
+
+/// What is beyond 512 GiB has no digests.
+const CHUNKS_MAX: u64 = 1 << 16;
+
+type Chunk = Box<[AtomicU16; CHUNK_PAGES]>;
+
+/// Requests of fewer pages are not compared without digests.
+const LARGE_PAGES: usize = 8;
+
+/// Large requests without an equal page until only one in [`SELDOM`] is compared.
+const MISSES: u32 = 4;
+const SELDOM: u32 = 16;
+
+/// A base and the digests of its pages. All disks over the base share it.
+pub(crate) struct Below {
+    device: Arc<dyn BlockDevice>,
+    pool: Pool,
+    digests: Box<[OnceLock<Chunk>]>,
+    /// Bytes of digests that were counted against the pool's limit.
+    counted_bytes: AtomicU64,
+    /// Large requests since one had an equal page.
+    misses: AtomicU32,
+}
+
+/// A digest of a page that is never 0: words far from each other, which is enough to tell most pages that differ.
+fn digest(page: &Page) -> u16 {
+    let mut sum = 0u64;
+    for words in page.chunks_exact(128) {
+        let mut word = [0; 8];
+        word.copy_from_slice(&words[64..72]);
+        sum = (sum.rotate_left(29) ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    (sum >> 48) as u16 | 1
+}
+
+impl Below {
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, pool: &Pool) -> Self {
+        let chunks = (device.size_bytes() / PAGE_BYTES).div_ceil(CHUNK_PAGES as u64).min(CHUNKS_MAX);
+        let bytes = chunks * size_of::<OnceLock<Chunk>>() as u64;
+        let counted_bytes = if pool.take_beside(bytes) { bytes } else { 0 };
+        let digests = (0..if counted_bytes == 0 { 0 } else { chunks }).map(|_| OnceLock::new()).collect();
+        let (counted_bytes, misses) = (AtomicU64::new(counted_bytes), AtomicU32::new(0));
+        Self { device, pool: pool.clone(), digests, counted_bytes, misses }
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
+    /// Fills `buf` from `offset`, with zeros beyond the base's end.
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let held = self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (held, beyond) = buf.split_at_mut(held);
+        beyond.fill(0);
+        if held.is_empty() {
+            return Ok(());
+        }
+        self.device.read(offset, held)?;
+        let skipped = (offset.next_multiple_of(PAGE_BYTES) - offset) as usize;
+        let pages = held.get(skipped..).unwrap_or_default().as_chunks().0;
+        for (number, page) in (offset.div_ceil(PAGE_BYTES)..).zip(pages) {
+            self.note(number, page);
+        }
+        Ok(())
+    }
+
+    /// Keeps the digest of a page of the base, if there is room for it.
+    fn note(&self, number: u64, page: &Page) {
+        let Some(place) = self.digests.get(number as usize / CHUNK_PAGES) else { return };
+        let chunk = match place.get() {
+            Some(chunk) => chunk,
+            None if self.pool.take_beside(PAGE_BYTES) => {
+                let mut made = false;
+                let chunk = place.get_or_init(|| {
+                    made = true;
+                    Box::new([const { AtomicU16::new(0) }; CHUNK_PAGES])
+                });
+                if made {
+                    self.counted_bytes.fetch_add(PAGE_BYTES, Relaxed);
+                } else {
+                    self.pool.give_beside(PAGE_BYTES);
+                }
+                chunk
+            }
+            None => return,
+        };
+        chunk[number as usize % CHUNK_PAGES].store(digest(page), Release);
+    }
+
+    /// To compare the pages of a request that has so many.
+    pub(crate) fn compare(&self, pages: usize) -> Comparing<'_> {
+        Comparing { below: self, all: pages >= LARGE_PAGES && self.is_worth_it(), found: false }
+    }
+
+    /// Whether a page equals the base's. What cannot be read of the base equals nothing.
+    fn equals(&self, number: u64, page: &Page) -> bool {
+        let mut below = [0; PAGE_SIZE];
+        self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
+    }
+
+    fn digest_of(&self, number: u64) -> Option<u16> {
+        let chunk = self.digests.get(number as usize / CHUNK_PAGES)?.get()?;
+        Some(chunk[number as usize % CHUNK_PAGES].load(Acquire)).filter(|&known| known != 0)
+    }
+
+    /// Whether to compare a large request.
+    fn is_worth_it(&self) -> bool {
+        let misses = self.misses.load(Relaxed);
+        if misses >= MISSES && !misses.is_multiple_of(SELDOM) {
+            self.misses.store(misses.saturating_add(1), Relaxed);
+            return false;
+        }
+        true
+    }
+}
+
+/// Compares the pages of one request with the base's.
+pub(crate) struct Comparing<'a> {
+    below: &'a Below,
+    /// Whether to compare all, or those whose digests agree.
+    all: bool,
+    found: bool,
+}
+
+impl Comparing<'_> {
+    /// Whether a page equals the base's.
+    pub(crate) fn is_equal(&mut self, number: u64, page: &Page) -> bool {
+        let may_be = self.all || self.below.digest_of(number) == Some(digest(page));
+        let is_equal = may_be && self.below.equals(number, page);
+        self.found |= is_equal;
+        is_equal
+    }
+}
+
+impl Drop for Comparing<'_> {
+    fn drop(&mut self) {
+        if self.all {
+            let misses = if self.found { 0 } else { self.below.misses.load(Relaxed).saturating_add(1) };
+            self.below.misses.store(misses, Relaxed);
+        }
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        self.pool.give_beside(*self.counted_bytes.get_mut());
+    }
+}
