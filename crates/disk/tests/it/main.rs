@@ -1,4 +1,5 @@
 //! Disks as their users see them.
 
 mod bounds;
+mod forks;
 mod ram;
