@@ -21,6 +21,9 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
+/// Changes are first told of so many slots, then of twice as many each time: no more is looked at than twice what is told.
+const FIRST_CHANGE_SLOTS: u64 = 64;
+
 /// Why there is no disk, or none of that size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -385,16 +388,17 @@ impl BlockDevice for RamDisk {
 
     fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
         let end = offset + len_bytes;
-        let mut at = offset;
+        let (mut at, mut most_slots) = (offset, FIRST_CHANGE_SLOTS);
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (changed, count) = self.disk.changed(slot, slots_left)?;
+            let (changed, count) = self.disk.changed(slot, slots_left.min(most_slots))?;
             let stop = end.min((slot + count) * PAGE_BYTES);
             if !each(Change { len_bytes: stop - at, changed }) {
                 return Ok(());
             }
             at = stop;
+            most_slots = most_slots.saturating_mul(2);
         }
         Ok(())
     }

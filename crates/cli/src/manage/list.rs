@@ -65,7 +65,8 @@ fn table(out: &mut dyn Write, disks: &[DiskRecord]) -> io::Result<()> {
     if disks.is_empty() {
         return Ok(());
     }
-    let names: Vec<_> = disks.iter().map(|disk| show(disk.name.as_bytes()).to_string()).collect();
+    let shown = |name: &str| if name.is_empty() { "''".to_owned() } else { show(name.as_bytes()) };
+    let names: Vec<_> = disks.iter().map(|disk| shown(&disk.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(8, 20);
     writeln!(
         out,
@@ -80,7 +81,7 @@ fn table(out: &mut dyn Write, disks: &[DiskRecord]) -> io::Result<()> {
         let from = disk.from.as_deref().or(disk.path.as_deref()).unwrap_or("-");
         let (size, age, clients) = (size::show(disk.size_bytes), age(disk.age_seconds), disk.clients);
         let line = format!("{name:<width$}  {size:>8}  {changed:>8}  {own:>8}  {age:>6}  {clients:>7}  ");
-        writeln!(out, "{line}{}", show(from.as_bytes()))?;
+        writeln!(out, "{line}{}", shown(from))?;
     }
     Ok(())
 }

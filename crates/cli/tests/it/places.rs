@@ -157,6 +157,6 @@ fn control_and_data_can_be_elsewhere_too() {
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     let server = Server::start_at(&["--size", "1M", "--unix", &at("more"), "--control", &at("c")], &at("c"));
     assert!(!server.control().exists(), "there is one control socket");
-    let said = run(pagefold().args(["disks", "--control", &at("c")]));
+    let said = run(pagefold().args(["disks", "", "--control", &at("c")]));
     assert!(said.contains(&server.uri("")) && said.contains(&at("more")), "{said}");
 }

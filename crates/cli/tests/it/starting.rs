@@ -235,7 +235,7 @@ fn passed_sockets_are_used_by_name() {
     connects(&data, &mut child.0);
     let uri = format!("nbd+unix:///?socket={}", data.display());
     assert_eq!(run(Command::new(nbdinfo).args(["--size", &uri])).trim(), "5242880");
-    let said = run(pagefold().args(["disks", "--control"]).arg(&control));
+    let said = run(pagefold().args(["disks", "", "--control"]).arg(&control));
     assert!(said.contains(&uri), "{said}");
     assert!(!at("unused").exists(), "no directory is needed");
     send(Signal::TERM, &child.0);

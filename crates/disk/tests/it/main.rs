@@ -2,4 +2,5 @@
 
 mod bounds;
 mod over;
+mod forks;
 mod ram;

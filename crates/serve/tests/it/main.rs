@@ -2,6 +2,7 @@
 
 mod activation;
 mod commands;
+mod contexts;
 mod device;
 mod errors;
 mod exports;
