@@ -23,6 +23,7 @@ use pagefold_serve::{Account, Error, Export, Exports, Limits};
 use super::{
     bases::{self, BaseFile},
     clients::ClientMemory,
+    forks::not_made,
     process::anonymous_bytes,
 };
 
@@ -102,6 +103,8 @@ pub(super) enum Kind {
 /// A base that is served, or that disks lie over.
 pub(super) struct BaseDisk {
     pub(super) base: Arc<Base>,
+    /// A disk over the base that stays as it is, for forks of the base: they share what is known of its pages.
+    pub(super) pristine: RamDisk,
     /// The file as users name it.
     path: String,
     _record: Arc<Counted>,
@@ -302,6 +305,7 @@ impl Disks {
         }
         let base = Arc::new(bases::open(file, &self.base_cache, tell)?);
         let padding_bytes = base.padding_bytes();
+        let pristine = RamDisk::over(&self.pool, Arc::clone(&base) as _).map_err(not_made)?;
         let path = file.to_string();
         // Forks of the base hold it longer than the server's lists do.
         let held = Counted::record(&self.pool, "", base.table_bytes() + path.len() as u64)?;
@@ -310,7 +314,7 @@ impl Disks {
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let kind = Kind::Base(Arc::new(BaseDisk { base, path, _record: held }));
+        let kind = Kind::Base(Arc::new(BaseDisk { base, pristine, path, _record: held }));
         let made = Instant::now();
         let disk = Disk { kind, origin: None, made, limit_bytes: None, read_only: true, waits: None, _record: record };
         Ok((self.insert(&mut state, name, disk)?, padding_bytes))

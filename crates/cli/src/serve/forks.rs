@@ -22,7 +22,7 @@ impl Disks {
         let mut rams: Vec<Arc<RamDisk>> = Vec::new();
         for _ in names {
             let ram = match (&source.kind, rams.first()) {
-                (Kind::Base(file), _) => RamDisk::over(&self.pool, Arc::clone(&file.base) as _).map_err(not_made)?,
+                (Kind::Base(file), _) => file.pristine.fork().map_err(failed)?,
                 // They are all of the instant at which the first is made.
                 (_, Some(first)) => first.fork().map_err(failed)?,
                 (Kind::Ram(ram) | Kind::Snapshot(ram), None) => ram.fork().map_err(failed)?,
@@ -135,7 +135,7 @@ fn failed(error: BlockError) -> Failure {
     Failure::new(code, error.to_string())
 }
 
-fn not_made(error: NewError) -> Failure {
+pub(super) fn not_made(error: NewError) -> Failure {
     let is_full = matches!(error, NewError::Store(pagefold_disk::StoreError::Full));
     Failure::new(if is_full { Code::NoMemory } else { Code::InvalidSize }, error.to_string())
 }

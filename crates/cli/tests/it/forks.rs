@@ -431,7 +431,7 @@ fn forks_that_come_and_go_leave_nothing_behind() {
     let mut control = Control::open(&server);
     let round = |control: &mut Control, number: usize| {
         let names: Vec<_> = (0..EACH).map(|fork| format!("f{number}-{fork}")).collect();
-        let from = if number % 2 == 0 { "base" } else { "a" };
+        let from = if number.is_multiple_of(2) { "base" } else { "a" };
         let answer = control.done(&json!({"command": "fork", "from": from, "names": names}));
         assert_eq!(answer["disks"].as_array().map(Vec::len), Some(EACH));
         control.done(&json!({"command": "snapshot", "name": names[0], "snapshot": "s"}));
