@@ -28,7 +28,7 @@ const MAX_FORKS: usize = 512;
 const SNAPSHOT_SIGN: char = '@';
 
 /// What NBD allows an export's name.
-const MAX_NAME_BYTES: usize = 4096;
+pub const MAX_NAME_BYTES: usize = 4096;
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;

@@ -28,7 +28,7 @@ mod server;
 
 pub use client::{Client, ClientError};
 pub use command::{Add, AddBase, Command, Fork};
-pub use dispatch::{answer, check_name, check_size, snapshot_name, split_snapshot_name};
+pub use dispatch::{MAX_NAME_BYTES, answer, check_name, check_size, snapshot_name, split_snapshot_name};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Manage};

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    Limited, Manage, Renamed, Resized, ServerStat, snapshot_name,
+    Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
 };
 
 /// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
@@ -202,6 +202,9 @@ impl Manage for Model {
             let rest = if old == name { Some("") } else { old.starts_with(&prefix).then(|| &old[name.len()..]) };
             rest.map(|rest| format!("{to}{rest}"))
         };
+        if state.disks.keys().filter_map(|old| renamed(old)).any(|new| new.len() > MAX_NAME_BYTES) {
+            return Err(Failure::new(Code::InvalidName, "a snapshot would get too long a name"));
+        }
         for (old, disk) in std::mem::take(&mut state.disks) {
             let name = renamed(&old).unwrap_or(old);
             state.disks.insert(name.clone(), DiskRecord { name, ..disk });

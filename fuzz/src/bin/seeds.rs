@@ -24,7 +24,12 @@ const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"l
 {"command":"reset","name":"\u00fc"}
 {"command":"limit","limit_bytes":null}
 {"command":"compact","seconds":1}
-{"command":"remove","name":"\u00fc"}
+{"command":"snapshot","name":"\u00fc","snapshot":"s"}
+{"command":"fork","from":"\u00fc@s","names":["b","c"],"limit_bytes":4096}
+{"command":"rollback","name":"\u00fc","snapshot":"s"}
+{"command":"changes","name":"b","offset":512}
+{"command":"drop","name":"\u00fc","snapshots":true}
+{"command":"remove","name":"b"}
 {"command":"stop"}
 "#;
 

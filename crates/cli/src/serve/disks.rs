@@ -12,7 +12,8 @@ use std::{
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, snapshot_name, split_snapshot_name,
+    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, MAX_NAME_BYTES, snapshot_name,
+    split_snapshot_name,
 };
 use pagefold_disk::{
     BlockDevice, DiskStats, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room,
@@ -33,9 +34,6 @@ const COMPACT_STEP: Duration = Duration::from_millis(500);
 /// What a disk takes besides its table: its entries in the server's lists, and its name in each of them.
 pub(super) const RECORD_BYTES: u64 = 256;
 const NAMES: u64 = 3;
-
-/// What NBD allows an export's name.
-const MAX_NAME_BYTES: usize = 4096;
 
 /// What all disks are made with.
 pub(crate) struct Config {
