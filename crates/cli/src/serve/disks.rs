@@ -32,8 +32,11 @@ use super::{
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
 /// What a disk takes besides its table: its entries in the server's lists, and its name in each of them.
-pub(super) const RECORD_BYTES: u64 = 256;
+pub(super) const RECORD_BYTES: u64 = 384;
 const NAMES: u64 = 3;
+
+/// What a fork takes besides: where it comes from, and the name of that.
+const ORIGIN_BYTES: u64 = 96;
 
 /// What all disks are made with.
 pub(crate) struct Config {
@@ -116,6 +119,13 @@ pub(super) struct Origin {
     pub(super) base: Option<Arc<BaseDisk>>,
 }
 
+impl Origin {
+    /// What it takes if the disk that was forked has this name.
+    pub(super) fn record_bytes(name: &str) -> u64 {
+        ORIGIN_BYTES + name.len() as u64
+    }
+}
+
 impl Kind {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
@@ -165,8 +175,7 @@ impl Disk {
 
     /// What it takes in the server's lists beside its name.
     fn record_bytes(&self) -> u64 {
-        let origin = self.origin.as_ref();
-        RECORD_BYTES + origin.map_or(0, |origin| origin.name.len() as u64)
+        RECORD_BYTES + self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name))
     }
 
     /// Whether it lies over this base.

@@ -30,7 +30,7 @@ impl Disks {
             ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
             rams.push(Arc::new(ram));
         }
-        let records = names.iter().map(|name| Counted::record(&self.pool, name, RECORD_BYTES + from.len() as u64));
+        let records = names.iter().map(|name| Counted::record(&self.pool, name, RECORD_BYTES + Origin::record_bytes(from)));
         let records = records.collect::<Result<Vec<_>, _>>()?;
 
         let made = Instant::now();
@@ -38,6 +38,7 @@ impl Disks {
         if let Some(name) = names.iter().find(|name| state.has(name)) {
             return Err(Failure::name_in_use(name));
         }
+        // None of them fails after another is there: the names are free, and were checked.
         names
             .iter()
             .zip(rams.into_iter().zip(records))
@@ -59,7 +60,7 @@ impl Disks {
     /// Keeps what a disk holds at one instant under a name of its own.
     pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
         let snapshot = snapshot_name(name, snapshot);
-        let record = Counted::record(&self.pool, &snapshot, RECORD_BYTES + name.len() as u64)?;
+        let record = Counted::record(&self.pool, &snapshot, RECORD_BYTES + Origin::record_bytes(name))?;
         let source = self.lock().get(name)?.clone();
         let ram = source.kind.ram(name, "have snapshots")?;
         // Nobody waits for a disk that is resized.
