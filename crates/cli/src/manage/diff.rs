@@ -12,7 +12,7 @@ use super::{Asked, Telling};
   pagefold diff job-1 --json | jq -s 'map(.len_bytes) | add'
 
 A line is the offset and the length of a range in bytes. Of a fork, these are the pages that were written or discarded since it was forked; of another disk, since it \
-was added. A page that was rewritten with what it held counts. The disk may be in use: what changes meanwhile may be there or not.")]
+was added. A page that was rewritten with what it held may count. The disk may be in use: what changes meanwhile may be there or not.")]
 pub(crate) struct Args {
     /// The disk
     disk: String,

@@ -447,3 +447,67 @@ fn forks_that_come_and_go_leave_nothing_behind() {
     let after = settled_bytes(&server, before + before / 50);
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
 }
+
+/// However commands of several clients meet, every snapshot is one of a disk that is there, and nothing is left behind.
+#[test]
+fn commands_that_meet_leave_no_snapshot_without_its_disk() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 250;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("base.img");
+    make_image(&file, 1);
+    let server = Server::start(&[text(&file), "--log", "warn"]);
+    run(&mut server.ask(&["fork", "base", "d0"]));
+    let before = settled_bytes(&server, u64::MAX);
+    let done: u64 = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let server = &server;
+                scope.spawn(move || {
+                    let mut control = Control::open(server);
+                    let mut state = thread + 1;
+                    let mut random = |below: u64| {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        (state >> 33) % below
+                    };
+                    let mut done = 0;
+                    for _ in 0..ROUNDS {
+                        let (name, other, snapshot) = (random(4), random(4), random(3));
+                        let (name, other, snapshot) = (format!("d{name}"), format!("d{other}"), format!("s{snapshot}"));
+                        let request = match random(7) {
+                            0 => json!({"command": "fork", "from": "base", "names": [other]}),
+                            1 => json!({"command": "fork", "from": name, "names": [other]}),
+                            2 => json!({"command": "fork", "from": format!("{name}@{snapshot}"), "names": [other]}),
+                            3 => json!({"command": "snapshot", "name": name, "snapshot": snapshot}),
+                            4 => json!({"command": "rollback", "name": name, "snapshot": snapshot}),
+                            5 => json!({"command": "rename", "name": name, "to": other}),
+                            _ => json!({"command": "drop", "name": name, "snapshots": random(2) == 0}),
+                        };
+                        control.send(&request);
+                        let answer = control.line();
+                        let code = answer["error"]["code"].as_str();
+                        let expected = ["no-such-disk", "name-in-use", "has-snapshots"];
+                        assert!(code.is_none_or(|code| expected.contains(&code)), "{request}: {answer}");
+                        done += u64::from(code.is_none());
+                    }
+                    done
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+    });
+    assert!(done > THREADS * ROUNDS / 10, "{done} of the commands were done");
+    let disks = listed(&server, &[]);
+    let names: Vec<_> = disks.iter().map(|disk| disk["name"].as_str().expect("a name")).collect();
+    for name in &names {
+        let disk = name.split('@').next().unwrap_or_default();
+        assert!(names.contains(&disk), "{name} in {names:?}");
+        if !name.contains('@') && *name != "base" {
+            run(&mut server.ask(&["drop", "--snapshots", name]));
+        }
+    }
+    run(&mut server.ask(&["fork", "base", "d0"]));
+    let after = settled_bytes(&server, before + before / 50);
+    assert!(after <= before + before / 50, "{before} bytes before, {after} after");
+    assert_eq!(listed(&server, &[]).len(), 2);
+}
