@@ -15,6 +15,8 @@ const CHANGED: &[u8] = b"pagefold:changed";
 const BLOCK_STATUS: u16 = 7;
 const PAGE: u64 = 4096;
 
+type Names<'a> = &'a [&'a [u8]];
+
 /// A fork of a disk that has pages 0 to 7. It changed pages 2 and 3, discarded page 5 and wrote page 100.
 fn fork() -> Arc<RamDisk> {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
@@ -70,7 +72,7 @@ fn contexts_are_listed_where_the_device_knows_them() {
         let knows = all.contains(&CHANGED);
         let changed = if knows { &all[1..] } else { &[] };
         let (list, set) = (option::LIST_META_CONTEXT, option::SET_META_CONTEXT);
-        let cases: [(u32, &[&[u8]], &[&[u8]]); 7] = [
+        let cases: [(u32, Names<'_>, Names<'_>); 7] = [
             (list, &[], all),
             (list, &[b"base:", b"pagefold:"], all),
             (list, &[b"pagefold:"], changed),
