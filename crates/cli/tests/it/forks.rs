@@ -511,3 +511,34 @@ fn commands_that_meet_leave_no_snapshot_without_its_disk() {
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
     assert_eq!(listed(&server, &[]).len(), 2);
 }
+
+/// As many forks as the limit has room for, and what they take is counted.
+#[test]
+fn forks_stop_at_the_memory_limit() {
+    const LIMIT: u64 = 24 << 20;
+    const EACH: usize = 512;
+    let Some(clients) = Clients::find("forks_stop_at_the_memory_limit") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("base.img");
+    make_image(&file, 1);
+    let server = Server::start(&[text(&file), "--memory-limit", &LIMIT.to_string(), "--log", "error"]);
+    let mut control = Control::open(&server);
+    let names = |round: usize| (0..EACH).map(|number| format!("r{round}-{number}")).collect::<Vec<_>>();
+    let full = (0..200).find(|&round| {
+        control.send(&json!({"command": "fork", "from": "base", "names": names(round)}));
+        let answer = control.line();
+        assert!(answer["error"].is_null() || answer["error"]["code"] == "no-memory", "{answer}");
+        !answer["error"].is_null()
+    });
+    let full = full.expect("a limit");
+    assert!(full * EACH > 5000, "{full} rounds");
+    assert_eq!(control.done(&json!({"command": "stat", "name": "base"}))["server"]["disks"], full * EACH + 1);
+    let process_bytes = server.anonymous_bytes();
+    assert!(process_bytes <= LIMIT + LIMIT / 33 + (8 << 20), "{process_bytes} bytes of {LIMIT}");
+    clients.check(&server, "r0-0", &fs::read(&file).expect("the base"));
+    for name in names(0) {
+        control.done(&json!({"command": "drop", "name": name}));
+    }
+    control.done(&json!({"command": "fork", "from": "r1-0", "names": names(0)}));
+    clients.check(&server, "r0-511", &fs::read(&file).expect("the base"));
+}
