@@ -23,6 +23,7 @@ use pagefold_serve::{Account, Error, Export, Exports, Limits};
 use super::{
     bases::{self, BaseFile},
     clients::ClientMemory,
+    instants::Instants,
     process::anonymous_bytes,
 };
 
@@ -62,6 +63,7 @@ pub(crate) struct Disks {
     base_cache: Cache,
     /// Where writes wait, if they do.
     room: Option<Arc<Room>>,
+    pub(super) instants: Arc<Instants>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while a disk is resized, from the look at its size on.
@@ -245,8 +247,10 @@ impl Disks {
         let pool =
             Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
+        let exports = Exports::new();
         Ok(Self {
-            exports: Exports::new(),
+            instants: Arc::new(Instants::new(exports.clone())),
+            exports,
             base_cache: bases::cache(&pool),
             pool,
             client_memory,

@@ -1,6 +1,6 @@
 //! Disks as their users see them.
 
 mod bounds;
-mod over;
 mod forks;
+mod over;
 mod ram;
