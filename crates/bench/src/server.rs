@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::machine::memory_bytes;
+use crate::machine::{anonymous_bytes_of, memory_bytes};
 
 /// A server in a folder of its own, ended with this value.
 pub(crate) struct Server {
@@ -71,6 +71,16 @@ impl Server {
         })
     }
 
+    /// `qemu-nbd` with a qcow2 image, on a socket of its own.
+    pub(crate) fn qemu_nbd(program: &Path, image: &Path) -> anyhow::Result<Self> {
+        Self::start(|socket| {
+            let mut command = Command::new(program);
+            command.args(["--persistent", "--shared=0", "--format=qcow2", "--discard=unmap", "--cache=writeback"]);
+            command.arg("--socket").arg(socket).arg(image);
+            command
+        })
+    }
+
     fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
         let folder = TempDir::new().context("no folder for a socket")?;
         let socket = folder.path().join("socket");
@@ -84,7 +94,7 @@ impl Server {
                 bail!("{command:?} ended at once: {status}");
             }
             ensure!(Instant::now() < deadline, "{command:?} does not listen");
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_micros(200));
         }
         Ok(server)
     }
@@ -106,6 +116,11 @@ impl Server {
     /// Resident memory of the server's process.
     pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
         Ok(memory_bytes(self.child.id(), "VmRSS").context("the server's memory")? as f64)
+    }
+
+    /// Memory of the server's process that no file holds.
+    pub(crate) fn anonymous_bytes(&self) -> anyhow::Result<f64> {
+        Ok(anonymous_bytes_of(self.child.id())? as f64)
     }
 }
 

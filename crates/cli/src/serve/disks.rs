@@ -12,7 +12,9 @@ use std::{
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
 use pagefold_control::{Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures};
-use pagefold_disk::{BlockDevice, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room, Waits};
+use pagefold_disk::{
+    BlockDevice, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room, Waits,
+};
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
 use super::{
@@ -540,7 +542,9 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error }).expect("a pool");
+        let disks =
+            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
+                .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };

@@ -1,0 +1,119 @@
+//! Forks as a library makes them: time to the first byte, memory, and what stays once they are gone.
+
+use std::{os::unix::fs::FileExt, time::Instant};
+
+use anyhow::ensure;
+use pagefold_codec::PAGE_SIZE;
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
+
+use super::base::BaseFiles;
+use crate::{
+    latency::Latencies,
+    load::Random,
+    memory::Memory,
+    verdict::{Output, Target::AtMost},
+};
+
+/// Forks whose time is a figure of its own: the first and the last so many.
+pub(super) const TIMED: usize = 100;
+
+/// What a fork may take that nobody writes to.
+pub(super) const IDLE_BYTES: f64 = 8192.0;
+
+/// The longest that a fork and its first read may take.
+pub(super) const FORK_US: f64 = 1000.0;
+
+pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow::Result<()> {
+    let case = format!("idle/library/{forks}");
+    let pool = Pool::new(PoolConfig::default())?;
+    let parent = RamDisk::over(&pool, base.open()?)?;
+    let pages = base.len_bytes / PAGE_SIZE as u64;
+    let (mut random, raw) = (Random::new(1), base.raw_file()?);
+    let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+    // The cache is there before the forks are.
+    warm(&parent)?;
+    let mut times = Times::new(forks);
+    let mut made = Vec::with_capacity(forks);
+    let before = Memory::of(&pool)?;
+    for _ in 0..forks {
+        let offset = random.below(pages) * PAGE_SIZE as u64;
+        let fork = times.time(|| {
+            let fork = parent.fork()?;
+            fork.read(offset, &mut page)?;
+            anyhow::Ok(fork)
+        })??;
+        raw.read_exact_at(&mut expected, offset)?;
+        ensure!(page == expected, "a fork has something else than its base at {offset}");
+        made.push(fork);
+    }
+    times.judge(output, &case);
+    let most = Memory::of(&pool)?;
+    for (name, bytes) in most.since(before) {
+        let each = bytes / forks as f64;
+        output.judge(&case, &format!("{name}_bytes_each"), each, "bytes", AtMost(IDLE_BYTES));
+    }
+    let start = Instant::now();
+    drop(made);
+    output.put(&case, "drop_us", start.elapsed().as_secs_f64() * 1e6 / forks as f64, "us");
+    most.judge_left(output, &case, &pool, before)?;
+    pool.check().map_err(anyhow::Error::msg)
+}
+
+/// Reads all of a device in order.
+pub(super) fn warm(device: &impl BlockDevice) -> anyhow::Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < device.size_bytes() {
+        let len = (device.size_bytes() - at).min(buf.len() as u64) as usize;
+        device.read(at, &mut buf[..len])?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// Times of forks one after another: of all, of the first and of the last.
+pub(super) struct Times {
+    forks: usize,
+    done: usize,
+    first: Latencies,
+    last: Latencies,
+    all: Latencies,
+}
+
+impl Times {
+    pub(super) fn new(forks: usize) -> Self {
+        Self { forks, done: 0, first: Latencies::new(), last: Latencies::new(), all: Latencies::new() }
+    }
+
+    pub(super) fn time<T>(&mut self, fork: impl FnOnce() -> T) -> anyhow::Result<T> {
+        let mut one = Latencies::new();
+        let done = one.time(fork)?;
+        if self.done < TIMED {
+            self.first.add(&one);
+        }
+        if self.done + TIMED >= self.forks {
+            self.last.add(&one);
+        }
+        self.all.add(&one);
+        self.done += 1;
+        Ok(done)
+    }
+
+    pub(super) fn judge(&self, output: &mut Output, case: &str) {
+        for (name, times) in [("first", &self.first), ("last", &self.last), ("all", &self.all)] {
+            output.put(case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
+            output.judge(case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us", AtMost(FORK_US));
+            output.put(case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
+        }
+        output.put(case, "last_p50_over_first", self.last.at(0.5) / self.first.at(0.5), "x");
+    }
+
+    /// The times of a peer, which have no target.
+    pub(super) fn put_peer(&self, output: &Output, subject: &str, case: &str) {
+        for (name, times) in [("first", &self.first), ("last", &self.last), ("all", &self.all)] {
+            output.put_peer(subject, case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
+            output.put_peer(subject, case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us");
+            output.put_peer(subject, case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
+        }
+    }
+}
