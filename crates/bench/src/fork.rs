@@ -8,6 +8,7 @@ mod peers;
 mod reads;
 mod snapshot;
 mod socket;
+mod speed;
 mod tool;
 mod work;
 mod writes;
@@ -55,7 +56,7 @@ pub(crate) struct Args {
     /// Codecs of these disks, by name
     #[arg(long, value_delimiter = ',', default_value = "fold,lz4")]
     codecs: Vec<String>,
-    /// Rounds, which take turns; each speed is the median of its rounds
+    /// Rounds; devices take turns within each, and a speed is the median of all their turns
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What is measured

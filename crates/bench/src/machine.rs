@@ -47,7 +47,16 @@ pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
 
 /// CPU time that this process has used, all threads together.
 pub(crate) fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time_of(ClockId::ProcessCPUTime)
+}
+
+/// CPU time that this thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    time_of(ClockId::ThreadCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use pagefold_serve::protocol::{
     GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REQUEST_MAGIC,
-    SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, info, option, reply,
+    SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option, reply,
 };
 use serde_json::{Value, json};
 
@@ -73,15 +73,11 @@ impl Control {
 }
 
 /// A connection to an export.
-pub(super) struct Nbd {
-    stream: UnixStream,
-    /// Bytes of the export.
-    pub(super) size_bytes: u64,
-}
+pub(super) struct Nbd(UnixStream);
 
 impl Nbd {
     pub(super) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
-        let mut client = Self { stream: connected(socket)?, size_bytes: 0 };
+        let mut client = Self(connected(socket)?);
         let greeting: [u8; GREETING_BYTES] = client.receive()?;
         ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "what listens there is not an NBD server");
 
@@ -93,7 +89,7 @@ impl Nbd {
         hello.extend((export.len() as u32).to_be_bytes());
         hello.extend(export.as_bytes());
         hello.extend(0u16.to_be_bytes());
-        client.stream.write_all(&hello)?;
+        client.0.write_all(&hello)?;
         loop {
             let header: [u8; OPTION_REPLY_HEADER_BYTES] = client.receive()?;
             ensure!(header[..8] == OPTION_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
@@ -101,15 +97,11 @@ impl Nbd {
             let len = word(16) as usize;
             ensure!(len <= MAX_REPLY_BYTES, "the server says too much");
             let mut data = vec![0; len];
-            client.stream.read_exact(&mut data)?;
-            match (word(12), data.split_first_chunk()) {
-                (reply::ACK, _) => return Ok(client),
-                (reply::INFO, Some((kind, rest))) if u16::from_be_bytes(*kind) == info::EXPORT => {
-                    let (size, _) = rest.split_first_chunk().context("an export without a size")?;
-                    client.size_bytes = u64::from_be_bytes(*size);
-                }
-                (reply::INFO, _) => {}
-                (kind, _) => bail!("no export {export:?}: {kind:#x}: {}", String::from_utf8_lossy(&data)),
+            client.0.read_exact(&mut data)?;
+            match word(12) {
+                reply::ACK => return Ok(client),
+                reply::INFO => {}
+                kind => bail!("no export {export:?}: {kind:#x}: {}", String::from_utf8_lossy(&data)),
             }
         }
     }
@@ -121,28 +113,16 @@ impl Nbd {
         request.extend(offset.to_be_bytes());
         request.extend(offset.to_be_bytes());
         request.extend((buf.len() as u32).to_be_bytes());
-        self.stream.write_all(&request)?;
+        self.0.write_all(&request)?;
         let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
         ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
         ensure!(header[4..8] == [0; 4], "a read at {offset} failed");
-        Ok(self.stream.read_exact(buf)?)
-    }
-
-    /// Reads the whole export in order, 1 MiB at a time.
-    pub(super) fn read_all(&mut self) -> anyhow::Result<()> {
-        let mut buf = vec![0; 1 << 20];
-        let mut at = 0;
-        while at < self.size_bytes {
-            let len = (self.size_bytes - at).min(buf.len() as u64) as usize;
-            self.read(at, &mut buf[..len])?;
-            at += len as u64;
-        }
-        Ok(())
+        Ok(self.0.read_exact(buf)?)
     }
 
     fn receive<const N: usize>(&mut self) -> anyhow::Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.stream.read_exact(&mut bytes).context("the server has closed the connection")?;
+        self.0.read_exact(&mut bytes).context("the server has closed the connection")?;
         Ok(bytes)
     }
 }

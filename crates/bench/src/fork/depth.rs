@@ -1,14 +1,12 @@
 //! Reads of a disk with many snapshots below it, and at the end of a chain of forks, beside one with a single snapshot.
 
-use std::time::Instant;
-
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
+use super::speed::Speed;
 use crate::{
     load::Random,
     pages::Data,
-    report::median,
     verdict::{Output, Target::AtLeast},
 };
 
@@ -24,8 +22,9 @@ const SHAPES: [&str; 2] = ["snapshots", "chain"];
 /// One page in so many is written between the first snapshot and the last.
 const WRITTEN: u64 = 2;
 
-/// Reads of a round of each disk.
-const READS: u64 = 100_000;
+/// Turns of each disk in a round, and reads of each turn.
+const CHUNKS: usize = 100;
+const CHUNK_READS: u64 = 1000;
 
 /// A disk and what it was forked from.
 struct Deep {
@@ -39,33 +38,29 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
         let case = format!("depth/{shape}/{}/{codec}", data.name);
         let disks: Vec<Deep> =
             DEPTHS.iter().map(|&depth| Deep::make(codec, data, pages, depth, shape)).collect::<anyhow::Result<_>>()?;
-        let mut rates = vec![Vec::new(); disks.len()];
-        for round in 0..=rounds {
+        let mut speeds = vec![Speed::default(); disks.len()];
+        let mut randoms: Vec<Random> = (1..=disks.len() as u64).map(Random::new).collect();
+        let mut page = [0; PAGE_SIZE];
+        for chunk in 0..rounds * CHUNKS {
             for turn in 0..disks.len() {
-                let which = (turn + round) % disks.len();
-                let mut random = Random::new(round as u64 + 1);
-                let mut page = [0; PAGE_SIZE];
-                let start = Instant::now();
-                for _ in 0..READS {
-                    disks[which].disk.read(random.below(pages) * PAGE_SIZE as u64, &mut page)?;
-                }
-                // The first round warms up.
-                if round > 0 {
-                    rates[which].push(READS as f64 / start.elapsed().as_secs_f64());
-                }
+                let which = (turn + chunk) % disks.len();
+                let (disk, random) = (&disks[which].disk, &mut randoms[which]);
+                speeds[which].chunk(CHUNK_READS, || {
+                    (0..CHUNK_READS).try_for_each(|_| Ok(disk.read(random.below(pages) * PAGE_SIZE as u64, &mut page)?))
+                })?;
             }
         }
-        let rates: Vec<f64> = rates.iter().map(|rates| median(rates)).collect();
-        for (which, &depth) in DEPTHS.iter().enumerate() {
-            output.put(&case, &format!("{depth}_reads_per_s"), rates[which], "1/s");
-            let spent_bytes = disks[which].pool.stats().spent_bytes;
-            output.put(&case, &format!("{depth}_spent_bytes"), spent_bytes as f64, "bytes");
-            let (metric, ratio) = (format!("{depth}_over_1"), rates[which] / rates[0]);
+        for ((deep, speed), depth) in disks.iter().zip(&speeds).zip(DEPTHS) {
+            output.put(&case, &format!("{depth}_reads_per_s"), speed.per_s(), "1/s");
+            output.put(&case, &format!("{depth}_spent_bytes"), deep.pool.stats().spent_bytes as f64, "bytes");
+            let (metric, ratio) = (format!("{depth}_over_1"), speed.per_s() / speeds[0].per_s());
             match depth {
-                1 => {}
+                1 => continue,
                 JUDGED => output.judge(&case, &metric, ratio, "x", AtLeast(0.95)),
                 _ => output.put(&case, &metric, ratio, "x"),
             }
+            let ratio = speed.per_cpu_s() / speeds[0].per_cpu_s();
+            output.put(&case, &format!("{metric}_of_cpu_time"), ratio, "x");
         }
         for deep in disks {
             drop(deep.below);

@@ -8,9 +8,10 @@ use pagefold_codec::PAGE_SIZE;
 use super::{
     base::BaseFiles,
     client::{Control, Nbd},
-    idle::{IDLE_BYTES, Times},
+    idle::{IDLE_BYTES, Times, warm},
 };
 use crate::{
+    latency::Latencies,
     load::Random,
     server::Server,
     verdict::{Output, Target::AtMost},
@@ -29,7 +30,8 @@ pub(super) const QUIET: Duration = Duration::from_secs(2);
 pub(super) fn serve(pagefold: &Path, base: &BaseFiles) -> anyhow::Result<(Server, Control)> {
     let server = Server::pagefold(pagefold, &[&base.packed().to_string_lossy()])?;
     let control = Control::connect(&server.folder().join("control.sock"))?;
-    Nbd::connect(&server.socket(), BASE)?.read_all()?;
+    let mut client = Nbd::connect(&server.socket(), BASE)?;
+    warm(base.len_bytes / PAGE_SIZE as u64, |offset, page| client.read(offset, page))?;
     thread::sleep(QUIET);
     Ok((server, control))
 }
@@ -39,20 +41,23 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, forks:
     let (server, mut control) = serve(pagefold, base)?;
     let (mut random, raw) = (Random::new(1), base.raw_file()?);
     let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-    let mut times = Times::new(forks);
+    let (mut times, mut commands) = (Times::new(forks), Latencies::new());
     let resident_before = server.anonymous_bytes()?;
     let spent_before = control.figure("spent_bytes")?;
     for number in 0..forks {
         let offset = random.below(base.len_bytes / PAGE_SIZE as u64) * PAGE_SIZE as u64;
         let name = format!("fork-{number}");
         times.time(|| {
-            control.fork(BASE, &name)?;
+            commands.time(|| control.fork(BASE, &name))??;
             Nbd::connect(&server.socket(), &name)?.read(offset, &mut page)
         })??;
         raw.read_exact_at(&mut expected, offset)?;
         ensure!(page == expected, "{name} has something else than its base at {offset}");
     }
     times.judge(output, &case);
+    for (metric, share) in [("command_p50_us", 0.5), ("command_p99_us", 0.99)] {
+        output.put(&case, metric, commands.at(share) / 1e3, "us");
+    }
     thread::sleep(QUIET);
     let spent = control.figure("spent_bytes")? - spent_before;
     let resident = server.anonymous_bytes()? - resident_before;
