@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// The pagefold program; by default the one beside this program
     #[arg(long)]
     pagefold: Option<PathBuf>,
+    /// An option of the server, such as --serve=--codec=pleat; may be given again
+    #[arg(long, allow_hyphen_values = true)]
+    serve: Vec<String>,
     /// Folder for the base and its images, on a disk
     #[arg(long, default_value = "/var/tmp")]
     scratch: PathBuf,
@@ -122,7 +125,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             idle::run(&mut output, base, args.forks)?;
         }
         if wants(Part::Socket) {
-            socket::run(&mut output, pagefold, base, args.forks)?;
+            socket::run(&mut output, pagefold, base, args)?;
         }
         if wants(Part::Peers) {
             peers::run(&mut output, base, &args.tmpfs)?;

@@ -37,6 +37,17 @@ impl Memory {
         ]
     }
 
+    /// Judges whether a pool and the process take as much as `before`, once the disks of the pool are gone that were made since.
+    pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
+        pool.compact();
+        thread::sleep(QUIET);
+        let after = Self::of(pool)?;
+        output.put(case, "spent_left_bytes", after.spent_bytes as f64 - before.spent_bytes as f64, "bytes");
+        let ratio = after.resident_bytes as f64 / before.resident_bytes as f64;
+        output.judge(case, "resident_after_drop_over_before", ratio, "x", AtMost(1.0 + LEFT_SHARE));
+        Ok(())
+    }
+
     /// Judges what is not given back of all that disks took which are gone: this much, beside what was there `before` them.
     pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();

@@ -1,5 +1,8 @@
 //! Reads of a disk with many snapshots below it, and at the end of a chain of forks, beside one with a single snapshot.
 
+use std::mem;
+
+use anyhow::Context;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
@@ -10,8 +13,9 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// Snapshots that are kept; the first is what the others are held against.
-const DEPTHS: [usize; 3] = [1, 100, 1000];
+/// Snapshots that are kept, and with how many of them the others are compared.
+const DEPTHS: [usize; 4] = [0, 1, 100, 1000];
+const COMPARED: usize = 1;
 
 /// The depth at which reads have a target.
 const JUDGED: usize = 100;
@@ -50,16 +54,18 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
                 })?;
             }
         }
+        let compared = DEPTHS.iter().zip(&speeds).find(|&(&depth, _)| depth == COMPARED);
+        let (_, compared) = compared.context("no disk to compare with")?;
         for ((deep, speed), depth) in disks.iter().zip(&speeds).zip(DEPTHS) {
             output.put(&case, &format!("{depth}_reads_per_s"), speed.per_s(), "1/s");
             output.put(&case, &format!("{depth}_spent_bytes"), deep.pool.stats().spent_bytes as f64, "bytes");
-            let (metric, ratio) = (format!("{depth}_over_1"), speed.per_s() / speeds[0].per_s());
+            let (metric, ratio) = (format!("{depth}_over_{COMPARED}"), speed.per_s() / compared.per_s());
             match depth {
-                1 => continue,
+                COMPARED => continue,
                 JUDGED => output.judge(&case, &metric, ratio, "x", AtLeast(0.95)),
                 _ => output.put(&case, &metric, ratio, "x"),
             }
-            let ratio = speed.per_cpu_s() / speeds[0].per_cpu_s();
+            let ratio = speed.per_cpu_s() / compared.per_cpu_s();
             output.put(&case, &format!("{metric}_of_cpu_time"), ratio, "x");
         }
         for deep in disks {
@@ -71,17 +77,20 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
 }
 
 impl Deep {
-    /// A full disk with `depth` snapshots, and the same pages written after the first of them whatever the depth is.
+    /// A full disk with `depth` snapshots, and the same pages written after the first of them.
     fn make(codec: &str, data: &Data, pages: u64, depth: usize, shape: &str) -> anyhow::Result<Self> {
         let pool = Pool::new(PoolConfig { codec: by_name(codec)?, ..PoolConfig::default() })?;
         let mut disk = disk_of(&pool, data, pages)?;
         let mut below = Vec::new();
         let mut random = Random::new(7);
         let writes = pages / WRITTEN;
-        for number in 0..depth as u64 {
-            let fork = disk.fork()?;
-            below.push(if shape == "chain" { std::mem::replace(&mut disk, fork) } else { fork });
-            for at in writes * number / depth as u64..writes * (number + 1) / depth as u64 {
+        let parts = depth.max(1) as u64;
+        for part in 0..parts {
+            if depth > 0 {
+                let fork = disk.fork()?;
+                below.push(if shape == "chain" { mem::replace(&mut disk, fork) } else { fork });
+            }
+            for at in writes * part / parts..writes * (part + 1) / parts {
                 disk.write(random.below(pages) * PAGE_SIZE as u64, page_of(data, at))?;
             }
         }

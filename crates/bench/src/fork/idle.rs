@@ -47,15 +47,14 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow
         made.push(fork);
     }
     times.judge(output, &case);
-    let most = Memory::of(&pool)?;
-    for (name, bytes) in most.since(before) {
+    for (name, bytes) in Memory::of(&pool)?.since(before) {
         let each = bytes / forks as f64;
         output.judge(&case, &format!("{name}_bytes_each"), each, "bytes", AtMost(IDLE_BYTES));
     }
     let start = Instant::now();
     drop(made);
     output.put(&case, "drop_us", start.elapsed().as_secs_f64() * 1e6 / forks as f64, "us");
-    most.judge_left(output, &case, &pool, before)?;
+    Memory::judge_after(output, &case, &pool, before)?;
     pool.check().map_err(anyhow::Error::msg)
 }
 

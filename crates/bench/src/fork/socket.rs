@@ -6,6 +6,7 @@ use anyhow::ensure;
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
+    Args,
     base::BaseFiles,
     client::{Control, Nbd},
     idle::{IDLE_BYTES, Times, warm},
@@ -27,8 +28,10 @@ const LEFT_SHARE: f64 = 0.02;
 pub(super) const QUIET: Duration = Duration::from_secs(2);
 
 /// A server of the packed base, whose cache is full.
-pub(super) fn serve(pagefold: &Path, base: &BaseFiles) -> anyhow::Result<(Server, Control)> {
-    let server = Server::pagefold(pagefold, &[&base.packed().to_string_lossy()])?;
+pub(super) fn serve(pagefold: &Path, base: &BaseFiles, options: &[String]) -> anyhow::Result<(Server, Control)> {
+    let image = base.packed().to_string_lossy().into_owned();
+    let args: Vec<&str> = options.iter().chain([&image]).map(String::as_str).collect();
+    let server = Server::pagefold(pagefold, &args)?;
     let control = Control::connect(&server.folder().join("control.sock"))?;
     let mut client = Nbd::connect(&server.socket(), BASE)?;
     warm(base.len_bytes / PAGE_SIZE as u64, |offset, page| client.read(offset, page))?;
@@ -36,12 +39,21 @@ pub(super) fn serve(pagefold: &Path, base: &BaseFiles) -> anyhow::Result<(Server
     Ok((server, control))
 }
 
-pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, forks: usize) -> anyhow::Result<()> {
+/// Connections to the base before there are forks, to hold the first reads of forks against.
+const CONNECTIONS: usize = 1000;
+
+pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
+    let forks = args.forks;
     let case = format!("idle/socket/{forks}");
-    let (server, mut control) = serve(pagefold, base)?;
+    let (server, mut control) = serve(pagefold, base, &args.serve)?;
     let (mut random, raw) = (Random::new(1), base.raw_file()?);
     let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     let (mut times, mut commands) = (Times::new(forks), Latencies::new());
+    let mut reads = Latencies::new();
+    for _ in 0..CONNECTIONS {
+        let offset = random.below(base.len_bytes / PAGE_SIZE as u64) * PAGE_SIZE as u64;
+        reads.time(|| Nbd::connect(&server.socket(), BASE)?.read(offset, &mut page))??;
+    }
     let resident_before = server.anonymous_bytes()?;
     let spent_before = control.figure("spent_bytes")?;
     for number in 0..forks {
@@ -55,8 +67,10 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, forks:
         ensure!(page == expected, "{name} has something else than its base at {offset}");
     }
     times.judge(output, &case);
-    for (metric, share) in [("command_p50_us", 0.5), ("command_p99_us", 0.99)] {
-        output.put(&case, metric, commands.at(share) / 1e3, "us");
+    // What of it is the command, and what a connection and a read take without one.
+    for (name, times) in [("command", &commands), ("without_command", &reads)] {
+        output.put(&case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
+        output.put(&case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us");
     }
     thread::sleep(QUIET);
     let spent = control.figure("spent_bytes")? - spent_before;

@@ -37,7 +37,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     }
     let workers = args.workers as f64;
 
-    let (server, mut control) = serve(pagefold, base)?;
+    let (server, mut control) = serve(pagefold, base, &args.serve)?;
     let resident_before = server.anonymous_bytes()?;
     let spent_before = control.figure("spent_bytes")?;
     let mut times = Vec::new();
