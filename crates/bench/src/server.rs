@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -89,7 +90,8 @@ impl Server {
         let child = child.with_context(|| format!("cannot start {:?}", command.get_program()))?;
         let mut server = Self { child, folder };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
+        // A socket has its name before anybody listens on it.
+        while UnixStream::connect(&socket).is_err() {
             if let Some(status) = server.child.try_wait()? {
                 bail!("{command:?} ended at once: {status}");
             }

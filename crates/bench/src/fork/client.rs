@@ -1,11 +1,9 @@
 //! What the bench says to servers: the control socket's JSON, and as much of NBD as a read needs.
 
 use std::{
-    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
@@ -18,17 +16,8 @@ use serde_json::{Value, json};
 /// The most that a server says in one reply to an option.
 const MAX_REPLY_BYTES: usize = 64 << 10;
 
-/// Connects, also to a server that has its socket's name and does not listen yet.
 fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
-    let start = Instant::now();
-    loop {
-        match UnixStream::connect(socket) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused && start.elapsed() < Duration::from_secs(1) => {
-                thread::yield_now();
-            }
-            done => return done.with_context(|| format!("no server at {}", socket.display())),
-        }
-    }
+    UnixStream::connect(socket).with_context(|| format!("no server at {}", socket.display()))
 }
 
 /// A connection to the control socket of a server.

@@ -131,6 +131,9 @@ impl Drop for DiskFile {
     fn drop(&mut self) {
         // The loop device over the file goes a moment after its mount.
         for _ in 0..100 {
+            if self.nbdfuse.try_wait().is_ok_and(|status| status.is_some()) {
+                return;
+            }
             let status = Command::new("fusermount3").arg("-u").arg(self.at.path()).stderr(Stdio::null()).status();
             if status.is_ok_and(|status| status.success()) {
                 let _ = self.nbdfuse.wait();
