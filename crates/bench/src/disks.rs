@@ -3,10 +3,8 @@
 
 mod idle;
 pub(crate) mod instructions;
-mod latency;
 mod limit;
 mod many;
-mod verdict;
 
 use std::path::PathBuf;
 
@@ -17,8 +15,8 @@ use crate::{
     machine::cpus,
     pages::{Data, Pages, gather},
     product::keep_no_large_blocks,
+    verdict::Output,
 };
-use verdict::Output;
 
 /// Options of `pagefold-bench disks`.
 #[derive(clap::Args)]
@@ -63,7 +61,7 @@ enum Part {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     keep_no_large_blocks();
     let threads = if args.threads == 0 { cpus() } else { args.threads };
-    let mut output = Output::new(args.json);
+    let mut output = Output::new("disks", args.json);
     if args.parts.contains(&Part::Idle) {
         // Before anything else: what the allocator has kept of other work would hold the disks.
         idle::empty(&mut output)?;
@@ -85,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The pages of all kinds in one.
-fn mixed(kinds: Vec<Data>) -> Data {
+pub(crate) fn mixed(kinds: Vec<Data>) -> Data {
     let mut pages = Pages::new(kinds.iter().map(|data| data.pages.len()).sum());
     let all = kinds.iter().flat_map(|data| &*data.pages);
     pages.as_mut().iter_mut().zip(all).for_each(|(to, from)| *to = *from);
@@ -94,7 +92,7 @@ fn mixed(kinds: Vec<Data>) -> Data {
 }
 
 /// A number of bytes, with K, M, G or T behind it for powers of 1024.
-fn size_bytes(text: &str) -> anyhow::Result<u64> {
+pub(crate) fn size_bytes(text: &str) -> anyhow::Result<u64> {
     let (number, shift) = match text.char_indices().last() {
         Some((at, 'K')) => (&text[..at], 10),
         Some((at, 'M')) => (&text[..at], 20),

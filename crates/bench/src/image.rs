@@ -10,11 +10,11 @@
 //! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower. The rounds of one case lie far apart, since a
 //! neighbour on the host disturbs for ten seconds at a time. One case's images lie on the disk at once.
 
-mod builder;
+pub(crate) mod builder;
 mod case;
-mod data;
+pub(crate) mod data;
 mod mounted;
-mod process;
+pub(crate) mod process;
 mod reads;
 mod results;
 mod source_table;

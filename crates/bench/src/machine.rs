@@ -31,10 +31,15 @@ pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Resul
     Ok(kib * 1024)
 }
 
-/// Bytes of this process's anonymous memory, added up page by page: the counters of `/proc/self/status` are off by some dozen pages
-/// a CPU.
+/// Bytes of this process's anonymous memory.
 pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
-    let text = fs::read_to_string("/proc/self/smaps_rollup").context("this kernel does not add up memory")?;
+    anonymous_bytes_of("self")
+}
+
+/// Bytes of a process's anonymous memory, added up page by page: the counters of `/proc/PROCESS/status` are off by some dozen pages
+/// a CPU.
+pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).context("no sum of the process's memory")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("the sum is no number")?;
     Ok(kib * 1024)
@@ -42,7 +47,16 @@ pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
 
 /// CPU time that this process has used, all threads together.
 pub(crate) fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time_of(ClockId::ProcessCPUTime)
+}
+
+/// CPU time that this thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    time_of(ClockId::ThreadCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

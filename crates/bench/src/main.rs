@@ -4,11 +4,14 @@ mod callgrind;
 mod codec;
 mod device;
 mod disks;
+mod fork;
 mod image;
 mod image_soak;
+mod latency;
 mod load;
 mod locks;
 mod machine;
+mod memory;
 mod nbd;
 mod pages;
 mod perf;
@@ -22,6 +25,7 @@ mod streams;
 mod subjects;
 mod synthetic;
 mod training;
+mod verdict;
 
 use clap::{Parser, Subcommand};
 
@@ -62,6 +66,8 @@ enum Bench {
     Locks(locks::Args),
     /// Many disks in one pool: memory, creating and dropping, writing at the limit
     Disks(disks::Args),
+    /// Forks: latency, memory, snapshots, speed, depth, and real work beside qcow2 overlays
+    Fork(fork::Args),
     /// Memory that compressed pages take in the store, in zram and in older allocators, and the allocators' speed
     Pool(pool::Args),
     /// A store with tables trained on its own pages beside one with the codec's
@@ -95,6 +101,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),
         Bench::Disks(args) => disks::run(&args),
+        Bench::Fork(args) => fork::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Training(args) => training::run(&args),
     }

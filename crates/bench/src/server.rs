@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -12,7 +13,7 @@ use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::machine::memory_bytes;
+use crate::machine::{anonymous_bytes_of, memory_bytes};
 
 /// A server in a folder of its own, ended with this value.
 pub(crate) struct Server {
@@ -71,6 +72,16 @@ impl Server {
         })
     }
 
+    /// `qemu-nbd` with a qcow2 image, on a socket of its own.
+    pub(crate) fn qemu_nbd(program: &Path, image: &Path) -> anyhow::Result<Self> {
+        Self::start(|socket| {
+            let mut command = Command::new(program);
+            command.args(["--persistent", "--shared=0", "--format=qcow2", "--discard=unmap", "--cache=writeback"]);
+            command.arg("--socket").arg(socket).arg(image);
+            command
+        })
+    }
+
     fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
         let folder = TempDir::new().context("no folder for a socket")?;
         let socket = folder.path().join("socket");
@@ -79,12 +90,13 @@ impl Server {
         let child = child.with_context(|| format!("cannot start {:?}", command.get_program()))?;
         let mut server = Self { child, folder };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
+        // A socket has its name before anybody listens on it.
+        while UnixStream::connect(&socket).is_err() {
             if let Some(status) = server.child.try_wait()? {
                 bail!("{command:?} ended at once: {status}");
             }
             ensure!(Instant::now() < deadline, "{command:?} does not listen");
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_micros(200));
         }
         Ok(server)
     }
@@ -106,6 +118,11 @@ impl Server {
     /// Resident memory of the server's process.
     pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
         Ok(memory_bytes(self.child.id(), "VmRSS").context("the server's memory")? as f64)
+    }
+
+    /// Memory of the server's process that no file holds.
+    pub(crate) fn anonymous_bytes(&self) -> anyhow::Result<f64> {
+        Ok(anonymous_bytes_of(self.child.id())? as f64)
     }
 }
 

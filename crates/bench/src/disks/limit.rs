@@ -10,19 +10,17 @@ use std::{
 use anyhow::ensure;
 use pagefold_codec::by_name;
 
-use super::{
-    latency::Latencies,
-    verdict::{
-        Output,
-        Target::{AtLeast, AtMost},
-    },
-};
 use crate::{
+    latency::Latencies,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
     pages::Data,
     product::Product,
     report::median,
+    verdict::{
+        Output,
+        Target::{AtLeast, AtMost},
+    },
 };
 
 /// The full pool spends this share of its limit, unless a write is refused before.

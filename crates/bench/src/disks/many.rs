@@ -3,15 +3,15 @@
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
 
-use super::verdict::{
-    Output,
-    Target::{AtLeast, AtMost},
-};
 use crate::{
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
     pages::Data,
     product::ProductDisks,
+    verdict::{
+        Output,
+        Target::{AtLeast, AtMost},
+    },
 };
 
 const DISKS: u64 = 1000;

@@ -95,7 +95,7 @@ pub(super) fn image_bytes(builder: Builder, image: &Path) -> anyhow::Result<f64>
 }
 
 /// The blocks of 4096 bytes and the inodes that a tree needs.
-pub(super) fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
+pub(crate) fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
     let (mut blocks, mut inodes) = (1, 1);
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -35,13 +35,19 @@ pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
 /// Text of this machine as one file, and a tree of its files, each of about `mib` MiB, and a disk with that tree.
 pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
     let tree = scratch.path().join("tree");
-    let mut budget = Budget { bytes: mib << 20, files: 20_000 };
-    for root in ["/usr/share", "/usr/lib", "/usr/include"] {
-        copy(Path::new(root), &tree.join(root.trim_start_matches('/')), &mut budget)?;
-    }
+    copied(["/usr/share", "/usr/lib", "/usr/include"].map(Path::new), mib, &tree)?;
     let disk = disk(&tree, tools, scratch)?;
     let sets = [Some(text(mib, scratch)?), Some(Data { name: "tree".to_owned(), folder: tree }), disk];
     Ok(sets.into_iter().flatten().collect())
+}
+
+/// Copies files of `roots`, about `mib` MiB and no more than 20,000, to a new tree at `to`.
+pub(crate) fn copied<'a>(roots: impl IntoIterator<Item = &'a Path>, mib: u64, to: &Path) -> anyhow::Result<()> {
+    let mut budget = Budget { bytes: mib << 20, files: 20_000 };
+    for root in roots {
+        copy(root, &to.join(root.strip_prefix("/").unwrap_or(root)), &mut budget)?;
+    }
+    Ok(())
 }
 
 /// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the rest are holes.

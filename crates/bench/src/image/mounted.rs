@@ -16,12 +16,21 @@ pub(crate) struct Mounted {
 impl Mounted {
     /// Mounts a file with the kernel's `file_system` over a loop device, which needs root.
     pub(crate) fn kernel(image: &Path, file_system: &str) -> anyhow::Result<Self> {
+        Self::kernel_with(image, file_system, "loop,ro")
+    }
+
+    /// The same, to be written to.
+    pub(crate) fn kernel_writable(image: &Path, file_system: &str) -> anyhow::Result<Self> {
+        Self::kernel_with(image, file_system, "loop")
+    }
+
+    fn kernel_with(image: &Path, file_system: &str, options: &str) -> anyhow::Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "mounting needs root");
         let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
         ensure!(known.split_whitespace().any(|name| name == file_system), "the kernel has no {file_system}");
         let at = TempDir::new()?;
         let mut command = Command::new("mount");
-        command.args(["-t", file_system, "-o", "loop,ro"]).arg(image).arg(at.path());
+        command.args(["-t", file_system, "-o", options]).arg(image).arg(at.path());
         process::run(&mut command, 0)?;
         Ok(Self { at, unmount: &["umount"] })
     }

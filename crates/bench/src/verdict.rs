@@ -4,7 +4,7 @@ use crate::report::Figure;
 
 /// What a figure should be.
 #[derive(Clone, Copy)]
-pub(super) enum Target {
+pub(crate) enum Target {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -25,37 +25,53 @@ impl Target {
     }
 }
 
-/// Where figures go.
-pub(super) struct Output {
+/// Where the figures of a bench go.
+pub(crate) struct Output {
+    bench: &'static str,
     json: bool,
     verdicts: Vec<String>,
 }
 
-/// The subject of every figure: this pool in this process.
+/// The subject of figures for which no other is named.
 const SUBJECT: &str = "pagefold";
 
 impl Output {
-    pub(super) fn new(json: bool) -> Self {
-        Self { json, verdicts: Vec::new() }
+    pub(crate) fn new(bench: &'static str, json: bool) -> Self {
+        Self { bench, json, verdicts: Vec::new() }
     }
 
-    pub(super) fn put(&self, case: &str, metric: &str, value: f64, unit: &str) {
+    pub(crate) fn put(&self, case: &str, metric: &str, value: f64, unit: &str) {
         if self.json {
-            Figure { bench: "disks", case, subject: SUBJECT, metric, value, unit }.print_json();
+            Figure { bench: self.bench, case, subject: SUBJECT, metric, value, unit }.print_json();
         } else {
             println!("{case:44} {metric:34} {value:16.4} {unit}");
         }
     }
 
+    /// A figure of a peer.
+    pub(crate) fn put_peer(&self, subject: &str, case: &str, metric: &str, value: f64, unit: &str) {
+        if self.json {
+            Figure { bench: self.bench, case, subject, metric, value, unit }.print_json();
+        } else {
+            println!("{:44} {metric:34} {value:16.4} {unit}", format!("{case} {subject}"));
+        }
+    }
+
+    /// What cannot be measured on this machine, and why.
+    pub(crate) fn skip(&mut self, case: &str, why: &str) {
+        eprintln!("SKIPPED: {case}: {why}");
+        self.verdicts.push(format!("not here {case}: {why}"));
+    }
+
     /// A figure that has a target.
-    pub(super) fn judge(&mut self, case: &str, metric: &str, value: f64, unit: &str, target: Target) {
+    pub(crate) fn judge(&mut self, case: &str, metric: &str, value: f64, unit: &str, target: Target) {
         self.put(case, metric, value, unit);
         let word = if target.is_met(value) { "PASS" } else { "miss" };
         self.verdicts.push(format!("{word} {case}: {metric} {}: {value:.4} {unit}", target.text()));
     }
 
     /// Prints which targets were met.
-    pub(super) fn verdicts(&self) {
+    pub(crate) fn verdicts(&self) {
         let text = format!("\ntargets\n{}", self.verdicts.join("\n"));
         if self.json { eprintln!("{text}") } else { println!("{text}") }
     }

@@ -16,7 +16,7 @@ const LONG_NS: u64 = 50_000;
 
 /// Times of one thread's operations, or of several threads'.
 #[derive(Clone)]
-pub(super) struct Latencies {
+pub(crate) struct Latencies {
     counts: Vec<u64>,
     max_ns: u64,
     /// The longest in which the kernel did not give the CPU to another thread.
@@ -26,13 +26,13 @@ pub(super) struct Latencies {
 }
 
 impl Latencies {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let counts = vec![0; STEPS * (u64::BITS - STEP_BITS + 1) as usize];
         Self { counts, max_ns: 0, max_running_ns: 0, preempted: 0, since_look: 0 }
     }
 
     /// Runs `operation` and counts its time.
-    pub(super) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
+    pub(crate) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
         if self.since_look == 0 {
             self.preempted = preemptions()?;
             self.since_look = LOOK_OPERATIONS;
@@ -53,7 +53,7 @@ impl Latencies {
         Ok(done)
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
@@ -62,7 +62,7 @@ impl Latencies {
     }
 
     /// The time that `share` of the operations do not exceed, in nanoseconds.
-    pub(super) fn at(&self, share: f64) -> f64 {
+    pub(crate) fn at(&self, share: f64) -> f64 {
         let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
         let mut sum = 0;
         let found = self.counts.iter().position(|&count| {
@@ -72,11 +72,16 @@ impl Latencies {
         found.map_or(f64::NAN, |step| end_ns(step).min(self.max_ns as f64))
     }
 
-    pub(super) fn max_ns(&self) -> f64 {
+    /// How many operations took longer than `bound_ns`, to the exactness of [`at`](Self::at).
+    pub(crate) fn longer_than(&self, bound_ns: u64) -> u64 {
+        self.counts[step(bound_ns) + 1..].iter().sum()
+    }
+
+    pub(crate) fn max_ns(&self) -> f64 {
         self.max_ns as f64
     }
 
-    pub(super) fn max_running_ns(&self) -> f64 {
+    pub(crate) fn max_running_ns(&self) -> f64 {
         self.max_running_ns as f64
     }
 }
@@ -120,6 +125,7 @@ mod tests {
             let found = latencies.at(share);
             assert!((ns..=ns * 1.04).contains(&found), "{share}: {found}");
         }
+        assert_eq!((latencies.longer_than(0), latencies.longer_than(31), latencies.longer_than(1000)), (1000, 969, 0));
         assert!(Latencies::new().at(0.5).is_nan());
     }
 }

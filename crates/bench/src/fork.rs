@@ -1,0 +1,163 @@
+//! `pagefold-bench fork`: what forks of a packed disk must show, beside other ways to have many disks of one.
+
+mod base;
+mod client;
+mod depth;
+mod idle;
+mod peers;
+mod reads;
+mod snapshot;
+mod socket;
+mod speed;
+mod tool;
+mod work;
+mod writes;
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use crate::{
+    disks::{mixed, size_bytes},
+    pages::{Data, gather},
+    product::keep_no_large_blocks,
+    server::pagefold,
+    verdict::Output,
+};
+use base::BaseFiles;
+
+/// Options of `pagefold-bench fork`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The base is an ext4 disk with files of this machine, packed as an EROFS image. Where a bound is one of time, other guests of \
+the host count as well: p99 is judged, the longest is a figure beside it, and so is the same thread alone.")]
+pub(crate) struct Args {
+    /// Directories whose files are the base
+    #[arg(long, num_args = 1.., default_values = ["/usr/bin", "/usr/share/doc", "/usr/lib/x86_64-linux-gnu"])]
+    data: Vec<PathBuf>,
+    /// MiB of these files at most
+    #[arg(long, default_value_t = 256)]
+    mib: u64,
+    /// Directory whose files are copied into each fork that works
+    #[arg(long, default_value = "/usr/lib/python3")]
+    install: PathBuf,
+    /// Forks that work, and as many qcow2 overlays
+    #[arg(long, default_value = "100", value_parser = crate::count)]
+    workers: usize,
+    /// Forks that stay idle
+    #[arg(long, default_value = "10000", value_parser = crate::count)]
+    forks: usize,
+    /// What is changed before a snapshot or a rollback, such as 4G
+    #[arg(long, default_value = "4G", value_parser = size_bytes)]
+    changed: u64,
+    /// Pages of the disks whose speed is measured
+    #[arg(long, default_value = "65536", value_parser = crate::count)]
+    pages: usize,
+    /// Codecs of these disks, by name
+    #[arg(long, value_delimiter = ',', default_value = "fold,lz4")]
+    codecs: Vec<String>,
+    /// Rounds; devices take turns within each, and a speed is the median of all their turns
+    #[arg(long, default_value = "5", value_parser = crate::count)]
+    rounds: usize,
+    /// What is measured
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    parts: Vec<Part>,
+    /// The pagefold program; by default the one beside this program
+    #[arg(long)]
+    pagefold: Option<PathBuf>,
+    /// An option of the server, such as --serve=--codec=pleat; may be given again
+    #[arg(long, allow_hyphen_values = true)]
+    serve: Vec<String>,
+    /// Folder for the base and its images, on a disk
+    #[arg(long, default_value = "/var/tmp")]
+    scratch: PathBuf,
+    /// Folder in tmpfs for what peers keep in memory
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: PathBuf,
+    /// One JSON object a line on the standard output; the verdicts go to the standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// As a library: time of a fork and its first read, memory of idle forks, and what stays of them
+    Idle,
+    /// The same through the sockets of a server
+    Socket,
+    /// Other ways to have a disk that begins as another is
+    Peers,
+    /// Snapshots and rollbacks, and how long they stall others
+    Snapshot,
+    /// Reads of the base through a fork, beside the image library's own
+    Reads,
+    /// Writes to a fork, beside those to a plain disk
+    Writes,
+    /// Reads with many snapshots below
+    Depth,
+    /// Memory of forks with the same files copied into each, beside qcow2 overlays
+    Work,
+}
+
+impl Part {
+    /// Whether it needs a base of real files.
+    fn needs_base(self) -> bool {
+        matches!(self, Self::Idle | Self::Socket | Self::Peers | Self::Reads | Self::Work)
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    keep_no_large_blocks();
+    let mut output = Output::new("fork", args.json);
+    let wants = |part| args.parts.contains(&part);
+    let base = if args.parts.iter().any(|part| part.needs_base()) {
+        let pagefold = pagefold(args.pagefold.as_deref())?;
+        let base = BaseFiles::make(&pagefold, args)?;
+        base.print(&output);
+        Some((pagefold, base))
+    } else {
+        None
+    };
+    if let Some((pagefold, base)) = &base {
+        // Before anything else: what the allocator has kept of other work would hold the forks.
+        if wants(Part::Idle) {
+            idle::run(&mut output, base, args.forks)?;
+        }
+        if wants(Part::Socket) {
+            socket::run(&mut output, pagefold, base, args)?;
+        }
+        if wants(Part::Peers) {
+            peers::run(&mut output, base, &args.tmpfs)?;
+        }
+        if wants(Part::Work) {
+            work::run(&mut output, pagefold, base, args)?;
+        }
+        if wants(Part::Reads) {
+            reads::run(&mut output, base, args.rounds)?;
+        }
+    }
+    if [Part::Snapshot, Part::Writes, Part::Depth].into_iter().any(wants) {
+        let data = mixed(gather(&[], 64 << 8)?);
+        measure_pages(&mut output, args, &data)?;
+    }
+    output.verdicts();
+    Ok(())
+}
+
+/// The parts that write pages of programs' heaps, which need no base.
+fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Result<()> {
+    let wants = |part| args.parts.contains(&part);
+    if wants(Part::Snapshot) {
+        snapshot::run(output, data, args.changed, args.rounds)?;
+    }
+    for codec in &args.codecs {
+        if wants(Part::Writes) {
+            writes::run(output, codec, data, args.pages as u64, args.rounds)?;
+        }
+        if wants(Part::Depth) {
+            depth::run(output, codec, data, args.pages as u64, args.rounds)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! A disk of real files, as it is and packed.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use pagefold_base::{Base, Cache, Options};
+use pagefold_disk::{BlockDevice, Checked};
+use tempfile::TempDir;
+
+use super::{Args, tool};
+use crate::{
+    image::{
+        builder::needs,
+        data::copied,
+        process::{self, Ran},
+    },
+    verdict::Output,
+};
+
+/// The cache of decoded clusters of every reader, the server's default.
+pub(super) const CACHE_BYTES: usize = 64 << 20;
+
+/// An ext4 disk, and an EROFS image that holds it, in a folder that goes with this value.
+pub(super) struct BaseFiles {
+    scratch: TempDir,
+    pub(super) len_bytes: u64,
+    packed_in: Ran,
+}
+
+impl BaseFiles {
+    /// Copies the files, makes a disk of them with room for what is copied into forks, and packs it.
+    pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
+        let scratch = TempDir::new_in(&args.scratch).context("no folder for the base")?;
+        let tree = scratch.path().join("tree");
+        copied(args.data.iter().map(PathBuf::as_path), args.mib, &tree)?;
+        let (blocks, inodes) = needs(&tree)?;
+        let (more_blocks, more_inodes) = needs(&args.install)?;
+        let mut mkfs = Command::new(tool::find("mkfs.ext4")?);
+        mkfs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N"]);
+        mkfs.arg((inodes + more_inodes + 64).to_string()).arg("-d").arg(&tree).arg(scratch.path().join("base.img"));
+        // A tenth and 64 MiB for tables and the journal.
+        mkfs.arg(((blocks + more_blocks) * 11 / 10 + (64 << 8)).to_string());
+        process::run(&mut mkfs, 1)?;
+        fs::remove_dir_all(&tree)?;
+        let mut base = Self { scratch, len_bytes: 0, packed_in: Ran { seconds: 0.0, peak_rss_bytes: 0.0 } };
+        let mut pack = Command::new(pagefold);
+        pack.arg("pack").arg(base.raw()).arg("-o").arg(base.packed());
+        base.packed_in = process::run(&mut pack, 0)?;
+        base.len_bytes = fs::metadata(base.raw())?.len();
+        Ok(base)
+    }
+
+    /// The disk as it is.
+    pub(super) fn raw(&self) -> PathBuf {
+        self.scratch.path().join("base.img")
+    }
+
+    /// The image that holds it.
+    pub(super) fn packed(&self) -> PathBuf {
+        self.scratch.path().join("base.erofs")
+    }
+
+    /// Opens the packed disk with a cache of its own.
+    pub(super) fn open(&self) -> anyhow::Result<Arc<dyn BlockDevice>> {
+        let base =
+            Base::open(&self.packed(), &Options::default(), &Cache::new(CACHE_BYTES), |line| eprintln!("{line}"))?;
+        Ok(Arc::new(Checked::new(base)))
+    }
+
+    /// The disk as it is, to compare with.
+    pub(super) fn raw_file(&self) -> anyhow::Result<File> {
+        File::open(self.raw()).context("the base is gone")
+    }
+
+    pub(super) fn print(&self, output: &Output) {
+        let packed_bytes = fs::metadata(self.packed()).map_or(f64::NAN, |metadata| metadata.len() as f64);
+        output.put("base", "disk_bytes", self.len_bytes as f64, "bytes");
+        output.put("base", "packed_bytes", packed_bytes, "bytes");
+        output.put("base", "pack_s", self.packed_in.seconds, "s");
+    }
+}

@@ -1,0 +1,117 @@
+//! What the bench says to servers: the control socket's JSON, and as much of NBD as a read needs.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+};
+
+use anyhow::{Context, bail, ensure};
+use pagefold_serve::protocol::{
+    GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REQUEST_MAGIC,
+    SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option, reply,
+};
+use serde_json::{Value, json};
+
+/// The most that a server says in one reply to an option.
+const MAX_REPLY_BYTES: usize = 64 << 10;
+
+fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
+    UnixStream::connect(socket).with_context(|| format!("no server at {}", socket.display()))
+}
+
+/// A connection to the control socket of a server.
+pub(super) struct Control(BufReader<UnixStream>);
+
+impl Control {
+    pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
+        let mut control = Self(BufReader::new(connected(socket)?));
+        ensure!(control.line()?["name"] == "pagefold", "what listens there is not a pagefold server");
+        Ok(control)
+    }
+
+    /// Makes a disk that begins as `from` is.
+    pub(super) fn fork(&mut self, from: &str, name: &str) -> anyhow::Result<()> {
+        self.call(&json!({ "command": "fork", "from": from, "names": [name] })).map(drop)
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
+        self.call(&json!({ "command": "remove", "name": name })).map(drop)
+    }
+
+    /// A figure of the server.
+    pub(super) fn figure(&mut self, name: &str) -> anyhow::Result<f64> {
+        let stat = self.call(&json!({ "command": "stat" }))?;
+        stat["server"]["figures"][name].as_f64().with_context(|| format!("the server has no figure {name}"))
+    }
+
+    fn call(&mut self, request: &Value) -> anyhow::Result<Value> {
+        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
+        let mut answer = self.line()?;
+        match &answer["error"] {
+            Value::Null => Ok(answer["result"].take()),
+            error => bail!("{request}: {}", error["message"].as_str().unwrap_or("failed")),
+        }
+    }
+
+    fn line(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+/// A connection to an export.
+pub(super) struct Nbd(UnixStream);
+
+impl Nbd {
+    pub(super) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
+        let mut client = Self(connected(socket)?);
+        let greeting: [u8; GREETING_BYTES] = client.receive()?;
+        ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "what listens there is not an NBD server");
+
+        let mut hello = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes().to_vec();
+        hello.extend(OPTION_MAGIC.to_be_bytes());
+        hello.extend(option::GO.to_be_bytes());
+        // The length of the name, the name, and no requests for information.
+        hello.extend((4 + export.len() as u32 + 2).to_be_bytes());
+        hello.extend((export.len() as u32).to_be_bytes());
+        hello.extend(export.as_bytes());
+        hello.extend(0u16.to_be_bytes());
+        client.0.write_all(&hello)?;
+        loop {
+            let header: [u8; OPTION_REPLY_HEADER_BYTES] = client.receive()?;
+            ensure!(header[..8] == OPTION_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
+            let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+            let len = word(16) as usize;
+            ensure!(len <= MAX_REPLY_BYTES, "the server says too much");
+            let mut data = vec![0; len];
+            client.0.read_exact(&mut data)?;
+            match word(12) {
+                reply::ACK => return Ok(client),
+                reply::INFO => {}
+                kind => bail!("no export {export:?}: {kind:#x}: {}", String::from_utf8_lossy(&data)),
+            }
+        }
+    }
+
+    pub(super) fn read(&mut self, offset: u64, buf: &mut [u8]) -> anyhow::Result<()> {
+        let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
+        request.extend(0u16.to_be_bytes());
+        request.extend(command::READ.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend((buf.len() as u32).to_be_bytes());
+        self.0.write_all(&request)?;
+        let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
+        ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
+        ensure!(header[4..8] == [0; 4], "a read at {offset} failed");
+        Ok(self.0.read_exact(buf)?)
+    }
+
+    fn receive<const N: usize>(&mut self) -> anyhow::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.0.read_exact(&mut bytes).context("the server has closed the connection")?;
+        Ok(bytes)
+    }
+}

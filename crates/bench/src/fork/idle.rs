@@ -1,0 +1,120 @@
+//! Forks as a library makes them: time to the first byte, memory, and what stays once they are gone.
+
+use std::{os::unix::fs::FileExt, time::Instant};
+
+use anyhow::ensure;
+use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
+
+use super::base::BaseFiles;
+use crate::{
+    latency::Latencies,
+    load::Random,
+    memory::Memory,
+    verdict::{Output, Target::AtMost},
+};
+
+/// Forks whose time is a figure of its own: the first and the last so many.
+pub(super) const TIMED: usize = 100;
+
+/// What a fork may take that nobody writes to.
+pub(super) const IDLE_BYTES: f64 = 8192.0;
+
+/// The longest that a fork and its first read may take.
+pub(super) const FORK_US: f64 = 1000.0;
+
+pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow::Result<()> {
+    let case = format!("idle/library/{forks}");
+    let pool = Pool::new(PoolConfig::default())?;
+    let parent = RamDisk::over(&pool, base.open()?)?;
+    let pages = base.len_bytes / PAGE_SIZE as u64;
+    let (mut random, raw) = (Random::new(1), base.raw_file()?);
+    let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+    // The cache is there before the forks are.
+    warm(pages, |offset, page| Ok(parent.read(offset, page)?))?;
+    let mut times = Times::new(forks);
+    let mut made = Vec::with_capacity(forks);
+    let before = Memory::of(&pool)?;
+    for _ in 0..forks {
+        let offset = random.below(pages) * PAGE_SIZE as u64;
+        let fork = times.time(|| {
+            let fork = parent.fork()?;
+            fork.read(offset, &mut page)?;
+            anyhow::Ok(fork)
+        })??;
+        raw.read_exact_at(&mut expected, offset)?;
+        ensure!(page == expected, "a fork has something else than its base at {offset}");
+        made.push(fork);
+    }
+    times.judge(output, &case);
+    for (name, bytes) in Memory::of(&pool)?.since(before) {
+        let each = bytes / forks as f64;
+        output.judge(&case, &format!("{name}_bytes_each"), each, "bytes", AtMost(IDLE_BYTES));
+    }
+    let start = Instant::now();
+    drop(made);
+    output.put(&case, "drop_us", start.elapsed().as_secs_f64() * 1e6 / forks as f64, "us");
+    Memory::judge_after(output, &case, &pool, before)?;
+    pool.check().map_err(anyhow::Error::msg)
+}
+
+/// Reads every page once, at random, so that a cache is as full as it gets.
+pub(super) fn warm(pages: u64, mut read: impl FnMut(u64, &mut Page) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut page = [0; PAGE_SIZE];
+    Random::new(2).permutation(pages).iter().try_for_each(|slot| read(slot * PAGE_SIZE as u64, &mut page))
+}
+
+/// Times of forks one after another: of all, of the first and of the last.
+pub(super) struct Times {
+    forks: usize,
+    done: usize,
+    first: Latencies,
+    last: Latencies,
+    all: Latencies,
+}
+
+impl Times {
+    pub(super) fn new(forks: usize) -> Self {
+        Self { forks, done: 0, first: Latencies::new(), last: Latencies::new(), all: Latencies::new() }
+    }
+
+    pub(super) fn time<T>(&mut self, fork: impl FnOnce() -> T) -> anyhow::Result<T> {
+        let mut one = Latencies::new();
+        let done = one.time(fork)?;
+        if self.done < TIMED {
+            self.first.add(&one);
+        }
+        if self.done + TIMED >= self.forks {
+            self.last.add(&one);
+        }
+        self.all.add(&one);
+        self.done += 1;
+        Ok(done)
+    }
+
+    /// All of them, and the first and the last where no fork is both.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &Latencies)> {
+        let named = [("all", &self.all), ("first", &self.first), ("last", &self.last)];
+        named.into_iter().take(if self.done < 2 * TIMED { 1 } else { 3 })
+    }
+
+    pub(super) fn judge(&self, output: &mut Output, case: &str) {
+        for (name, times) in self.named() {
+            output.put(case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
+            output.judge(case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us", AtMost(FORK_US));
+            output.put(case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
+        }
+        if self.done >= 2 * TIMED {
+            output.put(case, "last_p50_over_first", self.last.at(0.5) / self.first.at(0.5), "x");
+        }
+    }
+
+    /// The times of a peer, which have no target.
+    pub(super) fn put_peer(&self, output: &Output, subject: &str, case: &str) {
+        for (name, times) in self.named() {
+            output.put_peer(subject, case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
+            output.put_peer(subject, case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us");
+            output.put_peer(subject, case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Other ways to have a disk that begins as another is: how long one takes until its first byte is read.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+use pagefold_codec::{PAGE_SIZE, Page};
+use rustix::fs::ioctl_ficlone;
+use tempfile::TempDir;
+
+use super::{base::BaseFiles, client::Nbd, idle::Times, tool};
+use crate::{image::Mounted, load::Random, server::Server, verdict::Output};
+
+/// Disks that are made of each kind.
+const OVERLAYS: usize = 100;
+const COPIES: usize = 10;
+const REFLINKS: usize = 1000;
+const SNAPSHOTS: usize = 100;
+
+/// The export of qemu-nbd.
+pub(super) const EXPORT: &str = "";
+
+pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
+    type Peer = fn(&mut Output, &BaseFiles, &Path) -> anyhow::Result<()>;
+    let peers: [(&str, Peer); 4] =
+        [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks), ("dm-snapshot", snapshots)];
+    for (name, peer) in peers {
+        let folder = TempDir::new_in(tmpfs).context("no folder in tmpfs")?;
+        if let Err(error) = peer(output, base, folder.path()) {
+            output.skip(&format!("idle/{name}"), &format!("{error:#}"));
+        }
+    }
+    Ok(())
+}
+
+/// A qcow2 overlay of the base in tmpfs.
+pub(super) fn overlay(base: &BaseFiles, path: &Path) -> anyhow::Result<()> {
+    let mut create = Command::new(tool::find("qemu-img")?);
+    tool::run(create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(base.raw()).arg(path))
+}
+
+/// A server of an overlay, which keeps what was written in the file's memory.
+pub(super) fn overlay_server(path: &Path) -> anyhow::Result<Server> {
+    Server::qemu_nbd(&tool::find("qemu-nbd")?, path)
+}
+
+/// A qcow2 overlay for each, and a qemu-nbd that serves it.
+fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
+    let mut made = Made::new(base, OVERLAYS);
+    let mut servers = Vec::new();
+    for number in 0..OVERLAYS {
+        made.time(|offset, page| {
+            let path = tmpfs.join(number.to_string());
+            overlay(base, &path)?;
+            let server = overlay_server(&path)?;
+            Nbd::connect(&server.socket(), EXPORT)?.read(offset, page)?;
+            servers.push(server);
+            Ok(())
+        })?;
+    }
+    made.put(output, "qcow2+qemu-nbd");
+    let resident: f64 = servers.iter().map(Server::anonymous_bytes).sum::<anyhow::Result<f64>>()?;
+    let file_bytes = stored_bytes(tmpfs)? as f64;
+    let case = format!("idle/peer/{OVERLAYS}");
+    output.put_peer("qcow2+qemu-nbd", &case, "file_bytes_each", file_bytes / OVERLAYS as f64, "bytes");
+    output.put_peer("qcow2+qemu-nbd", &case, "server_bytes_each", resident / OVERLAYS as f64, "bytes");
+    Ok(())
+}
+
+/// A copy of the whole disk for each.
+fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
+    let mut made = Made::new(base, COPIES);
+    for number in 0..COPIES {
+        let path = tmpfs.join(number.to_string());
+        made.time(|offset, page| {
+            fs::copy(base.raw(), &path)?;
+            Ok(File::open(&path)?.read_exact_at(page, offset)?)
+        })?;
+        if number == 0 {
+            let case = format!("idle/peer/{COPIES}");
+            output.put_peer("cp-tmpfs", &case, "file_bytes_each", stored_bytes(tmpfs)? as f64, "bytes");
+        }
+        fs::remove_file(&path)?;
+    }
+    made.put(output, "cp-tmpfs");
+    Ok(())
+}
+
+/// A clone of a file in btrfs on a loop device over a file in tmpfs, opened and read without any server.
+fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
+    let image = tmpfs.join("btrfs");
+    File::create(&image)?.set_len(base.len_bytes * 2 + (1 << 30))?;
+    tool::run(Command::new(tool::find("mkfs.btrfs")?).arg("-q").arg(&image))?;
+    let mounted = Mounted::kernel_writable(&image, "btrfs")?;
+    let original = mounted.path().join("base");
+    fs::copy(base.raw(), &original)?;
+    rustix::fs::syncfs(File::open(&original)?)?;
+    let used_before = stored_bytes(tmpfs)?;
+    let mut made = Made::new(base, REFLINKS);
+    for number in 0..REFLINKS {
+        let path = mounted.path().join(number.to_string());
+        made.time(|offset, page| {
+            let from = File::open(&original)?;
+            let clone = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+            ioctl_ficlone(&clone, &from)?;
+            Ok(clone.read_exact_at(page, offset)?)
+        })?;
+    }
+    rustix::fs::syncfs(File::open(&original)?)?;
+    made.put(output, "btrfs-reflink");
+    let bytes = (stored_bytes(tmpfs)?.saturating_sub(used_before)) as f64;
+    let case = format!("idle/peer/{REFLINKS}");
+    output.put_peer("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
+    Ok(())
+}
+
+/// A snapshot of the device mapper for each, over a loop device for what changes.
+fn snapshots(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "it needs root");
+    let known = fs::read_to_string("/proc/misc").unwrap_or_default();
+    ensure!(known.contains("device-mapper"), "the kernel has no device mapper");
+    let origin = Loop::new(&base.raw())?;
+    let sectors = base.len_bytes / 512;
+    let mut made = Made::new(base, SNAPSHOTS);
+    let mut mapped = Vec::new();
+    for number in 0..SNAPSHOTS {
+        made.time(|offset, page| {
+            let changes = tmpfs.join(number.to_string());
+            File::create(&changes)?.set_len(base.len_bytes)?;
+            let changes = Loop::new(&changes)?;
+            let table = format!("0 {sectors} snapshot {} {} N 8", origin.device, changes.device);
+            let snapshot = Mapped::new(format!("pagefold-bench-{number}"), &table, changes)?;
+            File::open(snapshot.path())?.read_exact_at(page, offset)?;
+            mapped.push(snapshot);
+            Ok(())
+        })?;
+    }
+    made.put(output, "dm-snapshot");
+    Ok(())
+}
+
+/// A loop device over a file, given back with this value.
+struct Loop {
+    device: String,
+}
+
+impl Loop {
+    fn new(file: &Path) -> anyhow::Result<Self> {
+        let output = Command::new(tool::find("losetup")?).args(["--find", "--show"]).arg(file).output()?;
+        ensure!(output.status.success(), "losetup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(Self { device: String::from_utf8(output.stdout)?.trim().to_owned() })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+    }
+}
+
+/// A device of the device mapper, removed with this value.
+struct Mapped {
+    name: String,
+    _changes: Loop,
+}
+
+impl Mapped {
+    fn new(name: String, table: &str, changes: Loop) -> anyhow::Result<Self> {
+        tool::run(Command::new(tool::find("dmsetup")?).args(["create", &name, "--table", table]))?;
+        Ok(Self { name, _changes: changes })
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new("/dev/mapper").join(&self.name)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let _ = Command::new("dmsetup").args(["remove", &self.name]).status();
+    }
+}
+
+/// Disks of one kind: the time to make each and read from it, and what is read held against the base.
+struct Made<'a> {
+    base: &'a BaseFiles,
+    count: usize,
+    times: Times,
+    random: Random,
+}
+
+impl<'a> Made<'a> {
+    fn new(base: &'a BaseFiles, count: usize) -> Self {
+        Self { base, count, times: Times::new(count), random: Random::new(1) }
+    }
+
+    /// Runs `make`, which makes a disk and reads a page at an offset.
+    fn time(&mut self, make: impl FnOnce(u64, &mut Page) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let offset = self.random.below(self.base.len_bytes / PAGE_SIZE as u64) * PAGE_SIZE as u64;
+        let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        self.times.time(|| make(offset, &mut page))??;
+        self.base.raw_file()?.read_exact_at(&mut expected, offset)?;
+        ensure!(page == expected, "a disk has something else than its base at {offset}");
+        Ok(())
+    }
+
+    fn put(&self, output: &Output, subject: &str) {
+        self.times.put_peer(output, subject, &format!("idle/peer/{}", self.count));
+    }
+}
+
+/// Bytes that the files of a folder take.
+pub(super) fn stored_bytes(folder: &Path) -> anyhow::Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        bytes += entry?.metadata()?.blocks() * 512;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,34 @@
+//! The speed of one thread on each of several devices that take turns every few milliseconds.
+
+use std::time::Instant;
+
+use crate::{machine::thread_cpu_time, report::median};
+
+/// How fast one device was, chunk by chunk.
+#[derive(Clone, Default)]
+pub(super) struct Speed {
+    per_s: Vec<f64>,
+    per_cpu_s: Vec<f64>,
+}
+
+impl Speed {
+    /// Runs a chunk of so many operations.
+    pub(super) fn chunk(&mut self, operations: u64, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let (start, cpu_start) = (Instant::now(), thread_cpu_time());
+        run()?;
+        let cpu = thread_cpu_time().saturating_sub(cpu_start);
+        self.per_s.push(operations as f64 / start.elapsed().as_secs_f64());
+        self.per_cpu_s.push(operations as f64 / cpu.as_secs_f64());
+        Ok(())
+    }
+
+    /// Operations a second: the median of the chunks.
+    pub(super) fn per_s(&self) -> f64 {
+        median(&self.per_s)
+    }
+
+    /// Operations a second of this thread's CPU time, which others of the machine disturb less.
+    pub(super) fn per_cpu_s(&self) -> f64 {
+        median(&self.per_cpu_s)
+    }
+}

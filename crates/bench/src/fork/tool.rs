@@ -1,0 +1,22 @@
+//! The programs of others that the bench runs.
+
+use std::{env, path::PathBuf, process::Command};
+
+use anyhow::{Context, ensure};
+
+/// The path of a program, which only root's PATH may have.
+pub(super) fn find(name: &str) -> anyhow::Result<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders
+        .find_map(|folder| Some(folder.join(name)).filter(|full| full.is_file()))
+        .with_context(|| format!("{name} is not installed"))
+}
+
+/// Runs a program to its end. What it says is shown only where it fails.
+pub(super) fn run(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("cannot start {name}"))?;
+    ensure!(output.status.success(), "{name} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Writes to a fork, beside those to a plain disk.
+
+use pagefold_codec::{PAGE_SIZE, by_name};
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
+
+use super::{
+    depth::{disk_of, page_of},
+    speed::Speed,
+};
+use crate::{
+    load::Random,
+    pages::Data,
+    verdict::{Output, Target::AtLeast},
+};
+
+/// What is written to: a disk on its own; a fork of a disk that holds nothing; a fork of one that holds every page.
+const SHAPES: [&str; 3] = ["plain", "fork-of-empty", "fork-of-full"];
+
+/// First all slots at random, then so many again.
+const PASSES: [&str; 2] = ["first-write", "overwrite"];
+
+/// Writes of a turn.
+const CHUNK_WRITES: usize = 512;
+
+pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rounds: usize) -> anyhow::Result<()> {
+    let case = format!("writes/{}/{codec}", data.name);
+    let mut speeds: [[Speed; SHAPES.len()]; PASSES.len()] = Default::default();
+    for round in 0..rounds as u64 {
+        let all: Vec<Written> =
+            SHAPES.iter().map(|shape| Written::new(codec, data, pages, shape)).collect::<anyhow::Result<_>>()?;
+        let mut random = Random::new(round + 1);
+        let first = random.permutation(pages);
+        let again: Vec<u64> = (0..pages).map(|_| random.below(pages)).collect();
+        for ((slots, speeds), seed) in [first, again].iter().zip(&mut speeds).zip(round * 2..) {
+            for (at, slots) in slots.chunks(CHUNK_WRITES).enumerate() {
+                for turn in 0..all.len() {
+                    let which = (turn + at) % all.len();
+                    speeds[which].chunk(slots.len() as u64, || {
+                        slots.iter().try_for_each(|&slot| {
+                            Ok(all[which].disk.write(slot * PAGE_SIZE as u64, page_of(data, slot + seed))?)
+                        })
+                    })?;
+                }
+            }
+        }
+    }
+    for (pass, speeds) in PASSES.iter().zip(&speeds) {
+        let plain = &speeds[0];
+        for (shape, speed) in SHAPES.iter().zip(speeds) {
+            let mb_s = speed.per_s() * PAGE_SIZE as f64 / 1e6;
+            output.put(&case, &format!("{shape}_{pass}_mb_s"), mb_s, "MB/s");
+            if *shape != SHAPES[0] {
+                let metric = format!("{shape}_{pass}_over_plain");
+                output.judge(&case, &metric, speed.per_s() / plain.per_s(), "x", AtLeast(0.95));
+                let ratio = speed.per_cpu_s() / plain.per_cpu_s();
+                output.put(&case, &format!("{metric}_of_cpu_time"), ratio, "x");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is written to, in a pool with other disks that are held as long as it is.
+struct Written {
+    disk: RamDisk,
+    _others: Vec<RamDisk>,
+}
+
+impl Written {
+    /// Every pool has a full disk, so that tables were trained and memory was taken in all of them.
+    fn new(codec: &str, data: &Data, pages: u64, shape: &str) -> anyhow::Result<Self> {
+        let pool = Pool::new(PoolConfig { codec: by_name(codec)?, ..PoolConfig::default() })?;
+        let full = disk_of(&pool, data, pages)?;
+        let empty = RamDisk::new(&pool, pages * PAGE_SIZE as u64)?;
+        Ok(match shape {
+            "plain" => Self { disk: empty, _others: vec![full] },
+            "fork-of-empty" => Self { disk: empty.fork()?, _others: vec![empty, full] },
+            _ => Self { disk: full.fork()?, _others: vec![empty, full] },
+        })
+    }
+}

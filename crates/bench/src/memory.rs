@@ -1,0 +1,63 @@
+//! Memory of a pool's disks, as the pool counts it and as the process has it, and what stays of it once they are gone.
+
+use std::{thread, time::Duration};
+
+use pagefold_store::Pool;
+
+use crate::{
+    machine::anonymous_bytes,
+    verdict::{Output, Target::AtMost},
+};
+
+/// What may stay of what disks took that are gone, and what the C library keeps of its own heap beside that:
+/// [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
+const LEFT_SHARE: f64 = 0.02;
+const KEPT_BYTES: f64 = (4 << 20) as f64;
+
+/// How long a pool is left alone before what it has not given back counts.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// What a pool spends, and what the process has.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    spent_bytes: u64,
+    resident_bytes: u64,
+}
+
+impl Memory {
+    pub(crate) fn of(pool: &Pool) -> anyhow::Result<Self> {
+        Ok(Self { spent_bytes: pool.stats().spent_bytes, resident_bytes: anonymous_bytes()? })
+    }
+
+    /// Both beside what they were before.
+    pub(crate) fn since(self, before: Self) -> [(&'static str, f64); 2] {
+        [
+            ("spent", self.spent_bytes as f64 - before.spent_bytes as f64),
+            ("resident", self.resident_bytes as f64 - before.resident_bytes as f64),
+        ]
+    }
+
+    /// Judges whether a pool and the process take as much as `before`, once the disks of the pool are gone that were made since.
+    pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
+        pool.compact();
+        thread::sleep(QUIET);
+        let after = Self::of(pool)?;
+        output.put(case, "spent_left_bytes", after.spent_bytes as f64 - before.spent_bytes as f64, "bytes");
+        let ratio = after.resident_bytes as f64 / before.resident_bytes as f64;
+        output.judge(case, "resident_after_drop_over_before", ratio, "x", AtMost(1.0 + LEFT_SHARE));
+        Ok(())
+    }
+
+    /// Judges what is not given back of all that disks took which are gone: this much, beside what was there `before` them.
+    pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
+        pool.compact();
+        thread::sleep(QUIET);
+        let after = Self::of(pool)?;
+        for ((name, left), (_, taken)) in after.since(before).into_iter().zip(self.since(before)) {
+            output.put(case, &format!("{name}_left_bytes"), left, "bytes");
+            let allowed = taken * LEFT_SHARE + if name == "resident" { KEPT_BYTES } else { 0.0 };
+            output.judge(case, &format!("{name}_left_over_allowed"), left / allowed, "x", AtMost(1.0));
+        }
+        Ok(())
+    }
+}
