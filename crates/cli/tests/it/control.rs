@@ -389,7 +389,7 @@ fn stop_returns_when_the_server_has_ended() {
     for _ in 0..3 {
         let _client = UnixStream::connect(server.socket()).expect("a server that accepts");
         assert_eq!(run(&mut server.ask(&["stop"])), "the server has ended\n");
-        server.start_again(&["--size", "1M"]);
+        assert!(server.start_again(&["--size", "1M"]).success());
     }
     let control = server.control();
     let stop =

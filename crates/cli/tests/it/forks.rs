@@ -76,7 +76,7 @@ fn text(path: &Path) -> &str {
 }
 
 /// All disks, or those of `args`, as `disks --json` tells them.
-fn listed(server: &Server, args: &[&str]) -> Vec<Value> {
+pub(crate) fn listed(server: &Server, args: &[&str]) -> Vec<Value> {
     let said = run(server.ask(&["disks", "--json"]).args(args));
     said.lines().map(|line| serde_json::from_str(line).expect("a disk")).collect()
 }

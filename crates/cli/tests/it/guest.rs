@@ -20,9 +20,9 @@ use tempfile::TempDir;
 /// The most that a test waits for anything of a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is run first. The script finds its disks as `/dev/vda` and so on, busybox's programs, and reads what the test says.
-const INIT: &str = "#!/busybox sh
-/busybox mkdir /bin /dev /proc /sys /tmp
+/// What is run first: afterwards there are busybox's programs, and the disks as `/dev/vda` and so on.
+const BEGIN: &str = "#!/busybox sh
+/busybox mkdir /bin /dev /proc /sys /tmp /root
 /busybox --install -s /bin
 export PATH=/bin
 mount -t devtmpfs none /dev
@@ -31,9 +31,20 @@ mount -t sysfs none /sys
 mount -t tmpfs none /tmp
 for module in /modules/*; do insmod \"$module\"; done
 stty -F /dev/ttyS0 -echo
+";
+
+/// Runs the test's script, which reads what the test says.
+const RUN: &str = "
 sh /script </dev/ttyS0 >/dev/ttyS0 2>&1
 echo \"script ended: $?\" >/dev/ttyS0
 poweroff -f
+";
+
+/// Goes on with the root file system and the init of the first disk.
+const SWITCH_ROOT: &str = "
+mount -t ext4 /dev/vda /root
+for folder in dev proc sys; do mount --move /$folder /root/$folder; done
+exec switch_root /root /sbin/init
 ";
 
 /// A running guest, killed with this value.
@@ -76,11 +87,25 @@ impl Machine {
         Some(Self { qemu, parts })
     }
 
+    /// The shell of guests, a program of one file for which links stand by the names that it lists.
+    pub(crate) fn busybox(&self) -> PathBuf {
+        self.parts.join("busybox")
+    }
+
     /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`: `file=URI` and options.
     pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
+        self.start_from(disks, &initramfs(&self.parts, RUN, script))
+    }
+
+    /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes over.
+    pub(crate) fn boot(&self, disks: &[String]) -> Guest {
+        self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, ""))
+    }
+
+    fn start_from(&self, disks: &[String], files: &[u8]) -> Guest {
         let folder = TempDir::new().expect("a folder");
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
-        fs::write(&initramfs, self.initramfs(script)).expect("room for a file");
+        fs::write(&initramfs, files).expect("room for a file");
         let mut command = Command::new(&self.qemu);
         command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "256"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
@@ -98,21 +123,6 @@ impl Machine {
         let mut guest = Guest { child, console, seen: 0, qmp, events: Vec::new(), _folder: folder };
         guest.qmp("qmp_capabilities", &json!({}));
         guest
-    }
-
-    /// An archive of the files that the guest's memory begins with.
-    fn initramfs(&self, script: &str) -> Vec<u8> {
-        let mut archive = Archive::default();
-        archive.add("init", 0o100_755, INIT.as_bytes());
-        archive.add("script", 0o100_644, script.as_bytes());
-        archive.add("busybox", 0o100_755, &fs::read(self.parts.join("busybox")).expect("a shell"));
-        archive.add("modules", 0o040_755, b"");
-        for module in fs::read_dir(self.parts.join("modules")).expect("modules") {
-            let module = module.expect("a module");
-            let name = format!("modules/{}", module.file_name().to_string_lossy());
-            archive.add(&name, 0o100_644, &fs::read(module.path()).expect("a module"));
-        }
-        archive.end()
     }
 }
 
@@ -185,6 +195,16 @@ impl Guest {
     /// Waits until the script has ended with status 0 and the guest is off.
     pub(crate) fn end(mut self) {
         assert_eq!(self.wait_for("script ended: "), "0", "{}", self.text());
+        self.off();
+    }
+
+    /// Ends the machine as a loss of power does to the guest. What it asked of its disks before is done, and nothing comes after.
+    pub(crate) fn cut(mut self) {
+        self.qmp("quit", &json!({}));
+        self.off();
+    }
+
+    fn off(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while self.child.try_wait().expect("a child").is_none() {
             assert!(Instant::now() < deadline, "the guest does not power off:\n{}", self.text());
@@ -217,6 +237,21 @@ impl Console {
         self.lines.lock().expect("lines").ended = true;
         self.changed.notify_all();
     }
+}
+
+/// An archive of the files that the guest's memory begins with.
+fn initramfs(parts: &Path, then: &str, script: &str) -> Vec<u8> {
+    let mut archive = Archive::default();
+    archive.add("init", 0o100_755, format!("{BEGIN}{then}").as_bytes());
+    archive.add("script", 0o100_644, script.as_bytes());
+    archive.add("busybox", 0o100_755, &fs::read(parts.join("busybox")).expect("a shell"));
+    archive.add("modules", 0o040_755, b"");
+    for module in fs::read_dir(parts.join("modules")).expect("modules") {
+        let module = module.expect("a module");
+        let name = format!("modules/{}", module.file_name().to_string_lossy());
+        archive.add(&name, 0o100_644, &fs::read(module.path()).expect("a module"));
+    }
+    archive.end()
 }
 
 fn connect(socket: &Path, child: &mut Child) -> BufReader<UnixStream> {

@@ -1,6 +1,7 @@
 //! The `pagefold` program with the real clients of its users.
 
 mod bases;
+mod boot;
 mod clients;
 mod compact;
 mod comparing;

@@ -62,14 +62,19 @@ impl Server {
         server
     }
 
-    /// Starts another in the same directory, in which no server is any more.
-    pub(crate) fn start_again(&mut self, args: &[&str]) {
+    /// Starts another in the same directory, once this one has ended, and returns how that was.
+    pub(crate) fn start_again(&mut self, args: &[&str]) -> ExitStatus {
+        let ended = self.wait();
         let mut command = pagefold();
         command.arg("serve").args(args).arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
-        let child = command.spawn().expect("pagefold starts");
-        let ended = wait(&mut std::mem::replace(&mut self.child, child));
-        assert!(ended.success(), "{ended}");
+        self.child = command.spawn().expect("pagefold starts");
         connects(&self.control(), &mut self.child);
+        ended
+    }
+
+    /// Ends the server as nobody can prepare for.
+    pub(crate) fn kill(&self) {
+        send(Signal::KILL, &self.child);
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

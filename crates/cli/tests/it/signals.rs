@@ -1,14 +1,21 @@
 //! Ending a server.
 
 use std::{
+    fs,
+    io::Write,
     os::unix::net::UnixStream,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use pagefold_testing::programs;
 use rustix::process::Signal;
 
-use crate::server::{Ended, Server, is_ignored, pagefold, run, send};
+use crate::{
+    forks::listed,
+    server::{Ended, Server, is_ignored, make_image, pagefold, run, send, wait},
+};
 
 #[test]
 fn sigterm_and_sigint_end_it_cleanly() {
@@ -31,14 +38,14 @@ fn it_ends_while_clients_work() {
         .current_dir(server.folder())
         .args(["--name=busy", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--iodepth=16", "--size=64M"])
         .args(["--time_based", "--runtime=30", &format!("--uri={}", server.uri(""))])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .expect("fio starts");
     // fio's nbd engine does not always notice that the server has gone.
     let _client = Ended(client);
     while server.figure("", "orig_data_size") == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     let (status, _) = server.end(Signal::TERM);
     assert!(status.success(), "{status}");
@@ -58,10 +65,68 @@ fn a_signal_that_is_to_be_ignored_is() {
     let mut server = Ended(server);
     while UnixStream::connect(&socket).is_err() {
         assert!(server.0.try_wait().expect("a child").is_none(), "the server ended");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     send(Signal::HUP, &server.0);
     run(pagefold().args(["stat", "--control"]).arg(&socket));
     send(Signal::TERM, &server.0);
     assert!(server.0.wait().expect("a child").success());
+}
+
+/// Its clients get errors and nothing of them hangs. The next server in the directory has what files hold: forks are gone.
+#[test]
+fn a_server_that_is_killed_leaves_its_bases() {
+    const FORKS: usize = 2;
+    let test = "a_server_that_is_killed_leaves_its_bases";
+    let Some([qemu_img, nbdcopy]) = programs(test, ["qemu-img", "nbdcopy"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = folder.path().join("root.img");
+    make_image(&disk, 32);
+    let base = fs::read(&disk).expect("the disk");
+    let disk = disk.to_str().expect("a plain path");
+    let mut server = Server::start(&[disk]);
+    let names: Vec<String> = (0..FORKS).map(|number| format!("job-{number}")).collect();
+    run(server.ask(&["fork", "root", "copied"]).args(&names));
+    let quiet = |command: &mut Command| Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it"));
+    // Each writes, and reads, far more than there is time for.
+    let mut clients: Vec<Ended> = Vec::new();
+    for name in &names {
+        for what in [&["-w", "--flush-interval=100", "-d", "16"][..], &["-d", "16"]] {
+            let mut command = Command::new(&qemu_img);
+            command.args(["bench", "-f", "raw", "-c", "2000000000", "-s", "16384"]).args(what);
+            clients.push(quiet(command.arg(server.uri(name))));
+        }
+    }
+    let mut copy = quiet(Command::new(&nbdcopy).arg("-").arg(server.uri("copied")).stdin(Stdio::piped()));
+    let mut input = copy.0.stdin.take().expect("a pipe");
+    let other: Vec<u8> = base.iter().map(|byte| !byte).collect();
+    input.write_all(&other[..16 << 20]).expect("nbdcopy reads");
+    let is_idle = |disk: &serde_json::Value| disk["kind"] == "ram" && disk["changed_bytes"] == 0;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while listed(&server, &[]).iter().any(is_idle) {
+        assert!(Instant::now() < deadline, "nothing is written");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let is_at_work = |child: &mut Child| child.try_wait().expect("a child").is_none();
+    assert!(clients.iter_mut().chain([&mut copy]).all(|client| is_at_work(&mut client.0)));
+
+    server.kill();
+    for client in &mut clients {
+        assert!(!wait(&mut client.0).success());
+    }
+    // It may have ended already.
+    let _ = input.write_all(&other[16 << 20..]);
+    drop(input);
+    assert!(!wait(&mut copy.0).success());
+
+    assert!(!server.start_again(&[disk]).success());
+    let left: Vec<_> = listed(&server, &[]).iter().map(|disk| disk["name"].clone()).collect();
+    assert_eq!(left, ["root"]);
+    run(&mut server.ask(&["fork", "root", "job-0"]));
+    let back = folder.path().join("back");
+    for name in ["root", "job-0"] {
+        run(Command::new(&nbdcopy).arg(server.uri(name)).arg(&back));
+        assert!(fs::read(&back).expect("a copy") == base, "{name}");
+        fs::remove_file(&back).expect("the copy");
+    }
 }

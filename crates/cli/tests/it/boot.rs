@@ -1,0 +1,201 @@
+//! A guest whose root file system is a fork of a packed disk.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use pagefold_testing::{copy_program, programs};
+
+use crate::{
+    guest::{Guest, Machine},
+    server::{Server, pagefold, run},
+};
+
+/// `/sbin/init` of the disk: runs each line that the test says.
+const INIT: &str = "#!/bin/sh
+export PATH=/bin
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+echo ready
+while read -r line; do eval \"$line\"; done
+sync
+mount -o remount,ro / && echo 'script ended: 0'
+poweroff -f
+";
+
+/// What the guest changes before the snapshot.
+const FIRST: &str =
+    "mkdir /work; seq 20000 >/work/kept; rm -r /src/codec; echo first >/src/erofs/lib.rs; sync; echo changed";
+
+/// A line more on the disk, and then on the console, for ever.
+const LOG: &str =
+    "(n=0; while :; do n=$((n + 1)); echo $n >>/work/log; sync /work/log; echo \"logged $n\"; done) & echo logging";
+
+/// What it changes after the snapshot, in the same places and in others.
+const LATER: &str = "seq 30000 50000 >/work/kept; seq 9 >/work/later; rm -r /src/store; echo later >/src/erofs/lib.rs; \
+                     mkdir /src/codec; sync; echo changed";
+
+/// What the guest finds of both.
+const LOOK: &str = "echo \"kept: $(sha256sum </work/kept)\"; echo \"work: $(ls /work | tr '\\n' ' ')\"; \
+                    echo \"src: $(ls /src | tr '\\n' ' ')\"; echo \"log: $(tail -n 1 /work/log)\"";
+
+struct Tools {
+    mkfs: PathBuf,
+    e2fsck: PathBuf,
+    dumpe2fs: PathBuf,
+    debugfs: PathBuf,
+    nbdcopy: PathBuf,
+}
+
+impl Tools {
+    fn find(test: &str) -> Option<Self> {
+        let [mkfs, e2fsck, dumpe2fs, debugfs, nbdcopy] =
+            programs(test, ["mkfs.ext4", "e2fsck", "dumpe2fs", "debugfs", "nbdcopy"])?;
+        Some(Self { mkfs, e2fsck, dumpe2fs, debugfs, nbdcopy })
+    }
+
+    /// What a disk holds now, in a file.
+    fn copy(&self, server: &Server, disk: &str, name: &str) -> PathBuf {
+        let copy = server.folder().join(name);
+        run(Command::new(&self.nbdcopy).arg(server.uri(disk)).arg(&copy));
+        copy
+    }
+
+    /// The file system, in use when it was copied, needs nothing but the replay of its journal.
+    fn check_in_use(&self, disk: &Path) {
+        let features = run(Command::new(&self.dumpe2fs).arg("-h").arg(disk));
+        assert!(features.contains("needs_recovery"), "{}: {features}", disk.display());
+        run(Command::new(&self.e2fsck).args(["-E", "journal_only", "-y"]).arg(disk));
+        self.check(disk);
+    }
+
+    fn check(&self, disk: &Path) {
+        run(Command::new(&self.e2fsck).args(["-f", "-n"]).arg(disk));
+    }
+
+    /// Takes a folder out of a file system.
+    fn extract(&self, disk: &Path, folder: &str, to: &Path) {
+        fs::create_dir_all(to).expect("a folder");
+        run(Command::new(&self.debugfs).args(["-R", &format!("rdump {folder} {}", text(to))]).arg(disk));
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+/// Programs' sources, a folder for each crate.
+fn make_sources(target: &Path) {
+    fs::create_dir(target).expect("a folder");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["cli", "codec", "erofs", "serve", "store"] {
+        run(Command::new("cp").arg("-r").arg(crates.join(name).join("src")).arg(target.join(name)));
+    }
+}
+
+/// The tree of a root file system with a shell, an init that does what it is told, and files to change.
+fn make_root(machine: &Machine, tree: &Path) {
+    for folder in ["bin", "sbin", "dev", "proc", "sys", "tmp"] {
+        fs::create_dir_all(tree.join(folder)).expect("a folder");
+    }
+    let busybox = tree.join("bin/busybox");
+    copy_program(machine.busybox(), &busybox);
+    let init = tree.join("sbin/init");
+    fs::write(&init, INIT).expect("a file");
+    for program in [&busybox, &init] {
+        fs::set_permissions(program, fs::Permissions::from_mode(0o755)).expect("a file");
+    }
+    for name in run(Command::new(&busybox).arg("--list")).lines().filter(|&name| name != "busybox") {
+        symlink("busybox", tree.join("bin").join(name)).expect("a link");
+    }
+    make_sources(&tree.join("src"));
+}
+
+fn number(guest: &mut Guest) -> u32 {
+    guest.wait_for("logged ").parse().expect("a number")
+}
+
+/// The lines of `seq FIRST LAST`.
+fn lines(first: u32, last: u32) -> String {
+    (first..=last).map(|number| format!("{number}\n")).collect()
+}
+
+#[test]
+fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
+    let test = "a_guest_boots_from_a_fork_and_from_its_snapshot";
+    let (Some(machine), Some(tools)) = (Machine::find(test), Tools::find(test)) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (tree, disk, image) =
+        (folder.path().join("tree"), folder.path().join("root.img"), folder.path().join("root.erofs"));
+    make_root(&machine, &tree);
+    // Blocks of the file system that are parts of pages.
+    let options = ["-q", "-F", "-b", "1024", "-E", "root_owner=0:0", "-d"];
+    run(Command::new(&tools.mkfs).args(options).arg(&tree).arg(&disk).arg("64M"));
+    run(pagefold().arg("pack").arg(&disk).arg("-o").arg(&image));
+    let base = fs::read(&disk).expect("the disk");
+    let server = Server::start(&[text(&image)]);
+    run(&mut server.ask(&["fork", "root", "job-1", "job-2"]));
+    let drive = [format!("file={}", server.uri("job-1"))];
+
+    // Changes that are on the disk, and some that go there at this instant.
+    let mut guest = machine.boot(&drive);
+    guest.wait_for("ready");
+    guest.say(FIRST);
+    guest.wait_for("changed");
+    guest.say(LOG);
+    let mut logged = 0;
+    while logged < 20 {
+        logged = number(&mut guest);
+    }
+    run(&mut server.ask(&["snapshot", "job-1", "before"]));
+    guest.say(LATER);
+    guest.wait_for("changed");
+    let logged_later = number(&mut guest);
+    guest.cut();
+
+    // The snapshot is what a loss of power would have left at its instant.
+    let before = tools.copy(&server, "job-1@before", "before.img");
+    let untouched = fs::read(&before).expect("a copy");
+    tools.check_in_use(&before);
+    let found = folder.path().join("found");
+    ["/src", "/work"].iter().for_each(|part| tools.extract(&before, part, &found));
+    let expected = folder.path().join("expected");
+    fs::create_dir(&expected).expect("a folder");
+    make_sources(&expected.join("src"));
+    fs::remove_dir_all(expected.join("src/codec")).expect("a folder");
+    fs::write(expected.join("src/erofs/lib.rs"), "first\n").expect("a file");
+    fs::create_dir(expected.join("work")).expect("a folder");
+    fs::write(expected.join("work/kept"), lines(1, 20000)).expect("a file");
+    let log = fs::read_to_string(found.join("work/log")).expect("the log");
+    let kept = log.lines().count() as u32;
+    assert!(log == lines(1, kept) && (logged..=logged_later).contains(&kept), "{logged}, {logged_later}: {log}");
+    fs::write(expected.join("work/log"), log).expect("a file");
+    run(Command::new("diff").arg("-r").arg(&expected).arg(&found));
+
+    // The disk itself has all of it, and has the first changes alone once it was rolled back.
+    let later = tools.copy(&server, "job-1", "later.img");
+    tools.check_in_use(&later);
+    let found = folder.path().join("later");
+    tools.extract(&later, "/work", &found);
+    assert_eq!(fs::read_to_string(found.join("work/later")).expect("a file"), lines(1, 9));
+    run(&mut server.ask(&["rollback", "job-1", "before"]));
+    let mut guest = machine.boot(&drive);
+    guest.wait_for("ready");
+    guest.say(LOOK);
+    let sum = run(Command::new("sha256sum").stdin(fs::File::open(expected.join("work/kept")).expect("a file")));
+    assert_eq!(guest.wait_for("kept: "), sum.trim());
+    assert_eq!(guest.wait_for("work: "), "kept log");
+    assert_eq!(guest.wait_for("src: "), "cli erofs serve store");
+    assert_eq!(guest.wait_for("log: "), kept.to_string());
+    guest.say("seq 7 >/work/again; break");
+    guest.end();
+    tools.check(&tools.copy(&server, "job-1", "again.img"));
+
+    // What is beside and below it has changed nothing.
+    for (name, expected) in [("job-1@before", &untouched), ("job-2", &base), ("root", &base)] {
+        let content = fs::read(tools.copy(&server, name, "copy.img")).expect("a copy");
+        assert!(content == *expected, "{name} has changed");
+    }
+}
