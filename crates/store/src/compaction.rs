@@ -120,6 +120,7 @@ impl Core {
         if self.free_left() {
             return true;
         }
+        self.give_back_small();
         if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }

@@ -12,7 +12,7 @@
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicU64},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
 use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
@@ -24,6 +24,7 @@ use crate::{
     layers::{LayerId, Layers},
     leaves::Leaves,
     lock::Locked,
+    malloc,
     parts::{Counts, Parts, Unused},
     streams::{Coder, Kept, Streams, Taken, Working},
     training::{Training, prepare},
@@ -48,7 +49,12 @@ pub(crate) struct Core {
     pub(crate) turning: Mutex<()>,
     /// What disks left that are gone.
     pub(crate) unused: Mutex<Vec<Unused>>,
+    /// Disks that are gone since the allocator was last told to give back what it keeps.
+    pub(crate) gone: AtomicU32,
 }
+
+/// Disks that go before that happens: each leaves some hundred bytes in small blocks.
+const GONE_MANY: u32 = 1000;
 
 /// Parts that are freed at once by who leaves them, and between two looks of the background thread.
 const PARTS_AT_ONCE: usize = 64;
@@ -116,6 +122,22 @@ impl Core {
         if self.free_some(&mut unused) {
             self.unused().push(unused);
             self.tell();
+        }
+    }
+
+    /// A disk is gone, and `unused` is what it had.
+    pub(crate) fn end_disk(self: &Arc<Self>, unused: Unused) {
+        self.leave(unused);
+        if self.gone.fetch_add(1, Relaxed) + 1 >= GONE_MANY {
+            self.tell();
+        }
+    }
+
+    /// Has the allocator give back what disks left in it that are gone, if they were many.
+    pub(crate) fn give_back_small(&self) {
+        if self.gone.load(Relaxed) >= GONE_MANY {
+            self.gone.store(0, Relaxed);
+            malloc::give_back();
         }
     }
 

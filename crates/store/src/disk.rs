@@ -598,6 +598,6 @@ impl Status {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.core.leave(self.tree.end(self.core.parts()));
+        self.core.end_disk(self.tree.end(self.core.parts()));
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -114,6 +114,7 @@ impl Pool {
             told: AtomicBool::new(false),
             turning: Mutex::default(),
             unused: Mutex::default(),
+            gone: AtomicU32::new(0),
         })))
     }
 
