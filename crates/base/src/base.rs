@@ -12,7 +12,14 @@ use std::{
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 use rustix::fs::OFlags;
 
-use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, qcow2::Qcow2, raw::Raw, watched::Watched};
+use crate::{
+    Cache, Format, OpenError,
+    content::Content,
+    erofs::ErofsFile,
+    qcow2::Qcow2,
+    raw::Raw,
+    watched::{Watched, identity},
+};
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
@@ -37,6 +44,8 @@ pub struct Base {
     format: Format,
     content: Box<dyn Content>,
     watched: Watched,
+    inside: Option<Vec<u8>>,
+    identity: String,
     /// Whether a failed read was told.
     failed: AtomicBool,
     tell: Box<dyn Fn(&str) + Send + Sync>,
@@ -68,6 +77,7 @@ impl Base {
         if options.inside.is_some() && format != Format::Erofs {
             return Err(unfit("not an EROFS image, so that no path in it can be served"));
         }
+        let identity = identity(&file).map_err(failed)?;
         let watched = Watched::new(file.try_clone().map_err(failed)?).map_err(failed)?;
         let content: Box<dyn Content> = match format {
             Format::Raw => {
@@ -87,6 +97,8 @@ impl Base {
                 format,
                 content,
                 watched,
+                inside: options.inside.clone(),
+                identity,
                 failed: AtomicBool::new(false),
                 tell: Box::new(tell),
             }),
@@ -97,6 +109,16 @@ impl Base {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path of the file in an EROFS image, if one was named.
+    pub fn inside(&self) -> Option<&[u8]> {
+        self.inside.as_deref()
+    }
+
+    /// What [`identity_of`](crate::identity_of) told of the file when it was opened.
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// What the file holds.

@@ -29,16 +29,7 @@ impl ErofsFile {
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
         let image = Image::open_sharing(file, Vec::new(), &cache.clusters).map_err(wrong)?;
-        let inode = match inside {
-            // With a slash behind it a symbolic link is followed.
-            Some(inside) => image.resolve(&[inside, b"/"].concat()).map_err(wrong)?,
-            None => only_file(path, &image)?,
-        };
-        if inode.kind != FileKind::Regular {
-            let what = format!("{} in it is not a regular file", String::from_utf8_lossy(inside.unwrap_or_default()));
-            return Err(OpenError::Unfit { path: path.into(), what });
-        }
-        let file = image.file(&inode).map_err(wrong)?;
+        let file = image_file(path, &image, inside)?;
         let mut holes = Holes::new();
         let mut at = 0;
         file.runs(&mut |run| {
@@ -52,6 +43,24 @@ impl ErofsFile {
         .map_err(wrong)?;
         Ok(Self { file, holes, _cache: cache })
     }
+}
+
+/// The file at `inside` of the image that lies at `path`, or the only file of that image.
+///
+/// # Errors
+/// [`OpenError::Erofs`], and [`OpenError::Unfit`] if it is not a regular file, or not the only one.
+pub fn image_file(path: &Path, image: &Image, inside: Option<&[u8]>) -> Result<File, OpenError> {
+    let wrong = |source| OpenError::Erofs { path: path.into(), source };
+    let inode = match inside {
+        // With a slash behind it a symbolic link is followed.
+        Some(inside) => image.resolve(&[inside, b"/"].concat()).map_err(wrong)?,
+        None => only_file(path, image)?,
+    };
+    if inode.kind != FileKind::Regular {
+        let what = format!("{} in it is not a regular file", String::from_utf8_lossy(inside.unwrap_or_default()));
+        return Err(OpenError::Unfit { path: path.into(), what });
+    }
+    image.file(&inode).map_err(wrong)
 }
 
 /// The regular file that is all that the root directory has.

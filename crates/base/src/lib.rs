@@ -37,5 +37,7 @@ mod watched;
 
 pub use base::{Base, Options};
 pub use cache::{Cache, Lease};
+pub use erofs::image_file;
 pub use error::OpenError;
 pub use format::Format;
+pub use watched::identity as identity_of;

@@ -31,6 +31,13 @@ fn now_s() -> i64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec
 }
 
+/// A text that tells a file from all others, and from what it is after a change.
+pub fn identity(file: &File) -> io::Result<String> {
+    let metadata = file.metadata()?;
+    let (size, (s, ns)) = state(file)?;
+    Ok(format!("{:x}:{}:{size}:{s}.{ns}", metadata.dev(), metadata.ino()))
+}
+
 impl Watched {
     pub(crate) fn new(file: File) -> io::Result<Self> {
         let first = state(&file)?;

@@ -8,6 +8,7 @@ mod compact;
 mod destination;
 mod extract;
 mod figure;
+mod freeze;
 mod generate;
 mod image;
 mod info;
@@ -62,6 +63,7 @@ enum Command {
     Limit(manage::limit::Args),
     Compact(compact::Args),
     Stop(manage::stop::Args),
+    Freeze(freeze::Args),
     Pack(pack::Args),
     Ls(ls::Args),
     Cat(cat::Args),
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Command::Limit(args) => done(manage::limit::run(&args)),
         Command::Compact(args) => done(compact::run(&args)),
         Command::Stop(args) => done(manage::stop::run(&args)),
+        Command::Freeze(args) => done(freeze::run(&args)),
         Command::Pack(args) => done(pack::run(&args)),
         Command::Ls(args) => done(ls::run(&args)),
         Command::Cat(args) => done(cat::run(&args)),

@@ -88,6 +88,19 @@ pub enum Command {
         #[serde(default = "compact_seconds")]
         seconds: u64,
     },
+    /// Serves a disk as it is at this instant, read-only, until the connection that asks for it ends.
+    Freeze {
+        /// Which.
+        name: String,
+    },
+    /// Tells what of such an instant is stored, and where.
+    FrozenRuns {
+        /// Its export.
+        export: String,
+        /// From this byte on.
+        #[serde(default)]
+        offset_bytes: u64,
+    },
     /// Ends the server, in an orderly way.
     Stop {},
 }

@@ -13,12 +13,28 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Fork, Manage, Stat};
+use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Fork, Held, Manage, Stat};
 
 /// The names of the commands.
-const COMMANDS: [&str; 16] = [
-    "list", "stat", "add", "add-base", "fork", "snapshot", "rollback", "changes", "drop", "remove", "resize", "rename",
-    "reset", "limit", "compact", "stop",
+const COMMANDS: [&str; 18] = [
+    "list",
+    "stat",
+    "add",
+    "add-base",
+    "fork",
+    "snapshot",
+    "rollback",
+    "changes",
+    "drop",
+    "remove",
+    "resize",
+    "rename",
+    "reset",
+    "limit",
+    "compact",
+    "freeze",
+    "frozen-runs",
+    "stop",
 ];
 
 /// What one request may fork: the answer has a record of each.
@@ -45,10 +61,11 @@ const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
 /// Does what `line` asks of `disks` and returns the answer: one line of JSON, without its end.
 ///
 /// Any bytes get an answer. One that is not a request gets an error with the code `invalid-request`, which names the field. The
-/// answer has the request's id, or `null` where it has none that can be read.
+/// answer has the request's id, or `null` where it has none that can be read. There is no connection here: an instant that
+/// `freeze` makes ends at once.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
-    let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut |part| {
+    let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut Vec::new(), &mut |part| {
         answer.push_str(part);
         Ok(())
     });
@@ -57,11 +74,13 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
-/// The same, given to `send` in parts, with the line's end. Its errors are those of `send`.
+/// The same, given to `send` in parts, with the line's end. What is to live as long as the connection is added to `held`. Its
+/// errors are those of `send`.
 pub(crate) fn answer_in_parts(
     line: Vec<u8>,
     disks: &dyn Manage,
     parsing: &Mutex<()>,
+    held: &mut Vec<Held>,
     send: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> io::Result<()> {
     let (id, command) = {
@@ -74,7 +93,7 @@ pub(crate) fn answer_in_parts(
         Err(failure) => return send(&(refusal(&id, &failure) + "\n")),
     };
     let mut parts = Parts { pending: format!(r#"{{"id":{id},"result":"#), send };
-    match perform(command, disks) {
+    match perform(command, disks, held) {
         Err(failure) => return parts.refuse(&id, &failure),
         Ok(Outcome::Whole(result)) => parts.add(&result)?,
         Ok(Outcome::Disks) => {
@@ -239,7 +258,7 @@ enum Outcome {
     Figures { server: String },
 }
 
-fn perform(command: Command, disks: &dyn Manage) -> Result<Outcome, Failure> {
+fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result<Outcome, Failure> {
     let result = match command {
         Command::List {} => return Ok(Outcome::Disks),
         Command::Stat { name: None } => return Ok(Outcome::Figures { server: json(disks.server())? }),
@@ -278,6 +297,12 @@ fn perform(command: Command, disks: &dyn Manage) -> Result<Outcome, Failure> {
         Command::Reset { name } => json(disks.reset(&name)?),
         Command::Limit { name, limit_bytes } => json(disks.limit(name.as_deref(), limit_bytes)?),
         Command::Compact { seconds } => json(disks.compact(Duration::from_secs(seconds).min(MAX_COMPACT_TIME))?),
+        Command::Freeze { name } => {
+            let (instant, hold) = disks.freeze(&name)?;
+            held.push(hold);
+            json(instant)
+        }
+        Command::FrozenRuns { export, offset_bytes } => json(disks.frozen_runs(&export, offset_bytes)?),
         Command::Stop {} => {
             disks.stop();
             json(Done {})

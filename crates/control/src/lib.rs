@@ -31,10 +31,10 @@ pub use command::{Add, AddBase, Command, Fork};
 pub use dispatch::{MAX_NAME_BYTES, answer, check_name, check_size, snapshot_name, split_snapshot_name};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
-pub use manage::{Batch, Manage};
+pub use manage::{Batch, Held, Manage};
 pub use model::Model;
 pub use records::{
-    ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Done, Dropped, Figures, Greeting, Limited,
-    Listing, Renamed, Resized, ServerStat, Stat,
+    BaseRecord, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Done, Dropped, Figures, FrozenRun,
+    FrozenRuns, Greeting, Instant, Limited, Listing, Renamed, Resized, ServerStat, Stat, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -1,11 +1,14 @@
 //! What the commands act on.
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
 use crate::{
-    Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, Limited, Renamed, Resized,
-    ServerStat,
+    Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
+    Renamed, Resized, ServerStat,
 };
+
+/// What lives as long as the connection that asked for it: it is dropped then.
+pub type Held = Box<dyn Any + Send>;
 
 /// Some of the disks in the order of their names.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +71,12 @@ pub trait Manage: Send + Sync {
 
     /// Gives back what memory the disks' holes take, for about `time` at most.
     fn compact(&self, time: Duration) -> Result<Compacted, Failure>;
+
+    /// Serves a disk as it is at this instant, until what comes with the record is dropped.
+    fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure>;
+
+    /// Tells what lies where in an instant from a byte on: a bounded number of runs.
+    fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure>;
 
     /// Asks the server to end, and returns at once.
     fn stop(&self);

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
+    FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
 };
 
 /// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
@@ -228,6 +228,17 @@ impl Manage for Model {
 
     fn compact(&self, _: Duration) -> Result<Compacted, Failure> {
         Ok(Compacted { before_bytes: 0, after_bytes: 0, more: false })
+    }
+
+    fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
+        let size_bytes = self.lock().get(name)?.size_bytes;
+        let (name, export) = (name.to_owned(), format!("@{name}"));
+        Ok((Instant { name, export, size_bytes, sockets: Vec::new(), addresses: Vec::new(), base: None }, Box::new(())))
+    }
+
+    fn frozen_runs(&self, export: &str, _: u64) -> Result<FrozenRuns, Failure> {
+        self.lock().get(export.trim_start_matches('@'))?;
+        Ok(FrozenRuns { runs: Vec::new(), next_bytes: None })
     }
 
     fn stop(&self) {

@@ -200,6 +200,70 @@ pub struct Compacted {
     pub more: bool,
 }
 
+/// A disk as it was at one instant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instant {
+    /// The disk.
+    pub name: String,
+    /// The name of the export that serves the instant, until the connection that asked for it ends.
+    pub export: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The server's Unix sockets for NBD.
+    pub sockets: Vec<String>,
+    /// Its TCP addresses for NBD.
+    pub addresses: Vec<String>,
+    /// The file below the disk, if there is one.
+    #[serde(default)]
+    pub base: Option<BaseRecord>,
+}
+
+/// The file below a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseRecord {
+    /// Where it was when the server opened it.
+    pub path: String,
+    /// The path of the file in an EROFS image, unless it is the only one.
+    #[serde(default)]
+    pub inside: Option<String>,
+    /// What the file at `path` holds.
+    pub format: String,
+    /// Tells whether the file at `path` is the one that the server opened, as it was then.
+    pub identity: String,
+}
+
+/// What lies where in an instant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenRuns {
+    /// One after the other from the byte that was asked for.
+    pub runs: Vec<FrozenRun>,
+    /// Where to ask on; nothing if the runs reach the disk's end.
+    pub next_bytes: Option<u64>,
+}
+
+/// A stretch of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenRun {
+    /// Its bytes, at least 1.
+    pub len_bytes: u64,
+    /// What is there.
+    pub stored: Stored,
+}
+
+/// What a stretch of a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stored {
+    /// Pages that were written.
+    Own,
+    /// Zeros that were written, or what was discarded.
+    OwnZeros,
+    /// What the base has.
+    Base,
+    /// Zeros of the base, or beyond its end.
+    BaseZeros,
+}
+
 /// It was done, and there is nothing to say of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}

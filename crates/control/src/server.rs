@@ -41,7 +41,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if none is, the new one gets an
-    /// error.
+    /// error. A client that has an instant of a disk is not idle.
     pub clients: usize,
     /// In this time a request comes whole, from its first byte on. Between requests a client may be silent for ever.
     pub request_time: Duration,
@@ -241,6 +241,7 @@ impl Shared {
         send(stream, &self.greeting, answer_time)?;
         let bounds = Bounds { max_bytes: MAX_REQUEST_BYTES, time: request_time, idle: true };
         let mut lines = Lines::default();
+        let mut held = Vec::new();
         loop {
             let line = match lines.next(stream, bounds) {
                 Ok(Some(line)) => line,
@@ -256,10 +257,13 @@ impl Shared {
             }
             self.set_idle(number, None);
             let mut sending = None;
-            answer_in_parts(line, &*self.disks, &self.parsing, &mut |part| {
+            answer_in_parts(line, &*self.disks, &self.parsing, &mut held, &mut |part| {
                 sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
             })?;
-            self.set_idle(number, Some(Instant::now()));
+            // One that something is held for is at work, though it is silent.
+            if held.is_empty() {
+                self.set_idle(number, Some(Instant::now()));
+            }
         }
     }
 

@@ -33,5 +33,5 @@ pub use pagefold_store::{
     keep_no_large_blocks,
 };
 pub use patient::Patient;
-pub use ram::{NewError, RamDisk};
+pub use ram::{Layer, NewError, RamDisk};
 pub use room::{Room, Waiting, Waits};

@@ -50,6 +50,15 @@ pub struct RamDisk {
     resizing: Mutex<()>,
 }
 
+/// What a stretch of a disk is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// What was written to the disk, or to what it was forked from.
+    Own,
+    /// What lies below it: the base, or zeros.
+    Below,
+}
+
 /// The part of a request that lies in one slot.
 struct Part {
     slot: u64,
@@ -257,6 +266,36 @@ impl RamDisk {
         Ok(more)
     }
 
+    /// As [`extents`](BlockDevice::extents), with which of them are the disk's own. Callers ask for a range that is not empty and lies
+    /// within the disk.
+    pub fn layered_extents(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        each: &mut dyn FnMut(Extent, Layer) -> bool,
+    ) -> Result<(), Error> {
+        let end = offset + len_bytes;
+        let mut at = offset;
+        while at < end {
+            let slot = at / PAGE_BYTES;
+            let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
+            let (status, count) = self.disk.run(slot, slots_left)?;
+            let stop = end.min((slot + count) * PAGE_BYTES);
+            let more = match status {
+                Status::Empty => self.extents_below(at, stop, &mut |extent| each(extent, Layer::Below))?,
+                _ => {
+                    let (hole, zero) = (status == Status::Hole, status != Status::Data);
+                    each(Extent { len_bytes: stop - at, hole, zero }, Layer::Own)
+                }
+            };
+            if !more {
+                return Ok(());
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
     /// Makes a range read as zeros: `whole` does it to slots that lie wholly within.
     fn clear(
         &self,
@@ -363,23 +402,7 @@ impl BlockDevice for RamDisk {
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        let end = offset + len_bytes;
-        let mut at = offset;
-        while at < end {
-            let slot = at / PAGE_BYTES;
-            let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (status, count) = self.disk.run(slot, slots_left)?;
-            let stop = end.min((slot + count) * PAGE_BYTES);
-            let more = match status {
-                Status::Empty => self.extents_below(at, stop, each)?,
-                _ => each(Extent { len_bytes: stop - at, hole: status == Status::Hole, zero: status != Status::Data }),
-            };
-            if !more {
-                return Ok(());
-            }
-            at = stop;
-        }
-        Ok(())
+        self.layered_extents(offset, len_bytes, &mut |extent, _| each(extent))
     }
 
     fn knows_changes(&self) -> bool {

@@ -69,9 +69,9 @@ mod zextents;
 mod zmap;
 
 pub use build::{
-    BuildOptions, BuildReport, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer, MemberContent,
-    Node, NodeId, NodeKind, Progress, ScanOptions, SourcePath, Span, Tree, Warning, WarningKind, Whiteouts, build,
-    build_watched,
+    BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer,
+    MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
+    WarningKind, Whiteouts, build, build_watched,
 };
 pub use check::{CheckReport, Notice, Problem};
 pub use clusters::ClusterCache;

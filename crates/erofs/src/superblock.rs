@@ -51,6 +51,7 @@ pub struct Superblock {
     pub(crate) xattr_offset: u64,
     pub(crate) xattr_prefixes: Option<(u8, u64)>,
     pub(crate) lzma_dict_bytes: u32,
+    pub(crate) zstd_window_log: u32,
     algorithms: u16,
 }
 
@@ -142,6 +143,7 @@ impl Superblock {
             xattr_prefixes: (raw.feature_incompat & incompat::XATTR_PREFIXES != 0 && raw.xattr_prefix_count > 0)
                 .then_some((raw.xattr_prefix_count, u64::from(raw.xattr_prefix_start) * 4)),
             lzma_dict_bytes: 0,
+            zstd_window_log: 0,
             algorithms: 1,
         };
         if superblock.build_time_nsec >= 1_000_000_000 {
@@ -194,6 +196,7 @@ impl Superblock {
                 2 if config[0] > 15 => return Error::corrupt("deflate window is longer than 32 KiB", at),
                 3 if config[0] != 0 => return Err(Error::Unsupported(format!("zstd format {}", config[0]))),
                 3 if config[1] > 10 => return Error::corrupt("zstd window is longer than 1 MiB", at),
+                3 => self.zstd_window_log = u32::from(config[1]) + 10,
                 _ => {}
             }
             at += 2 + len;

@@ -15,6 +15,7 @@
 
 mod activation;
 mod change;
+mod client;
 mod connection;
 mod error;
 mod export;
@@ -31,6 +32,7 @@ mod uri;
 mod waiting;
 
 pub use activation::Passed;
+pub use client::Client;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;

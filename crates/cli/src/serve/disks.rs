@@ -25,6 +25,7 @@ use super::{
     bases::{self, BaseFile},
     clients::ClientMemory,
     forks::not_made,
+    instants::Instants,
     process::anonymous_bytes,
 };
 
@@ -64,6 +65,7 @@ pub(crate) struct Disks {
     base_cache: Cache,
     /// Where writes wait, if they do.
     room: Option<Arc<Room>>,
+    pub(super) instants: Arc<Instants>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<State>,
     /// Held while a disk is resized, from the look at its size on.
@@ -255,8 +257,10 @@ impl Disks {
         let pool =
             Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
+        let exports = Exports::new();
         Ok(Self {
-            exports: Exports::new(),
+            instants: Arc::new(Instants::new(exports.clone())),
+            exports,
             base_cache: bases::cache(&pool),
             pool,
             client_memory,

@@ -6,12 +6,12 @@ use std::{
     path::PathBuf,
     process,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{self, Duration},
 };
 
 use pagefold_control::{
-    Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Fork, Limited, Manage,
-    Renamed, Resized, ServerStat,
+    Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
+    Instant, Limited, Manage, Renamed, Resized, ServerStat,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -53,7 +53,7 @@ pub(crate) struct Managed {
     pub(crate) ending: Arc<Ending>,
     pub(crate) log: Log,
     /// When it began to listen.
-    pub(crate) start: Instant,
+    pub(crate) start: time::Instant,
 }
 
 impl Managed {
@@ -203,6 +203,25 @@ impl Manage for Managed {
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {
         self.log.debug("control: compact");
         self.disks.compact(time, &|| !self.ending.has_begun())
+    }
+
+    fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
+        let (instant, held) = self.disks.freeze(name)?;
+        self.log.debug(&format!("disk '{name}' is read as it is at this instant, as export '{}'", instant.export));
+        let sockets = self.addresses.iter().filter_map(|address| match address {
+            Address::Unix(path) => path.to_str().map(str::to_owned),
+            Address::Tcp(_) => None,
+        });
+        let addresses = self.addresses.iter().filter_map(|address| match address {
+            Address::Unix(_) => None,
+            Address::Tcp(address) => Some(address.to_string()),
+        });
+        let instant = Instant { sockets: sockets.collect(), addresses: addresses.collect(), ..instant };
+        Ok((instant, Box::new(held)))
+    }
+
+    fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
+        self.disks.frozen_runs(export, offset_bytes)
     }
 
     fn stop(&self) {

@@ -6,6 +6,7 @@ mod clients;
 mod disks;
 mod ending;
 mod forks;
+mod instants;
 mod managed;
 mod notify;
 mod options;

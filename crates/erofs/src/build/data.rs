@@ -10,6 +10,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::chunks::Chunking;
+use super::copies::{self, Stretch};
 use super::holes::{self, Found};
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
@@ -199,7 +200,9 @@ impl Writer<'_> {
     fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
         let codec = self.ways.get(way).copied().flatten().map(|compression| compression.codec);
         // A file of several segments is no fragment: it would have to be gathered in order to find it again.
-        let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All;
+        // Of what is copied, the extents that cross a segment's end are compressed anew: there are few in long segments.
+        let is_copied = matches!(&content, Content::Overlay(overlay) if overlay.base.is_some());
+        let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All && !is_copied;
         let segment_bytes = if fast { FAST_SEGMENT_BYTES } else { SEGMENT_BYTES };
         Source { content, size, header_bytes, way, segment_bytes, packable }
     }
@@ -259,7 +262,9 @@ impl Writer<'_> {
             Default::default,
             |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
                 let mut chunks = |part: &Part| {
-                    if part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
+                    // What is copied begins where it did.
+                    let is_copied = matches!(part.source.content, Content::Overlay(_));
+                    if is_copied || part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }
                     if read(&part.source, part.offset, part.len(), input)? == Found::Bytes {
@@ -567,6 +572,17 @@ impl<'a> Worker<'a> {
             let mut bytes = Vec::new();
             read_bytes(source, 0, part.len(), &mut bytes)?;
             return Ok(Work::Fragment(bytes));
+        }
+        if let Content::Overlay(overlay) = &source.content
+            && let Some(base) = &overlay.base
+        {
+            let stretch = Stretch { range: part.offset..part.offset + part.len(), ends_file: last };
+            let mut input = std::mem::take(&mut self.input);
+            let compressor = self.compressor(source.way, compression)?;
+            let segment = copies::segment(overlay, base, stretch, compression, options, compressor, &mut input);
+            self.input = input;
+            let failed = |what: String| Error::Source { path: source.content.name(), what };
+            return segment.map(Work::Compressed).map_err(|error| failed(error.to_string()));
         }
         if read(source, part.offset, part.len(), &mut self.input)? == Found::Zeros {
             if !last {

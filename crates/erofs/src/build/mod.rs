@@ -18,6 +18,7 @@ mod acl;
 mod blocks;
 mod choices;
 mod chunks;
+mod copies;
 mod data;
 mod directory;
 mod holes;
@@ -25,6 +26,7 @@ mod ids;
 mod indexes;
 mod layer;
 mod metadata;
+mod overlay;
 mod pipeline;
 mod place;
 mod placer;
@@ -43,13 +45,14 @@ mod warnings;
 mod zeros;
 
 pub(crate) use self::holes::{Found, is_zeros};
-use std::fs::File;
+use std::fs::File as OsFile;
 
 use pagefold_codec::cluster::ClusterCodec;
 
 use self::chunks::Chunking;
 pub use ids::{IdMap, IdRange};
 pub use layer::{Layer, Whiteouts};
+pub use overlay::{Change, Overlay};
 pub use place::SourcePath;
 pub use scan::ScanOptions;
 pub use sparse::Span;
@@ -58,6 +61,7 @@ pub use tree::{Content, Node, NodeId, NodeKind, Tree};
 pub use warnings::{Warning, WarningKind};
 
 use crate::error::{Error, Result};
+use crate::file::File;
 use crate::format::MAX_PCLUSTER_BYTES;
 use crate::work::thread_count;
 
@@ -167,6 +171,15 @@ pub struct BuildReport {
 }
 
 impl BuildOptions {
+    /// Options for an image like the one that has `file`: its block, its codec at the usual level, its longest cluster. Clusters of the file
+    /// can then be copied, see [`Overlay`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: the image does not say where the file's content lies.
+    pub fn like(file: &File) -> Result<Self> {
+        copies::options_like(file)
+    }
+
     /// Whether images can be built in this way; [`build()`] asks that first.
     ///
     /// # Errors
@@ -238,7 +251,7 @@ pub struct Progress {
 /// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot be put into an image;
 /// [`Error::Io`] where a file cannot be read or `out` not be written. After an error `out` holds no superblock, so that
 /// nothing takes it for an image.
-pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
+pub fn build(tree: &Tree, options: &BuildOptions, out: &OsFile) -> Result<BuildReport> {
     build_watched(tree, options, out, &mut |_| {})
 }
 
@@ -246,7 +259,7 @@ pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildRep
 pub fn build_watched(
     tree: &Tree,
     options: &BuildOptions,
-    out: &File,
+    out: &OsFile,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<BuildReport> {
     options.check()?;

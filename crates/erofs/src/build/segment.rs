@@ -117,6 +117,17 @@ impl Segment {
     }
 }
 
+/// What follows the bytes that are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Nothing: their file ends with them.
+    File,
+    /// Another segment, from a block's boundary on.
+    Segment,
+    /// An extent that begins anywhere in a block, in which no other may begin.
+    Extent,
+}
+
 /// One thread's compressor of segments.
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
@@ -138,14 +149,29 @@ impl Compressor {
         cuts: &[u32],
         last: bool,
         options: &SegmentOptions,
+        blocks: Vec<u8>,
+    ) -> Segment {
+        let end = if last { End::File } else { End::Segment };
+        self.compress_stretch(src, 0, cuts, end, options, blocks)
+    }
+
+    /// As [`compress`](Self::compress), of what `src`, the front of a segment, has from a place on. Where an extent would have to begin
+    /// in the block in which the next begins that is not in `src`, the rest is left out.
+    pub(crate) fn compress_stretch(
+        &mut self,
+        src: &[u8],
+        from: usize,
+        cuts: &[u32],
+        end: End,
+        options: &SegmentOptions,
         mut blocks: Vec<u8>,
     ) -> Segment {
         let block = options.block_bytes;
         blocks.clear();
         self.cluster.resize(options.pcluster_bytes, 0);
         let mut segment = Segment { blocks, ..Segment::default() };
-        let zeros_from = if last { src.len() } else { zeros_from(src) };
-        let mut at = 0;
+        let zeros_from = if end == End::Segment { zeros_from(src) } else { src.len() };
+        let mut at = from;
         let mut cuts = cuts.iter().map(|cut| *cut as usize).peekable();
         // Until the first cut, and from each to the next.
         while at < src.len() {
@@ -153,6 +179,9 @@ impl Compressor {
             let mut plain_run = 0;
             let run = segment.pieces.len();
             while at < src.len() {
+                if end == End::Extent && at / block == src.len() / block {
+                    return segment;
+                }
                 if at >= zeros_from && at.is_multiple_of(ZEROS_STEP) {
                     segment.zeros = (src.len() - at) as u64;
                     return segment;
@@ -164,8 +193,9 @@ impl Compressor {
                 }
                 let stop = cuts.peek().map_or(src.len(), |cut| *cut);
                 let rest = &src[at..stop];
-                let ends_file = last && stop == src.len();
-                let mut filled = self.fill(rest, at, stop < src.len(), ends_file, options);
+                let ends_file = end == End::File && stop == src.len();
+                let is_cut = end == End::Extent || stop < src.len();
+                let mut filled = self.fill(rest, at, is_cut, ends_file, options);
                 if let Some(end) = filled.map(|filled| at + filled.consumed)
                     && end > zeros_from
                     && end - end % ZEROS_STEP > at
@@ -194,7 +224,7 @@ impl Compressor {
                         let most = self.cluster.len().max(block);
                         let step = (plain_run / 4).max(most / 8).clamp(block, most);
                         let mut len = rest.len().min(step - step % block);
-                        if len == rest.len() && stop < src.len() {
+                        if len == rest.len() && is_cut {
                             // A last extent in the block of the cut leaves no place for what begins there.
                             let last_start = (len - 1) / block * block;
                             if (at + last_start) / block == stop / block {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::holes::{self, Found};
+use super::overlay::Overlay;
 use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
@@ -36,6 +37,8 @@ pub enum Content {
     Member(MemberContent),
     /// In memory.
     Bytes(Arc<[u8]>),
+    /// A file of another image, with changes. Clusters that did not change are copied as they are.
+    Overlay(Arc<Overlay>),
 }
 
 impl Content {
@@ -49,6 +52,7 @@ impl Content {
             }
             Self::Spans(file, spans) => return sparse::read(file, spans, offset, len, bytes),
             Self::Member(member) => return member.read(offset, len, bytes),
+            Self::Overlay(overlay) => return overlay.read(offset, len, bytes),
             Self::Bytes(source) => {
                 bytes.resize(len, 0);
                 crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
@@ -62,6 +66,7 @@ impl Content {
             Self::Path(path) => path.to_path_buf(),
             Self::Member(member) => member.name(),
             Self::Range(..) | Self::Spans(..) => PathBuf::from("part of an open file"),
+            Self::Overlay(_) => PathBuf::from("a disk"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
     }

@@ -17,6 +17,7 @@ mod matrix;
 mod mkfs;
 mod modern;
 mod overlaps;
+mod overlay;
 mod prefixes;
 mod reading;
 mod regressions;

@@ -1,0 +1,162 @@
+//! An instant of a disk, as a client of its server reads it.
+
+use std::{
+    fs::File,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use pagefold_control::{Client as Control, Command, FrozenRuns, Instant as Record, Stored};
+use pagefold_erofs::{Change, Image, ReadAt};
+use pagefold_serve::Client;
+
+use crate::{peer::Peer, tell};
+
+/// A server that answers nothing for so long is given up.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An instant, until this is dropped.
+pub(super) struct Instant {
+    record: Record,
+    /// Whose end is the instant's.
+    control: Mutex<Control>,
+    reader: Arc<Reader>,
+}
+
+impl Instant {
+    /// Has the server of `peer` keep its disk `name` as it is now.
+    pub(super) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
+        let mut control = peer.connect()?;
+        let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
+        let way = Way::of(&record)?;
+        let reader =
+            Reader { way, export: record.export.clone(), size_bytes: record.size_bytes, idle: Mutex::default() };
+        let client = reader.client().context("cannot read the disk over NBD")?;
+        reader.give(client);
+        Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.record.size_bytes
+    }
+
+    /// What reads the disk, for any number of threads.
+    pub(super) fn reader(&self) -> Arc<Reader> {
+        Arc::clone(&self.reader)
+    }
+
+    /// What is stored, zeros left out. With `above_base`, what differs from the base, or may.
+    pub(super) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let (export, size_bytes) = (&self.record.export, self.record.size_bytes);
+        let mut changes = Vec::<Change>::new();
+        let mut at = 0;
+        loop {
+            let command = Command::FrozenRuns { export: export.clone(), offset_bytes: at };
+            let FrozenRuns { runs, next_bytes } = control.call(&command)?;
+            for run in runs {
+                let end = at.checked_add(run.len_bytes).filter(|end| run.len_bytes > 0 && *end <= size_bytes);
+                let Some(end) = end else { bail!("the server says that the disk is longer than it is") };
+                let zeros = match run.stored {
+                    Stored::Own => Some(false),
+                    Stored::OwnZeros => above_base.then_some(true),
+                    Stored::Base => (!above_base).then_some(false),
+                    Stored::BaseZeros => None,
+                };
+                if let Some(zeros) = zeros {
+                    match changes.last_mut() {
+                        Some(last) if last.at + last.len == at && last.zeros == zeros => last.len += run.len_bytes,
+                        _ => changes.push(Change { at, len: run.len_bytes, zeros }),
+                    }
+                }
+                at = end;
+            }
+            match next_bytes {
+                None if at == size_bytes => return Ok(changes),
+                Some(next) if next == at => {}
+                _ => bail!("the server does not say what all of the disk is"),
+            }
+        }
+    }
+
+    /// The base's file in its EROFS image, if that is what lies below the disk and this process can read it.
+    pub(super) fn open_base(&self) -> Option<pagefold_erofs::File> {
+        let base = self.record.base.as_ref().filter(|base| base.format == "erofs")?;
+        let path = Path::new(&base.path);
+        let opened = || -> anyhow::Result<_> {
+            let file = File::open(path)?;
+            let found = pagefold_base::identity_of(&file)?;
+            anyhow::ensure!(found == base.identity, "it was changed or replaced since the server opened it");
+            let image = Image::open(file)?;
+            Ok(pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?)
+        };
+        opened()
+            .map_err(|error| {
+                let why = crate::message(&error);
+                tell(&format!("warning: the base {} is not used: {why}; all of the disk is compressed", base.path));
+            })
+            .ok()
+    }
+}
+
+/// How the server is reached.
+enum Way {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Way {
+    fn of(record: &Record) -> anyhow::Result<Self> {
+        if let Some(path) = record.sockets.first() {
+            return Ok(Self::Unix(path.into()));
+        }
+        let address = record.addresses.first().context("the server listens nowhere for NBD clients")?;
+        Ok(Self::Tcp(address.parse().with_context(|| format!("the server's address '{address}'"))?))
+    }
+}
+
+/// Reads over as many connections as threads read at a time.
+pub(super) struct Reader {
+    way: Way,
+    export: String,
+    size_bytes: u64,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl Reader {
+    fn client(&self) -> io::Result<Client> {
+        if let Some(client) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(client);
+        }
+        let client = match &self.way {
+            Way::Unix(path) => Client::unix(path, &self.export, TIMEOUT)?,
+            Way::Tcp(address) => Client::tcp(*address, &self.export, TIMEOUT)?,
+        };
+        if client.size_bytes() != self.size_bytes {
+            return Err(io::Error::other("the server serves something else than it said"));
+        }
+        Ok(client)
+    }
+
+    fn give(&self, client: Client) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    }
+}
+
+impl ReadAt for Reader {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.size_bytes)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        // A connection on which a read failed is not used again.
+        let mut client = self.client()?;
+        client.read(offset, buf)?;
+        self.give(client);
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! A file of an image with changes, such as a disk above its base.
+//!
+//! ```text
+//! base      |-- extent --|-- extent --|-- extent --|-- extent --|
+//! changes         ##                        zeros
+//! new image | compressed | copied     | compressed | copied     |
+//! ```
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::holes::Found;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::source::ReadAt;
+
+/// A stretch that differs from what lies below it, or may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its offset.
+    pub at: u64,
+    /// Its bytes, at least 1.
+    pub len: u64,
+    /// It is zeros; else it is read.
+    pub zeros: bool,
+}
+
+impl Change {
+    fn end(&self) -> u64 {
+        self.at + self.len
+    }
+}
+
+/// The content of a file of an image, or zeros, with changes above it.
+pub struct Overlay {
+    pub(super) base: Option<File>,
+    size: u64,
+    /// In order, and disjoint.
+    changes: Vec<Change>,
+    source: Arc<dyn ReadAt>,
+}
+
+impl Overlay {
+    /// `size` bytes: the `changes`, in order and none twice, of which those that are not zeros are read from `source`, each at its own
+    /// offset; zeros where nothing was changed.
+    ///
+    /// # Errors
+    /// [`Error::Options`]: the changes are not in order, or go beyond the size.
+    pub fn new(size: u64, changes: Vec<Change>, source: Arc<dyn ReadAt>) -> Result<Self> {
+        let mut at = 0;
+        for change in &changes {
+            let end = change.at.checked_add(change.len).filter(|end| change.len > 0 && *end <= size);
+            let Some(end) = end.filter(|_| change.at >= at) else {
+                return Err(Error::Options("the changes of a disk are not in order, or go beyond its end".to_owned()));
+            };
+            at = end;
+        }
+        Ok(Self { base: None, size, changes, source })
+    }
+
+    /// The same above a file of an image: what was not changed is what the file has, and zeros behind its end.
+    #[must_use]
+    pub fn over(self, base: File) -> Self {
+        Self { base: Some(base), ..self }
+    }
+
+    /// How many bytes there are.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The changes that touch a range.
+    pub(super) fn changes(&self, range: Range<u64>) -> impl Iterator<Item = &Change> {
+        let first = self.changes.partition_point(|change| change.end() <= range.start);
+        self.changes[first..].iter().take_while(move |change| change.at < range.end)
+    }
+
+    /// Reads `len` bytes from `offset` into `bytes`, whatever was in it.
+    pub(super) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+        bytes.clear();
+        bytes.resize(len, 0);
+        self.read_to(offset, bytes)
+    }
+
+    /// Fills `out`, which is zeros, from `offset`.
+    pub(super) fn read_to(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.size);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut found = Found::Zeros;
+        let mut at = offset;
+        let part = |from: u64, to: u64| (from - offset) as usize..(to - offset) as usize;
+        for change in self.changes(offset..end) {
+            let (from, to) = (change.at.max(offset), change.end().min(end));
+            self.read_below(at, &mut out[part(at, from)], &mut found)?;
+            if !change.zeros {
+                self.source.read_exact_at(&mut out[part(from, to)], from)?;
+                found = Found::Bytes;
+            }
+            at = to;
+        }
+        self.read_below(at, &mut out[part(at, end)], &mut found)?;
+        Ok(found)
+    }
+
+    fn read_below(&self, offset: u64, out: &mut [u8], found: &mut Found) -> io::Result<()> {
+        let Some(base) = &self.base else { return Ok(()) };
+        let len = base.inode().size.saturating_sub(offset).min(out.len() as u64) as usize;
+        if len > 0 {
+            base.read_at(&mut out[..len], offset).map_err(io::Error::other)?;
+            *found = Found::Bytes;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Overlay")
+            .field("size", &self.size)
+            .field("changes", &self.changes.len())
+            .finish_non_exhaustive()
+    }
+}

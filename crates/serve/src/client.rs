@@ -1,0 +1,145 @@
+//! A client that reads: what another process serves.
+//!
+//! Nothing that the server sends is trusted. What breaks the protocol, and what takes longer than the client waits, is an error
+//! of the read at hand, after which the connection cannot be used.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use crate::protocol::{
+    GREETING_BYTES, INIT_MAGIC, InfoQuery, InfoReply, MAX_OPTION_BYTES, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES,
+    OptionHeader, OptionReplyHeader, Request, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option,
+    reply,
+};
+
+/// Bytes of one request: all servers answer so many, and no answer takes long.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// A connection to an export, for reading.
+pub struct Client {
+    stream: Box<dyn Stream>,
+    size_bytes: u64,
+    next_cookie: u64,
+}
+
+trait Stream: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Stream for T {}
+
+/// What the server sent is not what the protocol allows.
+fn malformed(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+impl Client {
+    /// Connects to an export of the server at a Unix socket. Each answer has to go on coming within `time`.
+    pub fn unix(path: &Path, export: &str, time: Duration) -> io::Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(time))?;
+        stream.set_write_timeout(Some(time))?;
+        Self::negotiate(Box::new(stream), export)
+    }
+
+    /// As [`unix`](Self::unix), at a TCP address.
+    pub fn tcp(address: SocketAddr, export: &str, time: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, time)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(time))?;
+        stream.set_write_timeout(Some(time))?;
+        Self::negotiate(Box::new(stream), export)
+    }
+
+    /// The export's size.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn negotiate(mut stream: Box<dyn Stream>, export: &str) -> io::Result<Self> {
+        let mut greeting = [0; GREETING_BYTES];
+        stream.read_exact(&mut greeting)?;
+        let magic = [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
+        let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
+        if greeting[..16] != magic[..] || flags & handshake::FIXED_NEWSTYLE == 0 {
+            return Err(malformed("what answers is not an NBD server of the fixed newstyle kind"));
+        }
+        let query = InfoQuery { name: export.as_bytes(), kinds: Vec::new() }.encode();
+        let header = OptionHeader { option: option::GO, len_bytes: query.len() as u32 };
+        let flags = u32::from(flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES));
+        stream.write_all(&[&flags.to_be_bytes()[..], &header.encode(), &query].concat())?;
+        let mut size = None;
+        loop {
+            let mut header = [0; OPTION_REPLY_HEADER_BYTES];
+            stream.read_exact(&mut header)?;
+            let OptionReplyHeader { option, kind, len_bytes } = OptionReplyHeader::parse(&header).map_err(malformed)?;
+            if option != option::GO || len_bytes > MAX_OPTION_BYTES {
+                return Err(malformed("the server answers something else than was asked"));
+            }
+            let mut data = vec![0; len_bytes as usize];
+            stream.read_exact(&mut data)?;
+            match (kind, size) {
+                (reply::ACK, Some(size_bytes)) => return Ok(Self { stream, size_bytes, next_cookie: 0 }),
+                (reply::ACK, None) => return Err(malformed("the server does not say the export's size")),
+                (reply::INFO, _) => {
+                    if let InfoReply::Export { size_bytes, .. } = InfoReply::parse(&data).map_err(malformed)? {
+                        size = Some(size_bytes);
+                    }
+                }
+                _ => {
+                    let why = String::from_utf8_lossy(&data).into_owned();
+                    let what = format!("the server does not serve the export '{export}': {why}");
+                    return Err(io::Error::new(io::ErrorKind::NotFound, what));
+                }
+            }
+        }
+    }
+
+    /// Fills `buf` from `offset`. After an error `buf` holds unspecified bytes.
+    ///
+    /// # Errors
+    /// The server cannot read there, the connection broke, or what came is not an answer.
+    pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        for (part, at) in buf.chunks_mut(REQUEST_BYTES).zip((offset..).step_by(REQUEST_BYTES)) {
+            self.read_part(at, part)?;
+        }
+        Ok(())
+    }
+
+    fn read_part(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let cookie = self.next_cookie;
+        self.next_cookie = cookie.wrapping_add(1);
+        let request = Request { flags: 0, kind: command::READ, cookie, offset, len_bytes: buf.len() as u64 };
+        self.stream.write_all(&request.encode())?;
+        let mut header = [0; SIMPLE_REPLY_BYTES];
+        self.stream.read_exact(&mut header)?;
+        let [m0, m1, m2, m3, e0, e1, e2, e3, found @ ..] = header;
+        if u32::from_be_bytes([m0, m1, m2, m3]) != SIMPLE_REPLY_MAGIC || u64::from_be_bytes(found) != cookie {
+            return Err(malformed("the server answers what was not asked"));
+        }
+        match u32::from_be_bytes([e0, e1, e2, e3]) {
+            0 => self.stream.read_exact(buf),
+            errno => {
+                let error = io::Error::from_raw_os_error(errno.cast_signed());
+                Err(io::Error::new(error.kind(), format!("byte {offset}: the server answers: {error}")))
+            }
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let request = Request { flags: 0, kind: command::DISC, cookie: 0, offset: 0, len_bytes: 0 };
+        // A server that is gone needs no farewell.
+        let _ = self.stream.write_all(&request.encode());
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("size_bytes", &self.size_bytes).finish_non_exhaustive()
+    }
+}
