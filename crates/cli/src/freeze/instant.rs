@@ -20,7 +20,7 @@ use crate::{peer::Peer, tell};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An instant, until this is dropped.
-pub(super) struct Instant {
+pub(crate) struct Instant {
     record: Record,
     /// Whose end is the instant's.
     control: Mutex<Control>,
@@ -29,7 +29,7 @@ pub(super) struct Instant {
 
 impl Instant {
     /// Has the server of `peer` keep its disk `name` as it is now.
-    pub(super) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
+    pub(crate) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
         let mut control = peer.connect()?;
         let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
         let way = Way::of(&record)?;
@@ -40,17 +40,17 @@ impl Instant {
         Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
     }
 
-    pub(super) fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.record.size_bytes
     }
 
     /// What reads the disk, for any number of threads.
-    pub(super) fn reader(&self) -> Arc<Reader> {
+    pub(crate) fn reader(&self) -> Arc<Reader> {
         Arc::clone(&self.reader)
     }
 
     /// What is stored, zeros left out. With `above_base`, what differs from the base, or may.
-    pub(super) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
+    pub(crate) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let (export, size_bytes) = (&self.record.export, self.record.size_bytes);
         let mut changes = Vec::<Change>::new();
@@ -84,7 +84,7 @@ impl Instant {
     }
 
     /// The base's file in its EROFS image, if that is what lies below the disk and this process can read it.
-    pub(super) fn open_base(&self) -> Option<pagefold_erofs::File> {
+    pub(crate) fn open_base(&self) -> Option<pagefold_erofs::File> {
         let base = self.record.base.as_ref().filter(|base| base.format == "erofs")?;
         let path = Path::new(&base.path);
         let opened = || -> anyhow::Result<_> {
@@ -120,7 +120,7 @@ impl Way {
 }
 
 /// Reads over as many connections as threads read at a time.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     way: Way,
     export: String,
     size_bytes: u64,

@@ -30,7 +30,8 @@ impl Disks {
             ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
             rams.push(Arc::new(ram));
         }
-        let records = names.iter().map(|name| Counted::record(&self.pool, name, RECORD_BYTES + Origin::record_bytes(from)));
+        let records =
+            names.iter().map(|name| Counted::record(&self.pool, name, RECORD_BYTES + Origin::record_bytes(from)));
         let records = records.collect::<Result<Vec<_>, _>>()?;
 
         let made = Instant::now();
