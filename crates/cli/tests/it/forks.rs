@@ -114,6 +114,15 @@ fn writer(fio: &Path, server: &Server, disk: &str, seconds: u32) -> Ended {
     Ended(child.expect("fio starts"))
 }
 
+/// Waits until the disk has this many bytes that were written.
+fn wait_for_writes(server: &Server, disk: &str, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.figure(disk, "orig_data_size") < bytes {
+        assert!(Instant::now() < deadline, "nobody writes");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Waits for a child that has to succeed.
 fn finish(child: &mut Child) {
     let mut said = String::new();
@@ -196,7 +205,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     let (Some(clients), Some([fio])) = (Clients::find(test), programs(test, ["fio"])) else { return };
     let server = Server::start(&["--export", "name=job,size=8M"]);
     let mut writing = writer(&fio, &server, "job", 4);
-    thread::sleep(Duration::from_secs(1));
+    wait_for_writes(&server, "job", 64 * PAGE as u64);
     let said = run(&mut server.ask(&["snapshot", "job", "before"]));
     assert_eq!(said, format!("kept 'job@before', 8.00 MiB: '{}'\n", server.uri("job@before")));
     run(&mut server.ask(&["fork", "job", "twin-a", "twin-b"]));
@@ -209,17 +218,21 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     assert!(kept.iter().any(|&byte| byte != 0) && clients.read(&server, "job") != kept);
 
     // Those that are connected stay so.
-    let mut writing = writer(&fio, &server, "job", 3);
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(run(&mut server.ask(&["rollback", "job", "before"])), "rolled 'job', 8.00 MiB, back to 'before'\n");
+    run(&mut server.ask(&["fork", "job@before", "again"]));
+    run(&mut server.ask(&["snapshot", "again", "s"]));
+    let mut writing = writer(&fio, &server, "again", 3);
+    wait_for_writes(&server, "again", 64 * PAGE as u64);
+    assert_eq!(run(&mut server.ask(&["rollback", "again", "s"])), "rolled 'again', 8.00 MiB, back to 's'\n");
     finish(&mut writing.0);
+    run(&mut server.ask(&["rollback", "again", "s"]));
+    run(&mut server.ask(&["drop", "again@s"]));
+    clients.check(&server, "again", &kept);
     run(&mut server.ask(&["rollback", "job", "before"]));
     clients.check(&server, "job", &kept);
     clients.check(&server, "twin-b", &twin);
 
     let line = run_to_fail(&mut server.ask(&["drop", "job"]));
     assert!(line.contains("disk 'job' has 1 snapshot, such as 'job@before'"), "{line}");
-    run(&mut server.ask(&["fork", "job@before", "again"]));
     assert_eq!(run(&mut server.ask(&["drop", "job", "--snapshots"])), "dropped 'job' with its snapshot, 8.00 MiB\n");
     clients.check(&server, "again", &kept);
     let names: Vec<_> = listed(&server, &[]).iter().map(|disk| disk["name"].clone()).collect();
