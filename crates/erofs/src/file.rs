@@ -26,6 +26,9 @@ pub(crate) const CHUNKS_READ: u64 = 512;
 ///
 /// A file that is read from front to back is decoded ahead, by threads that the process has for it, as long as a
 /// processor has nothing else to do.
+///
+/// A clone is the same file, and reads in order where the other left off.
+#[derive(Clone)]
 pub struct File {
     data: Arc<Data>,
     ahead: Arc<Ahead>,

@@ -83,16 +83,17 @@ impl Instant {
         }
     }
 
-    /// The base's file in its EROFS image, if that is what lies below the disk and this process can read it.
-    pub(crate) fn open_base(&self) -> Option<pagefold_erofs::File> {
+    /// The EROFS image below the disk, if there is one and this process can read it.
+    pub(crate) fn open_base(&self) -> Option<BaseImage> {
         let base = self.record.base.as_ref().filter(|base| base.format == "erofs")?;
         let path = Path::new(&base.path);
         let opened = || -> anyhow::Result<_> {
             let file = File::open(path)?;
             let found = pagefold_base::identity_of(&file)?;
             anyhow::ensure!(found == base.identity, "it was changed or replaced since the server opened it");
-            let image = Image::open(file)?;
-            Ok(pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?)
+            let image = Image::open(file.try_clone()?)?;
+            let content = pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?;
+            Ok(BaseImage { path: path.into(), file, identity: found, content })
         };
         opened()
             .map_err(|error| {
@@ -100,6 +101,35 @@ impl Instant {
                 tell(&format!("warning: the base {} is not used: {why}; all of the disk is compressed", base.path));
             })
             .ok()
+    }
+}
+
+/// The image in which a base lies.
+pub(crate) struct BaseImage {
+    path: PathBuf,
+    file: File,
+    identity: String,
+    content: pagefold_erofs::File,
+}
+
+impl BaseImage {
+    /// The file in it that is the base.
+    pub(crate) fn content(&self) -> pagefold_erofs::File {
+        self.content.clone()
+    }
+
+    /// Whether nobody has changed the image since it was opened.
+    ///
+    /// # Errors
+    /// It was changed: what was copied from it may be anything.
+    pub(crate) fn check_unchanged(&self) -> anyhow::Result<()> {
+        let found = pagefold_base::identity_of(&self.file);
+        anyhow::ensure!(
+            found.is_ok_and(|found| found == self.identity),
+            "the base {} was changed while the disk was written out: nothing is written",
+            self.path.display()
+        );
+        Ok(())
     }
 }
 

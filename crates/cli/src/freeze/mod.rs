@@ -132,13 +132,13 @@ impl Args {
         let base = if asked.is_none() { instant.open_base() } else { None };
         let options = match (&asked, &base) {
             (Some(options), _) => options.clone(),
-            (None, Some(base)) => BuildOptions { threads: self.threads, ..BuildOptions::like(base)? },
+            (None, Some(base)) => BuildOptions { threads: self.threads, ..BuildOptions::like(&base.content())? },
             (None, None) => BuildOptions { threads: self.threads, ..BuildOptions::default() },
         };
         let changes = instant.changes(base.is_some())?;
         let overlay = Overlay::new(instant.size_bytes(), changes, instant.reader())?;
-        let overlay = Arc::new(match base {
-            Some(base) => overlay.over(base),
+        let overlay = Arc::new(match &base {
+            Some(base) => overlay.over(base.content()),
             None => overlay,
         });
         let tree = tree_of(overlay)?;
@@ -147,6 +147,9 @@ impl Args {
             line.show(progress.done_bytes, progress.total_bytes);
         })?;
         drop(line);
+        if let Some(base) = base {
+            base.check_unchanged()?;
+        }
         if self.verify {
             self.compare(&tree, draft.file())?;
         }

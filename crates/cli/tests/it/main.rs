@@ -11,6 +11,7 @@ mod embedded;
 mod errors;
 mod file_system;
 mod forks;
+mod freeze;
 mod guest;
 mod images;
 mod manual;

@@ -183,3 +183,20 @@ fn what_is_not_a_server_is_called_so() {
         assert!(error.contains(what), "{error}");
     }
 }
+
+#[test]
+fn a_client_with_an_instant_is_not_idle() {
+    let server = Running::start(Limits { clients: 2, ..Limits::default() });
+    let mut freezer = server.client();
+    let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
+    let _: DiskRecord = freezer.call(&Command::Add(add)).expect("a disk");
+    let freeze = Command::Freeze { name: "a".to_owned() };
+    let instant: pagefold_control::Instant = freezer.call(&freeze).expect("an instant");
+    // Others come and go; the one that is closed for them is never that one.
+    let others: Vec<_> = (0..3).map(|_| server.client()).collect();
+    let runs = Command::FrozenRuns { export: instant.export, offset_bytes: 0 };
+    let _: pagefold_control::FrozenRuns = freezer.call(&runs).expect("its runs");
+    drop(others);
+    let failed = freezer.call::<pagefold_control::Instant>(&Command::Freeze { name: "b".to_owned() });
+    assert!(matches!(&failed, Err(ClientError::Failed(Failure { code: Code::NoSuchDisk, .. }))), "{failed:?}");
+}

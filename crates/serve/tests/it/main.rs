@@ -1,6 +1,7 @@
 //! The server as its peers see it.
 
 mod activation;
+mod client;
 mod commands;
 mod contexts;
 mod device;

@@ -1,0 +1,288 @@
+//! Disks of a running server that are written out as images.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use pagefold_testing::{programs, skip_for_good};
+
+use crate::server::{Ended, Server, make_image, pagefold, run, run_to_fail};
+
+const PAGE: usize = 4096;
+
+/// A disk of a user, an image of it, and a server of that.
+struct Frozen {
+    folder: tempfile::TempDir,
+    server: Server,
+    qemu_io: PathBuf,
+    nbdcopy: PathBuf,
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+impl Frozen {
+    /// `None` where a program is missing.
+    fn start(test: &str, mib: usize, pack: &[&str]) -> Option<Self> {
+        let [qemu_io, nbdcopy] = programs(test, ["qemu-io", "nbdcopy"])?;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (disk, image) = (folder.path().join("base.img"), folder.path().join("base.erofs"));
+        make_image(&disk, mib);
+        run(pagefold().arg("pack").args(pack).arg(&disk).arg("-o").arg(&image));
+        let server = Server::start(&[text(&image)]);
+        Some(Self { folder, server, qemu_io, nbdcopy })
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What the program says, warnings too.
+    fn ask(&self, args: &[&str]) -> String {
+        let output = self.server.ask(args).current_dir(self.folder.path()).output().expect("the program starts");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        said
+    }
+
+    fn write(&self, disk: &str, commands: &[&str]) {
+        let commands = commands.iter().flat_map(|command| ["-c", *command]);
+        let said = run(Command::new(&self.qemu_io).args(["-f", "raw"]).args(commands).arg(self.server.uri(disk)));
+        assert!(!said.contains("failed"), "{said}");
+    }
+
+    fn content(&self, disk: &str) -> Vec<u8> {
+        let copy = self.at("copy");
+        let _ = fs::remove_file(&copy);
+        run(Command::new(&self.nbdcopy).arg(self.server.uri(disk)).arg(&copy));
+        fs::read(copy).expect("a copy")
+    }
+
+    /// What an image holds, which must be sound.
+    fn unpacked(&self, image: &str) -> Vec<u8> {
+        run(pagefold().arg("check").arg(self.at(image)));
+        let content = Command::new(env!("CARGO_BIN_EXE_pagefold"))
+            .args(["cat", &format!("{}:/disk.img", self.at(image).display())])
+            .output()
+            .expect("the program starts");
+        assert!(content.status.success(), "{}", String::from_utf8_lossy(&content.stderr));
+        content.stdout
+    }
+
+    /// Freezes a disk in all formats and checks that each is what clients read.
+    fn check(&self, disk: &str) {
+        let expected = self.content(disk);
+        for (more, name) in [(&[][..], "a.erofs"), (&["--threads", "1"], "b.erofs"), (&["--verify"], "c.erofs")] {
+            let said = self.ask(&[&["freeze", disk, "-o", name], more].concat());
+            assert!(!said.contains("warning"), "{said}");
+        }
+        self.ask(&["freeze", disk, "--codec", "zstd,1", "--cluster", "64K", "-o", "d.erofs"]);
+        self.ask(&["freeze", disk, "--format", "raw", "-o", "e.img"]);
+        let image = fs::read(self.at("a.erofs")).expect("an image");
+        for same in ["b.erofs", "c.erofs"] {
+            assert!(fs::read(self.at(same)).expect("an image") == image, "{disk}: {same} is another image");
+        }
+        assert!(self.unpacked("a.erofs") == expected, "{disk}: the image holds something else");
+        assert!(self.unpacked("d.erofs") == expected, "{disk}: the dense image holds something else");
+        assert!(fs::read(self.at("e.img")).expect("a file") == expected, "{disk}: the file holds something else");
+    }
+
+    /// The names in the folder, but for the copy.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).expect("a folder");
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name")).collect();
+        names.retain(|name| name != "copy");
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn an_image_holds_what_the_disk_does() {
+    const TEST: &str = "an_image_holds_what_the_disk_does";
+    for pack in [&[][..], &["--codec", "zstd,3", "--cluster", "64K", "--fragments"], &["--codec", "none"]] {
+        let Some(frozen) = Frozen::start(TEST, 12, pack) else { return };
+        frozen.check("base");
+        frozen.ask(&["fork", "base", "job"]);
+        frozen.check("job");
+        frozen.write(
+            "job",
+            &["write -P 7 1001k 9k", "write -P 8 5M 1M", "write -z 2M 70k", "discard 8M 300k", "write -P 9 11M 1k"],
+        );
+        frozen.check("job");
+        // What is copied is not compressed again.
+        if pack.is_empty() {
+            let blocks = |name: &str| -> std::collections::HashSet<_> {
+                fs::read(frozen.at(name)).expect("an image").chunks(PAGE).map(<[u8]>::to_vec).collect()
+            };
+            let (known, new) = (blocks("base.erofs"), blocks("a.erofs"));
+            assert!(new.difference(&known).count() * 8 < new.len(), "{} new blocks", new.difference(&known).count());
+        }
+        frozen.ask(&["snapshot", "job", "before"]);
+        frozen.write("job", &["write -P 1 3M 20k", "write -P 2 0 512"]);
+        frozen.ask(&["fork", "job", "grown"]);
+        frozen.ask(&["resize", "grown", "13000192"]);
+        frozen.write("grown", &["write -P 3 12690k 4k"]);
+        frozen.ask(&["fork", "job", "shrunk"]);
+        frozen.ask(&["resize", "--shrink", "shrunk", "6000128"]);
+        for disk in ["job@before", "job", "grown", "shrunk"] {
+            frozen.check(disk);
+        }
+        frozen.ask(&["add", "plain", "--size", "5000704"]);
+        frozen.check("plain");
+        frozen.write("plain", &["write -P 5 1M 5k", "write -z 2M 1M"]);
+        frozen.check("plain");
+        // An image of a disk is a base like any other.
+        let image = frozen.at("job.erofs");
+        frozen.ask(&["freeze", "job", "-o", text(&image)]);
+        frozen.ask(&["add", "again", "--base", text(&image)]);
+        assert!(frozen.content("again") == frozen.content("job"));
+        // Nobody reads an instant any more.
+        let listed = frozen.ask(&["disks"]);
+        assert!(!listed.contains("instant"), "{listed}");
+    }
+}
+
+/// A client that writes one page after another, round after round, waits for each: at any instant the pages up to one are a round ahead.
+#[test]
+fn an_image_is_of_one_instant_of_a_disk_in_use() {
+    const TEST: &str = "an_image_is_of_one_instant_of_a_disk_in_use";
+    const PAGES: usize = 100;
+    let Some(frozen) = Frozen::start(TEST, 2, &[]) else { return };
+    frozen.ask(&["fork", "base", "job"]);
+    frozen.write("job", &[&format!("write -P 1 0 {}k", 4 * PAGES)]);
+    let mut writer = Ended(
+        Command::new(&frozen.qemu_io)
+            .args(["-f", "raw", &frozen.server.uri("job")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("qemu-io starts"),
+    );
+    let mut input = writer.0.stdin.take().expect("a pipe");
+    let feeder = thread::spawn(move || {
+        for round in 2..=250 {
+            for page in 0..PAGES {
+                if writeln!(input, "write -P {round} {}k 4k", 4 * page).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    let mut rounds = Vec::new();
+    for number in 0..12 {
+        let raw = number % 2 == 0;
+        let format = if raw { "raw" } else { "erofs" };
+        frozen.ask(&["freeze", "job", "--format", format, "-o", "now"]);
+        let content = if raw { fs::read(frozen.at("now")).expect("a file") } else { frozen.unpacked("now") };
+        let pages: Vec<u8> = content.chunks(PAGE).take(PAGES).map(|page| page[0]).collect();
+        let torn = content.chunks(PAGE).take(PAGES).position(|page| page.iter().any(|byte| *byte != page[0]));
+        let ahead = pages.iter().take_while(|round| **round == pages[0]).count();
+        let is_instant = torn.is_none() && pages[ahead..].iter().all(|round| round + 1 == pages[0]);
+        assert!(is_instant, "not of one instant: {torn:?}, {pages:?}");
+        rounds.push((pages[0], ahead));
+        thread::sleep(Duration::from_millis(30));
+    }
+    assert!(rounds.is_sorted() && rounds.first() != rounds.last(), "nothing was written meanwhile: {rounds:?}");
+    drop(writer);
+    feeder.join().expect("it ends");
+}
+
+#[test]
+fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
+    const TEST: &str = "a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one";
+    let Some(frozen) = Frozen::start(TEST, 12, &[]) else { return };
+    frozen.ask(&["fork", "base", "job"]);
+    frozen.write("job", &["write -P 7 1001k 9k"]);
+    for (more, after_ms) in [(&[][..], [1, 5, 10, 20, 40]), (&["--codec", "zstd,9"], [10, 50, 100, 200, 400])] {
+        frozen.ask(&[&["freeze", "job", "-o", "whole"], more].concat());
+        let whole = fs::read(frozen.at("whole")).expect("an image");
+        for after_ms in after_ms {
+            fs::write(frozen.at("out"), "the old file").expect("a file");
+            let mut command = frozen.server.ask(&[&["freeze", "job", "-o", "out"], more].concat());
+            let mut child = command.current_dir(frozen.folder.path()).stderr(Stdio::null()).spawn().expect("it starts");
+            thread::sleep(Duration::from_millis(after_ms));
+            child.kill().expect("it can be killed");
+            child.wait().expect("it ends");
+            let found = fs::read(frozen.at("out")).expect("a file");
+            assert!(found == b"the old file" || found == whole, "after {after_ms} ms: {} bytes", found.len());
+        }
+        fs::remove_file(frozen.at("out")).expect("the file");
+        // A name of a moment may be left where the kill came between two steps; nothing else is.
+        let names = frozen.names();
+        let others: Vec<_> =
+            names.iter().filter(|name| !["base.erofs", "base.img", "whole"].contains(&name.as_str())).collect();
+        assert!(others.iter().all(|name| name.starts_with(".pagefold-")), "{names:?}");
+    }
+    // The server keeps no instant for those that are gone.
+    let exports = run(Command::new("nbdinfo").args(["--list", &frozen.server.uri("")]));
+    assert!(!exports.contains("@instant"), "{exports}");
+    frozen.check("job");
+}
+
+#[test]
+fn a_full_target_keeps_its_old_file() {
+    const TEST: &str = "a_full_target_keeps_its_old_file";
+    if !rustix::process::geteuid().is_root() {
+        return skip_for_good(TEST, "mounting needs root");
+    }
+    let Some(frozen) = Frozen::start(TEST, 12, &[]) else { return };
+    let Some([mount, umount]) = programs(TEST, ["mount", "umount"]) else { return };
+    let target = frozen.at("target");
+    fs::create_dir(&target).expect("a folder");
+    run(Command::new(mount).args(["-t", "tmpfs", "-osize=400k", "tmpfs"]).arg(&target));
+    let out = target.join("out");
+    fs::write(&out, "the old file").expect("a file");
+    for format in ["erofs", "raw"] {
+        let line = run_to_fail(&mut frozen.server.ask(&["freeze", "base", "--format", format, "-o", text(&out)]));
+        assert!(line.contains("No space left on device") && line.contains(text(&out)), "{line}");
+        assert_eq!(fs::read(&out).expect("the file"), b"the old file", "{format}");
+        let names = fs::read_dir(&target).expect("a folder").count();
+        assert_eq!(names, 1, "{format} leaves something behind");
+    }
+    run(Command::new(umount).arg("-l").arg(&target));
+}
+
+#[test]
+fn a_base_that_is_not_what_it_was_is_not_copied() {
+    const TEST: &str = "a_base_that_is_not_what_it_was_is_not_copied";
+    let Some(frozen) = Frozen::start(TEST, 4, &[]) else { return };
+    frozen.ask(&["fork", "base", "job"]);
+    frozen.write("job", &["write -P 7 1001k 9k"]);
+    let expected = frozen.content("job");
+    // The server still has the file that it opened.
+    make_image(&frozen.at("other.img"), 8);
+    run(pagefold().arg("pack").arg(frozen.at("other.img")).arg("-o").arg(frozen.at("base.erofs")));
+    let said = frozen.ask(&["freeze", "job", "-o", "out"]);
+    assert!(said.contains("it was changed or replaced since the server opened it"), "{said}");
+    assert!(frozen.unpacked("out") == expected);
+    fs::remove_file(frozen.at("base.erofs")).expect("the image");
+    let said = frozen.ask(&["freeze", "job", "-o", "out"]);
+    assert!(said.contains("No such file") && said.contains("all of the disk is compressed"), "{said}");
+    assert!(frozen.unpacked("out") == expected);
+}
+
+#[test]
+fn what_cannot_be_frozen_is_said() {
+    let server = Server::start(&["--export", "name=a,size=1M"]);
+    let out = server.folder().join("out");
+    for (args, what) in [
+        (&["freeze", "b", "-o", "out"][..], "no disk is named 'b'"),
+        (&["freeze", "a", "-o", "."], "is a directory"),
+        (&["freeze", "a", "--format", "raw", "--codec", "lz4", "-o", "out"], "are for --format erofs"),
+        (&["freeze", "a", "--codec", "lz5", "-o", "out"], "unknown codec"),
+        (&["freeze", "a", "--cluster", "5000", "-o", "out"], "multiple of the block"),
+    ] {
+        let line = run_to_fail(server.ask(args).current_dir(server.folder()));
+        assert!(line.contains(what), "{args:?}: {line}");
+    }
+    assert!(!out.exists());
+}

@@ -1,0 +1,110 @@
+//! The client that reads, against the server, and against what is none.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixListener,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_serve::{
+    Client,
+    protocol::{InfoReply, OptionReplyHeader, encode_simple_reply, option, reply},
+};
+
+use crate::{device::Ram, raw::Running};
+
+const TIME: Duration = Duration::from_secs(20);
+
+#[test]
+fn what_is_read_is_what_the_device_holds() {
+    let device = Ram::shared(5 << 20);
+    device.bytes.lock().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 7 % 251) as u8);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut client = Client::unix(&server.path, "disk", TIME).unwrap();
+    assert_eq!(client.size_bytes(), 5 << 20);
+    for (offset, len) in [(0, 1), (12_345, 3 << 20), ((5 << 20) - 1, 1), (0, 5 << 20), (100, 0)] {
+        let mut buf = vec![0; len];
+        client.read(offset, &mut buf).unwrap();
+        assert!(buf == device.bytes.lock().unwrap()[offset as usize..][..len], "{offset} {len}");
+    }
+    // A read that the server refuses is an error, and the next one is answered.
+    let error = client.read(5 << 20, &mut [0; 512]).unwrap_err();
+    assert!(error.to_string().contains("byte 5242880: the server answers"), "{error}");
+    client.read(0, &mut [0; 512]).unwrap();
+    let error = Client::unix(&server.path, "other", TIME).unwrap_err();
+    assert!(error.to_string().contains("does not serve the export 'other'"), "{error}");
+}
+
+/// What a server sends before the client may say anything.
+fn greeting() -> Vec<u8> {
+    b"NBDMAGICIHAVEOPT\0\x03".to_vec()
+}
+
+fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let header = OptionReplyHeader { option, kind, len_bytes: data.len() as u32 };
+    [&header.encode()[..], data].concat()
+}
+
+fn export() -> Vec<u8> {
+    option_reply(option::GO, reply::INFO, &InfoReply::Export { size_bytes: 4096, flags: 1 }.encode())
+}
+
+/// What a client makes of a server that sends these bytes.
+fn answered(bytes: &[u8]) -> std::io::Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(TIME)).unwrap();
+            let _ = stream.write_all(bytes);
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        Client::unix(&path, "disk", TIME)?.read(0, &mut [0; 4096])
+    })
+}
+
+#[test]
+fn bytes_that_are_no_answer_are_errors() {
+    let sound = [
+        greeting(),
+        export(),
+        option_reply(option::GO, reply::ACK, b""),
+        encode_simple_reply(0, 0).to_vec(),
+        vec![7; 4096],
+    ]
+    .concat();
+    answered(&sound).unwrap();
+    let start = Instant::now();
+    // Cut anywhere.
+    for len in (0..sound.len()).step_by(3).filter(|len| *len < 200 || len % 500 < 3) {
+        answered(&sound[..len]).unwrap_err();
+    }
+    // Another byte anywhere but where it says nothing: in flags, and in what is read.
+    let (flags, content) = (16, sound.len() - 4096);
+    let size = greeting().len() + 20;
+    for at in (0..content).filter(|at| !(flags..flags + 2).contains(at) && !(size + 2..size + 12).contains(at)) {
+        let mut other = sound.clone();
+        other[at] ^= 0x40;
+        answered(&other).unwrap_err();
+    }
+    // Lengths of gigabytes are not allocated.
+    let long = OptionReplyHeader { option: option::GO, kind: reply::INFO, len_bytes: u32::MAX };
+    let error = answered(&[greeting(), long.encode().to_vec()].concat()).unwrap_err();
+    assert!(error.to_string().contains("something else than was asked"), "{error}");
+    assert!(start.elapsed() < TIME, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_server_that_is_silent_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let start = Instant::now();
+    let error = Client::unix(&path, "disk", Duration::from_millis(200)).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}: {error}", start.elapsed());
+}
