@@ -20,7 +20,7 @@ use crate::{peer::Peer, tell};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An instant, until this is dropped.
-pub(super) struct Instant {
+pub(crate) struct Instant {
     record: Record,
     /// Whose end is the instant's.
     control: Mutex<Control>,
@@ -29,7 +29,7 @@ pub(super) struct Instant {
 
 impl Instant {
     /// Has the server of `peer` keep its disk `name` as it is now.
-    pub(super) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
+    pub(crate) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
         let mut control = peer.connect()?;
         let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
         let way = Way::of(&record)?;
@@ -40,17 +40,17 @@ impl Instant {
         Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
     }
 
-    pub(super) fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.record.size_bytes
     }
 
     /// What reads the disk, for any number of threads.
-    pub(super) fn reader(&self) -> Arc<Reader> {
+    pub(crate) fn reader(&self) -> Arc<Reader> {
         Arc::clone(&self.reader)
     }
 
     /// What is stored, zeros left out. With `above_base`, what differs from the base, or may.
-    pub(super) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
+    pub(crate) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let (export, size_bytes) = (&self.record.export, self.record.size_bytes);
         let mut changes = Vec::<Change>::new();
@@ -84,7 +84,7 @@ impl Instant {
     }
 
     /// The EROFS image below the disk, if there is one and this process can read it.
-    pub(super) fn open_base(&self) -> Option<BaseImage> {
+    pub(crate) fn open_base(&self) -> Option<BaseImage> {
         let base = self.record.base.as_ref().filter(|base| base.format == "erofs")?;
         let path = Path::new(&base.path);
         let opened = || -> anyhow::Result<_> {
@@ -105,7 +105,7 @@ impl Instant {
 }
 
 /// The image in which a base lies.
-pub(super) struct BaseImage {
+pub(crate) struct BaseImage {
     path: PathBuf,
     file: File,
     identity: String,
@@ -114,7 +114,7 @@ pub(super) struct BaseImage {
 
 impl BaseImage {
     /// The file in it that is the base.
-    pub(super) fn content(&self) -> pagefold_erofs::File {
+    pub(crate) fn content(&self) -> pagefold_erofs::File {
         self.content.clone()
     }
 
@@ -122,7 +122,7 @@ impl BaseImage {
     ///
     /// # Errors
     /// It was changed: what was copied from it may be anything.
-    pub(super) fn check_unchanged(&self) -> anyhow::Result<()> {
+    pub(crate) fn check_unchanged(&self) -> anyhow::Result<()> {
         let found = pagefold_base::identity_of(&self.file);
         anyhow::ensure!(
             found.is_ok_and(|found| found == self.identity),
@@ -150,7 +150,7 @@ impl Way {
 }
 
 /// Reads over as many connections as threads read at a time.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     way: Way,
     export: String,
     size_bytes: u64,

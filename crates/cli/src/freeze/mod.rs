@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use pagefold_erofs::{BuildOptions, Content, Error, Image, Node, NodeKind, Overlay, Tree, build_watched};
 
-use self::instant::Instant;
+pub(crate) use self::instant::Instant;
 use crate::{
     codec,
     destination::{Destination, Draft},

@@ -1,47 +1,98 @@
 //! `pagefold diff`: where a disk was changed.
 
+use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
+
+use anyhow::Context;
 use pagefold_control::{ChangedRange, Changes, Command};
+use pagefold_erofs::ReadAt;
 use serde_json::json;
 
 use super::{Asked, Telling};
+use crate::{destination::Destination, freeze::Instant, size};
 
 /// Show where a running server's disk was changed since it was made
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold diff job-1
   pagefold diff job-1 --json | jq -s 'map(.len_bytes) | add'
+  pagefold diff job-1 --to job-1.changes
 
 A line is the offset and the length of a range in bytes. Of a fork, these are the pages that were written or discarded since it was forked; of another disk, since it \
-was added. A page that was rewritten with what it held may count. The disk may be in use: what changes meanwhile may be there or not.")]
+was added. A page that was rewritten with what it held may count. The disk may be in use: what changes meanwhile may be there or not. The bytes in the FILE of --to \
+are of one instant.")]
 pub(crate) struct Args {
     /// The disk
     disk: String,
+
+    /// Write the ranges' bytes to a sparse file of the disk's size: what is a hole in it was not changed
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    to: Option<PathBuf>,
 
     #[command(flatten)]
     asked: Asked,
 }
 
+/// Bytes that are read at once.
+const PART_BYTES: u64 = 1 << 20;
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut telling = args.asked.connect()?;
-    let mut last: Option<ChangedRange> = None;
-    let mut next = Some(0);
-    while let Some(offset) = next {
-        let changes: Changes = telling.call(&Command::Changes { name: args.disk.clone(), offset })?;
-        for range in changes.ranges {
-            match &mut last {
-                Some(last) if last.offset + last.len_bytes == range.offset => last.len_bytes += range.len_bytes,
-                last => {
-                    if let Some(whole) = last.replace(range) {
-                        tell(&mut telling, whole)?;
+    let Some(path) = &args.to else {
+        return args.each(&mut telling, &mut |telling, ChangedRange { offset, len_bytes }| {
+            telling.tell(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
+        });
+    };
+    let destination = Destination::of(path)?;
+    let draft = destination.make_draft()?;
+    let written_bytes = args.write(&mut telling, draft.file()).with_context(|| destination.place())?;
+    destination.take(draft)?;
+    eprintln!("{}: {} of disk '{}' changed", path.display(), size::show(written_bytes), args.disk);
+    Ok(())
+}
+
+impl Args {
+    /// Gives `each` the ranges in order, those that touch as one.
+    fn each(
+        &self,
+        telling: &mut Telling,
+        each: &mut dyn FnMut(&mut Telling, ChangedRange) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut last: Option<ChangedRange> = None;
+        let mut next = Some(0);
+        while let Some(offset) = next {
+            let changes: Changes = telling.call(&Command::Changes { name: self.disk.clone(), offset })?;
+            for range in changes.ranges {
+                match &mut last {
+                    Some(last) if last.offset + last.len_bytes == range.offset => last.len_bytes += range.len_bytes,
+                    last => {
+                        if let Some(whole) = last.replace(range) {
+                            each(telling, whole)?;
+                        }
                     }
                 }
             }
+            next = changes.next_offset;
         }
-        next = changes.next_offset;
+        last.map_or(Ok(()), |last| each(telling, last))
     }
-    last.map_or(Ok(()), |last| tell(&mut telling, last))
-}
 
-fn tell(telling: &mut Telling, ChangedRange { offset, len_bytes }: ChangedRange) -> anyhow::Result<()> {
-    telling.tell(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
+    /// Writes the ranges' bytes to `out`, an empty file, and returns how many they are.
+    fn write(&self, telling: &mut Telling, out: &File) -> anyhow::Result<u64> {
+        // What was changed at the instant still is when the ranges are told.
+        let instant = Instant::take(&self.asked.peer, &self.disk)?;
+        let (reader, size_bytes) = (instant.reader(), instant.size_bytes());
+        out.set_len(size_bytes)?;
+        let (mut written_bytes, mut bytes) = (0, Vec::new());
+        self.each(telling, &mut |_, ChangedRange { offset, len_bytes }| {
+            let end = offset.saturating_add(len_bytes).min(size_bytes);
+            for at in (offset..end).step_by(PART_BYTES as usize) {
+                bytes.resize(PART_BYTES.min(end - at) as usize, 0);
+                reader.read_exact_at(&mut bytes, at).context("reading the disk")?;
+                out.write_all_at(&bytes, at)?;
+                written_bytes += bytes.len() as u64;
+            }
+            Ok(())
+        })?;
+        Ok(written_bytes)
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -106,14 +107,33 @@ fn writer(fio: &Path, server: &Server, disk: &str, seconds: u32) -> Ended {
     let child = Command::new(fio)
         .args(["--name=w", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=8", "--size=8M", "--time_based"])
         .args([format!("--runtime={seconds}"), format!("--uri={}", server.uri(disk))])
-        .stdout(Stdio::null())
+        .current_dir(server.folder())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn();
     Ended(child.expect("fio starts"))
 }
 
+/// Waits until the disk has this many bytes that were written.
+fn wait_for_writes(server: &Server, disk: &str, bytes: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.figure(disk, "orig_data_size") < bytes {
+        assert!(Instant::now() < deadline, "nobody writes");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits for a child that has to succeed.
 fn finish(child: &mut Child) {
+    let mut said = String::new();
+    for output in [
+        child.stdout.take().map(|out| Box::new(out) as Box<dyn Read>),
+        child.stderr.take().map(|out| Box::new(out) as _),
+    ] {
+        output.map(|mut output| output.read_to_string(&mut said).expect("text"));
+    }
     let status = child.wait().expect("a child");
-    assert!(status.success(), "{status}");
+    assert!(status.success(), "{status}: {said}");
 }
 
 #[test]
@@ -185,7 +205,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     let (Some(clients), Some([fio])) = (Clients::find(test), programs(test, ["fio"])) else { return };
     let server = Server::start(&["--export", "name=job,size=8M"]);
     let mut writing = writer(&fio, &server, "job", 4);
-    thread::sleep(Duration::from_secs(1));
+    wait_for_writes(&server, "job", 64 * PAGE as u64);
     let said = run(&mut server.ask(&["snapshot", "job", "before"]));
     assert_eq!(said, format!("kept 'job@before', 8.00 MiB: '{}'\n", server.uri("job@before")));
     run(&mut server.ask(&["fork", "job", "twin-a", "twin-b"]));
@@ -198,17 +218,21 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     assert!(kept.iter().any(|&byte| byte != 0) && clients.read(&server, "job") != kept);
 
     // Those that are connected stay so.
-    let mut writing = writer(&fio, &server, "job", 3);
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(run(&mut server.ask(&["rollback", "job", "before"])), "rolled 'job', 8.00 MiB, back to 'before'\n");
+    run(&mut server.ask(&["fork", "job@before", "again"]));
+    run(&mut server.ask(&["snapshot", "again", "s"]));
+    let mut writing = writer(&fio, &server, "again", 3);
+    wait_for_writes(&server, "again", 64 * PAGE as u64);
+    assert_eq!(run(&mut server.ask(&["rollback", "again", "s"])), "rolled 'again', 8.00 MiB, back to 's'\n");
     finish(&mut writing.0);
+    run(&mut server.ask(&["rollback", "again", "s"]));
+    run(&mut server.ask(&["drop", "again@s"]));
+    clients.check(&server, "again", &kept);
     run(&mut server.ask(&["rollback", "job", "before"]));
     clients.check(&server, "job", &kept);
     clients.check(&server, "twin-b", &twin);
 
     let line = run_to_fail(&mut server.ask(&["drop", "job"]));
     assert!(line.contains("disk 'job' has 1 snapshot, such as 'job@before'"), "{line}");
-    run(&mut server.ask(&["fork", "job@before", "again"]));
     assert_eq!(run(&mut server.ask(&["drop", "job", "--snapshots"])), "dropped 'job' with its snapshot, 8.00 MiB\n");
     clients.check(&server, "again", &kept);
     let names: Vec<_> = listed(&server, &[]).iter().map(|disk| disk["name"].clone()).collect();
@@ -267,7 +291,10 @@ fn a_hundred_forks_of_forks_are_each_as_they_were() {
 #[test]
 fn what_was_changed_is_told() {
     let test = "what_was_changed_is_told";
-    let (Some(clients), Some([nbdinfo])) = (Clients::find(test), programs(test, ["nbdinfo"])) else { return };
+    let (Some(clients), Some([nbdinfo, qemu_img])) = (Clients::find(test), programs(test, ["nbdinfo", "qemu-img"]))
+    else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().join("base.img");
     make_image(&disk, 2);
@@ -303,6 +330,25 @@ fn what_was_changed_is_told() {
         serde_json::from_str(run(&mut server.ask(&["diff", "a", "--json"])).lines().next().expect("a line"))
             .expect("JSON");
     assert_eq!(line, json!({"offset": 0, "len_bytes": 3 * PAGE}));
+
+    let file = folder.path().join("changes");
+    run(&mut server.ask(&["diff", "a", "--to", text(&file)]));
+    let mut found = fs::read(&file).expect("the changes");
+    let now = clients.read(&server, "a");
+    for (page, pages) in changed {
+        let bytes = page * PAGE..(page + pages) * PAGE;
+        assert!(found[bytes.clone()] == now[bytes.clone()], "page {page}");
+        found[bytes].fill(0);
+    }
+    assert!(found.len() == now.len() && found.iter().all(|&byte| byte == 0));
+    let map = run(Command::new(&qemu_img).args(["map", "--output=json", "-f", "raw", text(&file)]));
+    let map: Vec<Value> = serde_json::from_str(&map).expect("a map");
+    let data = map.iter().filter(|extent| extent["data"] == true);
+    let bytes = |extent: &Value, field: &str| extent[field].as_u64().unwrap_or(0) as usize;
+    let data: Vec<_> = data.map(|extent| (bytes(extent, "start"), bytes(extent, "length"))).collect();
+    assert!(data.iter().eq(&changed.map(|(page, pages)| (page * PAGE, pages * PAGE))), "{data:?}");
+    assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk is named 'none'"));
+    assert!(fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 2 << 20), "the file of before is there");
 
     // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has changed nothing.
     run(&mut server.ask(&["snapshot", "a", "s"]));

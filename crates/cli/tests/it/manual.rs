@@ -56,7 +56,7 @@ fn the_page_has_all_commands_and_errors() {
         names.map(|line| kebab(line.split([' ', ',', '(']).next().unwrap_or_default())).collect()
     };
     let (commands, codes) = (variants(command, "Command"), variants(failure, "Code"));
-    assert!(commands.len() == 15 && codes.len() > 12, "{commands:?} {codes:?}");
+    assert!(commands.len() > 12 && codes.len() > 12, "{commands:?} {codes:?}");
     for name in commands.iter().chain(codes.iter().filter(|code| *code != "other")) {
         assert!(page.contains(&format!("`{name}`")), "{name}");
     }
