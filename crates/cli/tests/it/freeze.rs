@@ -108,7 +108,7 @@ impl Frozen {
 #[test]
 fn an_image_holds_what_the_disk_does() {
     const TEST: &str = "an_image_holds_what_the_disk_does";
-    for pack in [&[][..], &["--codec", "zstd,3", "--cluster", "64K", "--fragments"], &["--codec", "none"]] {
+    for pack in [&[][..], &["--codec", "zstd,3", "--cluster", "64K", "--fragments=tails"], &["--codec", "none"]] {
         let Some(frozen) = Frozen::start(TEST, 12, pack) else { return };
         frozen.check("base");
         frozen.ask(&["fork", "base", "job"]);
