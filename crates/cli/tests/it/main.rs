@@ -10,6 +10,7 @@ mod control;
 mod devices;
 mod embedded;
 mod errors;
+mod fairness;
 mod file_system;
 mod forks;
 mod freeze;
