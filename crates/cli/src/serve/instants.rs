@@ -60,7 +60,7 @@ impl Disks {
             Kind::Base(file) => Source::Base(Arc::clone(&file.base)),
         };
         // No disk's name begins like that.
-        let export = format!("@instant-{}", self.instants.next.fetch_add(1, Relaxed));
+        let export = format!("@@{}", self.instants.next.fetch_add(1, Relaxed));
         let record = Counted::record(&self.pool, &export, RECORD_BYTES)?;
         let device = source.device();
         let size_bytes = device.size_bytes();
