@@ -191,11 +191,16 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     assert_eq!(guest.wait_for("log: "), kept.to_string());
     guest.say("seq 7 >/work/again; break");
     guest.end();
-    tools.check(&tools.copy(&server, "job-1", "again.img"));
+    let again = tools.copy(&server, "job-1", "again.img");
+    tools.check(&again);
+    let again = fs::read(again).expect("a copy");
+    let frozen = folder.path().join("new.erofs");
+    run(server.ask(&["freeze", "job-1"]).arg("-o").arg(&frozen));
+    run(server.ask(&["add", "new"]).arg("--base").arg(&frozen));
 
-    // What is beside and below it has changed nothing.
-    for (name, expected) in [("job-1@before", &untouched), ("job-2", &base), ("root", &base)] {
+    // The image of it is the same; what is beside and below has not changed.
+    for (name, expected) in [("new", &again), ("job-1@before", &untouched), ("job-2", &base), ("root", &base)] {
         let content = fs::read(tools.copy(&server, name, "copy.img")).expect("a copy");
-        assert!(content == *expected, "{name} has changed");
+        assert!(content == *expected, "{name} differs");
     }
 }
