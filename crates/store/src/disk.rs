@@ -532,6 +532,8 @@ impl Disk {
 
     #[cold]
     fn make_own(&self, slot: Slot) -> Result<Place<'_>, Error> {
+        // A disk at its limit gets no leaf: those of refused writes would have no bound.
+        self.fits(Entry::Empty, Entry::Same(Fill::ZERO))?;
         let mut changing = self.tree.change(self.core.parts(), Purpose::Keep);
         let made = changing.own(slot, self.slots());
         // The caller has a stream, so what takes others is for later.

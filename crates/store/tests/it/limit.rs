@@ -260,3 +260,20 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
     });
     store.check().expect("consistent");
 }
+
+/// A place that is not written takes no table: else a disk of a large size took any amount.
+#[test]
+fn what_a_disk_refuses_takes_nothing_of_the_pool() {
+    let limit_bytes = 1 << 20;
+    let pool = Pool::new(Config::default()).expect("a pool");
+    let parent = pool.disk(1 << 24).expect("a disk");
+    (0..20_000).for_each(|number| parent.write(number * 64, &mixed(number, 0xff)).expect("no limit"));
+    for disk in [pool.disk(1 << 24).expect("a disk"), parent.fork().expect("a fork")] {
+        disk.set_limit(limit_bytes);
+        let refused = (0..20_000).filter(|number| disk.write(number * 64 + 1, &mixed(*number, 0xff)).is_err()).count();
+        assert!(refused > 19_000, "{refused}");
+        let spent_bytes = disk.stats().spent_bytes;
+        assert!(spent_bytes <= limit_bytes + (16 << 10), "{spent_bytes}");
+    }
+    pool.check().expect("consistent");
+}
