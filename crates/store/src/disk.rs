@@ -34,6 +34,10 @@ use crate::{
 /// order has asked before, for this much of the next object while the last one was decoded; the CPU itself sees to the rest.
 const AHEAD_BYTES: usize = 1024;
 
+/// What holes may take beyond a disk's own limit, so that a disk that is full can discard: that part of the limit, and so many bytes.
+const CLEARING_PART: u64 = 16;
+const CLEARING_BYTES: u64 = 16 << 10;
+
 /// The most slots of a disk: 64 TiB.
 const SLOTS_MAX: u64 = 1 << 34;
 
@@ -177,19 +181,30 @@ impl Disk {
 
     /// Changes the tree, then frees what that leaves unused.
     fn change<T>(&self, change: impl FnOnce(&mut Changing<'_>) -> T) -> T {
-        let mut changing = self.tree.change(self.core.parts(), Purpose::Keep);
+        let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));
         let done = change(&mut changing);
         self.core.leave(changing.end());
         done
     }
 
-    /// As [`change`](Self::change), but does without what was kept free, as it gives more back than it takes, and frees all at once.
-    fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Full> {
+    /// Clears slots. As [`change`](Self::change), but does without what was kept free, as it gives more back than it takes, and frees all at
+    /// once. A disk that is far beyond its own limit takes nothing for it.
+    fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
-        let mut changing = self.tree.change(self.core.parts(), Purpose::Move);
+        let limit = self.limit.load(Relaxed);
+        let most_bytes = limit.saturating_add(limit / CLEARING_PART + CLEARING_BYTES);
+        let may_take = limit == u64::MAX || self.spent_now() <= most_bytes;
+        let mut changing = self.tree.change(self.core.parts(), may_take.then_some(Purpose::Move));
         let done = changing.clear(slots, below, most);
         self.core.free_all(&mut changing.end());
-        done
+        done.map_err(|Full| if may_take { Error::Full } else { Error::DiskFull })
+    }
+
+    /// Bytes that count against the disk's own limit, as they were a while ago for what it wrote before it was last forked.
+    fn spent_now(&self) -> u64 {
+        let Core { layers, .. } = &*self.core;
+        let layer = self.tree.layer();
+        layers.compressed_bytes(layer) + layers.parts_bytes(layer) + self.before_bytes.load(Relaxed)
     }
 
     /// Looks anew how much of what the disk wrote before it was last forked is left.
@@ -445,14 +460,14 @@ impl Disk {
     /// they hold a hole then.
     ///
     /// # Errors
-    /// [`Error::NoSuchSlot`]. [`Error::Full`]: there is no memory to note it, where the disk shares its pages or lies over something; some of the slots are
-    /// emptied.
+    /// [`Error::NoSuchSlot`]. [`Error::Full`], [`Error::DiskFull`]: there is no memory to note it, where the disk shares its pages or lies over
+    /// something; some of the slots are emptied.
     pub fn discard(&self, slots: Range<Slot>) -> Result<(), Error> {
         if slots.is_empty() {
             return Ok(());
         }
         self.check_slot(slots.end - 1)?;
-        Ok(self.clear(slots, self.slots())?)
+        self.clear(slots, self.slots())
     }
 
     /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its entry.
@@ -534,7 +549,7 @@ impl Disk {
     fn make_own(&self, slot: Slot) -> Result<Place<'_>, Error> {
         // A disk at its limit gets no leaf: those of refused writes would have no bound.
         self.fits(Entry::Empty, Entry::Same(Fill::ZERO))?;
-        let mut changing = self.tree.change(self.core.parts(), Purpose::Keep);
+        let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));
         let made = changing.own(slot, self.slots());
         // The caller has a stream, so what takes others is for later.
         self.core.leave_later(changing.end());

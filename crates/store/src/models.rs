@@ -77,7 +77,7 @@ impl World {
     /// The slot's place in a tree, made if need be.
     fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> Place<'a> {
         tree.find_own(&self.leaves, slot).unwrap_or_else(|| {
-            let mut changing = tree.change(self.parts(), Purpose::Keep);
+            let mut changing = tree.change(self.parts(), Some(Purpose::Keep));
             let place = changing.own(slot, SLOTS).expect("no limit");
             self.free_all(changing.end());
             place
@@ -177,7 +177,7 @@ impl World {
 
     /// Empties the slot and waits for its readers.
     fn discard(&self) {
-        let mut changing = self.tree.change(self.parts(), Purpose::Move);
+        let mut changing = self.tree.change(self.parts(), Some(Purpose::Move));
         changing.clear(SLOT..SLOT + 1, NOTHING, SLOTS).expect("no limit");
         self.free_all(changing.end());
     }
@@ -190,7 +190,7 @@ impl World {
                 yield_now();
             }
         };
-        let mut changing = self.tree.change(self.parts(), Purpose::Keep);
+        let mut changing = self.tree.change(self.parts(), Some(Purpose::Keep));
         let fork = changing.fork(ours, theirs, wait);
         self.free_all(changing.end());
         fork

@@ -92,7 +92,8 @@ pub(crate) struct Changing<'a> {
     parts: Parts<'a>,
     lineage: MutexGuard<'a, Lineage>,
     layer: LayerId,
-    purpose: Purpose,
+    /// What memory for parts is taken for; `None`: there is to be no more of them.
+    purpose: Option<Purpose>,
     unused: Unused,
 }
 
@@ -324,7 +325,7 @@ impl Tree {
     }
 
     /// Waits until nobody changes the tree.
-    pub(crate) fn change<'a>(&'a self, parts: Parts<'a>, purpose: Purpose) -> Changing<'a> {
+    pub(crate) fn change<'a>(&'a self, parts: Parts<'a>, purpose: Option<Purpose>) -> Changing<'a> {
         let lineage = self.lineage();
         Changing { tree: self, parts, layer: self.layer(), lineage, purpose, unused: Unused::default() }
     }
@@ -363,10 +364,10 @@ impl<'a> Changing<'a> {
         loop {
             let (name, level) = split(root.load(Acquire));
             if !names_part(name) {
-                let part = self.parts.take(self.layer, levels, name, self.purpose)?;
+                let part = self.parts.take(self.layer, levels, name, self.purpose.ok_or(Full)?)?;
                 self.put(root, part.word() | u64::from(levels) << LEVEL_SHIFT);
             } else if level < levels {
-                let part = self.parts.take(self.layer, level + 1, NOTHING, self.purpose)?;
+                let part = self.parts.take(self.layer, level + 1, NOTHING, self.purpose.ok_or(Full)?)?;
                 self.parts.leaves.node(part.number())[0].store(name, Release);
                 self.put(root, part.word() | u64::from(level + 1) << LEVEL_SHIFT);
             } else {
@@ -387,7 +388,7 @@ impl<'a> Changing<'a> {
         let is_root = std::ptr::eq(place, &self.tree.root);
         let (name, marks) = if is_root { (split(before).0, before & LEVEL_MASK) } else { (before, 0) };
         if !names_part(name) {
-            let part = parts.take(layer, level, name, purpose)?;
+            let part = parts.take(layer, level, name, purpose.ok_or(Full)?)?;
             self.put(place, part.word() | marks);
             return Ok(part);
         }
@@ -396,7 +397,7 @@ impl<'a> Changing<'a> {
         if of == layer || (self.lineage.0.contains(&of) && parts.adopt(part, level, layer)) {
             return Ok(part);
         }
-        let copy = parts.copy(part, level, layer, purpose)?;
+        let copy = parts.copy(part, level, layer, purpose.ok_or(Full)?)?;
         self.put(place, copy.word() | marks);
         parts.drop_use(part, level, &mut self.unused);
         Ok(copy)
@@ -562,7 +563,7 @@ impl<'a> Changing<'a> {
 impl Tree {
     /// Gives back what the disk had, which nobody uses any more.
     pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
-        let mut changing = self.change(parts, Purpose::Move);
+        let mut changing = self.change(parts, None);
         changing.set_root(NOTHING);
         let layers = std::mem::take(&mut changing.lineage.0);
         for layer in layers.into_iter().chain([self.layer()]) {

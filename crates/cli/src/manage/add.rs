@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = size::parse, required_unless_present = "base")]
     size: Option<u64>,
 
-    /// The most memory that the disk may take; writes over it fail with ENOSPC
+    /// The most memory that the disk may take; writes over it fail with ENOSPC, or wait
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 

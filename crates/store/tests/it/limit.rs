@@ -277,3 +277,30 @@ fn what_a_disk_refuses_takes_nothing_of_the_pool() {
     }
     pool.check().expect("consistent");
 }
+
+/// Holes take memory too: a disk far beyond its limit makes no more of them, but frees what it can without.
+#[test]
+fn discards_have_a_bound() {
+    let pool = Pool::new(Config::default()).expect("a pool");
+    let disk = pool.disk_over(1 << 24).expect("a disk");
+    disk.set_limit(1 << 20);
+    for slot in 0..200 {
+        disk.write(slot, &mixed(slot, 0xff)).expect("room");
+    }
+    let mut refused = 0;
+    for at in 1..20_000u64 {
+        let slot = at * 800;
+        match disk.discard(slot..slot + 1) {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error, Error::DiskFull);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 10_000, "{refused}");
+    assert!(disk.stats().spent_bytes < (1 << 20) + (1 << 20) / 8, "{:?}", disk.stats());
+    disk.discard(0..192).expect("whole leaves need nothing");
+    assert!(disk.stats().spent_bytes < 1 << 20, "{:?}", disk.stats());
+    pool.check().expect("consistent");
+}
