@@ -32,6 +32,12 @@ pub(super) struct Stretch {
     pub(super) ends_file: bool,
 }
 
+/// Memory for a segment, which may hold anything.
+pub(super) struct Room<'a> {
+    pub(super) input: &'a mut Vec<u8>,
+    pub(super) blocks: Vec<u8>,
+}
+
 /// A part of a segment that is stored in one way.
 struct Part {
     range: Range<u64>,
@@ -88,15 +94,15 @@ pub(super) fn segment(
     compression: Compression,
     options: &BuildOptions,
     compressor: &mut Compressor,
-    input: &mut Vec<u8>,
+    Room { input, blocks }: Room<'_>,
 ) -> io::Result<Segment> {
     let parts = parts(overlay, base, &stretch.range, compression, options).map_err(io::Error::other)?;
     let Range { start, end } = stretch.range;
     let segment_options = SegmentOptions::new(options, compression, false);
     let block = u64::from(options.block_bytes);
-    input.clear();
     input.resize((end - start) as usize, 0);
-    let mut segment = Segment::default();
+    let mut segment = Segment { blocks, ..Segment::default() };
+    segment.blocks.clear();
     let mut number = 0;
     while let Some(part) = parts.get(number) {
         let next = parts[number..].iter().position(|other| other.kept.is_some() != part.kept.is_some());
@@ -110,6 +116,7 @@ pub(super) fn segment(
         let mut read_to = from;
         loop {
             let to = (parts[next - 1].range.end - start) as usize;
+            input[read_to..to].fill(0);
             overlay.read_to(start + read_to as u64, &mut input[read_to..to])?;
             read_to = to;
             let how = match () {
@@ -206,7 +213,7 @@ fn is_unchanged(overlay: &Overlay, base: &File, range: &Range<u64>) -> bool {
     let len = (range.end - range.start) as usize;
     let mut below = vec![0; len];
     // What cannot be read is told where it is needed.
-    if !base.read_at(&mut below, range.start).is_ok_and(|read| read == len) {
+    if !base.data().read_at(&mut below, range.start).is_ok_and(|read| read == len) {
         return false;
     }
     let mut part = Vec::new();

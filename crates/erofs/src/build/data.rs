@@ -10,7 +10,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::chunks::Chunking;
-use super::copies::{self, Stretch};
+use super::copies::{self, Room, Stretch};
 use super::holes::{self, Found};
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
@@ -578,8 +578,10 @@ impl<'a> Worker<'a> {
         {
             let stretch = Stretch { range: part.offset..part.offset + part.len(), ends_file: last };
             let mut input = std::mem::take(&mut self.input);
+            let blocks = spare.take(part.len());
             let compressor = self.compressor(source.way, compression)?;
-            let segment = copies::segment(overlay, base, stretch, compression, options, compressor, &mut input);
+            let room = Room { input: &mut input, blocks };
+            let segment = copies::segment(overlay, base, stretch, compression, options, compressor, room);
             self.input = input;
             let failed = |what: String| Error::Source { path: source.content.name(), what };
             return segment.map(Work::Compressed).map_err(|error| failed(error.to_string()));

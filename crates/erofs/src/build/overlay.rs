@@ -108,7 +108,7 @@ impl Overlay {
         let Some(base) = &self.base else { return Ok(()) };
         let len = base.inode().size.saturating_sub(offset).min(out.len() as u64) as usize;
         if len > 0 {
-            base.read_at(&mut out[..len], offset).map_err(io::Error::other)?;
+            base.data().read_at(&mut out[..len], offset).map_err(io::Error::other)?;
             *found = Found::Bytes;
         }
         Ok(())
