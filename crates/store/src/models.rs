@@ -177,8 +177,13 @@ impl World {
 
     /// Empties the slot and waits for its readers.
     fn discard(&self) {
+        self.discard_slots(1);
+    }
+
+    /// Empties the slot and those behind it.
+    fn discard_slots(&self, count: u64) {
         let mut changing = self.tree.change(self.parts(), Some(Purpose::Move));
-        changing.clear(SLOT..SLOT + 1, NOTHING, SLOTS).expect("no limit");
+        changing.clear(SLOT..SLOT + count, NOTHING, SLOTS).expect("no limit");
         self.free_all(changing.end());
     }
 
@@ -406,6 +411,28 @@ fn write_against_the_end_of_its_leaf() {
         remover.join().expect("no panic");
         assert_eq!(world.read_slot(&world.tree, SLOT + 1, 0), Some(1));
     });
+}
+
+/// A write whose leaf goes with the node above it, or with the whole tree: it is there or not, and nothing of it is left behind.
+#[test]
+fn write_against_the_end_of_the_parts_above() {
+    for count in [4, SLOTS] {
+        check(3, move || {
+            let world = World::new(2, 2);
+            let remover = thread::spawn({
+                let world = Arc::clone(&world);
+                move || world.discard_slots(count)
+            });
+            world.write(1, 1, 1, &mut Vec::new());
+            remover.join().expect("no panic");
+            let seen = world.read(0);
+            assert!(matches!(seen, None | Some(1)));
+            assert_eq!(world.value(1) == POISON, seen.is_none(), "what nobody can read is free");
+            world.end(&world.tree);
+            assert_eq!((world.value(0), world.value(1)), (POISON, POISON));
+            world.leaves.check().expect("consistent");
+        });
+    }
 }
 
 /// The same with a third who takes leaves for another disk: no entry is in two disks.

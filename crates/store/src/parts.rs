@@ -122,9 +122,10 @@ impl<'a> Parts<'a> {
             return true;
         }
         for place in self.leaves.node(number) {
-            let place = place.load(Acquire);
-            if names_part(place) {
-                self.drop_use(PartId::of(place), level - 1, unused);
+            // Whoever has looked a leaf up here, and locks one of its entries after that was freed, finds that it is not in its place.
+            let part = place.swap(NOTHING, AcqRel);
+            if names_part(part) {
+                self.drop_use(PartId::of(part), level - 1, unused);
             }
         }
         self.layers.give(self.leaves.node_layer(number), self.budget);

@@ -21,7 +21,8 @@
 //! writer:  walk; the leaf is of the disk's layer? else make it so, under `changing`
 //!          pin ← layer; lock the entry; is it still the layer, the leaf's too, and the leaf still in its place? then it is the slot's, and
 //!          stays so as long as it is locked. Else once more.
-//! changer: under `changing`: change a place; version ← version + 1; drop the use of what it named
+//! changer: under `changing`: change a place; version ← version + 1; drop the use of what it named. A node without uses loses its places
+//!          before what they named is freed, and a leaf each entry under its lock.
 //! forker:  under `changing`: layer ← new one; wait until no pin says that its holder writes to the old one
 //! ```
 //!
