@@ -65,7 +65,9 @@ impl Core {
 
     /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
     pub(crate) fn compact(self: &Arc<Self>, end: Option<Instant>) -> bool {
-        while self.free_left() {}
+        let turning = self.pause();
+        while self.free_left(&turning) {}
+        drop(turning);
         self.settle();
         let (mut least, mut without_gain) = (self.heap.account().held_bytes, 0);
         while without_gain < LOOKS_WITHOUT_GAIN && self.heap.compact(&**self, Goal::Densest, LOOK_OBJECTS) {
@@ -117,7 +119,7 @@ impl Core {
     fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
         let turning = self.pause();
-        if self.free_left() {
+        if self.free_left(&turning) {
             return true;
         }
         self.give_back_small();

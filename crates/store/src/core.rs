@@ -12,7 +12,7 @@
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
 use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
@@ -45,10 +45,11 @@ pub(crate) struct Core {
     pub(crate) beside_bytes: AtomicU64,
     /// Whether the background thread has been told of the pressure.
     pub(crate) told: AtomicBool,
-    /// Held by the background thread while it moves objects.
+    /// Held by who moves objects in the background, or frees what disks left.
     pub(crate) turning: Mutex<()>,
-    /// What disks left that are gone.
+    /// What disks left that are gone, and how many such lists there are with the one that is just being freed.
     pub(crate) unused: Mutex<Vec<Unused>>,
+    pub(crate) left: AtomicUsize,
     /// Disks that are gone since the allocator was last told to give back what it keeps.
     pub(crate) gone: AtomicU32,
 }
@@ -120,8 +121,7 @@ impl Core {
     /// Frees what nobody uses: a little at once, and what is more than that in the background.
     pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
         if self.free_some(&mut unused) {
-            self.unused().push(unused);
-            self.tell();
+            self.leave_later(unused);
         }
     }
 
@@ -144,6 +144,7 @@ impl Core {
     /// Frees nothing at once.
     pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
         if !unused.is_empty() {
+            self.left.fetch_add(1, Relaxed);
             self.unused().push(unused);
             self.tell();
         }
@@ -161,14 +162,26 @@ impl Core {
         more
     }
 
-    /// Frees some of what disks left that are gone. Returns whether there is more.
-    pub(crate) fn free_left(self: &Arc<Self>) -> bool {
-        let Some(mut unused) = self.unused().pop() else { return false };
-        if self.free_some(&mut unused) {
-            self.unused().push(unused);
-            return true;
+    /// Frees some of what disks left that are gone. Returns whether there is more. `_turn` is [`turning`](Self::turning).
+    pub(crate) fn free_left(self: &Arc<Self>, _turn: &MutexGuard<'_, ()>) -> bool {
+        let unused = self.unused().pop();
+        if let Some(mut unused) = unused {
+            if self.free_some(&mut unused) {
+                self.unused().push(unused);
+                return true;
+            }
+            self.left.fetch_sub(1, Relaxed);
         }
-        !self.unused().is_empty()
+        self.left.load(Relaxed) > 0
+    }
+
+    /// The same, for who needs room at once. Returns whether there may be more of it than before.
+    pub(crate) fn has_freed(self: &Arc<Self>) -> bool {
+        let some = self.left.load(Relaxed) > 0;
+        if some {
+            self.free_left(&self.pause());
+        }
+        some
     }
 
     fn unused(&self) -> MutexGuard<'_, Vec<Unused>> {

@@ -556,8 +556,8 @@ impl Disk {
         made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
 
-    /// Tries once more what failed for want of room that others give back by themselves: a training, and, where the slot has
-    /// an object, those who have just replaced theirs. Neither may hold a stream or an entry. A leaf that was made in vain goes.
+    /// Tries once more what failed for want of room that others give back by themselves: disks that are gone, a training, and, where the slot
+    /// has an object, those who have just replaced theirs. Neither may hold a stream or an entry. A leaf that was made in vain goes.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
@@ -569,10 +569,14 @@ impl Disk {
     fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let core = &self.core;
         let mut done = Err(Error::Full);
-        while core.free_left() {
-            done = Err(Error::Full);
+        while let Err(Error::Full) = done
+            && core.has_freed()
+        {
+            done = attempt();
         }
-        if core.training.as_ref().is_some_and(|training| training.wait_for_end()) {
+        if let Err(Error::Full) = done
+            && core.training.as_ref().is_some_and(|training| training.wait_for_end())
+        {
             done = attempt();
         }
         if let Err(Error::Full) = done

@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -114,6 +114,7 @@ impl Pool {
             told: AtomicBool::new(false),
             turning: Mutex::default(),
             unused: Mutex::default(),
+            left: AtomicUsize::new(0),
             gone: AtomicU32::new(0),
         })))
     }
@@ -220,8 +221,8 @@ impl Pool {
     /// Looks everything over and says what is inconsistent. For tests, with no other thread in the pool.
     pub fn check(&self) -> Result<(), String> {
         let core = &self.0;
-        let _paused = core.pause();
-        while core.free_left() {}
+        let paused = core.pause();
+        while core.free_left(&paused) {}
         core.heap.check()?;
         core.leaves.check()?;
         let stats = self.stats();

@@ -304,3 +304,22 @@ fn discards_have_a_bound() {
     assert!(disk.stats().spent_bytes < 1 << 20, "{:?}", disk.stats());
     pool.check().expect("consistent");
 }
+
+/// A write that finds no room though a dropped disk's pages are still being freed has that room.
+#[test]
+fn room_of_a_dropped_disk_is_there_at_once() {
+    let config = Config { codec: by_name("lz4").expect("a codec"), memory_limit: 64 << 20, ..Config::default() };
+    let pool = Pool::new(config).expect("a pool");
+    let page = mixed(7, 0xff);
+    for _ in 0..5 {
+        let disks = [(); 2].map(|()| pool.disk(100_000).expect("a disk"));
+        let full = (0..100_000).find(|&slot| disks[0].write(slot, &page) == Err(Error::Full)).expect("a limit");
+        assert!(full > 14_000, "{full}");
+        let [first, second] = disks;
+        drop(first);
+        for slot in 0..full - 100 {
+            second.write(slot, &page).unwrap_or_else(|error| panic!("slot {slot} of {full}: {error}"));
+        }
+    }
+    pool.check().expect("consistent");
+}
