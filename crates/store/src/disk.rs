@@ -400,7 +400,7 @@ impl Disk {
         if self.tree.peek(&self.core.leaves, slot) == Entry::Empty {
             return Ok(());
         }
-        self.change(|changing| changing.put_entry(slot, self.slots(), Entry::Empty))?;
+        self.put_entry(slot, Entry::Empty)?;
         self.change(|changing| changing.give_empty(slot));
         Ok(())
     }
@@ -473,9 +473,14 @@ impl Disk {
     /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its entry.
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
-        let new = Entry::Same(Fill::ZERO);
+        self.put_entry(slot, Entry::Same(Fill::ZERO))
+    }
+
+    /// Puts an entry without an object in the slot.
+    fn put_entry(&self, slot: Slot, new: Entry) -> Result<(), Error> {
         self.when_there_is_room(slot, || {
-            self.fits(self.tree.peek(&self.core.leaves, slot), new)?;
+            let place = self.tree.find_own(&self.core.leaves, slot);
+            self.fits(place.map_or(Entry::Empty, |place| Entry::decode(place.word.load(Relaxed))), new)?;
             let done = self.change(|changing| changing.put_entry(slot, self.slots(), new));
             done.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
         })

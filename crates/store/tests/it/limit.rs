@@ -323,3 +323,23 @@ fn room_of_a_dropped_disk_is_there_at_once() {
     }
     pool.check().expect("consistent");
 }
+
+/// Zeros, and slots that are made to hold nothing again, need leaves of a fork's own: its limit bounds those too.
+#[test]
+fn entries_without_pages_have_a_bound() {
+    let pool = Pool::new(Config::default()).expect("a pool");
+    let disk = pool.disk_over(1 << 20).expect("a disk");
+    for slot in (0..1 << 20).step_by(64) {
+        disk.write(slot, &[slot as u8; PAGE_SIZE]).expect("no limit");
+        disk.write(slot + 1, &[slot as u8; PAGE_SIZE]).expect("no limit");
+    }
+    type Change = fn(&pagefold_store::Disk, u64) -> Result<(), Error>;
+    let changes: [Change; 2] = [|fork, slot| fork.write_zeroes(slot), |fork, slot| fork.forget(slot)];
+    for change in changes {
+        let fork = disk.fork().expect("no limit");
+        fork.set_limit(1 << 20);
+        let refused = (0..1 << 20).step_by(64).filter(|&slot| change(&fork, slot) == Err(Error::DiskFull)).count();
+        assert!(refused > 10_000, "{refused}");
+        assert!(fork.stats().spent_bytes <= (1 << 20) + 8192, "{:?}", fork.stats());
+    }
+}
