@@ -173,8 +173,8 @@ impl RamDisk {
     /// Gives the disk another size. What is beyond a smaller one is lost; what a larger one adds reads as zeros.
     ///
     /// # Errors
-    /// The size cannot be, or the last page cannot be cut: then the disk is as it was, or has the size and more than zeros behind it in
-    /// that page.
+    /// The size cannot be, or there is no memory to cut the last page or to note what is gone: the disk has the size that it had, and some
+    /// of what was to be lost is.
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let slots =
             slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
@@ -187,7 +187,7 @@ impl RamDisk {
         } else {
             self.clear_tail(size_bytes)?;
             self.size_bytes.store(size_bytes, Release);
-            self.disk.resize(slots)?;
+            self.disk.resize(slots).inspect_err(|_| self.size_bytes.store(before, Release))?;
         }
         Ok(())
     }

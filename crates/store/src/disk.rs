@@ -226,15 +226,16 @@ impl Disk {
     /// write to slots that go is lost or refused.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; the disk is as it was. [`Error::Full`]: the disk shares pages that go and cannot do without them; it has the new
-    /// size, and some of these pages come back when it is made larger.
+    /// [`Error::TooLarge`]; the disk is as it was. [`Error::Full`], [`Error::DiskFull`]: the disk shares pages that are to go, and there is no memory to
+    /// note that they are gone; it has the size that it had, and some of these pages are gone.
     pub fn resize(&self, slots: u64) -> Result<(), Error> {
         if slots > SLOTS_MAX {
             return Err(Error::TooLarge { slots });
         }
         let before = self.slots.swap(slots, Release);
         if slots < before {
-            self.clear(slots..before, before)?;
+            // The slots that go are nobody's to write meanwhile.
+            self.clear(slots..before, before).inspect_err(|_| self.slots.store(before, Release))?;
         }
         Ok(())
     }

@@ -343,3 +343,29 @@ fn entries_without_pages_have_a_bound() {
         assert!(fork.stats().spent_bytes <= (1 << 20) + 8192, "{:?}", fork.stats());
     }
 }
+
+/// A disk that cannot be made smaller has the size that it had, and nothing comes back later that was to go.
+#[test]
+fn a_resize_that_fails_changes_no_size() {
+    let pool = Pool::new(Config::default()).expect("a pool");
+    let base = pool.disk(10_000).expect("a disk");
+    for slot in 0..10_000 {
+        base.write(slot, &mixed(slot, 0xff)).expect("no limit");
+    }
+    let fork = base.fork().expect("no limit");
+    for slot in 0..20 {
+        fork.write(slot, &mixed(slot + 5, 0xff)).expect("no limit");
+    }
+    fork.set_limit(1);
+    assert_eq!(fork.resize(5001), Err(Error::DiskFull));
+    assert_eq!(fork.slots(), 10_000);
+    fork.set_limit(u64::MAX);
+    fork.resize(5001).expect("no limit");
+    fork.resize(10_000).expect("no limit");
+    let mut page = [1; PAGE_SIZE];
+    for slot in 5001..10_000 {
+        fork.read(slot, &mut page).expect("a readable page");
+        assert!(page == [0; PAGE_SIZE], "slot {slot} came back");
+    }
+    pool.check().expect("consistent");
+}
