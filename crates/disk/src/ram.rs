@@ -146,8 +146,9 @@ impl RamDisk {
     pub fn become_as(&self, other: &Self) -> Result<(), Error> {
         let like = other.fork()?;
         let _resizing = self.resizing();
-        self.disk.become_as(&like.disk)?;
-        self.size_bytes.store(like.size_bytes(), Release);
+        let size_bytes = like.size_bytes();
+        self.disk.become_as(like.disk)?;
+        self.size_bytes.store(size_bytes, Release);
         Ok(())
     }
 
@@ -211,7 +212,7 @@ impl RamDisk {
             let like = self.pool.disk_over(slots.max(base.size_bytes().div_ceil(PAGE_BYTES)))?;
             // What the base has beyond the disk's end does not come back when the disk grows.
             like.resize(slots)?;
-            return Ok(self.disk.become_as(&like)?);
+            return Ok(self.disk.become_as(like)?);
         }
         Ok(self.disk.discard(0..self.disk.slots())?)
     }

@@ -148,13 +148,13 @@ impl Disk {
         Ok(Self::with_tree(Arc::clone(core), tree, slots, true))
     }
 
-    /// Makes this disk hold what `other`, a disk of the same pool, holds at one instant during the call. It gets as many slots.
+    /// Makes this disk hold what `like` does, a disk of the same pool, such as a [`fork`](Self::fork) of a snapshot. It gets as many slots. That takes as long
+    /// whatever the two hold.
     ///
     /// # Errors
     /// [`Error::Full`]; the disk is as it was.
-    pub fn become_as(&self, other: &Self) -> Result<(), Error> {
+    pub fn become_as(&self, like: Self) -> Result<(), Error> {
         let core = &self.core;
-        let like = other.fork()?;
         let ours = core.layers.take(&core.budget)?;
         let slots = like.slots();
         self.change(|changing| {

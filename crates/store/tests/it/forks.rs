@@ -190,7 +190,7 @@ fn run(ops: Vec<(usize, Op)>, over: bool) -> Result<(), TestCaseError> {
             Op::Become { other } => {
                 let other = other % many;
                 if other != at {
-                    disks[at].disk.become_as(&disks[other].disk).expect("no limit");
+                    disks[at].disk.become_as(disks[other].disk.fork().expect("no limit")).expect("no limit");
                     disks[at].model = disks[other].model.clone();
                 }
             }
