@@ -148,7 +148,7 @@ pub(crate) struct Comparing<'a> {
 impl Comparing<'_> {
     /// Whether a page equals the base's.
     pub(crate) fn is_equal(&mut self, number: u64, page: &Page) -> bool {
-        let may_be = self.all || self.below.digest_of(number) == Some(digest(page));
+        let may_be = self.all || self.below.digest_of(number).is_some_and(|known| known == digest(page));
         let is_equal = may_be && self.below.equals(number, page);
         self.found |= is_equal;
         is_equal
