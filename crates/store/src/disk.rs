@@ -261,21 +261,11 @@ impl Disk {
                 }
                 Found::None { .. } => continue,
             };
-            let (mut word, mut seen) = (place.word, place.word.load(Acquire));
-            let mut entry = Entry::decode(seen);
-            let link = match entry {
-                Entry::Link(leaf) => {
-                    word = place.word_in(&core.leaves, leaf);
-                    seen = word.load(Acquire);
-                    entry = Entry::decode(seen);
-                    Some(leaf)
-                }
-                _ => None,
-            };
-            let is_current = || link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
+            let looked = place.look(&core.leaves);
+            let entry = looked.entry();
             // Empty and same-filled pages need no stream.
             let Some(object) = entry.object() else {
-                if !is_current() {
+                if !tree.is_current(&looked, version) {
                     continue;
                 }
                 match entry {
@@ -284,9 +274,9 @@ impl Disk {
                 }
                 return Ok(entry != Entry::Empty);
             };
-            let mut taken = core.streams.take(seen, &core.budget)?;
+            let mut taken = core.streams.take(looked.seen, &core.budget)?;
             let (working, pin) = taken.parts();
-            let number = place.number();
+            let number = looked.number();
             let soon = if number == working.next {
                 (self.next_object(place, slot), AHEAD_BYTES)
             } else {
@@ -296,8 +286,8 @@ impl Disk {
             if let (Some((at, len_bytes)), most) = soon {
                 core.heap.prefetch(at, len_bytes.min(most));
             }
-            let pinned = pin.pin(word);
-            if !is_current() {
+            let pinned = pin.pin(looked.word);
+            if !tree.is_current(&looked, version) {
                 continue;
             }
             // SAFETY: the pin names its object until the stream goes back at the end.
@@ -366,15 +356,8 @@ impl Disk {
         let (core, tree) = (&*self.core, &self.tree);
         let version = tree.version();
         let Found::Entry(place) = tree.find(&core.leaves, slot) else { return false };
-        let mut word = place.word;
-        let mut entry = Entry::decode(word.load(Acquire));
-        let mut link = None;
-        if let Entry::Link(leaf) = entry {
-            word = place.word_in(&core.leaves, leaf);
-            entry = Entry::decode(word.load(Acquire));
-            link = Some(leaf);
-        }
-        let may_be = match (entry, made) {
+        let looked = place.look(&core.leaves);
+        let may_be = match (looked.entry(), made) {
             (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,
             (Entry::Raw { .. }, Made::Raw) | (Entry::Same(_), Made::Same(_)) => true,
             _ => false,
@@ -382,8 +365,8 @@ impl Disk {
         if !may_be {
             return false;
         }
-        let pinned = pin.pin(word);
-        let is_current = link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
+        let pinned = pin.pin(looked.word);
+        let is_current = tree.is_current(&looked, version);
         // SAFETY: the pin names its object until it rests.
         let has = is_current && unsafe { core.is_same(Entry::decode(pinned), made, coder, page) };
         pin.rests();

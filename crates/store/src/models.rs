@@ -99,23 +99,16 @@ impl World {
                 }
                 continue;
             };
-            let (mut word, mut seen) = (place.word, place.word.load(Acquire));
-            let mut link = None;
-            if let Entry::Link(leaf) = Entry::decode(seen) {
-                word = place.word_in(&self.leaves, leaf);
-                seen = word.load(Acquire);
-                link = Some(leaf);
-            }
-            let is_current = || link.is_none_or(|leaf| place.links_to(leaf)) && tree.is(version);
-            if Entry::decode(seen).object().is_none() {
-                if is_current() {
+            let looked = place.look(&self.leaves);
+            if looked.entry().object().is_none() {
+                if tree.is_current(&looked, version) {
                     return None;
                 }
                 continue;
             }
-            let mut pin = self.pins.try_take(stream, seen).expect("every thread has a stream of its own");
-            let pinned = pin.pin(word);
-            if !is_current() {
+            let mut pin = self.pins.try_take(stream, looked.seen).expect("every thread has a stream of its own");
+            let pinned = pin.pin(looked.word);
+            if !tree.is_current(&looked, version) {
                 continue;
             }
             let value = Entry::decode(pinned).object().map(|(at, _)| self.value(at.get()));

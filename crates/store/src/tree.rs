@@ -62,12 +62,9 @@ pub(crate) struct Tree {
     root: AtomicU64,
     version: AtomicU64,
     layer: AtomicU32,
-    changing: Mutex<Lineage>,
+    /// The layers that the disk had before, as far as parts of them are left. The disk holds each.
+    changing: Mutex<Vec<LayerId>>,
 }
-
-/// The layers that the disk had before, as far as parts of them are left. The disk holds each.
-#[derive(Debug, Default)]
-pub(crate) struct Lineage(Vec<LayerId>);
 
 /// Where a slot's entry was when it was looked up.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +88,7 @@ pub(crate) enum Found<'a> {
 pub(crate) struct Changing<'a> {
     tree: &'a Tree,
     parts: Parts<'a>,
-    lineage: MutexGuard<'a, Lineage>,
+    lineage: MutexGuard<'a, Vec<LayerId>>,
     layer: LayerId,
     /// What memory for parts is taken for; `None`: there is to be no more of them.
     purpose: Option<Purpose>,
@@ -109,15 +106,40 @@ impl<'a> Place<'a> {
         self.leaf.number()
     }
 
-    /// Whether the entry is a link to that leaf: then what was looked at there was what it links to.
-    pub(crate) fn links_to(&self, leaf: u32) -> bool {
-        fence(Acquire);
-        Entry::decode(self.word.load(Relaxed)) == Entry::Link(leaf)
+    /// Looks at the entry, or at the one that it links to.
+    #[inline]
+    pub(crate) fn look(self, leaves: &'a Leaves) -> Looked<'a> {
+        let seen = self.word.load(Acquire);
+        let Entry::Link(leaf) = Entry::decode(seen) else {
+            return Looked { place: self, word: self.word, seen, link: None };
+        };
+        let word = self.word_in(leaves, leaf);
+        Looked { place: self, word, seen: word.load(Acquire), link: Some(leaf) }
     }
 
     /// The entry that this one links to in `leaf`.
     pub(crate) fn word_in(&self, leaves: &'a Leaves, leaf: u32) -> &'a AtomicU64 {
         &leaves.words(leaf)[self.index]
+    }
+}
+
+/// An entry that was looked at, for a slot whose own entry is it or a link to it. It was the slot's if [`Tree::is_current`] says so
+/// afterwards.
+pub(crate) struct Looked<'a> {
+    place: Place<'a>,
+    pub(crate) word: &'a AtomicU64,
+    pub(crate) seen: u64,
+    link: Option<u32>,
+}
+
+impl Looked<'_> {
+    pub(crate) fn entry(&self) -> Entry {
+        Entry::decode(self.seen)
+    }
+
+    /// The number of the slot's own entry.
+    pub(crate) fn number(&self) -> u64 {
+        self.place.number()
     }
 }
 
@@ -181,6 +203,14 @@ impl Tree {
         self.version.load(Relaxed) == version
     }
 
+    /// The same of an entry that was looked at since then.
+    #[inline]
+    pub(crate) fn is_current(&self, looked: &Looked<'_>, version: u64) -> bool {
+        fence(Acquire);
+        let own = &looked.place.word;
+        looked.link.is_none_or(|leaf| Entry::decode(own.load(Relaxed)) == Entry::Link(leaf)) && self.is(version)
+    }
+
     /// What there is for the slot. It counts if the version is the same afterwards.
     #[inline]
     pub(crate) fn find<'a>(&self, leaves: &'a Leaves, slot: u64) -> Found<'a> {
@@ -213,22 +243,15 @@ impl Tree {
     pub(crate) fn peek(&self, leaves: &Leaves, slot: u64) -> Entry {
         loop {
             let version = self.version();
-            let found = self.find(leaves, slot);
-            let entry = match found {
-                Found::None { place, .. } => entry_below(place),
-                Found::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
-                    Entry::Link(leaf) => {
-                        let entry = Entry::decode(place.word_in(leaves, leaf).load(Acquire));
-                        if !place.links_to(leaf) {
-                            continue;
-                        }
-                        entry
+            match self.find(leaves, slot) {
+                Found::None { place, .. } if self.is(version) => return entry_below(place),
+                Found::None { .. } => {}
+                Found::Entry(place) => {
+                    let looked = place.look(leaves);
+                    if self.is_current(&looked, version) {
+                        return looked.entry();
                     }
-                    entry => entry,
-                },
-            };
-            if self.is(version) {
-                return entry;
+                }
             }
         }
     }
@@ -318,10 +341,10 @@ impl Tree {
     /// The layers that the disk writes to or has written to, as far as something is left of them.
     pub(crate) fn layers(&self) -> Vec<LayerId> {
         let lineage = self.lineage();
-        lineage.0.iter().copied().chain([self.layer()]).collect()
+        lineage.iter().copied().chain([self.layer()]).collect()
     }
 
-    fn lineage(&self) -> MutexGuard<'_, Lineage> {
+    fn lineage(&self) -> MutexGuard<'_, Vec<LayerId>> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -395,7 +418,7 @@ impl<'a> Changing<'a> {
         }
         let part = PartId::of(name);
         let of = parts.layer(part, level);
-        if of == layer || (self.lineage.0.contains(&of) && parts.adopt(part, level, layer)) {
+        if of == layer || (self.lineage.contains(&of) && parts.adopt(part, level, layer)) {
             return Ok(part);
         }
         let copy = parts.copy(part, level, layer, purpose.ok_or(Full)?)?;
@@ -524,8 +547,8 @@ impl<'a> Changing<'a> {
         self.layer = layer;
         wait(before);
         let parts = self.parts;
-        self.lineage.0.push(before);
-        self.lineage.0.retain(|&old| {
+        self.lineage.push(before);
+        self.lineage.retain(|&old| {
             let is_used = parts.layers.parts(old) > 0;
             if !is_used {
                 parts.layers.give(old, parts.budget);
@@ -551,8 +574,8 @@ impl<'a> Changing<'a> {
         fork
     }
 
-    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody else uses `other`. The disk writes to `layer` from now on, unless it has changed
-    /// nothing.
+    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody else uses `other`. The disk writes to
+    /// `layer` from now on, unless it has changed nothing.
     pub(crate) fn become_as(&mut self, other: &Tree, layer: LayerId, wait: impl FnMut(LayerId)) {
         if !self.freeze(layer, wait) {
             self.parts.layers.give(layer, self.parts.budget);
@@ -566,7 +589,7 @@ impl Tree {
     pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
         let mut changing = self.change(parts, None);
         changing.set_root(NOTHING);
-        let layers = std::mem::take(&mut changing.lineage.0);
+        let layers = std::mem::take(&mut *changing.lineage);
         for layer in layers.into_iter().chain([self.layer()]) {
             parts.layers.give(layer, parts.budget);
         }
