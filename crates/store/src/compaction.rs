@@ -123,6 +123,9 @@ impl Core {
             return true;
         }
         self.give_back_small();
+        if let Some(equals) = &self.equals {
+            equals.shrink(&self.budget);
+        }
         if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }

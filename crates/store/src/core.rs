@@ -19,7 +19,9 @@ use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full},
+    common::Common,
     entry::{Entry, Fill, GONE},
+    equals::{Equals, Sum},
     heap::Heap,
     layers::{LayerId, Layers},
     leaves::Leaves,
@@ -37,6 +39,9 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 pub(crate) struct Core {
     pub(crate) leaves: Leaves,
     pub(crate) layers: Layers,
+    pub(crate) common: Common,
+    /// Where equal pages may be, if they are to be one object.
+    pub(crate) equals: Option<Equals>,
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
@@ -56,6 +61,9 @@ pub(crate) struct Core {
 
 /// Disks that go before that happens: each leaves some hundred bytes in small blocks.
 const GONE_MANY: u32 = 1000;
+
+/// Entries that are compared with a page that is written: two pages of one hash are so rare that more are never right.
+const EQUALS_MAX: usize = 2;
 
 /// Parts that are freed at once by who leaves them, and between two looks of the background thread.
 const PARTS_AT_ONCE: usize = 64;
@@ -94,6 +102,14 @@ pub(crate) enum Made {
     Raw,
 }
 
+/// Where an object was found that holds just the page.
+pub(crate) enum Equal {
+    /// In the slot's own entry.
+    Own,
+    /// Elsewhere: what the slot's entry is to be. It is counted, so it must come into the slot, or be [let go](Core::let_go).
+    Shared(Entry),
+}
+
 /// What a change of a slot that holds nothing begins with.
 #[derive(Clone, Copy)]
 pub(crate) enum Below<'a> {
@@ -114,8 +130,8 @@ impl Counts for Core {
 impl Core {
     /// The parts of all trees.
     pub(crate) fn parts(&self) -> Parts<'_> {
-        let Self { leaves, layers, budget, .. } = self;
-        Parts { leaves, layers, budget, counts: self }
+        let Self { leaves, layers, budget, common, .. } = self;
+        Parts { leaves, layers, budget, counts: self, common }
     }
 
     /// Frees what nobody uses: a little at once, and what is more than that in the background.
@@ -278,7 +294,7 @@ impl Core {
     /// Copies the object of `new`, which [`build`](Self::build) has just made, to its room.
     pub(crate) fn put(&self, new: Entry, object: &Page, page: &Page) {
         let (at, bytes) = match new {
-            Entry::Empty | Entry::Hole | Entry::Link(_) | Entry::Same(_) => return,
+            Entry::Empty | Entry::Hole | Entry::Link(_) | Entry::Shared { .. } | Entry::Same(_) => return,
             Entry::Object { len_bytes, at, .. } => (at, &object[..len_bytes]),
             Entry::Raw { at } => (at, &page[..]),
         };
@@ -294,7 +310,7 @@ impl Core {
     pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         match entry {
             Entry::Empty | Entry::Hole => page.fill(0),
-            Entry::Link(_) => return Err(Corrupt("a link to a link")),
+            Entry::Link(_) | Entry::Shared { .. } => return Err(Corrupt("an entry that leads to no page")),
             Entry::Same(word) => fill(page, word.word()),
             // SAFETY: the caller's word.
             Entry::Raw { at } => unsafe { self.heap.read(at, page) },
@@ -317,6 +333,18 @@ impl Core {
         Ok(())
     }
 
+    /// Fills `page` from an entry that the caller holds, whose place in its leaf is `index`, or from what it leads to.
+    fn decode_held(&self, entry: Entry, index: usize, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
+        let word = match entry {
+            Entry::Link(leaf) => &self.leaves.words(leaf)[index],
+            Entry::Shared { number, .. } => self.leaves.word(number),
+            // SAFETY: the entry is held.
+            _ => return unsafe { self.decode(entry, coder, page) },
+        };
+        let Some(locked) = Locked::lock(word) else { unreachable!("the entry keeps what it leads to") };
+        self.decode_held(locked.entry(), index, coder, page)
+    }
+
     /// Changes the page of entry `number`, which the caller holds, and puts what `change` leaves in its place, if the new entry `fits`
     /// in the place of the old one.
     pub(crate) fn change(
@@ -333,15 +361,7 @@ impl Core {
         match (old, below) {
             (Entry::Empty, Below::Unknown) => return Err(Failed::Nothing),
             (Entry::Empty, Below::Page(below)) => page.copy_from_slice(below),
-            (Entry::Link(leaf), _) => {
-                let Some(linked) = Locked::lock(&self.leaves.words(leaf)[Leaves::leaf_of(number).1]) else {
-                    unreachable!("the link keeps the leaf")
-                };
-                // SAFETY: the entry is held.
-                unsafe { self.decode(linked.entry(), coder, page) }.map_err(Failed::Corrupt)?;
-            }
-            // SAFETY: the entry is held.
-            _ => unsafe { self.decode(old, coder, page) }.map_err(Failed::Corrupt)?,
+            _ => self.decode_held(old, Leaves::leaf_of(number).1, coder, page).map_err(Failed::Corrupt)?,
         }
         change(page);
         let made = self.compress(coder, page);
@@ -362,7 +382,7 @@ impl Core {
         let old = locked.replace(new);
         self.count(layer, taken.number(), old, new);
         match old {
-            Entry::Link(_) => self.unlink(old, index, taken),
+            _ if old.is_elsewhere() => self.let_go(old, index, taken),
             _ if old.object().is_some() => self.retire(old.encode(), old.object_bytes(), taken),
             _ => {}
         }
@@ -376,14 +396,53 @@ impl Core {
         self.streams.retire(&mut taken.parts().0.kept, word, len_bytes, keep, free);
     }
 
-    /// Ends the link that an entry was, and frees what nobody needs then.
+    /// Lets go of what an entry led to, and frees what nobody needs then.
     #[cold]
-    fn unlink(&self, old: Entry, index: usize, taken: &mut Taken<'_>) {
+    pub(crate) fn let_go(&self, old: Entry, index: usize, taken: &mut Taken<'_>) {
         let mut unused = Unused::default();
         self.parts().let_go(old, index, &mut unused);
         for word in unused.words {
             self.retire(word, Entry::decode(word).object_bytes(), taken);
         }
+    }
+
+    /// Looks for an object of the same page that a slot can share which gets `page`. `own` is the slot's entry.
+    pub(crate) fn find_equal(
+        &self,
+        equals: &Equals,
+        sum: Sum,
+        page: &Page,
+        own: Option<u64>,
+        taken: &mut Taken<'_>,
+    ) -> Option<Equal> {
+        let (Working { coder, page: other, .. }, pin) = taken.parts();
+        let mut shared = None;
+        for number in equals.find(sum).take(EQUALS_MAX) {
+            let word = self.leaves.word(number);
+            let entry = Entry::decode(pin.pin(word));
+            // SAFETY: the pin names its object until it rests.
+            let is_equal = entry.object().is_some()
+                && unsafe { self.decode(entry, coder, other) }.is_ok()
+                && page[..] == other[..];
+            if !is_equal {
+                equals.forget(sum, number);
+                continue;
+            }
+            if own == Some(number) {
+                pin.rests();
+                return Some(Equal::Own);
+            }
+            // An object that is pinned is no other when the entry names it again.
+            let locked = entry.object().and_then(|(at, _)| Some((Locked::try_lock_object(word, at)?, at)));
+            let Some((locked, at)) = locked else { continue };
+            shared = self.parts().share(number, locked, |owner| self.heap.set_owner(at, owner)).ok();
+            break;
+        }
+        pin.rests();
+        if let Some(Entry::Shared { number, .. }) = shared {
+            equals.put(sum, number, &self.budget);
+        }
+        shared.map(Equal::Shared)
     }
 
     /// Counts that `new` took the place of `old` in a layer.

@@ -13,12 +13,12 @@ use std::{
     },
 };
 
-use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
 use crate::{
     DiskStats,
     budget::{Full, Purpose},
-    core::{Below, Core, Corrupt, Failed, Made},
+    core::{Below, Core, Corrupt, Equal, Failed, Made},
     entry::{Entry, Fill},
     heap::Location,
     layers::{LayerId, Sums},
@@ -26,7 +26,7 @@ use crate::{
     parts::{HOLE, NOTHING, entry_below},
     pins::Pin,
     prefetch::{LINE_BYTES, prefetch},
-    streams::Coder,
+    streams::{Coder, Taken},
     tree::{Changing, Found, Place, Tree},
 };
 
@@ -261,7 +261,7 @@ impl Disk {
                 }
                 Found::None { .. } => continue,
             };
-            let looked = place.look(&core.leaves);
+            let mut looked = place.look(&core.leaves);
             let entry = looked.entry();
             // Empty and same-filled pages need no stream.
             let Some(object) = entry.object() else {
@@ -276,7 +276,7 @@ impl Disk {
             };
             let mut taken = core.streams.take(looked.seen, &core.budget)?;
             let (working, pin) = taken.parts();
-            let number = looked.number();
+            let number = looked.number;
             let soon = if number == working.next {
                 (self.next_object(place, slot), AHEAD_BYTES)
             } else {
@@ -286,12 +286,12 @@ impl Disk {
             if let (Some((at, len_bytes)), most) = soon {
                 core.heap.prefetch(at, len_bytes.min(most));
             }
-            let pinned = pin.pin(looked.word);
+            let pinned = looked.pin(pin);
             if !tree.is_current(&looked, version) {
                 continue;
             }
             // SAFETY: the pin names its object until the stream goes back at the end.
-            let done = unsafe { core.decode(Entry::decode(pinned), &mut working.coder, page) };
+            let done = unsafe { core.decode(pinned, &mut working.coder, page) };
             return done.map(|()| true).map_err(|Corrupt(what)| Error::Corrupt { slot, what });
         }
     }
@@ -320,6 +320,16 @@ impl Disk {
         }
         let core = &self.core;
         let mut taken = core.streams.take(0, &core.budget)?;
+        let sum = core.equals.as_ref().filter(|_| same_filled(page).is_none()).map(|equals| (equals, equals.sum(page)));
+        if let Some((equals, sum)) = sum {
+            let version = self.tree.version();
+            let own = self.tree.find_own(&core.leaves, slot).map(|place| place.number());
+            match core.find_equal(equals, sum, page, own, &mut taken) {
+                Some(Equal::Own) if self.tree.is(version) => return Ok(()),
+                Some(Equal::Shared(shared)) => return self.put_shared(slot, shared, taken),
+                _ => {}
+            }
+        }
         let (working, pin) = taken.parts();
         let made = core.compress(&mut working.coder, page);
         if self.has(slot, made, page, &mut working.coder, pin) {
@@ -342,6 +352,9 @@ impl Disk {
             }
             core.put(new, &working.coder.object, page);
             core.replace(place.number(), locked, &mut taken, new);
+            if let Some((equals, sum)) = sum {
+                equals.put(sum, place.number(), &core.budget);
+            }
             break;
         }
         drop(taken);
@@ -350,13 +363,44 @@ impl Disk {
         Ok(())
     }
 
+    /// Puts an entry in the slot that shares an object, and is counted for that, or lets go of it.
+    fn put_shared(&self, slot: Slot, shared: Entry, mut taken: Taken<'_>) -> Result<(), Error> {
+        let core = &self.core;
+        let done = self.try_shared(slot, shared, &mut taken);
+        if done != Ok(true) {
+            core.let_go(shared, 0, &mut taken);
+        }
+        drop(taken);
+        core.relieve();
+        done.map(drop)
+    }
+
+    /// The same. False: the slot has shared the object before.
+    fn try_shared(&self, slot: Slot, shared: Entry, taken: &mut Taken<'_>) -> Result<bool, Error> {
+        let core = &self.core;
+        loop {
+            let place = self.make(slot)?;
+            let pin = taken.parts().1;
+            let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
+                self.check_slot(slot)?;
+                continue;
+            };
+            if locked.entry().shares_with(shared) {
+                return Ok(false);
+            }
+            self.fits(locked.entry(), shared)?;
+            core.replace(place.number(), locked, taken, shared);
+            return Ok(true);
+        }
+    }
+
     /// Whether the slot holds just what was made of `page`.
     #[inline]
     fn has(&self, slot: Slot, made: Made, page: &Page, coder: &mut Coder, pin: &mut Pin<'_>) -> bool {
         let (core, tree) = (&*self.core, &self.tree);
         let version = tree.version();
         let Found::Entry(place) = tree.find(&core.leaves, slot) else { return false };
-        let looked = place.look(&core.leaves);
+        let mut looked = place.look(&core.leaves);
         let may_be = match (looked.entry(), made) {
             (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,
             (Entry::Raw { .. }, Made::Raw) | (Entry::Same(_), Made::Same(_)) => true,
@@ -365,10 +409,10 @@ impl Disk {
         if !may_be {
             return false;
         }
-        let pinned = pin.pin(looked.word);
+        let pinned = looked.pin(pin);
         let is_current = tree.is_current(&looked, version);
         // SAFETY: the pin names its object until it rests.
-        let has = is_current && unsafe { core.is_same(Entry::decode(pinned), made, coder, page) };
+        let has = is_current && unsafe { core.is_same(pinned, made, coder, page) };
         pin.rests();
         has
     }
@@ -495,7 +539,7 @@ impl Disk {
     pub fn stats(&self) -> DiskStats {
         let Core { layers, .. } = &*self.core;
         let own = self.tree.layers();
-        let Sums { pages, compressed_bytes, same_pages, huge_pages } =
+        let Sums { pages, compressed_bytes, same_pages, huge_pages, shared_bytes, .. } =
             own.iter().map(|&layer| layers.sums(layer)).sum();
         let table_bytes = own.iter().map(|&layer| layers.parts_bytes(layer)).sum();
         DiskStats {
@@ -503,6 +547,7 @@ impl Disk {
             compr_data_size: compressed_bytes,
             same_pages,
             huge_pages,
+            shared_bytes,
             table_bytes,
             spent_bytes: compressed_bytes + table_bytes,
             mem_limit: self.limit.load(Relaxed),
@@ -516,11 +561,11 @@ impl Disk {
             return Ok(());
         }
         let grows =
-            new.object_bytes() > old.object_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
+            new.counted_bytes() > old.counted_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
-        let now = layers.compressed_bytes(layer) + layers.parts_bytes(layer) + new.object_bytes() as u64;
-        let most = limit.saturating_add(old.object_bytes() as u64);
+        let now = layers.compressed_bytes(layer) + layers.parts_bytes(layer) + new.counted_bytes() as u64;
+        let most = limit.saturating_add(old.counted_bytes() as u64);
         let fits = !grows || now + self.before_bytes.load(Relaxed) <= most || now + self.count_before() <= most;
         if fits { Ok(()) } else { Err(Error::DiskFull) }
     }

@@ -9,6 +9,7 @@
 //! │     │     │      │ 0      │  1                            │  Empty
 //! │     │     │      │ 0      │  2                            │  Hole
 //! │     │     │      │ 8      │  number of a leaf (24)        │  Link
+//! │     │     │      │ 2      │ len − 1 (12)│ an entry (30)   │  Shared
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
@@ -44,6 +45,11 @@ const RAW: u64 = 3;
 const EMPTY: u64 = 1;
 const HOLE: u64 = 2;
 const LINK: u64 = 1 << 59;
+const SHARED: u64 = 1 << 57;
+
+/// Bits of an entry's number.
+const NUMBER_BITS: u32 = 30;
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// What a slot holds, as its word says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +60,8 @@ pub(crate) enum Entry {
     Hole,
     /// What the entry with the same place in that leaf holds.
     Link(Owner),
+    /// What the entry with that number holds, which is the pool's (`common.rs`). Its object had so many bytes when this entry came to it.
+    Shared { number: u64, len_bytes: usize },
     /// A page that is one word over and over.
     Same(Fill),
     /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there is nothing to choose.
@@ -69,6 +77,9 @@ impl Entry {
             Self::Empty => (NONE << KIND_SHIFT) | EMPTY,
             Self::Hole => (NONE << KIND_SHIFT) | HOLE,
             Self::Link(leaf) => (NONE << KIND_SHIFT) | LINK | u64::from(leaf),
+            Self::Shared { number, len_bytes } => {
+                (NONE << KIND_SHIFT) | SHARED | (len_bytes as u64 - 1) << NUMBER_BITS | number
+            }
             Self::Same(fill) => (SAME << KIND_SHIFT) | fill.0,
             Self::Object { tables, len_bytes, at } => {
                 let len_field = (len_bytes as u64 - 1) << LEN_SHIFT;
@@ -83,6 +94,9 @@ impl Entry {
         let at = Location::new(word & ((1 << LEN_SHIFT) - 1));
         match (word >> KIND_SHIFT) & 3 {
             NONE if word & LINK != 0 => Self::Link(word as Owner),
+            NONE if word & SHARED != 0 => {
+                Self::Shared { number: word & NUMBER_MASK, len_bytes: ((word >> NUMBER_BITS) & 0xfff) as usize + 1 }
+            }
             NONE if word & HOLE != 0 => Self::Hole,
             NONE => Self::Empty,
             SAME => Self::Same(Fill(word & ((1 << KIND_SHIFT) - 1))),
@@ -98,7 +112,7 @@ impl Entry {
     /// The object that the entry names, and its length.
     pub(crate) fn object(self) -> Option<(Location, usize)> {
         match self {
-            Self::Empty | Self::Hole | Self::Link(_) | Self::Same(_) => None,
+            Self::Empty | Self::Hole | Self::Link(_) | Self::Shared { .. } | Self::Same(_) => None,
             Self::Object { len_bytes, at, .. } => Some((at, len_bytes)),
             Self::Raw { at } => Some((at, PAGE_SIZE)),
         }
@@ -107,6 +121,25 @@ impl Entry {
     /// The length of the object that the entry names, 0 if it names none.
     pub(crate) fn object_bytes(self) -> usize {
         self.object().map_or(0, |(_, len_bytes)| len_bytes)
+    }
+
+    /// What the entry counts against its disk's limit: the length of its object, shared or not.
+    pub(crate) fn counted_bytes(self) -> usize {
+        match self {
+            Self::Shared { len_bytes, .. } => len_bytes,
+            _ => self.object_bytes(),
+        }
+    }
+
+    /// Whether the page is another entry's.
+    pub(crate) fn is_elsewhere(self) -> bool {
+        matches!(self, Self::Link(_) | Self::Shared { .. })
+    }
+
+    /// Whether both are entries that share one object.
+    pub(crate) fn shares_with(self, other: Self) -> bool {
+        let number = |entry| if let Self::Shared { number, .. } = entry { Some(number) } else { None };
+        number(self).is_some() && number(self) == number(other)
     }
 
     /// The same entry for its object at another place.
@@ -177,6 +210,7 @@ mod tests {
                 Entry::Object { tables, len_bytes, at: Location::new(at) },
                 Entry::Raw { at: Location::new(at) },
                 Entry::Link(at as Owner & 0xff_ffff),
+                Entry::Shared { number: at & NUMBER_MASK, len_bytes },
                 Entry::Hole,
                 Entry::Empty,
             ];

@@ -1,10 +1,13 @@
 //! Every allocation of a scenario fails once: nothing may be lost.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    ops::Range,
+    sync::{Arc, LazyLock},
+};
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{Config, Error, Page, one::One};
+use crate::{Config, Disk, Error, Page, Pool, one::One};
 
 const SLOTS: u64 = 700;
 
@@ -132,4 +135,122 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     // The nodes stay with the disk.
     assert!(after.table_bytes < before.table_bytes + 2000 * 600, "{before:?} {after:?}");
     store.check().expect("consistent");
+}
+
+/// A disk beside the numbers of its pages, 0 for none.
+struct Fork {
+    disk: Disk,
+    pages: Vec<u64>,
+}
+
+impl Fork {
+    /// A page of which the slot's is `number` afterwards, or what it was.
+    fn write(&mut self, slot: u64, number: u64) {
+        let done = self.disk.write(slot, page(number));
+        self.note(slot, number, done);
+    }
+
+    fn note(&mut self, slot: u64, number: u64, done: Result<(), Error>) {
+        match done {
+            Ok(()) => self.pages[slot as usize] = number,
+            Err(error) => assert_eq!(error, Error::Full),
+        }
+    }
+
+    /// Discards slots, of which some may stay if there is no memory to note it.
+    fn discard(&mut self, slots: Range<u64>) {
+        let done = self.disk.discard(slots.clone());
+        for slot in slots {
+            let mut found = [0; PAGE_SIZE];
+            self.disk.read(slot, &mut found).expect("a readable page");
+            let is_gone = found == [0; PAGE_SIZE];
+            assert!(is_gone || done.is_err());
+            if is_gone {
+                self.pages[slot as usize] = 0;
+            }
+        }
+    }
+
+    fn fork(&self) -> Option<Self> {
+        match self.disk.fork() {
+            Ok(disk) => Some(Self { disk, pages: self.pages.clone() }),
+            Err(error) => {
+                assert_eq!(error, Error::Full);
+                None
+            }
+        }
+    }
+
+    fn become_as(&mut self, other: &Self) {
+        match other.disk.fork().and_then(|like| self.disk.become_as(like)) {
+            Ok(()) => self.pages.clone_from(&other.pages),
+            Err(error) => assert_eq!(error, Error::Full),
+        }
+    }
+
+    fn verify(&self) {
+        let mut found = [0; PAGE_SIZE];
+        for (slot, &number) in (0..).zip(&self.pages) {
+            let held = self.disk.read(slot, &mut found).expect("a readable page");
+            assert!(held || number == 0, "slot {slot} has lost its page");
+            assert!(found == if number == 0 { [0; PAGE_SIZE] } else { *page(number) }, "slot {slot} has another page");
+        }
+    }
+}
+
+/// The same for disks that are forked, rolled back and dropped, and share equal pages.
+fn scenario_of_forks(after: u64, count: u64) -> bool {
+    let pool = Pool::new(Config { dedupe: true, ..Config::default() }).expect("a pool");
+    let mut first = Fork { disk: pool.disk(SLOTS).expect("no limit"), pages: vec![0; SLOTS as usize] };
+    for slot in 0..80 {
+        first.write(slot * 8, slot % 50 + 1);
+    }
+    let budget = &pool.core().budget;
+    budget.fail(after, count);
+    let mut forks: Vec<Fork> = (0..3).filter_map(|_| first.fork()).collect();
+    for (at, fork) in (1..).zip(&mut forks) {
+        for slot in 0..30 {
+            fork.write((slot * 20 + at) % SLOTS, (slot + at) % 40 + 1);
+        }
+        fork.discard(at * 40..at * 40 + 130);
+    }
+    for slot in (0..SLOTS).step_by(31) {
+        first.write(slot, slot % 45 + 1);
+        let done = first.disk.update(slot, |changed| *changed = *page(slot % 30 + 2));
+        first.note(slot, slot % 30 + 2, done);
+    }
+    if let [one, two, ..] = &mut forks[..] {
+        one.become_as(two);
+        two.become_as(&first);
+        one.write(5, 7);
+        forks.swap_remove(0);
+    }
+    pool.compact();
+    for fork in forks.iter_mut() {
+        fork.write(SLOTS - 1, 9);
+    }
+    let failed = budget.has_failed();
+    budget.fail(0, 0);
+    forks.push(first);
+    forks.iter().for_each(Fork::verify);
+    pool.check().expect("consistent");
+    for fork in &mut forks {
+        fork.disk.write(1, page(3)).expect("there is memory again");
+        fork.pages[1] = 3;
+        fork.verify();
+    }
+    drop(forks);
+    pool.check().expect("consistent");
+    assert_eq!(pool.stats().compr_data_size, 0);
+    failed
+}
+
+#[test]
+fn each_allocation_of_forks_may_fail_and_nothing_is_lost() {
+    let count = (0..).take_while(|&after| scenario_of_forks(after, 1)).count();
+    assert!(count > 12, "the scenario allocates {count} times");
+    for after in (0..count as u64).step_by(7) {
+        scenario_of_forks(after, 6);
+        scenario_of_forks(after, 100);
+    }
 }

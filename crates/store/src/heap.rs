@@ -43,7 +43,7 @@ use std::{
 
 pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
 use self::{
-    block::{Blocks, HEADER_BYTES, NIL},
+    block::{Blocks, HEADER_BYTES, Kind, NIL},
     mutex::{Guard, Mutex},
     shard::{Shard, Wanted},
 };
@@ -457,6 +457,17 @@ impl Heap {
         let (part, body) = self.find(at);
         // SAFETY: the caller's word.
         unsafe { part.blocks.write(body, bytes) };
+    }
+
+    /// Says that another leaf has the entry that names the object at `at`, which is live as long as its entry is held.
+    pub(crate) fn set_owner(&self, at: Location, owner: Owner) {
+        let (part, body) = self.find(at);
+        let _shard = self.lock(part);
+        let block = body - HEADER_BYTES;
+        part.blocks.set_owner(block, owner);
+        if part.blocks.kind(block) == Kind::First {
+            part.blocks.set_owner(part.blocks.link(block), owner);
+        }
     }
 
     /// Gives the object's room back.

@@ -51,6 +51,11 @@ const PAGES: usize = 0;
 const COMPRESSED_BYTES: usize = 1;
 const SAME_PAGES: usize = 2;
 const HUGE_PAGES: usize = 3;
+const SHARED_PAGES: usize = 4;
+const SHARED_BYTES: usize = 5;
+
+/// How many there are.
+const FIGURES: usize = 6;
 
 /// What the entries of a layer hold, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +64,9 @@ pub(crate) struct Sums {
     pub(crate) compressed_bytes: u64,
     pub(crate) same_pages: u64,
     pub(crate) huge_pages: u64,
+    /// Of these pages, those whose objects the pool's own entries have, and of `compressed_bytes` theirs.
+    pub(crate) shared_pages: u64,
+    pub(crate) shared_bytes: u64,
 }
 
 /// What each layer holds, in shares that threads on different CPUs change without sharing a cache line; only the sum over a layer's
@@ -148,7 +156,7 @@ impl Layers {
 
     /// What a layer holds, exact once no thread changes its entries.
     pub(crate) fn sums(&self, layer: LayerId) -> Sums {
-        let mut totals = [0; 4];
+        let mut totals = [0; FIGURES];
         for share in self.counters_of(layer).chunks_exact(SHARE_COUNTERS) {
             for (total, counter) in totals.iter_mut().zip(share) {
                 *total += counter.load(Relaxed);
@@ -182,24 +190,28 @@ impl Sum for Sums {
             compressed_bytes: total.compressed_bytes + sums.compressed_bytes,
             same_pages: total.same_pages + sums.same_pages,
             huge_pages: total.huge_pages + sums.huge_pages,
+            shared_pages: total.shared_pages + sums.shared_pages,
+            shared_bytes: total.shared_bytes + sums.shared_bytes,
         })
     }
 }
 
 impl Sums {
-    fn of(totals: [i64; 4]) -> Self {
+    fn of(totals: [i64; FIGURES]) -> Self {
         let total = |at: usize| totals[at].max(0) as u64;
         Self {
             pages: total(PAGES),
             compressed_bytes: total(COMPRESSED_BYTES),
             same_pages: total(SAME_PAGES),
             huge_pages: total(HUGE_PAGES),
+            shared_pages: total(SHARED_PAGES),
+            shared_bytes: total(SHARED_BYTES),
         }
     }
 
     /// What `entries` make.
     pub(crate) fn of_entries(entries: impl Iterator<Item = Entry>) -> Self {
-        let mut totals = [0; 4];
+        let mut totals = [0; FIGURES];
         for entry in entries {
             for (total, figure) in totals.iter_mut().zip(figures(entry)) {
                 *total += figure;
@@ -210,11 +222,16 @@ impl Sums {
 }
 
 /// What one entry adds, in the order of the counters.
-fn figures(entry: Entry) -> [i64; 4] {
+fn figures(entry: Entry) -> [i64; FIGURES] {
+    const PAGE: i64 = pagefold_codec::PAGE_SIZE as i64;
     match entry {
-        Entry::Empty | Entry::Hole | Entry::Link(_) => [0, 0, 0, 0],
-        Entry::Same(_) => [1, 0, 1, 0],
-        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0],
-        Entry::Raw { .. } => [1, pagefold_codec::PAGE_SIZE as i64, 0, 1],
+        Entry::Empty | Entry::Hole | Entry::Link(_) => [0; FIGURES],
+        Entry::Same(_) => [1, 0, 1, 0, 0, 0],
+        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0, 0, 0],
+        Entry::Raw { .. } => [1, PAGE, 0, 1, 0, 0],
+        Entry::Shared { len_bytes, .. } => {
+            let len_bytes = len_bytes as i64;
+            [1, len_bytes, 0, i64::from(len_bytes == PAGE), 1, len_bytes]
+        }
     }
 }

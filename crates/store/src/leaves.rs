@@ -313,11 +313,12 @@ impl Leaves {
                 return Err(format!("leaf {number}: {gone} of its entries are nobody's, not {expected}"));
             }
             for (index, word) in self.words(number).iter().enumerate() {
-                if let Entry::Link(to) = Entry::decode(word.load(Relaxed))
-                    && expected == 0
-                {
-                    *links.entry((to, index)).or_insert(0) += 1;
-                }
+                let to = match Entry::decode(word.load(Relaxed)) {
+                    Entry::Link(to) => (to, index),
+                    Entry::Shared { number, .. } => Self::leaf_of(number),
+                    _ => continue,
+                };
+                *links.entry(to).or_insert(0) += 1;
             }
         }
         for number in (0..self.leaf_slab.end()).filter(taken) {

@@ -52,11 +52,13 @@
 //! was damaged is [`Error::Corrupt`] as far as the codec can tell.
 
 mod budget;
+mod common;
 mod compaction;
 mod core;
 mod cpus;
 mod disk;
 mod entry;
+mod equals;
 #[cfg(all(test, not(loom)))]
 mod faults;
 mod heap;
@@ -67,6 +69,8 @@ mod malloc;
 mod memory;
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(all(test, loom))]
+mod models_common;
 mod objects;
 #[cfg(all(test, not(loom)))]
 mod one;

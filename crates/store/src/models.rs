@@ -15,6 +15,7 @@ use loom::{cell::UnsafeCell, model::Builder, thread};
 
 use crate::{
     budget::{Budget, Purpose},
+    common::Common,
     entry::{Entry, Fill},
     heap::Location,
     layers::{LayerId, Layers},
@@ -26,18 +27,19 @@ use crate::{
     tree::{Found, Place, Tree},
 };
 
-const POISON: u64 = u64::MAX;
-const SLOT: u64 = 0;
+pub(crate) const POISON: u64 = u64::MAX;
+pub(crate) const SLOT: u64 = 0;
 
 /// Slots of a disk: two levels of nodes.
 const SLOTS: u64 = 8;
 
 /// A disk of a pool whose heap is an array: whoever allocates names the place.
-struct World {
-    leaves: Leaves,
+pub(crate) struct World {
+    pub(crate) leaves: Leaves,
     layers: Layers,
     budget: Budget,
-    tree: Tree,
+    common: Common,
+    pub(crate) tree: Tree,
     pins: Pins,
     objects: Vec<UnsafeCell<u64>>,
 }
@@ -55,22 +57,23 @@ impl Counts for World {
 
 impl World {
     /// The slot holds object 0 with value 0; the other objects are free.
-    fn new(objects: usize, pins: usize) -> Arc<Self> {
+    pub(crate) fn new(objects: usize, pins: usize) -> Arc<Self> {
         let objects = (0..objects).map(|at| UnsafeCell::new(if at == 0 { 0 } else { POISON })).collect();
         let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
+        let common = Common::new(layers.take(&budget).expect("no limit"));
         let tree = Tree::new(layers.take(&budget).expect("no limit"));
-        let world =
-            Self { leaves: Leaves::new().expect("leaves"), layers, budget, tree, pins: Pins::new(pins), objects };
+        let (leaves, pins) = (Leaves::new().expect("leaves"), Pins::new(pins));
+        let world = Self { leaves, layers, budget, common, tree, pins, objects };
         Locked::lock(world.place(&world.tree, SLOT).word).expect("a leaf").replace(entry(0));
         Arc::new(world)
     }
 
     fn parts(&self) -> Parts<'_> {
-        Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self }
+        Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
     }
 
     /// An empty disk beside the first.
-    fn other_tree(&self) -> Tree {
+    pub(crate) fn other_tree(&self) -> Tree {
         Tree::new(self.layers.take(&self.budget).expect("no limit"))
     }
 
@@ -85,12 +88,12 @@ impl World {
     }
 
     /// What the slot's object says, `None` when the slot is empty.
-    fn read(&self, stream: usize) -> Option<u64> {
+    pub(crate) fn read(&self, stream: usize) -> Option<u64> {
         self.read_slot(&self.tree, SLOT, stream)
     }
 
     /// As `Disk::read` does.
-    fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
+    pub(crate) fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
         loop {
             let version = tree.version();
             let Found::Entry(place) = tree.find(&self.leaves, slot) else {
@@ -99,7 +102,7 @@ impl World {
                 }
                 continue;
             };
-            let looked = place.look(&self.leaves);
+            let mut looked = place.look(&self.leaves);
             if looked.entry().object().is_none() {
                 if tree.is_current(&looked, version) {
                     return None;
@@ -107,17 +110,17 @@ impl World {
                 continue;
             }
             let mut pin = self.pins.try_take(stream, looked.seen).expect("every thread has a stream of its own");
-            let pinned = pin.pin(looked.word);
+            let pinned = looked.pin(&mut pin);
             if !tree.is_current(&looked, version) {
                 continue;
             }
-            let value = Entry::decode(pinned).object().map(|(at, _)| self.value(at.get()));
+            let value = pinned.object().map(|(at, _)| self.value(at.get()));
             assert_ne!(value, Some(POISON), "read an object that was free");
             return value;
         }
     }
 
-    fn value(&self, at: u64) -> u64 {
+    pub(crate) fn value(&self, at: u64) -> u64 {
         // SAFETY: loom checks it.
         self.objects[at as usize].with(|object| unsafe { *object })
     }
@@ -129,12 +132,20 @@ impl World {
     }
 
     /// Puts object `at` with `value` in the slot and frees the old one, or leaves it in `retired` while it is read.
-    fn write(&self, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
+    pub(crate) fn write(&self, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
         self.write_slot(&self.tree, SLOT, at, value, stream, retired);
     }
 
     /// As `Disk::write` does.
-    fn write_slot(&self, tree: &Tree, slot: u64, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
+    pub(crate) fn write_slot(
+        &self,
+        tree: &Tree,
+        slot: u64,
+        at: u64,
+        value: u64,
+        stream: usize,
+        retired: &mut Vec<u64>,
+    ) {
         self.fill(at, value);
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
         let (place, locked) = loop {
@@ -145,11 +156,50 @@ impl World {
         };
         let old = locked.replace(entry(at));
         drop(pin);
+        self.let_go(old, Leaves::leaf_of(place.number()).1, retired);
+    }
+
+    fn let_go(&self, old: Entry, index: usize, retired: &mut Vec<u64>) {
         let mut unused = Unused::default();
-        self.parts().let_go(old, Leaves::leaf_of(place.number()).1, &mut unused);
+        self.parts().let_go(old, index, &mut unused);
         for word in unused.words {
             self.retire(Entry::decode(word), retired);
         }
+    }
+
+    /// Has the slot share the object of entry `number` if that has `value`, as `Disk::write` does with a page that is there.
+    pub(crate) fn share(&self, number: u64, tree: &Tree, value: u64, stream: usize, retired: &mut Vec<u64>) -> bool {
+        let word = self.leaves.word(number);
+        let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
+        let Some((at, _)) = Entry::decode(pin.pin(word)).object() else { return false };
+        if self.value(at.get()) != value {
+            return false;
+        }
+        let Some(held) = Locked::try_lock_object(word, at) else { return false };
+        let shared = self.parts().share(number, held, |_| ()).expect("no limit");
+        pin.rests();
+        let (place, locked) = loop {
+            let place = self.place(tree, SLOT);
+            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin, || true) {
+                break (place, locked);
+            }
+        };
+        let old = locked.replace(shared);
+        drop(pin);
+        self.let_go(old, Leaves::leaf_of(place.number()).1, retired);
+        true
+    }
+
+    /// The number of the slot's own entry.
+    pub(crate) fn number(&self, tree: &Tree) -> u64 {
+        self.place(tree, SLOT).number()
+    }
+
+    /// The number of the entry that the slot's leads to.
+    pub(crate) fn shared_number(&self, tree: &Tree) -> u64 {
+        let entry = Entry::decode(self.place(tree, SLOT).word.load(Acquire));
+        let Entry::Shared { number, .. } = entry else { panic!("{entry:?} shares nothing") };
+        number
     }
 
     fn retire(&self, old: Entry, retired: &mut Vec<u64>) {
@@ -181,7 +231,7 @@ impl World {
     }
 
     /// As `Disk::fork` does.
-    fn fork(&self) -> Tree {
+    pub(crate) fn fork(&self) -> Tree {
         let [ours, theirs] = [(); 2].map(|()| self.layers.take(&self.budget).expect("no limit"));
         let wait = |layer| {
             while self.pins.write_to(layer) {
@@ -195,7 +245,7 @@ impl World {
     }
 
     /// As when a disk is dropped.
-    fn end(&self, tree: &Tree) {
+    pub(crate) fn end(&self, tree: &Tree) {
         self.free_all(tree.end(self.parts()));
     }
 
@@ -215,9 +265,10 @@ impl World {
     }
 }
 
-fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 4000;
     builder.check(model);
 }
 
@@ -501,7 +552,7 @@ fn updates_add_up_across_a_fork() {
                 }
             };
             let entry = match locked.entry() {
-                Entry::Link(leaf) => Entry::decode(place.word_in(&world.leaves, leaf).load(Acquire)),
+                Entry::Link(_) => place.look(&world.leaves).entry(),
                 entry => entry,
             };
             let count = if let Entry::Same(fill) = entry { fill.word() } else { 0 };

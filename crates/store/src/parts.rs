@@ -18,6 +18,7 @@
 
 use crate::{
     budget::{Budget, Full, Purpose},
+    common::Common,
     entry::Entry,
     heap::Owner,
     layers::{LayerId, Layers},
@@ -59,6 +60,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) layers: &'a Layers,
     pub(crate) budget: &'a Budget,
     pub(crate) counts: &'a dyn Counts,
+    pub(crate) common: &'a Common,
 }
 
 /// What is to be freed: parts without uses, and objects that are in no entry any more but may still be read.
@@ -162,6 +164,7 @@ impl<'a> Parts<'a> {
     pub(crate) fn let_go(&self, old: Entry, index: usize, unused: &mut Unused) {
         match old {
             Entry::Link(to) => self.unlink(to, index, unused),
+            Entry::Shared { number, .. } => self.unshare(number, unused),
             _ => unused.words.extend(old.object().map(|_| old.encode())),
         }
     }
@@ -173,8 +176,8 @@ impl<'a> Parts<'a> {
         let was_last = counts[index].fetch_sub(1, Relaxed) == 1;
         if was_last && self.leaves.uses(to).load(Acquire) == 0 {
             let old = self.replace(to, locked, Entry::Empty);
-            debug_assert!(!matches!(old, Entry::Link(_)), "links lead to what is no link");
-            unused.words.extend(old.object().map(|_| old.encode()));
+            debug_assert!(!matches!(old, Entry::Link(_)), "a link leads to what is not one");
+            self.let_go(old, index, unused);
         } else {
             drop(locked);
         }
@@ -182,7 +185,7 @@ impl<'a> Parts<'a> {
     }
 
     /// One thing less that keeps a leaf. At none it goes.
-    fn drop_life(&self, number: Owner) {
+    pub(crate) fn drop_life(&self, number: Owner) {
         if self.leaves.lives(number).fetch_sub(1, AcqRel) > 1 {
             return;
         }
@@ -256,20 +259,16 @@ impl<'a> Parts<'a> {
 
     fn copy_leaf(&self, leaf: PartId, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
         let from = leaf.number();
-        let counts = self.leaves.make_counts(from, purpose, self.budget)?;
+        self.leaves.make_counts(from, purpose, self.budget)?;
         let new = self.take(layer, 0, NOTHING, purpose)?;
         let words = self.leaves.words(from).iter().zip(self.leaves.words(new.number()));
         for (index, (word, to)) in words.enumerate() {
-            let (target, count) = match Entry::decode(word.load(Acquire)) {
+            let target = match Entry::decode(word.load(Acquire)) {
                 Entry::Empty => continue,
-                Entry::Link(target) => match self.leaves.counts(target) {
-                    Some(counts) => (target, &counts[index]),
-                    None => unreachable!("the link was counted"),
-                },
-                _ => (from, &counts[index]),
+                Entry::Link(target) => target,
+                _ => from,
             };
-            count.fetch_add(1, Relaxed);
-            self.leaves.lives(target).fetch_add(1, Relaxed);
+            self.link(target, index);
             to.store(Entry::Link(target).encode(), Release);
         }
         Ok(new)

@@ -14,10 +14,13 @@ use pagefold_codec::{Codec, Fold, PAGE_SIZE};
 use crate::{
     Disk, Error,
     budget::{Budget, Purpose},
+    common::Common,
     core::Core,
+    equals::Equals,
     heap::Heap,
     layers::{Layers, Sums},
     leaves::Leaves,
+    memory,
     stats::Stats,
     streams::Streams,
     training::{Plan, Training},
@@ -39,13 +42,17 @@ pub struct Config {
     pub codec: Arc<dyn Codec>,
     /// Whether the codec's tables, if it has any, are trained on the pages written.
     pub train: bool,
+    /// Whether pages that are equal, on whatever disks, are kept once. A page that is written is compared with one that had the same hash; two
+    /// hashes of 33 bits and a number are kept for that, in up to 1/128 of the memory. A write then takes less time where the page
+    /// is there already, so who may write to one disk can find out which pages are on others.
+    pub dedupe: bool,
     /// The most memory that the pool may spend, everything counted; `u64::MAX` for no limit.
     pub memory_limit: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { codec: Arc::new(Fold), train: true, memory_limit: u64::MAX }
+        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX }
     }
 }
 
@@ -87,7 +94,7 @@ impl Pool {
     }
 
     pub(crate) fn with_plan(config: Config, plan: Plan) -> Result<Self, NewError> {
-        let Config { codec, train, memory_limit } = config;
+        let Config { codec, train, dedupe, memory_limit } = config;
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
@@ -100,12 +107,15 @@ impl Pool {
             return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
-        // The first number is nobody's: the page of figures that it lies on is the pool's, so the first disk costs no more than others.
-        let first = layers.take(&budget);
-        first.map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        // The page of figures that the first number lies on is the pool's, so the first disk costs no more than others.
+        let first = layers.take(&budget).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
+        let equals = if dedupe { Some(Equals::new(most).map_err(NewError::AddressSpace)?) } else { None };
         Ok(Self(Arc::new(Core {
             leaves,
             layers,
+            common: Common::new(first),
+            equals,
             streams,
             heap,
             training,
@@ -186,17 +196,22 @@ impl Pool {
 
     /// The figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { layers, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
-        let Sums { pages, compressed_bytes, same_pages, huge_pages } = layers.total();
+        let Core { layers, common, equals, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
+        let total = layers.total();
+        // Each of their objects is counted with the slots that share it, and here.
+        let common = layers.sums(common.layer());
+        let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
         let mut stats = Stats {
-            orig_data_size: pages * PAGE_SIZE as u64,
-            compr_data_size: compressed_bytes,
+            orig_data_size: total.pages.saturating_sub(common.pages) * PAGE_SIZE as u64,
+            compr_data_size: total.compressed_bytes.saturating_sub(total.shared_bytes),
             mem_used_total: heap.account().held_bytes,
             mem_limit: budget.limit(),
             mem_used_max: budget.max(),
-            same_pages,
-            huge_pages,
-            table_bytes: leaves.held_bytes() + layers.held_bytes(),
+            same_pages: total.same_pages,
+            huge_pages: total.huge_pages.saturating_sub(common.huge_pages),
+            shared_pages: total.shared_pages,
+            shared_saved_bytes: total.shared_bytes.saturating_sub(common.compressed_bytes),
+            table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes,
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
             beside_bytes: beside_bytes.load(Relaxed),
             spent_bytes: budget.used(),

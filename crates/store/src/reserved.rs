@@ -77,7 +77,7 @@ mod rows {
 
     impl<T: Element> Reserved<T> {
         pub(crate) fn new(count: usize) -> io::Result<Self> {
-            Ok(Self((0..count.min(64)).map(|_| T::default()).collect()))
+            Ok(Self((0..count.min(96)).map(|_| T::default()).collect()))
         }
 
         pub(crate) fn count(&self) -> usize {

@@ -21,7 +21,11 @@ pub struct Stats {
     pub same_pages: u64,
     /// Pages that do not compress, kept as they are.
     pub huge_pages: u64,
-    /// Bytes of the table of entries.
+    /// Pages, of any disks, that share their objects with equal ones.
+    pub shared_pages: u64,
+    /// Bytes that their objects would take more if each were kept for itself.
+    pub shared_saved_bytes: u64,
+    /// Bytes of the table of entries, and of what finds equal pages.
     pub table_bytes: u64,
     /// Bytes of compression streams and counters.
     pub stream_bytes: u64,
@@ -49,7 +53,7 @@ pub struct Stats {
 
 impl Stats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 19] {
+    pub fn figures(&self) -> [(&'static str, u64); 21] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
@@ -58,6 +62,8 @@ impl Stats {
             ("mem_used_max", self.mem_used_max),
             ("same_pages", self.same_pages),
             ("huge_pages", self.huge_pages),
+            ("shared_pages", self.shared_pages),
+            ("shared_saved_bytes", self.shared_saved_bytes),
             ("table_bytes", self.table_bytes),
             ("stream_bytes", self.stream_bytes),
             ("codec_tables", self.codec_tables),
@@ -88,6 +94,8 @@ pub struct DiskStats {
     pub same_pages: u64,
     /// Pages that do not compress, kept as they are.
     pub huge_pages: u64,
+    /// Of `compr_data_size`, bytes of objects that equal pages of this disk or others share; they count for each in full.
+    pub shared_bytes: u64,
     /// Bytes of its table of entries.
     pub table_bytes: u64,
     /// What counts against `mem_limit`.
@@ -98,12 +106,13 @@ pub struct DiskStats {
 
 impl DiskStats {
     /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 7] {
+    pub fn figures(&self) -> [(&'static str, u64); 8] {
         [
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
             ("same_pages", self.same_pages),
             ("huge_pages", self.huge_pages),
+            ("shared_bytes", self.shared_bytes),
             ("table_bytes", self.table_bytes),
             ("spent_bytes", self.spent_bytes),
             ("mem_limit", self.mem_limit),

@@ -36,7 +36,7 @@ use std::sync::PoisonError;
 
 use crate::{
     budget::{Full, Purpose},
-    entry::{Entry, Fill},
+    entry::{Entry, Fill, MARKS},
     layers::LayerId,
     leaves::{FAN_BITS, LEAF_SLOTS, Leaves, PartId},
     lock::Locked,
@@ -106,40 +106,65 @@ impl<'a> Place<'a> {
         self.leaf.number()
     }
 
-    /// Looks at the entry, or at the one that it links to.
+    /// Looks at the entry, or at the one that says for it what the slot holds.
     #[inline]
     pub(crate) fn look(self, leaves: &'a Leaves) -> Looked<'a> {
         let seen = self.word.load(Acquire);
-        let Entry::Link(leaf) = Entry::decode(seen) else {
-            return Looked { place: self, word: self.word, seen, link: None };
-        };
-        let word = self.word_in(leaves, leaf);
-        Looked { place: self, word, seen: word.load(Acquire), link: Some(leaf) }
-    }
-
-    /// The entry that this one links to in `leaf`.
-    pub(crate) fn word_in(&self, leaves: &'a Leaves, leaf: u32) -> &'a AtomicU64 {
-        &leaves.words(leaf)[self.index]
+        let looked = Looked { number: self.number(), word: self.word, seen, steps: [None; 2] };
+        if looked.entry().is_elsewhere() { looked.follow(leaves) } else { looked }
     }
 }
 
-/// An entry that was looked at, for a slot whose own entry is it or a link to it. It was the slot's if [`Tree::is_current`] says so
+/// An entry that was looked at, for a slot whose own entry is it or leads to it. It was the slot's if [`Tree::is_current`] says so
 /// afterwards.
 pub(crate) struct Looked<'a> {
-    place: Place<'a>,
-    pub(crate) word: &'a AtomicU64,
+    /// The number of the slot's own entry.
+    pub(crate) number: u64,
+    word: &'a AtomicU64,
     pub(crate) seen: u64,
-    link: Option<u32>,
+    /// The entries that led to it, and what they were: a link, one that shares, or the one and then the other.
+    steps: [Option<(&'a AtomicU64, u64)>; 2],
 }
 
-impl Looked<'_> {
+impl<'a> Looked<'a> {
     pub(crate) fn entry(&self) -> Entry {
         Entry::decode(self.seen)
     }
 
-    /// The number of the slot's own entry.
-    pub(crate) fn number(&self) -> u64 {
-        self.place.number()
+    #[inline(never)]
+    fn follow(mut self, leaves: &'a Leaves) -> Self {
+        let index = Leaves::leaf_of(self.number).1;
+        for at in 0..self.steps.len() {
+            let word = match self.entry() {
+                Entry::Link(leaf) => &leaves.words(leaf)[index],
+                Entry::Shared { number, .. } => leaves.word(number),
+                _ => break,
+            };
+            self.steps[at] = Some((self.word, self.seen));
+            self.word = word;
+            self.seen = word.load(Acquire);
+        }
+        self
+    }
+
+    /// Has the pin name the entry's object.
+    #[inline]
+    pub(crate) fn pin(&mut self, pin: &mut Pin<'_>) -> Entry {
+        self.seen = pin.pin(self.word);
+        self.entry()
+    }
+
+    /// Whether the entries that led to this one still do, and it is what it was. An object that is shared goes from entry to entry: one that was
+    /// emptied, and then got another, would otherwise be taken for what led to the first.
+    fn is_there(&self) -> bool {
+        let is = |word: &AtomicU64, seen: u64| (word.load(Acquire) ^ seen) & !MARKS == 0;
+        !self.entry().is_elsewhere()
+            && match self.steps {
+                [None, _] => true,
+                [Some((word, seen)), second] => {
+                    is(word, seen) && second.is_none_or(|(word, seen)| is(word, seen)) && is(self.word, self.seen)
+                }
+            }
     }
 }
 
@@ -207,8 +232,7 @@ impl Tree {
     #[inline]
     pub(crate) fn is_current(&self, looked: &Looked<'_>, version: u64) -> bool {
         fence(Acquire);
-        let own = &looked.place.word;
-        looked.link.is_none_or(|leaf| Entry::decode(own.load(Relaxed)) == Entry::Link(leaf)) && self.is(version)
+        looked.is_there() && self.is(version)
     }
 
     /// What there is for the slot. It counts if the version is the same afterwards.

@@ -108,6 +108,13 @@ impl Blocks {
         u32::from_le_bytes([low, middle, high, 0])
     }
 
+    /// Gives a live block another owner.
+    pub(super) fn set_owner(&self, at: u32, owner: Owner) {
+        let [low, middle, high, _] = owner.to_le_bytes();
+        // SAFETY: see above `impl`.
+        unsafe { self.region.write(at as usize + 2, &[low, middle, high]) };
+    }
+
     /// The other piece of an object in two.
     pub(super) fn link(&self, at: u32) -> u32 {
         self.load(at + HEADER_BYTES)
@@ -143,13 +150,12 @@ impl Blocks {
     /// Makes a live block of `len` bytes after one that is not free.
     pub(super) fn put_live(&self, at: u32, kind: Kind, len: u32, owner: Owner) {
         let first = ((kind as u8) << KIND_SHIFT) | ((len >> 8) as u8 & LEN_HIGH);
-        let [low, middle, high, _] = owner.to_le_bytes();
         // SAFETY: see above `impl`.
         unsafe {
             self.region.set_byte(at as usize, first);
             self.region.set_byte(at as usize + 1, len as u8);
-            self.region.write(at as usize + 2, &[low, middle, high]);
         }
+        self.set_owner(at, owner);
     }
 
     pub(super) fn put_link(&self, at: u32, other: u32) {

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod compaction;
+mod dedupe;
 mod disks;
 mod forks;
 mod history;

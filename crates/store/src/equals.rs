@@ -1,0 +1,235 @@
+//! Where a page may lie that equals another: for the hash of a page the entry that had it.
+//!
+//! ```text
+//! bucket 0: 8 hints │ bucket 1: 8 hints │ …          hint: 33 bits of the hash, 1, an entry's number (30 bits)
+//! ```
+//!
+//! All of it is hints. Who finds one compares the pages; so hints are read, put and lost without any lock. The table grows by linear
+//! hashing (W. Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980): bucket `n` takes its part of one
+//! bucket before it, and nothing else moves. It grows where hints displace others, up to 1/128 of the memory that the pool takes.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    io,
+    sync::{
+        Mutex,
+        atomic::{
+            AtomicU32, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+};
+
+use pagefold_codec::{PAGE_SIZE, Page};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{
+    budget::{Budget, Purpose},
+    reserved::Reserved,
+};
+
+/// Hints of a bucket, which is a cache line.
+const BUCKET_HINTS: usize = 8;
+const BUCKET_BYTES: usize = BUCKET_HINTS * size_of::<u64>();
+
+/// Buckets by which the table grows: a page.
+const STEP: usize = PAGE_SIZE / BUCKET_BYTES;
+
+/// Which part of a pool's memory the table may be.
+const SHARE: u64 = 128;
+
+/// So many hints that displace others make the table grow by a step.
+const DISPLACED: u32 = 32;
+
+const NUMBER_MASK: u64 = (1 << 30) - 1;
+const USED: u64 = 1 << 30;
+const TAG_SHIFT: u32 = 31;
+
+/// The hash of a page, as far as a hint has room for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sum(u64);
+
+/// See the module's comment. The budget holds all of [`held_bytes`](Self::held_bytes).
+#[derive(Debug)]
+pub(crate) struct Equals {
+    hints: Reserved<AtomicU64>,
+    buckets: AtomicUsize,
+    displaced: AtomicU32,
+    changing: Mutex<()>,
+    /// Pages that meet in a bucket are nobody's choice.
+    seed: u64,
+}
+
+impl Equals {
+    /// No hint yet, and address space for as many as a pool of `memory_bytes` may have.
+    ///
+    /// # Errors
+    /// The process may not have the address space.
+    pub(crate) fn new(memory_bytes: u64) -> io::Result<Self> {
+        let most = (memory_bytes / SHARE / size_of::<u64>() as u64).next_power_of_two() as usize;
+        let least = STEP * BUCKET_HINTS;
+        let hints = Reserved::at_most(most, least)?;
+        let seed = RandomState::new().hash_one(0);
+        Ok(Self { hints, buckets: AtomicUsize::new(0), displaced: AtomicU32::new(0), changing: Mutex::default(), seed })
+    }
+
+    /// The page's hash.
+    pub(crate) fn sum(&self, page: &Page) -> Sum {
+        Sum(xxh3_64_with_seed(page, self.seed) & !(NUMBER_MASK | USED) | USED)
+    }
+
+    /// Entries that may have such a page.
+    pub(crate) fn find(&self, sum: Sum) -> impl Iterator<Item = u64> {
+        let hints = self.bucket(sum, self.buckets.load(Relaxed)).iter().map(|hint| hint.load(Relaxed));
+        hints.filter(move |hint| hint & !NUMBER_MASK == sum.0).map(|hint| hint & NUMBER_MASK)
+    }
+
+    fn bucket(&self, sum: Sum, buckets: usize) -> &[AtomicU64] {
+        if buckets == 0 {
+            return &[];
+        }
+        let first = index(sum.0, buckets) * BUCKET_HINTS;
+        &self.hints.all()[first..first + BUCKET_HINTS]
+    }
+
+    /// Says that the entry has such a page, in the place of a hint to another that had.
+    pub(crate) fn put(&self, sum: Sum, number: u64, budget: &Budget) {
+        if self.buckets.load(Relaxed) == 0 {
+            self.grow(budget);
+        }
+        let bucket = self.bucket(sum, self.buckets.load(Relaxed));
+        let mut empty = None;
+        for hint in bucket {
+            match hint.load(Relaxed) {
+                0 => empty = Some(hint),
+                seen if seen & !NUMBER_MASK == sum.0 => return hint.store(sum.0 | number, Relaxed),
+                _ => {}
+            }
+        }
+        if let Some(hint) = empty {
+            return hint.store(sum.0 | number, Relaxed);
+        }
+        let displaced = self.displaced.fetch_add(1, Relaxed);
+        if let Some(hint) = bucket.get(displaced as usize % BUCKET_HINTS) {
+            hint.store(sum.0 | number, Relaxed);
+        }
+        if displaced.is_multiple_of(DISPLACED) {
+            self.grow(budget);
+        }
+    }
+
+    /// Forgets a hint that was wrong.
+    pub(crate) fn forget(&self, sum: Sum, number: u64) {
+        for hint in self.bucket(sum, self.buckets.load(Relaxed)) {
+            // What another has put there meanwhile stays.
+            let _ = hint.compare_exchange(sum.0 | number, 0, Relaxed, Relaxed);
+        }
+    }
+
+    /// Makes the table a step longer, if a pool that takes as much may have it and there is memory.
+    #[cold]
+    fn grow(&self, budget: &Budget) {
+        let Ok(_changing) = self.changing.try_lock() else { return };
+        let before = self.buckets.load(Relaxed);
+        let after = before + STEP;
+        let may_be = after * BUCKET_HINTS <= self.hints.count()
+            && (after * BUCKET_BYTES) as u64 <= (budget.used() / SHARE).max(PAGE_SIZE as u64)
+            && budget.take_for(Purpose::Keep, PAGE_SIZE as u64).is_ok();
+        if !may_be {
+            return;
+        }
+        let hints = self.hints.all();
+        for bucket in before.max(1)..after {
+            let from = (bucket ^ 1 << bucket.ilog2()) * BUCKET_HINTS;
+            for at in 0..BUCKET_HINTS {
+                let hint = hints[from + at].load(Relaxed);
+                if hint != 0 && index(hint, bucket + 1) == bucket {
+                    hints[from + at].store(0, Relaxed);
+                    hints[bucket * BUCKET_HINTS + at].store(hint, Relaxed);
+                }
+            }
+        }
+        self.buckets.store(after, SeqCst);
+    }
+
+    /// Gives memory back that a pool which takes so little may not have; its hints are lost.
+    pub(crate) fn shrink(&self, budget: &Budget) {
+        let before = self.buckets.load(Relaxed);
+        if (before * BUCKET_BYTES) as u64 <= 2 * budget.used() / SHARE + PAGE_SIZE as u64 {
+            return;
+        }
+        let Ok(_changing) = self.changing.try_lock() else { return };
+        let after = (budget.used() / SHARE) as usize / PAGE_SIZE * STEP;
+        let Some(gone) = before.checked_sub(after) else { return };
+        self.buckets.store(after, SeqCst);
+        // A hint that comes there after this is found when the table has grown again, or never.
+        self.hints.give_back(after * BUCKET_HINTS, gone * BUCKET_HINTS);
+        budget.give((gone * BUCKET_BYTES) as u64);
+    }
+
+    /// All memory that the table takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        (self.buckets.load(Relaxed) * BUCKET_BYTES) as u64
+    }
+}
+
+/// The bucket of a hint in a table of so many.
+fn index(hint: u64, buckets: usize) -> usize {
+    let tag = (hint >> TAG_SHIFT) as usize;
+    let bits = buckets.next_power_of_two() - 1;
+    let bucket = tag & bits;
+    if bucket < buckets { bucket } else { bucket & bits >> 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(number: u64) -> Page {
+        let mut page = [7; PAGE_SIZE];
+        page[100..108].copy_from_slice(&number.to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn hints_stay_while_the_table_grows() {
+        let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
+        budget.force(64 << 20);
+        for number in 0..50_000 {
+            equals.put(equals.sum(&page(number)), number, &budget);
+        }
+        assert_eq!(budget.used(), (64 << 20) + equals.held_bytes());
+        assert!(equals.held_bytes() < 50_000 * 24, "{}", equals.held_bytes());
+        let found = |number| equals.find(equals.sum(&page(number))).any(|found| found == number);
+        let kept = (0..50_000).filter(|&number| found(number)).count();
+        assert!(kept > 42_000, "{kept}");
+        assert!(!(50_000..60_000).any(found));
+
+        let sum = equals.sum(&page(49_999));
+        equals.forget(sum, 49_999);
+        assert_eq!(equals.find(sum).next(), None);
+        equals.put(sum, 5, &budget);
+        equals.put(sum, 6, &budget);
+        assert_eq!(equals.find(sum).collect::<Vec<_>>(), [6]);
+    }
+
+    #[test]
+    fn a_pool_that_shrinks_has_a_smaller_table() {
+        let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
+        budget.force(64 << 20);
+        for number in 0..50_000 {
+            equals.put(equals.sum(&page(number)), number, &budget);
+        }
+        budget.give(63 << 20);
+        equals.shrink(&budget);
+        assert!(equals.held_bytes() <= 16 << 10, "{}", equals.held_bytes());
+        for number in 0..1000 {
+            let sum = equals.sum(&page(number));
+            equals.put(sum, number, &budget);
+            assert_eq!(equals.find(sum).collect::<Vec<_>>(), [number]);
+        }
+        budget.give(budget.used() - equals.held_bytes());
+        equals.shrink(&budget);
+        assert_eq!(budget.used(), equals.held_bytes());
+    }
+}
