@@ -149,6 +149,10 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         let requests = if waiting == 1 { "1 request".to_owned() } else { format!("{waiting} requests") };
         writeln!(out, "  waiting     {requests:>10}   for room within the limit")?;
     }
+    if let saved @ 1.. = get(figures, "shared_saved_bytes") {
+        let pages = get(figures, "shared_pages");
+        writeln!(out, "  equal       {:>10}   saved by keeping {pages} equal pages together", size::show(saved))?;
+    }
     let (same, huge) = (get(figures, "same_pages"), get(figures, "huge_pages"));
     writeln!(out, "  pages       same-filled {same}, incompressible {huge}")
 }

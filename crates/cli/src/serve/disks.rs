@@ -42,6 +42,8 @@ const ORIGIN_BYTES: u64 = 96;
 /// What all disks are made with.
 pub(crate) struct Config {
     pub(crate) codec: Arc<dyn Codec>,
+    /// Whether equal pages are kept once.
+    pub(crate) dedupe: bool,
     /// The most memory that they and their clients may take.
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) clients: Limits,
@@ -253,9 +255,13 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, limit_bytes, clients, when_full } = config;
-        let pool =
-            Pool::new(PoolConfig { codec, memory_limit: limit_bytes.unwrap_or(u64::MAX), ..PoolConfig::default() })?;
+        let Config { codec, dedupe, limit_bytes, clients, when_full } = config;
+        let pool = Pool::new(PoolConfig {
+            codec,
+            dedupe,
+            memory_limit: limit_bytes.unwrap_or(u64::MAX),
+            ..PoolConfig::default()
+        })?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
         let exports = Exports::new();
         Ok(Self {
@@ -670,9 +676,14 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks =
-            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
-                .expect("a pool");
+        let disks = Disks::new(Config {
+            codec,
+            dedupe: false,
+            limit_bytes: None,
+            clients: Limits::default(),
+            when_full: WhenFull::Error,
+        })
+        .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
@@ -689,9 +700,14 @@ mod tests {
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks =
-            Disks::new(Config { codec, limit_bytes: None, clients: Limits::default(), when_full: WhenFull::Error })
-                .expect("a pool");
+        let disks = Disks::new(Config {
+            codec,
+            dedupe: false,
+            limit_bytes: None,
+            clients: Limits::default(),
+            when_full: WhenFull::Error,
+        })
+        .expect("a pool");
         let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;

@@ -68,6 +68,7 @@ const PASSED_CONTROL: &str = "control";
   pagefold serve --size 8G
   pagefold serve --memory-limit 4G --export name=root,size=4G --export name=swap,size=8G,limit=1G
   pagefold serve --size 8G --tcp 10809 --codec zstd-1
+  pagefold serve --dedupe --memory-limit 16G debian.erofs
   pagefold serve --swap --memory-limit 4G --export name=swap,size=12G
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
@@ -137,6 +138,10 @@ pub(crate) struct Args {
     /// What becomes of writes over the server's limit, or their disk's
     #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
     when_full: WhenFull,
+
+    /// Keep equal pages once, whichever disks they are on; who may write to a disk can then find out by time which pages others hold
+    #[arg(long)]
+    dedupe: bool,
 
     /// Refuse every change of the disks that are given here
     #[arg(long)]
@@ -257,6 +262,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let disks = Arc::new(
         Disks::new(Config {
             codec: Arc::clone(&args.codec),
+            dedupe: args.dedupe,
             limit_bytes: args.memory_limit,
             clients: args.limits(),
             when_full: args.when_full,
