@@ -2,6 +2,7 @@
 
 mod base;
 mod client;
+mod dedupe;
 mod depth;
 mod idle;
 mod peers;
@@ -96,6 +97,8 @@ enum Part {
     Writes,
     /// Reads with many snapshots below
     Depth,
+    /// What keeping equal pages once costs and gains
+    Dedupe,
     /// Memory of forks with the same files copied into each, beside qcow2 overlays
     Work,
 }
@@ -137,7 +140,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             reads::run(&mut output, base, args.rounds)?;
         }
     }
-    if [Part::Snapshot, Part::Writes, Part::Depth].into_iter().any(wants) {
+    if [Part::Snapshot, Part::Writes, Part::Depth, Part::Dedupe].into_iter().any(wants) {
         let data = mixed(gather(&[], 64 << 8)?);
         measure_pages(&mut output, args, &data)?;
     }
@@ -154,6 +157,9 @@ fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Resul
     for codec in &args.codecs {
         if wants(Part::Writes) {
             writes::run(output, codec, data, args.pages as u64, args.rounds)?;
+        }
+        if wants(Part::Dedupe) {
+            dedupe::run(output, codec, data, args.pages as u64, args.rounds)?;
         }
         if wants(Part::Depth) {
             depth::run(output, codec, data, args.pages as u64, args.rounds)?;

@@ -6,10 +6,10 @@
 //!
 //! All of it is hints. Who finds one compares the pages; so hints are read, put and lost without any lock. The table grows by linear
 //! hashing (W. Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980): bucket `n` takes its part of one
-//! bucket before it, and nothing else moves. It grows where hints displace others, up to 1/128 of the memory that the pool takes.
+//! bucket before it, and nothing else moves. It grows where hints displace others, up to 1/64 of the memory that the pool takes.
 
 use std::{
-    hash::{BuildHasher, RandomState},
+    hash::{BuildHasher, Hasher},
     io,
     sync::{
         Mutex,
@@ -20,8 +20,8 @@ use std::{
     },
 };
 
+use foldhash::quality::RandomState;
 use pagefold_codec::{PAGE_SIZE, Page};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
     budget::{Budget, Purpose},
@@ -36,10 +36,10 @@ const BUCKET_BYTES: usize = BUCKET_HINTS * size_of::<u64>();
 const STEP: usize = PAGE_SIZE / BUCKET_BYTES;
 
 /// Which part of a pool's memory the table may be.
-const SHARE: u64 = 128;
+const SHARE: u64 = 64;
 
 /// So many hints that displace others make the table grow by a step.
-const DISPLACED: u32 = 32;
+const DISPLACED: u32 = 16;
 
 const NUMBER_MASK: u64 = (1 << 30) - 1;
 const USED: u64 = 1 << 30;
@@ -56,8 +56,8 @@ pub(crate) struct Equals {
     buckets: AtomicUsize,
     displaced: AtomicU32,
     changing: Mutex<()>,
-    /// Pages that meet in a bucket are nobody's choice.
-    seed: u64,
+    /// Its seed is random: which pages meet in a bucket is nobody's choice.
+    hashes: RandomState,
 }
 
 impl Equals {
@@ -69,13 +69,20 @@ impl Equals {
         let most = (memory_bytes / SHARE / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
         let hints = Reserved::at_most(most, least)?;
-        let seed = RandomState::new().hash_one(0);
-        Ok(Self { hints, buckets: AtomicUsize::new(0), displaced: AtomicU32::new(0), changing: Mutex::default(), seed })
+        Ok(Self {
+            hints,
+            buckets: AtomicUsize::new(0),
+            displaced: AtomicU32::new(0),
+            changing: Mutex::default(),
+            hashes: RandomState::default(),
+        })
     }
 
     /// The page's hash.
     pub(crate) fn sum(&self, page: &Page) -> Sum {
-        Sum(xxh3_64_with_seed(page, self.seed) & !(NUMBER_MASK | USED) | USED)
+        let mut hasher = self.hashes.build_hasher();
+        hasher.write(page);
+        Sum(hasher.finish() & !(NUMBER_MASK | USED) | USED)
     }
 
     /// Entries that may have such a page.
@@ -222,7 +229,7 @@ mod tests {
         }
         budget.give(63 << 20);
         equals.shrink(&budget);
-        assert!(equals.held_bytes() <= 16 << 10, "{}", equals.held_bytes());
+        assert!(equals.held_bytes() <= 48 << 10, "{}", equals.held_bytes());
         for number in 0..1000 {
             let sum = equals.sum(&page(number));
             equals.put(sum, number, &budget);

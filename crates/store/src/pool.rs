@@ -43,7 +43,7 @@ pub struct Config {
     /// Whether the codec's tables, if it has any, are trained on the pages written.
     pub train: bool,
     /// Whether pages that are equal, on whatever disks, are kept once. A page that is written is compared with one that had the same hash; two
-    /// hashes of 33 bits and a number are kept for that, in up to 1/128 of the memory. A write then takes less time where the page
+    /// hashes of 33 bits and a number are kept for that, in up to 1/64 of the memory. A write then takes less time where the page
     /// is there already, so who may write to one disk can find out which pages are on others.
     pub dedupe: bool,
     /// The most memory that the pool may spend, everything counted; `u64::MAX` for no limit.

@@ -7,6 +7,7 @@ mod compact;
 mod comparing;
 mod connections;
 mod control;
+mod dedupe;
 mod devices;
 mod embedded;
 mod errors;
