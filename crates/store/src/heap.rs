@@ -228,6 +228,11 @@ impl Heap {
         self.with_handed(part, part.shard.lock())
     }
 
+    /// The same for who moves objects, which can wait.
+    fn lock_after_others<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
+        self.with_handed(part, part.shard.lock_after_others())
+    }
+
     /// Locks the shard that this thread allocates in; where threads often wait for each other there, they come apart.
     fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
         if let Some(mut shard) = part.shard.try_lock() {

@@ -20,8 +20,8 @@ pub(crate) use loom::{
 /// How often a waiter looks before it gives the CPU away between two looks, and before it sleeps: a thread of lower priority
 /// that is to run on the same CPU would not otherwise be done.
 const SPINS_BEFORE_YIELD: u32 = 64;
-#[cfg(not(loom))]
-const LOOKS_BEFORE_SLEEP: u32 = SPINS_BEFORE_YIELD + 256;
+#[cfg_attr(loom, allow(dead_code))]
+pub(crate) const SLEEPS_FROM: u32 = SPINS_BEFORE_YIELD + 256;
 #[cfg(not(loom))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -42,7 +42,7 @@ fn wait(looks: u32) -> u32 {
     match looks {
         0..SPINS_BEFORE_YIELD => spin_loop(),
         #[cfg(not(loom))]
-        LOOKS_BEFORE_SLEEP.. => thread::sleep(NAP),
+        SLEEPS_FROM.. => thread::sleep(NAP),
         _ => yield_now(),
     }
     looks.saturating_add(1)

@@ -118,7 +118,7 @@ impl Heap {
     }
 
     fn empty_in(&self, number: usize, part: &Part, owners: &dyn Owners) -> Option<u64> {
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_after_others(part);
         shard.free_delayed(&part.blocks);
         let moved_before = shard.moved_bytes;
         let mut emptying = shard.resume_or_begin(&part.blocks, WORTH_ROOM, 1)?;
@@ -127,13 +127,13 @@ impl Heap {
         let mut found = [Resident::default(); BATCH];
         let mut moved = Ok(());
         while moved.is_ok() {
-            let count = self.lock(part).residents(&part.blocks, &mut emptying, &mut found);
+            let count = self.lock_after_others(part).residents(&part.blocks, &mut emptying, &mut found);
             if count == 0 && !self.retry(part, owners, &mut emptying) {
                 break;
             }
             moved = self.relocate(number, part, owners, &found[..count]);
         }
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_after_others(part);
         let emptied = shard.is_empty(&emptying);
         shard.end_emptying(&part.blocks, emptying);
         self.note(part, &shard);
@@ -153,7 +153,7 @@ impl Heap {
                 continue;
             }
             more |= self.compact_part(number, part, owners, Goal::Relief, &mut objects);
-            let shard = self.lock(part);
+            let shard = self.lock_after_others(part);
             part.pressure.store(self.pressure_of(&shard) as u8, Relaxed);
             drop(shard);
             part.relieving.store(false, Release);
@@ -184,7 +184,7 @@ impl Heap {
         let mut found = [Resident::default(); BATCH];
         let mut stuck = 0;
         loop {
-            let mut shard = self.lock(part);
+            let mut shard = self.lock_after_others(part);
             shard.free_delayed(&part.blocks);
             if !self.wants(&shard, goal) {
                 shard.settle(&part.blocks);
@@ -198,21 +198,21 @@ impl Heap {
             let Some(mut emptying) = begun else { return false };
             loop {
                 let batch = &mut found[..BATCH.min(*objects)];
-                let count = self.lock(part).residents(&part.blocks, &mut emptying, batch);
+                let count = self.lock_after_others(part).residents(&part.blocks, &mut emptying, batch);
                 if count == 0 && *objects == 0 {
-                    self.lock(part).paused.push_front(emptying);
+                    self.lock_after_others(part).paused.push_front(emptying);
                     return true;
                 }
                 if count == 0 && !self.retry(part, owners, &mut emptying) {
                     break;
                 }
                 if self.relocate(number, part, owners, &found[..count]).is_err() {
-                    self.lock(part).end_emptying(&part.blocks, emptying);
+                    self.lock_after_others(part).end_emptying(&part.blocks, emptying);
                     return false;
                 }
                 *objects -= count;
             }
-            let mut shard = self.lock(part);
+            let mut shard = self.lock_after_others(part);
             if shard.is_empty(&emptying) {
                 shard.end_emptying(&part.blocks, emptying);
                 stuck = 0;
@@ -229,7 +229,7 @@ impl Heap {
 
     /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
     fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_after_others(part);
         shard.free_delayed(&part.blocks);
         if shard.is_empty(emptying) || emptying.passes == 2 {
             return false;
@@ -254,7 +254,7 @@ impl Heap {
             }
         }
         let near = !self.budget.is_enough();
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_after_others(part);
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
             let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, purpose: Purpose::Move };
@@ -296,7 +296,7 @@ impl Heap {
             }
         }
         owners.wait_for_readers(&replaced[..moved]);
-        let mut shard = self.lock(part);
+        let mut shard = self.lock_after_others(part);
         for gone in &moves[..count] {
             shard.free(&part.blocks, gone.at);
         }

@@ -2,25 +2,31 @@
 //!
 //! The standard library's releases with an exchange, which waits until every store before it has reached the cache. What
 //! is done under a shard's lock ends with stores to lines that are seldom there: those waits were two thirds of the time
-//! of a `free`. The price is that nobody is woken: who waits spins, then gives the CPU away, then sleeps for moments.
+//! of a `free`. The price is that nobody is woken: who waits spins, then gives the CPU away, then sleeps for moments. A thread that takes
+//! the lock again and again, with little between, would keep others waiting for long: it lets them go first.
 #![allow(unsafe_code)] // lends what is behind the lock to its holder
 
 use std::{
     cell::UnsafeCell,
     ops::{Deref, DerefMut},
     sync::atomic::{
-        AtomicBool,
+        AtomicBool, AtomicU32,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
 
-use crate::sync::wait_for;
+use crate::sync::{SLEEPS_FROM, wait_for};
+
+/// Looks at whether others wait, the last few of them with sleeps between.
+const LOOKS_FOR_OTHERS: u32 = SLEEPS_FROM + 8;
 
 /// A value behind a lock. It is held for as long as some objects' headers take, without any call of the system's but
 /// giving memory back.
 #[derive(Debug)]
 pub(super) struct Mutex<T> {
     held: AtomicBool,
+    /// Threads that found it held.
+    waiting: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -36,7 +42,7 @@ unsafe impl<T: Sync> Sync for Guard<'_, T> {}
 
 impl<T> Mutex<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { held: AtomicBool::new(false), waiting: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     pub(super) fn lock(&self) -> Guard<'_, T> {
@@ -48,9 +54,22 @@ impl<T> Mutex<T> {
         self.held.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Guard(self))
     }
 
+    /// The lock, once nobody waits for it, or after a while: whoever sleeps has looked by then.
+    pub(super) fn lock_after_others(&self) -> Guard<'_, T> {
+        let mut looks = 0;
+        wait_for(|| {
+            looks += 1;
+            (self.waiting.load(Relaxed) == 0 || looks > LOOKS_FOR_OTHERS).then_some(())
+        });
+        self.lock()
+    }
+
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
-        wait_for(|| if self.held.load(Relaxed) { None } else { self.try_lock() })
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = wait_for(|| if self.held.load(Relaxed) { None } else { self.try_lock() });
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
     }
 }
 
