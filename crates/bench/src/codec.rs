@@ -3,9 +3,9 @@
 mod corpus;
 pub(crate) mod files;
 pub(crate) mod gather;
-pub(crate) mod heap;
 pub(crate) mod in_place;
 pub(crate) mod instructions;
+pub(crate) mod kinds;
 mod measure;
 mod peer;
 pub(crate) mod sizes;
@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use crate::report::Figure;
 use corpus::Corpus;
+use kinds::{Kind, Set};
 use measure::{Measured, Race};
 use subject::Subject;
 
@@ -42,17 +43,21 @@ pub(crate) struct Args {
     /// XML and images, heaps of programs started for it, a database, and synthetic pages of given ratios
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
+    /// The folder of kinds that `gather` filled: those that codecs may be tuned on and those that are only measured are reported
+    /// apart, and the targets are about the latter
+    #[arg(long, value_name = "DIR", conflicts_with = "data")]
+    kinds: Option<PathBuf>,
     /// Subjects by name, ours and peers [default: all]
     #[arg(long, value_delimiter = ',')]
     codecs: Vec<String>,
     /// Pages measured of each kind, spread evenly over it
-    #[arg(long, default_value = "2048", value_parser = crate::count)]
+    #[arg(long, default_value_t = MEASURED_PAGES, value_parser = crate::count)]
     pages: usize,
     /// Rounds; each figure is that of its fastest round
     #[arg(long, default_value = "7", value_parser = crate::count)]
     rounds: usize,
     /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each kind's own
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kinds")]
     train_together: bool,
     /// One JSON object a line on the standard output; tables and verdicts go to the standard error
     #[arg(long)]
@@ -61,9 +66,43 @@ pub(crate) struct Args {
 
 /// Sample pages that tables are trained on, at most, of one kind: 16 MiB.
 const SAMPLE_PAGES: usize = 4096;
+/// Pages measured of one kind, where nothing else is asked for: 8 MiB.
+const MEASURED_PAGES: usize = 2048;
+
+/// Kinds of a folder that are measured together. Their pages, and every subject's objects, are in memory: 2 GiB for all subjects.
+const KINDS_TOGETHER: usize = 8;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let named = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
+    let Some(dir) = &args.kinds else {
+        let named = if args.data.is_empty() { kinds::first() } else { gather::files(&args.data)? };
+        verdict::print(&measure(args, &named)?, true, args.json);
+        return Ok(());
+    };
+    let kinds = kinds::gathered(dir)?;
+    for set in [Set::Tuned, Set::Measured] {
+        let of_set: Vec<&Kind> = kinds.iter().filter(|kind| kind.set == set).collect();
+        let mut measured = Vec::new();
+        for together in of_set.chunks(KINDS_TOGETHER) {
+            let named: anyhow::Result<Vec<(String, Vec<u8>)>> =
+                together.iter().map(|kind| Ok((format!("{}/{}", set.word(), kind.name), kind.pages(dir)?))).collect();
+            measured.extend(measure(args, &named?)?);
+        }
+        let heading = match set {
+            Set::Tuned => "Kinds that codecs may be tuned on",
+            Set::Measured => "Kinds that are only measured",
+        };
+        if args.json {
+            eprintln!("\n{heading}");
+        } else {
+            println!("\n{heading}");
+        }
+        verdict::print(&measured, set == Set::Measured, args.json);
+    }
+    Ok(())
+}
+
+/// Races all subjects on the named data and reports what each did.
+fn measure(args: &Args, named: &[(String, Vec<u8>)]) -> anyhow::Result<Vec<Measured>> {
     let corpora: Vec<Corpus> =
         named.iter().map(|(name, bytes)| Corpus::split(name, bytes, SAMPLE_PAGES, args.pages)).collect();
     let together = args.train_together.then(|| corpora.iter().flat_map(|kind| kind.sample.iter().copied()).collect());
@@ -92,8 +131,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             measured.push(result);
         }
     }
-    verdict::print(&measured, args.json);
-    Ok(())
+    Ok(measured)
 }
 
 fn report(json: bool, same_pages: usize, of: &Measured) {

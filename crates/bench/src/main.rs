@@ -40,6 +40,8 @@ struct Args {
 enum Bench {
     /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
     Codec(codec::Args),
+    /// Gathers the kinds of data that `codec --kinds` measures
+    Gather(codec::kinds::Args),
     /// Finding pages that one word fills, beside a copy of the page
     SameFilled(same_filled::Args),
     /// LZ4 decoded in place beside decoding apart, at EROFS's sizes
@@ -85,6 +87,7 @@ fn count(text: &str) -> Result<usize, String> {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
+        Bench::Gather(args) => codec::kinds::run(&args),
         Bench::SameFilled(args) => {
             same_filled::run(&args);
             Ok(())

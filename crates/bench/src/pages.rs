@@ -5,7 +5,7 @@ use std::{ops::Deref, path::PathBuf};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-use crate::codec::{gather::files, heap};
+use crate::codec::{gather::files, kinds};
 
 /// Pages in one piece of memory that begins at a page boundary, as `O_DIRECT` wants it.
 pub(crate) struct Pages {
@@ -41,8 +41,8 @@ pub(crate) struct Data {
     pub(crate) pages: Pages,
 }
 
-/// Bytes read of a heap, same-filled pages included.
-const HEAP_BYTES: usize = 128 << 20;
+/// Pages read of a heap, at most: 128 MiB.
+const HEAP_PAGES: usize = 32768;
 
 /// The data that the options name, each with at least 32 and at most `pages_max` pages that are not same-filled; without
 /// any, the heaps of programs that are started for it.
@@ -65,10 +65,10 @@ fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> 
 
 fn heaps() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut heaps = Vec::new();
-    for (name, program) in [("heap-python", heap::PYTHON), ("heap-node", heap::NODE)] {
-        match heap::pages_of(program, HEAP_BYTES) {
-            Ok(bytes) => heaps.push((name.to_owned(), bytes)),
-            Err(error) => eprintln!("SKIPPED: {name}: {error:#}"),
+    for recipe in [kinds::PYTHON, kinds::NODE] {
+        match recipe.follow(None, HEAP_PAGES) {
+            Ok(pages) => heaps.extend(pages.into_iter().map(|(name, pages)| (name.to_owned(), pages))),
+            Err(error) => eprintln!("SKIPPED: {error:#}"),
         }
     }
     ensure!(!heaps.is_empty(), "no heap to take pages from; name files with --data");

@@ -36,11 +36,6 @@ pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8])
     bytes
 }
 
-/// Does the path end with one of `extensions`?
-pub(super) fn has_extension(path: &Path, extensions: &[&str]) -> bool {
-    path.extension().and_then(|extension| extension.to_str()).is_some_and(|found| extensions.contains(&found))
-}
-
 /// Text as this bench understands it: UTF-8 without control characters but line ends and tabs.
 pub(crate) fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content)

@@ -12,7 +12,7 @@ use pagefold_codec::{
     lz4::{compress_bound, decompress, decompress_in_place, in_place_margin},
 };
 
-use super::gather;
+use super::{gather, kinds};
 use crate::report::{Figure, geometric_mean};
 
 /// Bytes of a block's output.
@@ -81,7 +81,7 @@ impl<'a> Work<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let kinds = if args.data.is_empty() { gather::all()? } else { gather::files(&args.data)? };
+    let kinds = if args.data.is_empty() { kinds::first() } else { gather::files(&args.data)? };
     let mut cases: Vec<Case> = Vec::new();
     for (name, bytes) in &kinds {
         cases.extend(SIZES.iter().filter_map(|&size| Case::new(name, bytes, size)));

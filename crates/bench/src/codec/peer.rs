@@ -7,8 +7,20 @@ use pagefold_oracle::{Liblzo2, Liblzo2Work};
 use zstd_safe::{CCtx, CDict, DCtx, DDict};
 
 /// The peers' names.
-pub(super) const NAMES: &[&str] =
-    &["liblz4", "liblzo2", "libzstd-1", "libzstd-1-dict", "libdeflate-1", "snappy", "memcpy"];
+pub(super) const NAMES: &[&str] = &[
+    "liblz4",
+    "liblzo2",
+    "libzstd-1",
+    "libzstd-1-dict",
+    "libzstd-1-dict-16k",
+    "libzstd-1-dict-110k",
+    "libdeflate-1",
+    "snappy",
+    "memcpy",
+];
+
+/// Lengths that libzstd's trainer is asked for. 110 KiB is what the zstd program asks for.
+const DICTIONARIES: &[(&str, usize)] = &[("libzstd-1-dict-16k", 16 << 10), ("libzstd-1-dict-110k", 110 << 10)];
 
 /// The peer called `name`, or `None` if this machine does not have it.
 pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box<dyn Stream>>> {
@@ -26,6 +38,10 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
                 None => return by_name("libzstd-1", sample),
             }
         }
+        _ if let Some((_, len)) = DICTIONARIES.iter().find(|(of, _)| *of == name) => match trained(*len, sample) {
+            Some(dictionary) => Box::new(ZstdDict::new(&dictionary)),
+            None => return by_name("libzstd-1", sample),
+        },
         "libdeflate-1" => Box::new(Deflate {
             compressor: Compressor::new(CompressionLvl::new(1).unwrap_or_default()),
             decompressor: Decompressor::new(),
@@ -34,6 +50,15 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
         "memcpy" => Box::new(Memcpy),
         _ => anyhow::bail!("no peer is called {name}"),
     }))
+}
+
+/// A dictionary of at most `len` bytes by `ZDICT_trainFromBuffer`; `None` where it finds nothing to make one of.
+fn trained(len: usize, sample: &[&Page]) -> Option<Vec<u8>> {
+    let pages: Vec<u8> = sample.iter().flat_map(|page| page.iter().copied()).collect();
+    let mut dictionary = vec![0; len];
+    let len = zstd_safe::train_from_buffer(dictionary.as_mut_slice(), &pages, &vec![PAGE_SIZE; sample.len()]).ok()?;
+    dictionary.truncate(len);
+    Some(dictionary)
 }
 
 fn exactly_a_page<E>(decoded: Result<usize, E>) -> Result<(), Corrupt> {

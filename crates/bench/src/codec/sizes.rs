@@ -1,12 +1,19 @@
 //! `pagefold-bench sizes`: what every codec makes of fixed pages, as a committed table, so that a change of ratio shows in
 //! a diff.
 
-use std::{fmt::Write, fs, path::PathBuf};
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
 
-use super::subject::{self, Subject};
+use super::{
+    kinds,
+    subject::{self, Subject},
+};
 use crate::synthetic;
 
 /// Pages of each kind, and how many others train tables.
@@ -16,23 +23,36 @@ const SAMPLE_PAGES: usize = 256;
 /// Options of `pagefold-bench sizes`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The committed table
-    #[arg(long, default_value = "bench/results/codec-sizes.txt")]
-    file: PathBuf,
+    /// The committed table [default: bench/results/codec-sizes.txt, of kinds bench/results/codec-kinds.txt]
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// The folder of kinds that `gather` filled, instead of synthetic pages. Kinds whose pages are others than those of the table are
+    /// named and not compared
+    #[arg(long, value_name = "DIR")]
+    kinds: Option<PathBuf>,
     /// Write the table; without it, the run fails if the table has changed
     #[arg(long)]
     update: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let table = table()?;
+    let name = if args.kinds.is_some() { "bench/results/codec-kinds.txt" } else { "bench/results/codec-sizes.txt" };
+    let file = args.file.as_deref().unwrap_or(Path::new(name));
+    let table = match &args.kinds {
+        Some(dir) => kinds::table::table(dir)?,
+        None => table()?,
+    };
     if args.update {
-        return fs::write(&args.file, table).with_context(|| format!("cannot write {}", args.file.display()));
+        return fs::write(file, table).with_context(|| format!("cannot write {}", file.display()));
     }
-    let committed = fs::read_to_string(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-    if committed != table {
+    let committed = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let differs = match &args.kinds {
+        Some(_) => kinds::table::differs(&committed, &table),
+        None => committed != table,
+    };
+    if differs {
         print!("{table}");
-        bail!("{} says otherwise; pagefold-bench sizes --update rewrites it", args.file.display());
+        bail!("{} says otherwise; pagefold-bench sizes --update rewrites it", file.display());
     }
     Ok(())
 }
@@ -73,6 +93,6 @@ mod tests {
     #[test]
     fn the_committed_table_holds() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/codec-sizes.txt");
-        run(&Args { file: file.into(), update: false }).unwrap();
+        run(&Args { file: Some(file.into()), kinds: None, update: false }).unwrap();
     }
 }

@@ -1,0 +1,165 @@
+//! Kinds of data: gathered once into a folder, measured from there.
+//!
+//! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`. No page of these files is filled with one
+//! word, so that a kind is not measured by its zeros.
+
+mod even;
+mod found;
+mod list;
+mod memory;
+mod recipe;
+mod script;
+mod split;
+pub(super) mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+use pagefold_codec::PAGE_SIZE;
+
+pub(crate) use list::{NODE, PYTHON};
+pub(super) use recipe::Family;
+use recipe::{Recipe, Source};
+pub(super) use split::Set;
+
+use crate::synthetic;
+
+/// The most pages of one kind: 24 MiB, of which half trains tables and 8 MiB are measured.
+const LIMIT_PAGES: usize = 6144;
+/// A kind of fewer pages, 4 MiB, says little and is left out.
+const LEAST_PAGES: usize = 1024;
+/// Pages of each synthetic kind.
+const SYNTHETIC_PAGES: usize = 4096;
+
+/// Options of `pagefold-bench gather`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Where to: DIR/KIND.pages
+    #[arg(required_unless_present = "packages")]
+    dir: Option<PathBuf>,
+    /// Recipes, instead of all of them; one that was followed before is followed again
+    names: Vec<String>,
+    /// Print the Debian packages that are missing, one a line, and gather nothing
+    #[arg(long)]
+    packages: bool,
+}
+
+/// One kind of data with its pages back to back.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) family: Family,
+    pub(super) set: Set,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.packages {
+        let mut packages: Vec<&str> = list::RECIPES
+            .iter()
+            .flat_map(|recipe| recipe.missing(args.dir.as_deref()))
+            .flat_map(|need| need.package())
+            .collect();
+        packages.sort_unstable();
+        packages.dedup();
+        packages.iter().for_each(|package| println!("{package}"));
+        return Ok(());
+    }
+    let dir = args.dir.as_deref().context("no folder")?;
+    if let Some(name) = args.names.iter().find(|name| list::RECIPES.iter().all(|recipe| recipe.name != **name)) {
+        let names: Vec<&str> = list::RECIPES.iter().map(|recipe| recipe.name).collect();
+        bail!("no recipe is called '{name}'; there are {}", names.join(", "));
+    }
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for recipe in list::RECIPES {
+        let named = args.names.iter().any(|name| name == recipe.name);
+        let there = recipe.kinds.iter().all(|kind| file_of(dir, kind.name).exists());
+        if named || (args.names.is_empty() && !there) {
+            gather(recipe, dir).unwrap_or_else(|error| eprintln!("SKIPPED: {}: {error:#}", recipe.name));
+        }
+    }
+    Ok(())
+}
+
+/// Follows `recipe` and keeps its kinds in `dir`.
+fn gather(recipe: &Recipe, dir: &Path) -> anyhow::Result<()> {
+    for (name, pages) in recipe.follow(Some(dir), LIMIT_PAGES)? {
+        if pages.len() < LEAST_PAGES * PAGE_SIZE {
+            eprintln!("SKIPPED: {name}: {} KiB of pages, which is too little", pages.len() >> 10);
+            continue;
+        }
+        // Whole or not at all: what is there is not gathered again.
+        let unfinished = dir.join(format!("{name}.unfinished"));
+        fs::write(&unfinished, &pages)?;
+        fs::rename(&unfinished, file_of(dir, name))?;
+        println!("{:9} {name}: {} pages", recipe.set().word(), pages.len() / PAGE_SIZE);
+    }
+    Ok(())
+}
+
+fn file_of(dir: &Path, kind: &str) -> PathBuf {
+    dir.join(format!("{kind}.pages"))
+}
+
+/// The kinds that `dir` has, in the order of families and names. A line says which it lacks.
+pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<Kind>> {
+    let mut kinds = Vec::new();
+    for recipe in list::RECIPES {
+        for kind in recipe.kinds {
+            if file_of(dir, kind.name).exists() {
+                kinds.push(Kind { name: kind.name, family: kind.family, set: recipe.set() });
+            } else {
+                eprintln!("SKIPPED: {}: not in {}", kind.name, dir.display());
+            }
+        }
+    }
+    ensure!(!kinds.is_empty(), "{} has no kinds: run pagefold-bench gather", dir.display());
+    kinds.sort_by_key(|kind| (kind.family, kind.name));
+    Ok(kinds)
+}
+
+impl Kind {
+    /// Its pages, as they were gathered.
+    pub(super) fn pages(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
+        let path = file_of(dir, self.name);
+        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+/// The kinds that codecs were first tuned on, gathered now from this machine; a line names those it lacks.
+pub(super) fn first() -> Vec<(String, Vec<u8>)> {
+    let mut kinds = Vec::new();
+    for recipe in list::RECIPES.iter().filter(|recipe| recipe.first) {
+        match recipe.follow(None, LIMIT_PAGES) {
+            Ok(pages) => kinds.extend(pages.into_iter().map(|(name, pages)| (name.to_owned(), pages))),
+            Err(error) => eprintln!("SKIPPED: {}: {error:#}", recipe.name),
+        }
+    }
+    kinds
+}
+
+impl Recipe {
+    /// The pages of each of its kinds, at most `limit_pages` of one, spread evenly; none is filled with one word. `dir` is the
+    /// folder of kinds, which may have a Python environment.
+    pub(crate) fn follow(
+        &self,
+        dir: Option<&Path>,
+        limit_pages: usize,
+    ) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
+        if let Some(need) = self.missing(dir).next() {
+            bail!("{}", need.what_to_do());
+        }
+        match &self.source {
+            Source::Files(wanted) => {
+                let pages = found::pages(&wanted.list(), limit_pages)?;
+                Ok(self.kinds.iter().map(|kind| (kind.name, pages.clone())).collect())
+            }
+            Source::Synthetic(percent) => {
+                let pages = synthetic::of_ratio(*percent, SYNTHETIC_PAGES.min(limit_pages));
+                Ok(self.kinds.iter().map(|kind| (kind.name, pages.as_flattened().to_vec())).collect())
+            }
+            Source::Script(script) => script.run(self.kinds, dir, limit_pages),
+        }
+    }
+}
