@@ -4,7 +4,7 @@
 (setq gc-cons-threshold 400000 large-file-warning-threshold nil undo-limit 1600000)
 (defvar kept nil)
 (dolist (file (seq-take (directory-files-recursively "/usr/lib/go/" "\\.go\\'" nil t t) 4000))
-  (when (and (< (length kept) 120) (> (file-attribute-size (file-attributes file)) 20000))
+  (when (and (< (length kept) 60) (> (file-attribute-size (file-attributes file)) 20000))
     (push (find-file-noselect file t) kept)))
 (dolist (buffer kept)
   (with-current-buffer buffer

@@ -15,7 +15,7 @@ def run(*command):
 
 
 # The programs, with all that they depend on, as this machine has them.
-wanted = ["bash", "coreutils", "perl", "python3", "grep", "sed", "mawk", "tar", "gzip", "findutils", "xz-utils", "diffutils", "procps"]
+wanted = ["bash", "coreutils", "perl", "python3", "grep", "sed", "mawk", "tar", "gzip", "findutils", "xz-utils", "diffutils", "mount", "dash"]
 depends = run("apt-cache", "depends", "--recurse", "--installed", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks",
     "--no-replaces", "--no-enhances", *wanted)
 named = {line for line in depends.split("\n") if line and line[0].isalnum()}
@@ -43,7 +43,7 @@ for path in sorted(set(run("dpkg", "--listfiles", *packages).split("\n"))):
 # What links of /etc/alternatives name is not among the packages' own files.
 shutil.copy2(os.path.realpath("/usr/bin/mawk"), os.path.join(tree, "usr/bin/awk"))
 WORK = r"""#!/bin/bash
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C
 mount -t tmpfs none /tmp
 mkdir /tmp/work && cd /tmp/work
 find /usr -type f | sort > files
@@ -61,21 +61,22 @@ for n in range(int(sys.argv[2])):
     kept[n] = {"name": random.choice(words), "at": time.time() + n, "parts": [random.randrange(1000) for _ in range(random.randrange(6))]}
 text = json.dumps(kept)
 again = json.loads(text)
+open("done.python" + sys.argv[1], "w")
 time.sleep(10000)
 END
 cat > keep.pl <<'END'
 my ($seed, $count) = @ARGV; srand $seed;
 open my $in, "<", "words"; my %kept;
 while (<$in>) { my ($n, $w) = split; $kept{$w} = { count => $n, like => [map { int rand 100 } 1 .. 3], back => scalar reverse $w } if rand() < $count / 10000; }
+open my $out, ">", "done.perl$seed"; close $out;
 sleep 10000;
 END
 for n in 1 2 3 4; do python3 keep.py $n $((n * 3000)) & done
 for n in $(seq 1 45); do perl keep.pl $n $((n * 12)) & done
 for n in $(seq 5 24); do python3 keep.py $n $((n * 10)) & done
-for n in $(seq 1 30); do awk -v n=$n 'BEGIN { while ((getline line < "sums") > 0 && ++c < n * 40) kept[c] = line; system("sleep 10000") }' & done
-for n in $(seq 1 25); do bash -c 'kept=$(head -n $0 files); sleep 10000; echo' $((n * 30)) & done
-while [ $(ps -e | grep -cE 'sleep|perl|python3') -lt 120 ]; do sleep 1; done
-sleep 25
+for n in $(seq 1 30); do awk -v n=$n 'BEGIN { while ((getline line < "sums") > 0 && ++c < n * 40) kept[c] = line; system("> done.awk" n "; sleep 10000") }' & done
+for n in $(seq 1 25); do bash -c 'kept=$(head -n $0 files); > done.bash$0; sleep 10000; echo' $((n * 30)) & done
+while [ $(ls | grep -c done) -lt 124 ]; do sleep 1; done
 echo ready > /dev/ttyS0
 sleep 10000
 """

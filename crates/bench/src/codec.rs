@@ -27,13 +27,15 @@ blocks train tables and dictionaries, those of odd blocks are measured, for ever
 kind has fewer than 512 pages). Pages filled with one 8-byte word are counted as same_pages and not compressed. A page \
 that does not become smaller counts as 4096 bytes, and decoding it as a copy.
 
-Timing: one thread; in each round all subjects take turns at every kind of data, one kind after the other; the time of each block of 32 pages is that of its fastest \
+Timing: one thread; in each round all subjects take turns at every kind of data, one kind after the other (of a folder's \
+kinds, eight at a time); the time of each block of 32 pages is that of its fastest \
 round. Every page is compressed into one buffer and decoded into one buffer. Percentiles are of single pages, clock \
 included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their own worst case, where \
 they are fastest; ours get one page, as the store calls them.
 
 libzstd-1-dict: the best dictionary of 16, 60 and 110 KiB by ZDICT_trainFromBuffer and of plain sample pages, as decided \
-on held-out sample pages; libzstd-1 where none helps.";
+on held-out sample pages; libzstd-1 where none helps. libzstd-1-dict-16k and -110k: what ZDICT_trainFromBuffer makes of the \
+sample pages when asked for 16 and 110 KiB; 110 KiB is what the zstd program asks for.";
 
 /// Options of `pagefold-bench codec`.
 #[derive(clap::Args)]
