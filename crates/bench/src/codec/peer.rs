@@ -16,6 +16,9 @@ pub(super) const NAMES: &[&str] = &[
     "libzstd-1-dict-110k",
     "libdeflate-1",
     "snappy",
+    "zxc-1",
+    "zxc-3",
+    "zxc-5",
     "memcpy",
 ];
 
@@ -47,6 +50,9 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
             decompressor: Decompressor::new(),
         }),
         "snappy" => Box::new(Snappy { compressor: snap::raw::Encoder::new(), decompressor: snap::raw::Decoder::new() }),
+        "zxc-1" => Box::new(Zxc::new(zxc::Level::Fastest)?),
+        "zxc-3" => Box::new(Zxc::new(zxc::Level::Default)?),
+        "zxc-5" => Box::new(Zxc::new(zxc::Level::Compact)?),
         "memcpy" => Box::new(Memcpy),
         _ => anyhow::bail!("no peer is called {name}"),
     }))
@@ -190,6 +196,36 @@ impl Stream for Snappy {
         exactly_a_page(self.decompressor.decompress(object, page))
     }
 
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Single blocks of ZXC, without a file's framing; each has a header of 8 bytes.
+struct Zxc {
+    compressor: zxc::Cctx,
+    decompressor: zxc::Dctx,
+    options: zxc::CompressOptions,
+}
+
+impl Zxc {
+    fn new(level: zxc::Level) -> zxc::Result<Self> {
+        let options = zxc::CompressOptions::with_level(level).without_checksum();
+        Ok(Self { compressor: zxc::Cctx::new(Some(&options))?, decompressor: zxc::Dctx::new()?, options })
+    }
+}
+
+impl Stream for Zxc {
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        self.compressor.compress_block(page, out, &self.options).ok()
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        let options = zxc::DecompressOptions::skip_checksum();
+        exactly_a_page(self.decompressor.decompress_block_safe(object, page, &options))
+    }
+
+    /// Not told.
     fn memory_bytes(&self) -> usize {
         0
     }

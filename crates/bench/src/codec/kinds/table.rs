@@ -29,6 +29,7 @@ const SUBJECTS: &[&str] = &[
     "libzstd-1-dict",
     "libzstd-1-dict-16k",
     "libzstd-1-dict-110k",
+    "zxc-3",
 ];
 
 /// Subjects and the peers that they are held against.
