@@ -104,17 +104,20 @@ fn file_of(dir: &Path, kind: &str) -> PathBuf {
 
 /// The kinds that `dir` has, in the order of families and names. A line says which it lacks.
 pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<Kind>> {
-    let mut kinds = Vec::new();
+    let (mut kinds, mut missing) = (Vec::new(), Vec::new());
     for recipe in list::RECIPES {
         for kind in recipe.kinds {
             if file_of(dir, kind.name).exists() {
                 kinds.push(Kind { name: kind.name, family: kind.family, set: recipe.set() });
             } else {
-                eprintln!("SKIPPED: {}: not in {}", kind.name, dir.display());
+                missing.push(kind.name);
             }
         }
     }
     ensure!(!kinds.is_empty(), "{} has no kinds: run pagefold-bench gather", dir.display());
+    if !missing.is_empty() {
+        eprintln!("SKIPPED: not in {}: {}", dir.display(), missing.join(", "));
+    }
     kinds.sort_by_key(|kind| (kind.family, kind.name));
     Ok(kinds)
 }
