@@ -228,7 +228,8 @@ impl BuildOptions {
         self.block_bytes.trailing_zeros()
     }
 
-    pub(crate) fn thread_count(&self) -> usize {
+    /// The threads that a build takes: one for each processor if none are asked for.
+    pub fn thread_count(&self) -> usize {
         thread_count(self.threads)
     }
 }
