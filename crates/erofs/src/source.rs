@@ -21,6 +21,11 @@ pub trait ReadAt: Send + Sync {
     fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
         None
     }
+
+    /// The file whose bytes these are, each at its own offset, if they are a file's: parts of it are copied then without being read here.
+    fn file(&self) -> Option<&File> {
+        None
+    }
 }
 
 impl ReadAt for File {
@@ -39,6 +44,10 @@ impl ReadAt for File {
             Ok(len) if len == buf.len() => Ok(()),
             _ => FileExt::read_exact_at(self, buf, offset),
         }
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(self)
     }
 }
 
@@ -82,6 +91,10 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
         (**self).bytes_at(len, offset)
+    }
+
+    fn file(&self) -> Option<&File> {
+        (**self).file()
     }
 }
 
