@@ -13,6 +13,11 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. Fewer bytes than that are an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Fills each of these from its offset. For sources that take long to answer, and can be asked for several things at once.
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
+    }
+
     /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None` if they are not,
     /// or not all of them are.
     ///
@@ -83,6 +88,10 @@ impl ReadAt for Vec<u8> {
 impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
     fn len_bytes(&self) -> io::Result<u64> {
         (**self).len_bytes()
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        (**self).read_all_at(parts)
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {

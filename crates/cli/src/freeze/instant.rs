@@ -230,9 +230,13 @@ impl ReadAt for Reader {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_all_at(&mut [(offset, buf)])
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         // A connection on which a read failed is not used again.
         let mut client = self.client()?;
-        client.read(offset, buf)?;
+        client.read_all(parts)?;
         self.give(client);
         Ok(())
     }

@@ -89,18 +89,23 @@ impl Overlay {
     pub(super) fn read_changes(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let mut found = Found::Zeros;
+        let (mut at, mut rest, mut parts) = (offset, out, Vec::new());
         for change in self.changes(offset..end) {
             let (from, to) = (change.at.max(offset), change.end().min(end));
-            let part = &mut out[(from - offset) as usize..(to - offset) as usize];
+            let (_, behind) = rest.split_at_mut((from - at) as usize);
+            let (part, behind) = behind.split_at_mut((to - from) as usize);
+            (at, rest) = (to, behind);
             if change.zeros {
                 part.fill(0);
             } else {
-                self.source.read_exact_at(part, from)?;
-                found = Found::Bytes;
+                parts.push((from, part));
             }
         }
-        Ok(found)
+        if parts.is_empty() {
+            return Ok(Found::Zeros);
+        }
+        self.source.read_all_at(&mut parts)?;
+        Ok(Found::Bytes)
     }
 
     /// Fills what was not changed of `out`, which begins at `offset`.
