@@ -103,7 +103,12 @@ pub(super) fn segment(
     Room { input, blocks }: Room<'_>,
 ) -> io::Result<Segment> {
     let Range { start, end } = stretch.range;
-    input.resize((end - start) as usize, 0);
+    let len = (end - start) as usize;
+    if input.len() < len {
+        // Taken anew, its pages are there only once they are used, which is where something has changed.
+        *input = vec![0; len];
+    }
+    let input = &mut input[..len];
     overlay.read_changes(start, input)?;
     let parts = parts(overlay, base, &stretch.range, compression, options, input).map_err(io::Error::other)?;
     let segment_options = SegmentOptions::new(options, compression, false);
