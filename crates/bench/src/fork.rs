@@ -4,6 +4,7 @@ mod base;
 mod client;
 mod dedupe;
 mod depth;
+mod freeze;
 mod idle;
 mod peers;
 mod reads;
@@ -99,6 +100,8 @@ enum Part {
     Depth,
     /// What keeping equal pages once costs and gains
     Dedupe,
+    /// A fork with 1 % changed, frozen, beside packing the whole disk
+    Freeze,
     /// Memory of forks with the same files copied into each, beside qcow2 overlays
     Work,
 }
@@ -106,7 +109,7 @@ enum Part {
 impl Part {
     /// Whether it needs a base of real files.
     fn needs_base(self) -> bool {
-        matches!(self, Self::Idle | Self::Socket | Self::Peers | Self::Reads | Self::Work)
+        matches!(self, Self::Idle | Self::Socket | Self::Peers | Self::Reads | Self::Freeze | Self::Work)
     }
 }
 
@@ -138,6 +141,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         if wants(Part::Reads) {
             reads::run(&mut output, base, args.rounds)?;
+        }
+        if wants(Part::Freeze) {
+            freeze::run(&mut output, pagefold, base, args)?;
         }
     }
     if [Part::Snapshot, Part::Writes, Part::Depth, Part::Dedupe].into_iter().any(wants) {

@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{
             AtomicU64,
             Ordering::{Acquire, Release},
@@ -48,6 +48,8 @@ pub struct RamDisk {
     size_bytes: AtomicU64,
     /// Who changes the size.
     resizing: Mutex<()>,
+    /// The disk of which this is a snapshot.
+    snapshot_of: Option<Weak<RamDisk>>,
 }
 
 /// What a stretch of a disk is read from.
@@ -124,7 +126,8 @@ impl RamDisk {
     }
 
     fn of(disk: Disk, below: Option<Arc<Below>>, began_empty: bool, pool: Pool, size_bytes: u64) -> Self {
-        Self { disk, below, began_empty, pool, size_bytes: AtomicU64::new(size_bytes), resizing: Mutex::default() }
+        let size_bytes = AtomicU64::new(size_bytes);
+        Self { disk, below, began_empty, pool, size_bytes, resizing: Mutex::default(), snapshot_of: None }
     }
 
     /// A disk that holds what this one does at one instant, see [`Disk::fork`].
@@ -136,6 +139,15 @@ impl RamDisk {
         let disk = self.disk.fork()?;
         let began_empty = self.began_empty && disk.is_empty();
         Ok(Self::of(disk, self.below.clone(), began_empty, self.pool.clone(), self.size_bytes()))
+    }
+
+    /// A fork that nobody may write to. As long as the disk is there, the fork's [changes](BlockDevice::changes) are those that the disk had
+    /// at the instant.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub fn snapshot(self: &Arc<Self>) -> Result<Self, Error> {
+        Ok(Self { snapshot_of: Some(Arc::downgrade(self)), ..self.fork()? })
     }
 
     /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at one instant, and gives it that one's size. See
@@ -412,11 +424,13 @@ impl BlockDevice for RamDisk {
 
     fn changes(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
         let end = offset + len_bytes;
+        let kept_of = self.snapshot_of.as_ref().and_then(Weak::upgrade);
+        let owner = kept_of.as_ref().map_or(&self.disk, |disk| &disk.disk);
         let (mut at, mut most_slots) = (offset, FIRST_CHANGE_SLOTS);
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (changed, count) = self.disk.changed(slot, slots_left.min(most_slots))?;
+            let (changed, count) = self.disk.changed_by(owner, slot, slots_left.min(most_slots))?;
             let stop = end.min((slot + count) * PAGE_BYTES);
             if !each(Change { len_bytes: stop - at, changed }) {
                 return Ok(());

@@ -153,6 +153,15 @@ impl Data {
         Ok(None)
     }
 
+    /// Whether the packed inode has a fragment.
+    pub(crate) fn check_fragment(&self, offset: u64, len: u64) -> Result<()> {
+        let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => Error::corrupt("fragment lies outside the packed inode", self.inode.offset),
+        }
+    }
+
     fn read_fragment(&self, buf: &mut [u8], offset: u64, skipped: u64) -> Result<()> {
         let at = offset.checked_add(skipped);
         match (&self.packed, at) {
@@ -431,12 +440,7 @@ impl Data {
             let extent = map.extent_at(&self.image, &mut cursor, at)?;
             match extent.place {
                 Place::Hole => {}
-                Place::Fragment { offset } => {
-                    let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
-                    if offset.checked_add(extent.len).is_none_or(|end| end > size) {
-                        return Error::corrupt("fragment lies outside the packed inode", self.inode.offset);
-                    }
-                }
+                Place::Fragment { offset } => self.check_fragment(offset, extent.len)?,
                 Place::Plain { pa, plen, .. } => {
                     let start = self.image.spot(0, pa)?;
                     self.image.check_spot(extent.len, start)?;

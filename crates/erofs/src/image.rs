@@ -386,6 +386,16 @@ impl Image {
         self.read_spot(buf, self.spot(0, address)?)
     }
 
+    /// The file with the image's data, each byte at its unified address, of which these are `len` from `address`. `None` where
+    /// there is no such file, or not one.
+    pub(crate) fn data_file(&self, len: u64, address: u64) -> Result<Option<&std::fs::File>> {
+        if !self.shared.devices.is_empty() || address >= IN_BOX {
+            return Ok(None);
+        }
+        self.check_range(len, address)?;
+        Ok(self.shared.source.file())
+    }
+
     /// A block of a directory.
     pub(crate) fn names(&self, directory: &Inode, number: u64) -> Result<Kept<Content>> {
         let block_bytes = self.superblock().block_bytes();

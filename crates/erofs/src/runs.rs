@@ -67,12 +67,7 @@ impl Data {
             let extent = map.extent_at(&self.image, &mut cursor, at)?;
             match extent.place {
                 Place::Hole => {}
-                Place::Fragment { offset } => {
-                    let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
-                    if offset.checked_add(extent.len).is_none_or(|end| end > size) {
-                        return Error::corrupt("fragment lies outside the packed inode", self.inode.offset);
-                    }
-                }
+                Place::Fragment { offset } => self.check_fragment(offset, extent.len)?,
                 Place::Plain { pa, .. } => self.image.check_spot(extent.len, self.image.spot(0, pa)?)?,
                 Place::Encoded { pa, plen, .. } => self.image.check_spot(plen.into(), self.image.spot(0, pa)?)?,
             }

@@ -13,12 +13,22 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. Fewer bytes than that are an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Fills each of these from its offset. For sources that take long to answer, and can be asked for several things at once.
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
+    }
+
     /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None` if they are not,
     /// or not all of them are.
     ///
     /// A file that is mapped into memory is no such source unless nobody can shorten it: who touches what
     /// is gone is killed (`SIGBUS`). A [`File`] is read instead, and what is gone is an error.
     fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
+        None
+    }
+
+    /// The file whose bytes these are, each at its own offset, if they are a file's: parts of it are copied then without being read here.
+    fn file(&self) -> Option<&File> {
         None
     }
 }
@@ -39,6 +49,10 @@ impl ReadAt for File {
             Ok(len) if len == buf.len() => Ok(()),
             _ => FileExt::read_exact_at(self, buf, offset),
         }
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(self)
     }
 }
 
@@ -76,12 +90,20 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
         (**self).len_bytes()
     }
 
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        (**self).read_all_at(parts)
+    }
+
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         (**self).read_exact_at(buf, offset)
     }
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
         (**self).bytes_at(len, offset)
+    }
+
+    fn file(&self) -> Option<&File> {
+        (**self).file()
     }
 }
 

@@ -4,6 +4,7 @@
 //! of the read at hand, after which the connection cannot be used.
 
 use std::{
+    collections::VecDeque,
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
@@ -19,6 +20,10 @@ use crate::protocol::{
 
 /// Bytes of one request: all servers answer so many, and no answer takes long.
 const REQUEST_BYTES: usize = 1 << 20;
+
+/// Requests that wait for their answers at once. All of them have room in the buffers of a socket, so that a server that waits until its
+/// answers are read is not waited for in turn.
+const MOST_REQUESTS: usize = 32;
 
 /// A connection to an export, for reading.
 pub struct Client {
@@ -101,30 +106,54 @@ impl Client {
     /// Fills `buf` from `offset`. After an error `buf` holds unspecified bytes.
     ///
     /// # Errors
-    /// The server cannot read there, the connection broke, or what came is not an answer.
+    /// The server cannot read there, and goes on with the next read; or the connection broke, or what came is not an answer.
     pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        for (part, at) in buf.chunks_mut(REQUEST_BYTES).zip((offset..).step_by(REQUEST_BYTES)) {
-            self.read_part(at, part)?;
-        }
-        Ok(())
+        self.read_all(&mut [(offset, buf)])
     }
 
-    fn read_part(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let cookie = self.next_cookie;
-        self.next_cookie = cookie.wrapping_add(1);
-        let request = Request { flags: 0, kind: command::READ, cookie, offset, len_bytes: buf.len() as u64 };
-        self.stream.write_all(&request.encode())?;
+    /// Fills each of these from its offset. Some requests are always under way, so that a server that is far is not waited for each
+    /// time. Else as [`read`](Self::read).
+    pub fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        let requests = parts.iter_mut().flat_map(|(offset, buf)| {
+            buf.chunks_mut(REQUEST_BYTES).zip((*offset..).step_by(REQUEST_BYTES)).map(|(part, at)| (at, part))
+        });
+        let mut requests = requests.peekable();
+        // Requests without an answer, in the order in which they were sent.
+        let mut asked: VecDeque<(u64, u64, &mut [u8])> = VecDeque::new();
+        let (mut sent, mut refused) = (Vec::new(), None);
+        while !asked.is_empty() || (refused.is_none() && requests.peek().is_some()) {
+            sent.clear();
+            let room = if refused.is_none() { MOST_REQUESTS - asked.len() } else { 0 };
+            for (offset, buf) in requests.by_ref().take(room) {
+                let cookie = self.next_cookie;
+                self.next_cookie = cookie.wrapping_add(1);
+                let len_bytes = buf.len() as u64;
+                sent.extend(Request { flags: 0, kind: command::READ, cookie, offset, len_bytes }.encode());
+                asked.push_back((cookie, offset, buf));
+            }
+            self.stream.write_all(&sent)?;
+            refused = refused.or(self.take_answer(&mut asked)?);
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Waits for the answer to one of the requests, and takes that away. Returns what the server has against it.
+    fn take_answer(&mut self, asked: &mut VecDeque<(u64, u64, &mut [u8])>) -> io::Result<Option<io::Error>> {
         let mut header = [0; SIMPLE_REPLY_BYTES];
         self.stream.read_exact(&mut header)?;
         let [m0, m1, m2, m3, e0, e1, e2, e3, found @ ..] = header;
-        if u32::from_be_bytes([m0, m1, m2, m3]) != SIMPLE_REPLY_MAGIC || u64::from_be_bytes(found) != cookie {
+        let found = u64::from_be_bytes(found);
+        let number = asked.iter().position(|(cookie, ..)| *cookie == found);
+        let request = number.and_then(|number| asked.remove(number));
+        let (true, Some((_, offset, buf))) = (u32::from_be_bytes([m0, m1, m2, m3]) == SIMPLE_REPLY_MAGIC, request)
+        else {
             return Err(malformed("the server answers what was not asked"));
-        }
+        };
         match u32::from_be_bytes([e0, e1, e2, e3]) {
-            0 => self.stream.read_exact(buf),
+            0 => self.stream.read_exact(buf).map(|()| None),
             errno => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
-                Err(io::Error::new(error.kind(), format!("byte {offset}: the server answers: {error}")))
+                Ok(Some(io::Error::new(error.kind(), format!("byte {offset}: the server answers: {error}"))))
             }
         }
     }

@@ -530,9 +530,16 @@ impl Disk {
     /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many slots from it on, at most `limit`, the same
     /// is certain. A hole may be told as changed that is older than that.
     pub fn changed(&self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
+        self.changed_by(self, slot, limit)
+    }
+
+    /// As [`changed`](Self::changed), since `disk` was made, of which this is a fork that nobody has written to: what `disk` had changed when it was
+    /// forked.
+    pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
         self.check_slot(slot)?;
-        let own = self.tree.layers();
-        Ok(self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &own))
+        // What the fork has of them, the disk keeps among its own, whatever it has become since.
+        let layers = disk.tree.layers();
+        Ok(self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers))
     }
 
     /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is there.

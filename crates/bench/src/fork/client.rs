@@ -1,4 +1,4 @@
-//! What the bench says to servers: the control socket's JSON, and as much of NBD as a read needs.
+//! What the bench says to servers: the control socket's JSON, and as much of NBD as reads and writes need.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -96,17 +96,27 @@ impl Nbd {
     }
 
     pub(super) fn read(&mut self, offset: u64, buf: &mut [u8]) -> anyhow::Result<()> {
+        self.ask(command::READ, offset, buf.len(), &[])?;
+        Ok(self.0.read_exact(buf)?)
+    }
+
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        self.ask(command::WRITE, offset, bytes.len(), bytes)
+    }
+
+    fn ask(&mut self, kind: u16, offset: u64, len_bytes: usize, data: &[u8]) -> anyhow::Result<()> {
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
         request.extend(0u16.to_be_bytes());
-        request.extend(command::READ.to_be_bytes());
+        request.extend(kind.to_be_bytes());
         request.extend(offset.to_be_bytes());
         request.extend(offset.to_be_bytes());
-        request.extend((buf.len() as u32).to_be_bytes());
+        request.extend((len_bytes as u32).to_be_bytes());
+        request.extend(data);
         self.0.write_all(&request)?;
         let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
         ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
-        ensure!(header[4..8] == [0; 4], "a read at {offset} failed");
-        Ok(self.0.read_exact(buf)?)
+        ensure!(header[4..8] == [0; 4], "a request at {offset} failed");
+        Ok(())
     }
 
     fn receive<const N: usize>(&mut self) -> anyhow::Result<[u8; N]> {

@@ -49,8 +49,8 @@ impl Instant {
         Arc::clone(&self.reader)
     }
 
-    /// What is stored, zeros left out. With `above_base`, what differs from the base, or may.
-    pub(crate) fn changes(&self, above_base: bool) -> anyhow::Result<Vec<Change>> {
+    /// The stretches that are `wanted`.
+    pub(crate) fn changes(&self, wanted: Wanted) -> anyhow::Result<Vec<Change>> {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let (export, size_bytes) = (&self.record.export, self.record.size_bytes);
         let mut changes = Vec::<Change>::new();
@@ -63,8 +63,8 @@ impl Instant {
                 let Some(end) = end else { bail!("the server says that the disk is longer than it is") };
                 let zeros = match run.stored {
                     Stored::Own => Some(false),
-                    Stored::OwnZeros => above_base.then_some(true),
-                    Stored::Base => (!above_base).then_some(false),
+                    Stored::OwnZeros => (wanted != Wanted::Bytes).then_some(true),
+                    Stored::Base => (wanted != Wanted::AboveBase).then_some(false),
                     Stored::BaseZeros => None,
                 };
                 if let Some(zeros) = zeros {
@@ -81,6 +81,24 @@ impl Instant {
                 _ => bail!("the server does not say what all of the disk is"),
             }
         }
+    }
+
+    /// The file below the disk, for a qcow2 image above it.
+    ///
+    /// # Errors
+    /// There is none, or none that QEMU reads, or another than the server has.
+    pub(crate) fn backing(&self) -> anyhow::Result<BackingFile<'_>> {
+        let Some(base) = &self.record.base else {
+            bail!("disk '{}' has no base: without --backing, all of it is written", self.record.name)
+        };
+        anyhow::ensure!(
+            base.format == "raw" || base.format == "qcow2",
+            "the base {} is an EROFS image, which QEMU does not read: without --backing, all of the disk is written",
+            base.path
+        );
+        let backing = BackingFile { path: &base.path, format: &base.format, identity: &base.identity };
+        backing.check_unchanged()?;
+        Ok(backing)
     }
 
     /// The EROFS image below the disk, if there is one and this process can read it.
@@ -101,6 +119,35 @@ impl Instant {
                 tell(&format!("warning: the base {} is not used: {why}; all of the disk is compressed", base.path));
             })
             .ok()
+    }
+}
+
+/// Which stretches of a disk are asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// What is stored.
+    Bytes,
+    /// And zeros that were written or discarded.
+    BytesAndZeros,
+    /// What differs from the base, or may.
+    AboveBase,
+}
+
+/// A base that is the backing file of an image.
+pub(crate) struct BackingFile<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) format: &'a str,
+    identity: &'a str,
+}
+
+impl BackingFile<'_> {
+    /// Whether the path leads to the file that the server has, unchanged.
+    pub(crate) fn check_unchanged(&self) -> anyhow::Result<()> {
+        let failed = || format!("the base {} cannot be the backing file", self.path);
+        let found = File::open(self.path).and_then(|file| pagefold_base::identity_of(&file)).with_context(failed)?;
+        let is_same = found == self.identity;
+        anyhow::ensure!(is_same, "{}: it was changed or replaced since the server opened it", failed());
+        Ok(())
     }
 }
 
@@ -183,9 +230,13 @@ impl ReadAt for Reader {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_all_at(&mut [(offset, buf)])
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         // A connection on which a read failed is not used again.
         let mut client = self.client()?;
-        client.read(offset, buf)?;
+        client.read_all(parts)?;
         self.give(client);
         Ok(())
     }

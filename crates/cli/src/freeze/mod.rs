@@ -1,15 +1,18 @@
 //! `pagefold freeze`: a disk of a running server becomes an image.
 
 mod instant;
+mod qcow2;
 mod raw;
 
 use std::{fs::File, io::ErrorKind, path::PathBuf, sync::Arc};
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Content, Error, Image, Node, NodeKind, Overlay, Tree, build_watched};
 
 pub(crate) use self::instant::Instant;
+use self::instant::{BackingFile, Wanted};
 use crate::{
     codec,
     destination::{Destination, Draft},
@@ -24,11 +27,12 @@ use crate::{
 #[command(after_help = "Examples:
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
+  pagefold freeze job-2 -o job-2.qcow2
   pagefold freeze job-2 --format raw -o job-2.img
 
 The disk stays in use: what is written to it meanwhile is not in the image. An EROFS image holds the disk as its one file, \
 disk.img, and 'pagefold serve job-2.erofs' serves it. Clusters of the base that did not change are copied as they are, unless \
---codec or --cluster is given. Equal content and equal options give the same image.")]
+--codec or --cluster is given. A qcow2 image needs no other file, unless --backing is given. Equal content and equal options give the same image.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
@@ -37,17 +41,21 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What is written
-    #[arg(long, value_enum, default_value_t = Format::Erofs)]
-    format: Format,
+    /// What is written [default: qcow2 for a FILE named so, else erofs]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
 
-    /// The codec that compresses, and its level, as of pack [default: the base's, else lz4]
+    /// The codec that compresses, and its level, as of pack [default: the base's, else lz4]; for qcow2, deflate[,1-9] or none [default: none]
     #[arg(long, value_name = "CODEC[,LEVEL]")]
     codec: Option<String>,
 
     /// The maximum size of a compressed cluster [default: the base's, else 4K]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
+
+    /// Write only what differs from the base, a qcow2 or raw file, which the qcow2 image then needs beside it
+    #[arg(long)]
+    backing: bool,
 
     /// Threads; 0 for one per processor
     #[arg(long, default_value_t = 0)]
@@ -67,26 +75,34 @@ enum Format {
     Erofs,
     /// The disk's bytes, with holes for zeros
     Raw,
+    /// QEMU's format, version 3
+    Qcow2,
+}
+
+/// What is written, and how.
+enum How {
+    Raw,
+    /// With these options, or those of the base.
+    Erofs(Option<BuildOptions>),
+    /// Compressed at a level, if there is one.
+    Qcow2(Option<u32>),
 }
 
 /// What an image's block is where no base has another.
 const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.format == Format::Raw && (args.codec.is_some() || args.cluster.is_some()) {
-        return Err(misuse(anyhow::anyhow!("--codec and --cluster are for --format erofs")));
-    }
-    if let Some(options) = args.asked().map_err(misuse)? {
-        options.check().map_err(misuse)?;
-    }
+    let how = args.how().map_err(misuse)?;
     let destination = Destination::of(&args.output)?;
     let instant = Instant::take(&args.peer, &args.name)?;
     let draft = destination.make_draft()?;
     let place = destination.place();
-    match args.format {
-        Format::Raw => args.write_raw(&instant, draft.file()).map_err(|error| with_place(error, &place))?,
-        Format::Erofs => args.write_image(instant, &draft).map_err(|error| with_place(error, &place))?,
-    }
+    let written = match &how {
+        How::Raw => args.write_raw(&instant, draft.file()),
+        How::Erofs(asked) => args.write_image(instant, asked.as_ref(), &draft),
+        How::Qcow2(level) => args.write_qcow2(&instant, *level, draft.file()),
+    };
+    written.map_err(|error| with_place(error, &place))?;
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
     if let Some(metadata) = told {
@@ -111,7 +127,31 @@ fn with_place(error: anyhow::Error, place: &str) -> anyhow::Error {
 }
 
 impl Args {
-    /// The options that the command line asks for; `None`: those of the base.
+    /// What the command line asks for.
+    fn how(&self) -> anyhow::Result<How> {
+        let is_qcow2 = self.output.extension().is_some_and(|extension| extension == "qcow2");
+        let format = self.format.unwrap_or(if is_qcow2 { Format::Qcow2 } else { Format::Erofs });
+        ensure!(!self.backing || format == Format::Qcow2, "--backing is for --format qcow2");
+        ensure!(!self.verify || format == Format::Erofs, "--verify is for --format erofs");
+        ensure!(self.cluster.is_none() || format == Format::Erofs, "--cluster is for --format erofs");
+        match format {
+            Format::Raw => {
+                ensure!(self.codec.is_none(), "--codec is for --format erofs and qcow2");
+                Ok(How::Raw)
+            }
+            Format::Erofs => self.asked().map(How::Erofs),
+            Format::Qcow2 => {
+                let codec = self.codec.as_ref().map(|codec| codec::of_clusters(codec, BLOCK_BYTES)).transpose()?;
+                match codec.flatten() {
+                    None => Ok(How::Qcow2(None)),
+                    Some(ClusterCodec::Deflate(level @ 1..=9)) => Ok(How::Qcow2(Some(level.cast_unsigned()))),
+                    Some(_) => bail!("a qcow2 image is compressed with deflate, at level 1 to 9, or not at all"),
+                }
+            }
+        }
+    }
+
+    /// The options of an EROFS image that the command line asks for; `None`: those of the base.
     fn asked(&self) -> anyhow::Result<Option<BuildOptions>> {
         if self.codec.is_none() && self.cluster.is_none() {
             return Ok(None);
@@ -119,7 +159,9 @@ impl Args {
         let pcluster_bytes = self.cluster.unwrap_or(BLOCK_BYTES.into());
         let pcluster_bytes = u32::try_from(pcluster_bytes).ok().context("the cluster is too large")?;
         let codec = codec::of_clusters(self.codec.as_deref().unwrap_or("lz4"), pcluster_bytes)?;
-        Ok(Some(BuildOptions { codec, pcluster_bytes, threads: self.threads, ..BuildOptions::default() }))
+        let options = BuildOptions { codec, pcluster_bytes, threads: self.threads, ..BuildOptions::default() };
+        options.check()?;
+        Ok(Some(options))
     }
 
     fn write_raw(&self, instant: &Instant, out: &File) -> anyhow::Result<()> {
@@ -127,15 +169,29 @@ impl Args {
         raw::write(instant, out, &mut |done_bytes, total_bytes| line.show(done_bytes, total_bytes))
     }
 
-    fn write_image(&self, instant: Instant, draft: &Draft) -> anyhow::Result<()> {
-        let asked = self.asked()?;
+    fn write_qcow2(&self, instant: &Instant, level: Option<u32>, out: &File) -> anyhow::Result<()> {
+        let backing = self.backing.then(|| instant.backing()).transpose()?;
+        let wanted = if backing.is_some() { Wanted::AboveBase } else { Wanted::BytesAndZeros };
+        let source = qcow2::Source {
+            size_bytes: instant.size_bytes(),
+            changes: instant.changes(wanted)?,
+            reader: &*instant.reader(),
+            backing: backing.as_ref().map(|BackingFile { path, format, .. }| qcow2::Backing { path, format }),
+        };
+        let threads = BuildOptions { threads: self.threads, ..BuildOptions::default() }.thread_count();
+        let mut line = ProgressLine::new();
+        qcow2::write(source, out, level, threads, &mut |done_bytes, total_bytes| line.show(done_bytes, total_bytes))?;
+        backing.map_or(Ok(()), |backing| backing.check_unchanged())
+    }
+
+    fn write_image(&self, instant: Instant, asked: Option<&BuildOptions>, draft: &Draft) -> anyhow::Result<()> {
         let base = if asked.is_none() { instant.open_base() } else { None };
-        let options = match (&asked, &base) {
+        let options = match (asked, &base) {
             (Some(options), _) => options.clone(),
             (None, Some(base)) => BuildOptions { threads: self.threads, ..BuildOptions::like(&base.content())? },
             (None, None) => BuildOptions { threads: self.threads, ..BuildOptions::default() },
         };
-        let changes = instant.changes(base.is_some())?;
+        let changes = instant.changes(if base.is_some() { Wanted::AboveBase } else { Wanted::Bytes })?;
         let overlay = Overlay::new(instant.size_bytes(), changes, instant.reader())?;
         let overlay = Arc::new(match &base {
             Some(base) => overlay.over(base.content()),
@@ -161,7 +217,7 @@ impl Args {
         let image = image.try_clone().context("opening the image again")?;
         let report = Image::open(image).context("the image cannot be read")?.compare(tree, self.threads);
         let count = source::tell_differences(&report);
-        anyhow::ensure!(
+        ensure!(
             count == 0,
             "{}: not written: the image differs from the disk; this is a fault of pagefold: please report it",
             self.output.display()

@@ -5,7 +5,7 @@ use std::{fs::File, os::unix::fs::FileExt};
 use anyhow::Context;
 use pagefold_erofs::ReadAt;
 
-use super::instant::Instant;
+use super::instant::{Instant, Wanted};
 
 /// Bytes that are read at once.
 const PART_BYTES: u64 = 4 << 20;
@@ -16,7 +16,7 @@ const BLOCK_BYTES: usize = 4096;
 /// Writes the disk to `out`, an empty file, and tells `watch` how far it is.
 pub(super) fn write(instant: &Instant, out: &File, watch: &mut dyn FnMut(u64, u64)) -> anyhow::Result<()> {
     let writing = || "writing the disk's bytes";
-    let changes = instant.changes(false)?;
+    let changes = instant.changes(Wanted::Bytes)?;
     out.set_len(instant.size_bytes()).with_context(writing)?;
     let total_bytes = changes.iter().map(|change| change.len).sum();
     let reader = instant.reader();

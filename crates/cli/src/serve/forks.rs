@@ -65,7 +65,7 @@ impl Disks {
         let source = self.lock().get(name)?.clone();
         let ram = source.kind.ram(name, "have snapshots")?;
         // Nobody waits for a disk that is resized.
-        let kept = Arc::new(ram.fork().map_err(failed)?);
+        let kept = Arc::new(ram.snapshot().map_err(failed)?);
 
         let mut state = self.lock();
         let is_same = |disk: &Disk| matches!(&disk.kind, Kind::Ram(same) if Arc::ptr_eq(same, ram));

@@ -47,7 +47,7 @@ struct Gzip<R> {
 
 enum State<R> {
     Between(R),
-    Inside(GzDecoder<R>),
+    Inside(Box<GzDecoder<R>>),
     Ended,
 }
 
@@ -68,7 +68,7 @@ impl<R: BufRead> Read for Gzip<R> {
                     let front = source.fill_buf()?;
                     if self.first || front.first() == Some(&0x1f) {
                         self.first = false;
-                        self.state = State::Inside(GzDecoder::new(source));
+                        self.state = State::Inside(Box::new(GzDecoder::new(source)));
                     } else if front.iter().all(|byte| *byte == 0) {
                         let len = front.len();
                         if len > 0 {

@@ -353,7 +353,32 @@ fn what_was_changed_is_told() {
     // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has changed nothing.
     run(&mut server.ask(&["snapshot", "a", "s"]));
     clients.fill(&server, "a", &[Fill { byte: 9, page: 300, pages: 1 }]);
-    assert_eq!(diff(&server, "a"), [(0, 3), (100, 70), (300, 1), (511, 1)]);
+    let later = [(0, 3), (100, 70), (300, 1), (511, 1)];
+    assert_eq!(diff(&server, "a"), later);
+    // A snapshot has what the disk had changed then, whatever became of the disk.
+    assert_eq!(diff(&server, "a@s"), changed);
+    run(&mut server.ask(&["snapshot", "a", "t"]));
+    run(&mut server.ask(&["rollback", "a", "s"]));
+    assert_eq!(diff(&server, "a"), changed);
+    clients.fill(&server, "a", &[Fill { byte: 8, page: 1, pages: 4 }, Fill { byte: 8, page: 200, pages: 1 }]);
+    assert_eq!(diff(&server, "a"), [(0, 5), (100, 70), (200, 1), (511, 1)]);
+    assert_eq!((diff(&server, "a@s"), diff(&server, "a@t")), (changed.to_vec(), later.to_vec()));
+    run(&mut server.ask(&["reset", "a"]));
+    run(&mut server.ask(&["rename", "a", "c"]));
+    assert_eq!((diff(&server, "c@s"), diff(&server, "c@t")), (changed.to_vec(), later.to_vec()));
+    let map = run(Command::new(&nbdinfo).args(["--json", "--map=pagefold:changed", &server.uri("c@s")]));
+    let told: Vec<Value> = serde_json::from_str(&map).expect("a map");
+    assert_eq!(told.iter().filter(|extent| extent["type"] == 1).count(), changed.len());
+    run(&mut server.ask(&["diff", "c@t", "--to", text(&file)]));
+    let mut found = fs::read(&file).expect("the changes");
+    assert!(found[300 * PAGE..301 * PAGE].iter().all(|&byte| byte == 9) && found[..PAGE].iter().all(|&byte| byte == 1));
+    for (page, pages) in later {
+        found[page * PAGE..(page + pages) * PAGE].fill(0);
+    }
+    assert!(found.iter().all(|&byte| byte == 0), "what was not changed is there");
+    run(&mut server.ask(&["fork", "c@s", "d"]));
+    assert_eq!(diff(&server, "d"), []);
+    run(&mut server.ask(&["rename", "c", "a"]));
     run(&mut server.ask(&["rollback", "a", "s"]));
     assert_eq!(diff(&server, "a"), changed);
     run(&mut server.ask(&["fork", "a", "b"]));

@@ -20,6 +20,7 @@ struct Frozen {
     folder: tempfile::TempDir,
     server: Server,
     qemu_io: PathBuf,
+    qemu_img: PathBuf,
     nbdcopy: PathBuf,
 }
 
@@ -30,13 +31,21 @@ fn text(path: &Path) -> &str {
 impl Frozen {
     /// `None` where a program is missing.
     fn start(test: &str, mib: usize, pack: &[&str]) -> Option<Self> {
-        let [qemu_io, nbdcopy] = programs(test, ["qemu-io", "nbdcopy"])?;
+        Self::start_over(test, mib, |disk, folder| {
+            let image = folder.join("base.erofs");
+            run(pagefold().arg("pack").args(pack).arg(disk).arg("-o").arg(&image));
+            image
+        })
+    }
+
+    /// The same with a base that `make` makes of a disk in a folder.
+    fn start_over(test: &str, mib: usize, make: impl Fn(&Path, &Path) -> PathBuf) -> Option<Self> {
+        let [qemu_io, qemu_img, nbdcopy] = programs(test, ["qemu-io", "qemu-img", "nbdcopy"])?;
         let folder = tempfile::tempdir().expect("a folder");
-        let (disk, image) = (folder.path().join("base.img"), folder.path().join("base.erofs"));
+        let disk = folder.path().join("base.img");
         make_image(&disk, mib);
-        run(pagefold().arg("pack").args(pack).arg(&disk).arg("-o").arg(&image));
-        let server = Server::start(&[text(&image)]);
-        Some(Self { folder, server, qemu_io, nbdcopy })
+        let server = Server::start(&[text(&make(&disk, folder.path()))]);
+        Some(Self { folder, server, qemu_io, qemu_img, nbdcopy })
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -85,6 +94,11 @@ impl Frozen {
         }
         self.ask(&["freeze", disk, "--codec", "zstd,1", "--cluster", "64K", "-o", "d.erofs"]);
         self.ask(&["freeze", disk, "--format", "raw", "-o", "e.img"]);
+        self.ask(&["freeze", disk, "-o", "f.qcow2"]);
+        self.ask(&["freeze", disk, "--codec", "deflate,1", "-o", "g.qcow2"]);
+        for image in ["f.qcow2", "g.qcow2"] {
+            self.check_qcow2(image);
+        }
         let image = fs::read(self.at("a.erofs")).expect("an image");
         for same in ["b.erofs", "c.erofs"] {
             assert!(fs::read(self.at(same)).expect("an image") == image, "{disk}: {same} is another image");
@@ -92,6 +106,13 @@ impl Frozen {
         assert!(self.unpacked("a.erofs") == expected, "{disk}: the image holds something else");
         assert!(self.unpacked("d.erofs") == expected, "{disk}: the dense image holds something else");
         assert!(fs::read(self.at("e.img")).expect("a file") == expected, "{disk}: the file holds something else");
+    }
+
+    /// Has QEMU check an image, and compare it with the disk as it was frozen to a raw file.
+    fn check_qcow2(&self, image: &str) {
+        run(Command::new(&self.qemu_img).arg("check").arg(self.at(image)));
+        let mut compare = Command::new(&self.qemu_img);
+        run(compare.args(["compare", "-f", "raw", "-F", "qcow2"]).arg(self.at("e.img")).arg(self.at(image)));
     }
 
     /// The names in the folder, but for the copy.
@@ -141,10 +162,13 @@ fn an_image_holds_what_the_disk_does() {
         frozen.write("plain", &["write -P 5 1M 5k", "write -z 2M 1M"]);
         frozen.check("plain");
         // An image of a disk is a base like any other.
-        let image = frozen.at("job.erofs");
-        frozen.ask(&["freeze", "job", "-o", text(&image)]);
-        frozen.ask(&["add", "again", "--base", text(&image)]);
-        assert!(frozen.content("again") == frozen.content("job"));
+        for (disk, image, more) in
+            [("e", "job.erofs", &[][..]), ("q", "job.qcow2", &[]), ("c", "c.qcow2", &["--codec", "deflate"])]
+        {
+            frozen.ask(&[&["freeze", "job", "-o", image], more].concat());
+            frozen.ask(&["add", disk, "--base", text(&frozen.at(image))]);
+            assert!(frozen.content(disk) == frozen.content("job"), "{image}");
+        }
         // Nobody reads an instant any more.
         let listed = frozen.ask(&["disks"]);
         assert!(!listed.contains("instant"), "{listed}");
@@ -202,7 +226,13 @@ fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
     let Some(frozen) = Frozen::start(TEST, 12, &[]) else { return };
     frozen.ask(&["fork", "base", "job"]);
     frozen.write("job", &["write -P 7 1001k 9k"]);
-    for (more, after_ms) in [(&[][..], [1, 5, 10, 20, 40]), (&["--codec", "zstd,9"], [10, 50, 100, 200, 400])] {
+    let slow = [10, 50, 100, 200, 400];
+    for (more, after_ms) in [
+        (&[][..], [1, 5, 10, 20, 40]),
+        (&["--codec", "zstd,9"], slow),
+        (&["--format", "qcow2"], [1, 5, 10, 20, 40]),
+        (&["--format", "qcow2", "--codec", "deflate,9"], slow),
+    ] {
         frozen.ask(&[&["freeze", "job", "-o", "whole"], more].concat());
         let whole = fs::read(frozen.at("whole")).expect("an image");
         for after_ms in after_ms {
@@ -241,7 +271,7 @@ fn a_full_target_keeps_its_old_file() {
     run(Command::new(mount).args(["-t", "tmpfs", "-osize=400k", "tmpfs"]).arg(&target));
     let out = target.join("out");
     fs::write(&out, "the old file").expect("a file");
-    for format in ["erofs", "raw"] {
+    for format in ["erofs", "raw", "qcow2"] {
         let line = run_to_fail(&mut frozen.server.ask(&["freeze", "base", "--format", format, "-o", text(&out)]));
         assert!(line.contains("No space left on device") && line.contains(text(&out)), "{line}");
         assert_eq!(fs::read(&out).expect("the file"), b"the old file", "{format}");
@@ -271,13 +301,59 @@ fn a_base_that_is_not_what_it_was_is_not_copied() {
 }
 
 #[test]
+fn an_image_above_the_base_has_what_changed() {
+    const TEST: &str = "an_image_above_the_base_has_what_changed";
+    for format in ["raw", "qcow2"] {
+        let convert = |disk: &Path, folder: &Path| {
+            let base = folder.join(format!("below.{format}"));
+            let mut convert = Command::new("qemu-img");
+            run(convert.args(["convert", "-f", "raw", "-O", format]).arg(disk).arg(&base));
+            base
+        };
+        let Some(frozen) = Frozen::start_over(TEST, 12, convert) else { return };
+        frozen.ask(&["fork", "below", "job"]);
+        frozen.write(
+            "job",
+            &["write -P 7 1001k 9k", "write -z 2M 70k", "discard 4M 1M", "discard 6000k 4k", "write -P 9 11M 1k"],
+        );
+        frozen.ask(&["fork", "job", "grown"]);
+        frozen.ask(&["resize", "grown", "14000128"]);
+        frozen.ask(&["fork", "job", "shrunk"]);
+        frozen.ask(&["resize", "--shrink", "shrunk", "6000128"]);
+        frozen.ask(&["fork", "shrunk", "both"]);
+        frozen.ask(&["resize", "both", "14000128"]);
+        for disk in ["below", "job", "grown", "shrunk", "both"] {
+            for more in [&[][..], &["--codec", "deflate"]] {
+                frozen.ask(&["freeze", disk, "--format", "raw", "-o", "e.img"]);
+                frozen.ask(&[&["freeze", disk, "--backing", "-o", "out.qcow2"], more].concat());
+                frozen.check_qcow2("out.qcow2");
+                let bytes = fs::metadata(frozen.at("out.qcow2")).expect("an image").len();
+                assert!(bytes < 1 << 20, "{disk}: {bytes} bytes");
+            }
+        }
+        fs::write(frozen.at("below").with_extension(format), "another file").expect("a file");
+        let line = run_to_fail(&mut frozen.server.ask(&["freeze", "job", "--backing", "-o", "out.qcow2"]));
+        assert!(line.contains("it was changed or replaced since the server opened it"), "{line}");
+    }
+    let Some(frozen) = Frozen::start(TEST, 2, &[]) else { return };
+    let line = run_to_fail(&mut frozen.server.ask(&["freeze", "base", "--backing", "-o", "out.qcow2"]));
+    assert!(line.contains("is an EROFS image, which QEMU does not read"), "{line}");
+}
+
+#[test]
 fn what_cannot_be_frozen_is_said() {
     let server = Server::start(&["--export", "name=a,size=1M"]);
     let out = server.folder().join("out");
     for (args, what) in [
         (&["freeze", "b", "-o", "out"][..], "no disk is named 'b'"),
         (&["freeze", "a", "-o", "."], "is a directory"),
-        (&["freeze", "a", "--format", "raw", "--codec", "lz4", "-o", "out"], "are for --format erofs"),
+        (&["freeze", "a", "--format", "raw", "--codec", "lz4", "-o", "out"], "--codec is for --format erofs and qcow2"),
+        (&["freeze", "a", "--cluster", "64K", "-o", "out.qcow2"], "--cluster is for --format erofs"),
+        (&["freeze", "a", "--verify", "-o", "out.qcow2"], "--verify is for --format erofs"),
+        (&["freeze", "a", "--codec", "zstd,3", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
+        (&["freeze", "a", "--codec", "deflate,12", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
+        (&["freeze", "a", "--backing", "-o", "out"], "--backing is for --format qcow2"),
+        (&["freeze", "a", "--backing", "-o", "out.qcow2"], "disk 'a' has no base: without --backing"),
         (&["freeze", "a", "--codec", "lz5", "-o", "out"], "unknown codec"),
         (&["freeze", "a", "--cluster", "5000", "-o", "out"], "multiple of the block"),
     ] {

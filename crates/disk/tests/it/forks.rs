@@ -27,7 +27,8 @@ fn changed_pages(disk: &dyn BlockDevice) -> Vec<bool> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Pages that were written or discarded since the fork are changed; no other has been, whatever snapshots were taken meanwhile.
+    /// Pages that were written or discarded since the fork are changed; no other has been, whatever snapshots were taken meanwhile. A snapshot
+    /// has the changes of its instant.
     #[test]
     fn changes_are_what_was_written_since_the_fork(
         before in prop::collection::vec((0..PAGES, 1..40_u64), 0..6),
@@ -42,7 +43,7 @@ proptest! {
             base.write(offset, &vec![7; len_bytes as usize]).expect("no limit");
         }
         let fork = if over { RamDisk::over(&pool, Arc::new(base)) } else { Ok(base.fork().expect("no limit")) };
-        let fork = Checked::new(fork.expect("a fork"));
+        let fork = Checked::new(Arc::new(fork.expect("a fork")));
         prop_assert!(fork.knows_changes() && changed_pages(&fork).iter().all(|changed| !changed));
         let mut model = vec![false; PAGES as usize];
         let mut snapshots = Vec::new();
@@ -52,7 +53,7 @@ proptest! {
                 0 => fork.discard(offset, len_bytes).expect("no limit"),
                 1 => fork.write_zeroes(offset, len_bytes, Zeroes::Allocated).expect("no limit"),
                 2 => {
-                    snapshots.push((fork.get_ref().fork().expect("no limit"), model.clone()));
+                    snapshots.push((fork.get_ref().snapshot().expect("no limit"), model.clone()));
                     continue;
                 }
                 3 => {
@@ -71,6 +72,12 @@ proptest! {
         }
         for (page, (found, expected)) in changed_pages(&fork).into_iter().zip(model).enumerate() {
             prop_assert_eq!(found, expected, "page {}", page);
+        }
+        // Of a snapshot, those that the disk had then, whatever it has become.
+        for (snapshot, expected) in &snapshots {
+            prop_assert_eq!(&changed_pages(snapshot), expected);
+            let of_snapshot = changed_pages(&snapshot.fork().expect("no limit"));
+            prop_assert!(of_snapshot.iter().all(|changed| !changed));
         }
         prop_assert!(fork.changes(PAGES * PAGE, 1, &mut |_| true).is_err(), "beyond the end");
     }

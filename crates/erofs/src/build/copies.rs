@@ -13,17 +13,21 @@
 //!
 //! Whether an extent has changed depends on its content alone, so that equal disks above a base become equal images.
 
-use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::{fs, io};
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
+use rustix::fs::copy_file_range;
+use rustix::io::Errno;
 
-use super::overlay::{Change, Overlay};
+use super::overlay::Overlay;
 use super::segment::{Compressor, End, Piece, Segment, SegmentOptions};
 use super::{BuildOptions, Compression};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::format::incompat;
+use crate::image::Image;
 use crate::zmap::{Cursor, Extent, Place};
 
 /// A segment of an overlay.
@@ -43,6 +47,8 @@ struct Part {
     range: Range<u64>,
     /// Where its cluster lies, if it is kept.
     kept: Option<Kept>,
+    /// Whether all of its content is in the segment's input.
+    is_read: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -96,11 +102,17 @@ pub(super) fn segment(
     compressor: &mut Compressor,
     Room { input, blocks }: Room<'_>,
 ) -> io::Result<Segment> {
-    let parts = parts(overlay, base, &stretch.range, compression, options).map_err(io::Error::other)?;
     let Range { start, end } = stretch.range;
+    let len = (end - start) as usize;
+    if input.len() < len {
+        // Taken anew, its pages are there only once they are used, which is where something has changed.
+        *input = vec![0; len];
+    }
+    let input = &mut input[..len];
+    overlay.read_changes(start, input)?;
+    let parts = parts(overlay, base, &stretch.range, compression, options, input).map_err(io::Error::other)?;
     let segment_options = SegmentOptions::new(options, compression, false);
     let block = u64::from(options.block_bytes);
-    input.resize((end - start) as usize, 0);
     let mut segment = Segment { blocks, ..Segment::default() };
     segment.blocks.clear();
     let mut number = 0;
@@ -108,17 +120,16 @@ pub(super) fn segment(
         let next = parts[number..].iter().position(|other| other.kept.is_some() != part.kept.is_some());
         let mut next = next.map_or(parts.len(), |count| number + count);
         if part.kept.is_some() {
-            copy(base, &parts[number..next], block, &mut segment).map_err(io::Error::other)?;
+            keep(&parts[number..next], block, &mut segment);
             number = next;
             continue;
         }
         let from = (part.range.start - start) as usize;
-        let mut read_to = from;
+        let mut read = number;
         loop {
             let to = (parts[next - 1].range.end - start) as usize;
-            input[read_to..to].fill(0);
-            overlay.read_to(start + read_to as u64, &mut input[read_to..to])?;
-            read_to = to;
+            read_parts(overlay, &parts[read..next], start, input)?;
+            read = next;
             let how = match () {
                 () if start + to as u64 != end => End::Extent,
                 () if stretch.ends_file => End::File,
@@ -142,17 +153,18 @@ pub(super) fn segment(
     Ok(segment)
 }
 
-/// What the segment is made of.
+/// What the segment is made of. `input` has its changes, and then all of the parts that could be kept without them.
 fn parts(
     overlay: &Overlay,
     base: &File,
     segment: &Range<u64>,
     compression: Compression,
     options: &BuildOptions,
+    input: &mut [u8],
 ) -> Result<Vec<Part>> {
     let data = base.data();
     let block = u64::from(options.block_bytes);
-    let (mut parts, mut cursor) = (Vec::<Part>::new(), Cursor::default());
+    let (mut parts, mut cursor, mut below) = (Vec::<Part>::new(), Cursor::default(), Vec::new());
     let mut at = segment.start;
     while at < segment.end {
         let extent = match &data.map {
@@ -169,9 +181,10 @@ fn parts(
             before.kept = None;
             kept = None;
         }
-        let kept = kept.filter(|_| is_unchanged(overlay, base, &range));
+        let content = &mut input[(range.start - segment.start) as usize..(range.end - segment.start) as usize];
+        let look = if kept.is_some() { look(overlay, base, &range, content, &mut below) } else { Look::Unread };
         at = range.end;
-        parts.push(Part { range, kept });
+        parts.push(Part { range, kept: kept.filter(|_| look == Look::Unchanged), is_read: look == Look::Changed });
     }
     Ok(parts)
 }
@@ -204,46 +217,91 @@ fn place(base: &File, extent: &Extent, compression: Compression, options: &Build
     }
 }
 
-/// Whether a range holds what the base has there.
-fn is_unchanged(overlay: &Overlay, base: &File, range: &Range<u64>) -> bool {
-    let mut changes = overlay.changes(range.clone()).peekable();
-    if changes.peek().is_none() {
-        return range.end <= overlay.size();
-    }
-    let len = (range.end - range.start) as usize;
-    let mut below = vec![0; len];
-    // What cannot be read is told where it is needed.
-    if !base.data().read_at(&mut below, range.start).is_ok_and(|read| read == len) {
-        return false;
-    }
-    let mut part = Vec::new();
-    changes.all(|change: &Change| {
-        let (from, to) = (change.at.max(range.start), (change.at + change.len).min(range.end));
-        let known = &below[(from - range.start) as usize..(to - range.start) as usize];
-        overlay.read(from, known.len(), &mut part).is_ok() && part == known
-    })
+/// What is known of a range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// It holds what the base has there.
+    Unchanged,
+    /// It does not, and all that it holds was read.
+    Changed,
+    /// Not all of it was read.
+    Unread,
 }
 
-/// Copies the clusters of parts that are kept.
-fn copy(base: &File, parts: &[Part], block: u64, segment: &mut Segment) -> Result<()> {
-    let image = &base.data().image;
-    let mut clusters = parts.iter().filter_map(|part| Some((part, part.kept?))).peekable();
-    while let Some((part, first)) = clusters.next() {
-        let piece = |part: &Part, kept: Kept| Piece {
+/// Looks whether a range holds what the base has there. `content` has its changes; if they differ, it has all of the range then.
+fn look(overlay: &Overlay, base: &File, range: &Range<u64>, content: &mut [u8], below: &mut Vec<u8>) -> Look {
+    let mut changes = overlay.changes(range.clone()).peekable();
+    if changes.peek().is_none() {
+        return Look::Unchanged;
+    }
+    below.resize(content.len(), 0);
+    // What cannot be read is told where it is needed.
+    if !base.data().read_at(below, range.start).is_ok_and(|read| read == content.len()) {
+        return Look::Unread;
+    }
+    let mut is_changed = false;
+    for change in changes {
+        let from = change.at.max(range.start) - range.start;
+        let to = (change.at + change.len).min(range.end) - range.start;
+        let (before, now) = (&mut below[from as usize..to as usize], &content[from as usize..to as usize]);
+        if before != now {
+            before.copy_from_slice(now);
+            is_changed = true;
+        }
+    }
+    if !is_changed {
+        return Look::Unchanged;
+    }
+    content.copy_from_slice(below);
+    Look::Changed
+}
+
+/// Reads what is not in `input` yet, the content of a segment that begins at `start`.
+fn read_parts(overlay: &Overlay, parts: &[Part], start: u64, input: &mut [u8]) -> io::Result<()> {
+    for unread in parts.chunk_by(|one, next| one.is_read == next.is_read).filter(|parts| !parts[0].is_read) {
+        let (from, to) = (unread[0].range.start, unread[unread.len() - 1].range.end);
+        overlay.read_below(from, &mut input[(from - start) as usize..(to - start) as usize])?;
+    }
+    Ok(())
+}
+
+/// Adds the clusters of parts that are kept.
+fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
+    segment.pieces.extend(parts.iter().filter_map(|part| {
+        let kept = part.kept?;
+        Some(Piece {
             len: (part.range.end - part.range.start) as u32,
             blocks: kept.stored_bytes / block as u32,
             compressed: kept.compressed,
-        };
-        segment.pieces.push(piece(part, first));
-        // Those that lie side by side are read together.
-        let mut stored = u64::from(first.stored_bytes);
-        while let Some((part, kept)) = clusters.next_if(|(_, kept)| kept.pa == first.pa + stored) {
-            segment.pieces.push(piece(part, kept));
-            stored += u64::from(kept.stored_bytes);
+            from: Some(kept.pa),
+        })
+    }));
+}
+
+/// Bytes that are read and written at once where the system does not copy.
+const TRANSFER_BYTES: u64 = 256 << 10;
+
+/// Copies `len` bytes of an image's data to `at` in `out`. Where both lie in one file system that shares blocks, none is copied.
+pub(super) fn transfer(image: &Image, from: u64, len: u64, out: &fs::File, at: u64) -> Result<()> {
+    let mut done = 0;
+    if let Some(file) = image.data_file(len, from)? {
+        while done < len {
+            let (mut source, mut target) = (from + done, at + done);
+            let most = (len - done).min(1 << 30) as usize;
+            match copy_file_range(file, Some(&mut source), out, Some(&mut target), most) {
+                Err(Errno::INTR) => {}
+                // The system does not copy between these files, or something is wrong, which reading or writing tells.
+                Ok(0) | Err(_) => break,
+                Ok(copied) => done += copied as u64,
+            }
         }
-        let at = segment.blocks.len();
-        segment.blocks.resize(at + stored as usize, 0);
-        image.read_data(&mut segment.blocks[at..], first.pa)?;
+    }
+    let mut bytes = vec![0; (len - done).min(TRANSFER_BYTES) as usize];
+    while done < len {
+        bytes.truncate((len - done).min(TRANSFER_BYTES) as usize);
+        image.read_data(&mut bytes, from + done)?;
+        out.write_all_at(&bytes, at + done).map_err(Error::io("writing the image"))?;
+        done += bytes.len() as u64;
     }
     Ok(())
 }

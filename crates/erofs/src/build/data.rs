@@ -16,7 +16,7 @@ use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
 use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
-use super::segment::{Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
+use super::segment::{self, Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
 use super::tree::{Content, NodeId, NodeKind, Tree};
@@ -24,6 +24,7 @@ use super::zeros::Zeros;
 use super::{BuildOptions, Compression, Fragments, Progress};
 use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
+use crate::image::Image;
 
 /// How a regular file was stored.
 #[derive(Clone, Debug)]
@@ -232,7 +233,7 @@ impl Writer<'_> {
                 for (part, work) in job.into_iter().zip(works) {
                     done_bytes += part.len();
                     if part.offset == 0 {
-                        open = Some(OpenFile::new(self));
+                        open = Some(OpenFile::new(self, &part.source));
                     }
                     let Some(file) = open.as_mut() else { return Ok(()) };
                     self.add(file, &part, work?, &spare)?;
@@ -356,16 +357,30 @@ impl Writer<'_> {
     fn add_pieces(&mut self, file: &mut OpenFile, way: usize, segment: &Segment, share: bool) -> Result<()> {
         let share = share && self.shares();
         let format = self.ways[way].map(|compression| compression.codec.format());
-        let mut next = if share { 0 } else { self.blocks.append(&segment.blocks)? };
-        let mut at = 0;
-        for piece in &segment.pieces {
-            let bytes = &segment.blocks[at..at + piece.blocks as usize * self.options.block_bytes as usize];
-            at += bytes.len();
-            let blkaddr =
-                if share { self.blocks.add_cluster(bytes, format.filter(|_| piece.compressed))? } else { next };
-            next += piece.blocks;
-            let place = BuiltPlace::Blocks { blkaddr, blocks: piece.blocks };
-            file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+        let block = self.options.block_bytes as usize;
+        let (mut pieces, mut blocks) = (&segment.pieces[..], &segment.blocks[..]);
+        while let Some(&first) = pieces.first() {
+            // What lies side by side is stored together.
+            let (run, rest) = pieces.split_at(if share { 1 } else { segment::side_by_side(pieces, block) });
+            let len_bytes = run.iter().map(|piece| piece.blocks as usize).sum::<usize>() * block;
+            let mut next = match (first.from, &file.copied_from) {
+                (Some(from), Some(image)) if share => self.blocks.copy_once(image, from, len_bytes)?,
+                (Some(from), Some(image)) => self.blocks.copy(image, from, len_bytes)?,
+                _ => {
+                    let (own, others) = blocks.split_at(len_bytes);
+                    blocks = others;
+                    match share {
+                        true => self.blocks.add_cluster(own, format.filter(|_| first.compressed))?,
+                        false => self.blocks.append(own)?,
+                    }
+                }
+            };
+            for piece in run {
+                let place = BuiltPlace::Blocks { blkaddr: next, blocks: piece.blocks };
+                file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+                next += piece.blocks;
+            }
+            pieces = rest;
         }
         Ok(())
     }
@@ -507,6 +522,8 @@ impl Writer<'_> {
 /// A file whose segments are being added.
 struct OpenFile {
     first_block: u32,
+    /// The image that pieces are copied from.
+    copied_from: Option<Image>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
     /// Zeros behind the extents that are in none yet.
@@ -517,9 +534,14 @@ struct OpenFile {
 }
 
 impl OpenFile {
-    fn new(writer: &mut Writer<'_>) -> Self {
+    fn new(writer: &mut Writer<'_>, source: &Source) -> Self {
+        let base = match &source.content {
+            Content::Overlay(overlay) => overlay.base.as_ref(),
+            _ => None,
+        };
         Self {
             first_block: writer.blocks.begin_file(),
+            copied_from: base.map(|base| base.data().image.clone()),
             extents: Vec::new(),
             chunks: Vec::new(),
             zeros: 0,

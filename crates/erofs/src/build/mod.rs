@@ -228,7 +228,8 @@ impl BuildOptions {
         self.block_bytes.trailing_zeros()
     }
 
-    pub(crate) fn thread_count(&self) -> usize {
+    /// The threads that a build takes: one for each processor if none are asked for.
+    pub fn thread_count(&self) -> usize {
         thread_count(self.threads)
     }
 }
@@ -263,7 +264,11 @@ pub fn build_watched(
     watch: &mut dyn FnMut(Progress),
 ) -> Result<BuildReport> {
     options.check()?;
-    out.set_len(0).map_err(Error::io("emptying the image"))?;
+    let emptying = Error::io("emptying the image");
+    // ext4 has all of a file that was cut to nothing on its way to the disk before the file is closed.
+    if out.metadata().map_or(true, |metadata| metadata.len() > 0) {
+        out.set_len(0).map_err(emptying)?;
+    }
     let plan = metadata::Plan::new(tree, options)?;
     let data = data::write(tree, options, &plan, out, watch)?;
     metadata::write(tree, options, plan, data, out)

@@ -6,10 +6,9 @@
 //! new image | compressed | copied     | compressed | copied     |
 //! ```
 
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::{fmt, io, iter};
 
 use super::holes::Found;
 use crate::error::{Error, Result};
@@ -81,37 +80,51 @@ impl Overlay {
     pub(super) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         bytes.clear();
         bytes.resize(len, 0);
-        self.read_to(offset, bytes)
+        let changed = self.read_changes(offset, bytes)?;
+        let below = self.read_below(offset, bytes)?;
+        Ok(if changed == Found::Bytes { changed } else { below })
     }
 
-    /// Fills `out`, which is zeros, from `offset`.
-    pub(super) fn read_to(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
+    /// Fills what was changed of `out`, which begins at `offset`.
+    pub(super) fn read_changes(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let mut found = Found::Zeros;
-        let mut at = offset;
-        let part = |from: u64, to: u64| (from - offset) as usize..(to - offset) as usize;
+        let (mut at, mut rest, mut parts) = (offset, out, Vec::new());
         for change in self.changes(offset..end) {
             let (from, to) = (change.at.max(offset), change.end().min(end));
-            self.read_below(at, &mut out[part(at, from)], &mut found)?;
-            if !change.zeros {
-                self.source.read_exact_at(&mut out[part(from, to)], from)?;
-                found = Found::Bytes;
+            let (_, behind) = rest.split_at_mut((from - at) as usize);
+            let (part, behind) = behind.split_at_mut((to - from) as usize);
+            (at, rest) = (to, behind);
+            if change.zeros {
+                part.fill(0);
+            } else {
+                parts.push((from, part));
             }
-            at = to;
         }
-        self.read_below(at, &mut out[part(at, end)], &mut found)?;
-        Ok(found)
+        if parts.is_empty() {
+            return Ok(Found::Zeros);
+        }
+        self.source.read_all_at(&mut parts)?;
+        Ok(Found::Bytes)
     }
 
-    fn read_below(&self, offset: u64, out: &mut [u8], found: &mut Found) -> io::Result<()> {
-        let Some(base) = &self.base else { return Ok(()) };
-        let len = base.inode().size.saturating_sub(offset).min(out.len() as u64) as usize;
-        if len > 0 {
-            base.data().read_at(&mut out[..len], offset).map_err(io::Error::other)?;
-            *found = Found::Bytes;
+    /// Fills what was not changed of `out`, which begins at `offset`.
+    pub(super) fn read_below(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
+        let end = offset + out.len() as u64;
+        let (mut at, mut found) = (offset, Found::Zeros);
+        for range in self.changes(offset..end).map(|change| change.at..change.end()).chain(iter::once(end..end)) {
+            let to = range.start.clamp(at, end);
+            let part = &mut out[(at - offset) as usize..(to - offset) as usize];
+            let base_bytes = self.base.as_ref().map_or(0, |base| base.inode().size);
+            let (held, beyond) = part.split_at_mut(base_bytes.saturating_sub(at).min(part.len() as u64) as usize);
+            if let Some(base) = self.base.as_ref().filter(|_| !held.is_empty()) {
+                base.data().read_at(held, at).map_err(io::Error::other)?;
+                found = Found::Bytes;
+            }
+            beyond.fill(0);
+            at = range.end.min(end);
         }
-        Ok(())
+        Ok(found)
     }
 }
 

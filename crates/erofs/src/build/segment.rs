@@ -59,6 +59,18 @@ pub(crate) struct Piece {
     /// Blocks that it takes.
     pub(crate) blocks: u32,
     pub(crate) compressed: bool,
+    /// Where it lies in the image that it is copied from; else it is the next of the segment's blocks.
+    pub(crate) from: Option<u64>,
+}
+
+/// How many pieces, from the first on, lie one after the other in what they are copied from, or among their segment's blocks.
+pub(crate) fn side_by_side(pieces: &[Piece], block: usize) -> usize {
+    let follows = |pair: &[Piece]| match (pair[0].from, pair[1].from) {
+        (Some(from), Some(next)) => from + u64::from(pair[0].blocks) * block as u64 == next,
+        (None, None) => true,
+        _ => false,
+    };
+    pieces.windows(2).take_while(|pair| follows(pair)).count() + usize::from(!pieces.is_empty())
 }
 
 /// What becomes of the end of a file, when it is not a piece.
@@ -74,7 +86,7 @@ pub(crate) enum Tail {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Segment {
     pub(crate) pieces: Vec<Piece>,
-    /// The pieces' blocks, one after the other.
+    /// The blocks of the pieces that are not copied, one after the other.
     pub(crate) blocks: Vec<u8>,
     /// So many zeros behind the pieces, which are in none.
     pub(crate) zeros: u64,
@@ -87,10 +99,10 @@ impl Segment {
         self.pieces.iter().map(|piece| piece.len as usize).sum()
     }
 
-    /// What the last piece holds, if that is less than a `block` and lies there as it is.
+    /// What the last piece holds, if that is less than a `block` and lies among the blocks as it is.
     pub(crate) fn plain_end(&self, block: usize) -> &[u8] {
         match self.pieces.last() {
-            Some(piece) if !piece.compressed && (piece.len as usize) < block => {
+            Some(piece) if !piece.compressed && piece.from.is_none() && (piece.len as usize) < block => {
                 &self.blocks[self.blocks.len() - block..][..piece.len as usize]
             }
             _ => &[],
@@ -100,7 +112,7 @@ impl Segment {
     /// Adds a cluster that holds `len` bytes, and returns that.
     fn add_cluster(&mut self, cluster: &[u8], len: usize, block: usize) -> usize {
         let blocks = cluster.len().div_ceil(block);
-        self.pieces.push(Piece { len: len as u32, blocks: blocks as u32, compressed: true });
+        self.pieces.push(Piece { len: len as u32, blocks: blocks as u32, compressed: true, from: None });
         self.blocks.resize(self.blocks.len() + blocks * block - cluster.len(), 0);
         self.blocks.extend_from_slice(cluster);
         len
@@ -109,7 +121,7 @@ impl Segment {
     /// Adds bytes as they are, a block in each piece, and returns their number.
     fn add_plain(&mut self, bytes: &[u8], block: usize) -> usize {
         for plain in bytes.chunks(block) {
-            self.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false });
+            self.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false, from: None });
             self.blocks.extend_from_slice(plain);
             self.blocks.resize(self.blocks.len().next_multiple_of(block), 0);
         }

@@ -1,6 +1,7 @@
 //! A disk above a file of an image, built as a new image.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -25,8 +26,18 @@ fn plain(bytes: &[u8]) -> Content {
 }
 
 fn open(image: &[u8]) -> pagefold_erofs::File {
-    let image = Image::open(image.to_vec()).unwrap();
+    disk_of(&Image::open(image.to_vec()).unwrap())
+}
+
+fn disk_of(image: &Image) -> pagefold_erofs::File {
     image.file(&image.resolve(b"/disk").unwrap()).unwrap()
+}
+
+/// As [`open`], of a file on a disk, whose blocks the system can copy.
+fn open_stored(image: &[u8]) -> pagefold_erofs::File {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(image, 0).unwrap();
+    disk_of(&Image::open(file).unwrap())
 }
 
 fn content(image: &[u8]) -> Vec<u8> {
@@ -38,8 +49,12 @@ fn content(image: &[u8]) -> Vec<u8> {
 
 /// The image of `disk`, which differs from the file of the image `base` in `changes`.
 fn frozen(base: &[u8], disk: &[u8], changes: &[Change], options: &BuildOptions) -> Vec<u8> {
+    frozen_above(open(base), disk, changes, options)
+}
+
+fn frozen_above(base: pagefold_erofs::File, disk: &[u8], changes: &[Change], options: &BuildOptions) -> Vec<u8> {
     let overlay = Overlay::new(disk.len() as u64, changes.to_vec(), Arc::new(disk.to_vec())).unwrap();
-    image_of(Content::Overlay(Arc::new(overlay.over(open(base)))), disk.len() as u64, options)
+    image_of(Content::Overlay(Arc::new(overlay.over(base))), disk.len() as u64, options)
 }
 
 /// Text, noise and zeros in turn.
@@ -146,6 +161,8 @@ proptest! {
         prop_assert!(report.problems.is_empty(), "{:?}", report.problems);
         let one = BuildOptions { threads: 1, ..like };
         prop_assert!(new == frozen(&base, &disk, &changes, &one), "other threads, another image");
+        let stored = frozen_above(open_stored(&base), &disk, &changes, &one);
+        prop_assert!(new == stored, "copied by the system, another image");
         // What was written with what was there before makes no difference.
         let mut fewer = disk.clone();
         let all = change(&mut fewer, &[(0, disk.len().div_ceil(4096) as u64, 4)], 0);

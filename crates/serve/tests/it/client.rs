@@ -33,6 +33,19 @@ fn what_is_read_is_what_the_device_holds() {
     let error = client.read(5 << 20, &mut [0; 512]).unwrap_err();
     assert!(error.to_string().contains("byte 5242880: the server answers"), "{error}");
     client.read(0, &mut [0; 512]).unwrap();
+    // Many at once, in any order, and the same again after one of them was refused.
+    for refused in [false, true, false] {
+        let places = (0..300u64).map(|number| (number * 7919 % 1000 * 5000, 1 + number as usize * 31 % 9000));
+        let mut bufs: Vec<_> = places.map(|(offset, len)| (offset, vec![0; len])).collect();
+        if refused {
+            bufs[150].0 = 5 << 20;
+        }
+        let mut parts: Vec<_> = bufs.iter_mut().map(|(offset, buf)| (*offset, &mut buf[..])).collect();
+        let read = client.read_all(&mut parts);
+        assert_eq!(read.is_err(), refused, "{read:?}");
+        let held = device.bytes.lock().unwrap();
+        assert!(refused || bufs.iter().all(|(offset, buf)| *buf == held[*offset as usize..][..buf.len()]));
+    }
     let error = Client::unix(&server.path, "other", TIME).unwrap_err();
     assert!(error.to_string().contains("does not serve the export 'other'"), "{error}");
 }
@@ -53,6 +66,10 @@ fn export() -> Vec<u8> {
 
 /// What a client makes of a server that sends these bytes.
 fn answered(bytes: &[u8]) -> std::io::Result<()> {
+    answered_all(bytes, &mut [(0, &mut [0; 4096])])
+}
+
+fn answered_all(bytes: &[u8], parts: &mut [(u64, &mut [u8])]) -> std::io::Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -64,7 +81,7 @@ fn answered(bytes: &[u8]) -> std::io::Result<()> {
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        Client::unix(&path, "disk", TIME)?.read(0, &mut [0; 4096])
+        Client::unix(&path, "disk", TIME)?.read_all(parts)
     })
 }
 
@@ -97,6 +114,24 @@ fn bytes_that_are_no_answer_are_errors() {
     let error = answered(&[greeting(), long.encode().to_vec()].concat()).unwrap_err();
     assert!(error.to_string().contains("something else than was asked"), "{error}");
     assert!(start.elapsed() < TIME, "{:?}", start.elapsed());
+}
+
+#[test]
+fn answers_may_come_in_another_order() {
+    let front = [greeting(), export(), option_reply(option::GO, reply::ACK, b"")].concat();
+    let answer = |cookie: u8| [encode_simple_reply(0, cookie.into()).to_vec(), vec![cookie; 3]].concat();
+    let read = |order: &[u8]| {
+        let answers: Vec<u8> = order.iter().flat_map(|&cookie| answer(cookie)).collect();
+        let mut bufs = [[9; 3]; 3];
+        let mut parts: Vec<_> = bufs.iter_mut().map(|buf| (0, &mut buf[..])).collect();
+        answered_all(&[&front[..], &answers].concat(), &mut parts).map(|()| bufs)
+    };
+    for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+        assert_eq!(read(&order).unwrap(), [[0; 3], [1; 3], [2; 3]]);
+    }
+    for order in [[0, 1, 1], [0, 1, 3], [0, 0, 0]] {
+        assert!(read(&order).unwrap_err().to_string().contains("what was not asked"), "{order:?}");
+    }
 }
 
 #[test]
