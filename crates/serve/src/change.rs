@@ -40,6 +40,11 @@ impl Pieces {
         Arc::clone(self)
     }
 
+    /// How many hold it.
+    pub(crate) fn holders(&self) -> usize {
+        self.holders.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn fail(&self, refusal: Refusal) {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
     }
@@ -56,6 +61,15 @@ impl Pieces {
         let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take();
         Some(refusal.map_or_else(|| flush_if_asked(&self.request, device), Err))
     }
+}
+
+/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a page. Otherwise two
+/// threads would change one page.
+pub(crate) fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
+    if left_bytes <= most_bytes {
+        return left_bytes as usize;
+    }
+    most_bytes.saturating_sub((offset + most_bytes) % PAGE_BYTES) as usize
 }
 
 /// What became of a change.

@@ -7,7 +7,7 @@
 //!     loop
 //!         for each request of which enough lies in the input buffer
 //!             small, and the device never blocks: run it now, its reply goes to the output buffer
-//!             a large or slow write: send the output buffer; for each piece of the payload
+//!             a large or slow write: send the output buffer; for each piece of the payload, larger ones while others are at work
 //!                 receive it; pass the lead on to a follower; write it to the device; become a follower
 //!                 whoever is done last with a piece sends the reply
 //!             else: send the output buffer; pass the lead on; run it and send its reply, piece by piece; become a follower
@@ -39,15 +39,13 @@ use pagefold_disk::{BlockDevice, Waits};
 
 use crate::{
     Limits,
-    change::{Attempt, Change, Pieces},
+    change::{Attempt, Change, Pieces, to_page_end},
     export::Device,
     input::{Input, LARGE_INPUT_BYTES},
     memory::{Growing, Lent, Memory, Share, THREAD_BYTES, Taken},
     negotiate::{Ended, Session},
     protocol::{EXTENDED_REQUEST_BYTES, Headers, Request, command},
-    request::{
-        PAGE_BYTES, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes,
-    },
+    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes},
     transport::{Deadline, Transport},
     waiting::{ASIDE_BYTES, Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
 };
@@ -62,6 +60,9 @@ const SMALL_OUTPUT_BYTES: usize = 16 << 10;
 const LARGE_OUTPUT_BYTES: usize = 256 << 10;
 /// A large request is run in pieces of this size, other replies between them.
 const PIECE_BYTES: usize = 256 << 10;
+/// A write is run in pieces of this size while other requests are at work, if there is memory. The CPUs are busy then without
+/// pieces of one write at the same time, and each piece wakes a thread: a fifth of the time that lz4 takes for 256 KiB.
+const LARGE_PIECE_BYTES: usize = 1 << 20;
 /// A read whose reply must be in one piece is read whole up to this size before any of it is sent, if there is memory:
 /// then an error can be told.
 const WHOLE_READ_BYTES: usize = 4 << 20;
@@ -305,6 +306,12 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.common.stopping.load(Ordering::Relaxed)
             || self.transport.has_ended()
             || self.roles.lock().unwrap_or_else(PoisonError::into_inner).ended
+    }
+
+    /// Whether a thread is at work for another request than a write of these pieces, which the calling thread receives.
+    fn is_busy_beside(&self, pieces: &Pieces) -> bool {
+        let roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
+        roles.threads - roles.idle > pieces.holders()
     }
 
     fn headers(&self) -> Headers {
@@ -628,8 +635,12 @@ impl<T: Transport> Leader<T> {
                 return Ok(None);
             }
             let offset = request.offset + (request.len_bytes - writing.left_bytes);
-            let piece_bytes = to_page_end(offset, writing.left_bytes, PIECE_BYTES as u64);
-            if let Some(mut payload) = connection.share.lend(piece_bytes) {
+            let lend = |most_bytes: usize| {
+                let piece_bytes = to_page_end(offset, writing.left_bytes, most_bytes as u64);
+                connection.share.lend(piece_bytes).map(|payload| (piece_bytes, payload))
+            };
+            let large = connection.is_busy_beside(&writing.pieces).then(|| lend(LARGE_PIECE_BYTES)).flatten();
+            if let Some((piece_bytes, mut payload)) = large.or_else(|| lend(PIECE_BYTES)) {
                 self.input.receive_exact(writing.deadline, payload.as_mut())?;
                 writing.left_bytes -= piece_bytes as u64;
                 let change = Change::new(request, offset, Payload(Some(payload)));
@@ -770,15 +781,6 @@ enum Begun {
     Task(Task),
     /// More of it has to be received.
     Incomplete,
-}
-
-/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a page. Otherwise two
-/// threads would change one page.
-fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
-    if left_bytes <= most_bytes {
-        return left_bytes as usize;
-    }
-    most_bytes.saturating_sub((offset + most_bytes) % PAGE_BYTES) as usize
 }
 
 /// Starts a thread of the server.

@@ -127,7 +127,9 @@ impl Share {
     pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
         let lent = |buffer| Lent { share: Arc::clone(self), buffer: Some(buffer), len_bytes };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = kept.iter().position(|buffer| buffer.map.len() >= len_bytes) {
+        // The shortest that is long enough: a small request should not hold what a large one needs.
+        let found = (0..kept.len()).filter(|&at| kept[at].map.len() >= len_bytes).min_by_key(|&at| kept[at].map.len());
+        if let Some(found) = found {
             return Some(lent(kept.swap_remove(found)));
         }
         // What is too small would be in the way.
@@ -318,6 +320,15 @@ mod tests {
         share.trim();
         assert!(share.is_empty());
         assert_eq!(taken(&memory), 0);
+    }
+
+    #[test]
+    fn the_shortest_that_is_long_enough_is_lent() {
+        let share = Share::new(Memory::new(u64::MAX, None), usize::MAX);
+        drop([4, 1, 2].map(|pieces| share.lend(pieces * PIECE).expect("room")));
+        let mapped = |lent: &Lent| lent.buffer.as_ref().map_or(0, |buffer| buffer.map.len());
+        let lent = [1, PIECE + 1, PIECE + 1].map(|len_bytes| share.lend(len_bytes).expect("kept"));
+        assert_eq!(lent.each_ref().map(mapped), [PIECE, 2 * PIECE, 4 * PIECE]);
     }
 
     #[test]

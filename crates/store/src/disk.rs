@@ -4,6 +4,7 @@
 use std::{
     fmt,
     ops::Range,
+    ptr,
     sync::{
         Arc,
         atomic::{
@@ -318,7 +319,13 @@ impl Disk {
         for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
             prefetch(&page[at]);
         }
-        let core = &self.core;
+        let (core, tree) = (&self.core, &self.tree);
+        // The entry comes into the cache while the page is compressed.
+        let mut version = tree.version();
+        let mut found = tree.find(&core.leaves, slot);
+        if let Found::Entry(place) = found {
+            prefetch(ptr::from_ref(place.word).cast());
+        }
         let mut taken = core.streams.take(0, &core.budget)?;
         let sum = core.equals.as_ref().filter(|_| same_filled(page).is_none()).map(|equals| (equals, equals.sum(page)));
         if let Some((equals, sum)) = sum {
@@ -332,7 +339,13 @@ impl Disk {
         }
         let (working, pin) = taken.parts();
         let made = core.compress(&mut working.coder, page);
-        if self.has(slot, made, page, &mut working.coder, pin) {
+        if !tree.is(version) {
+            version = tree.version();
+            found = tree.find(&core.leaves, slot);
+        }
+        if let Found::Entry(place) = found
+            && self.has(place, version, made, page, &mut working.coder, pin)
+        {
             return Ok(());
         }
         loop {
@@ -394,12 +407,18 @@ impl Disk {
         }
     }
 
-    /// Whether the slot holds just what was made of `page`.
+    /// Whether the slot whose entry was at `place` in that version of the tree holds just what was made of `page`.
     #[inline]
-    fn has(&self, slot: Slot, made: Made, page: &Page, coder: &mut Coder, pin: &mut Pin<'_>) -> bool {
+    fn has(
+        &self,
+        place: Place<'_>,
+        version: u64,
+        made: Made,
+        page: &Page,
+        coder: &mut Coder,
+        pin: &mut Pin<'_>,
+    ) -> bool {
         let (core, tree) = (&*self.core, &self.tree);
-        let version = tree.version();
-        let Found::Entry(place) = tree.find(&core.leaves, slot) else { return false };
         let mut looked = place.look(&core.leaves);
         let may_be = match (looked.entry(), made) {
             (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,

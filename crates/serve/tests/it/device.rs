@@ -17,6 +17,8 @@ pub(crate) struct Ram {
     /// Requests at offset 0 wait for this.
     pub(crate) gate: Gate,
     pub(crate) may_block: bool,
+    /// Where each write began and how long it was.
+    pub(crate) writes: Mutex<Vec<(u64, usize)>>,
     pub(crate) flushes: AtomicUsize,
     /// Writes fail with NoSpace.
     pub(crate) full: AtomicBool,
@@ -115,6 +117,7 @@ impl BlockDevice for Ram {
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        self.writes.lock().unwrap().push((offset, buf.len()));
         if offset == 0 {
             self.gate.pass();
         }

@@ -8,7 +8,10 @@ use pagefold_serve::{
     protocol::{Request, command, command_flag},
 };
 
-use crate::{device::Ram, raw::Running};
+use crate::{
+    device::Ram,
+    raw::{Raw, Running},
+};
 
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
@@ -80,6 +83,33 @@ fn small_replies_go_between_the_chunks_of_a_large_one() {
 }
 
 #[test]
+fn a_write_comes_in_larger_pieces_while_another_request_is_at_work() {
+    const LEN_BYTES: usize = 1 << 20;
+    let device = Ram::gated(4 * LEN_BYTES);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    let first_piece = |raw: &mut Raw, number: u8| {
+        let offset = u64::from(number) * LEN_BYTES as u64;
+        raw.request(command::WRITE, 0, number.into(), offset, LEN_BYTES as u32);
+        raw.send(&[number; LEN_BYTES]);
+        assert_eq!(raw.simple_reply(), (0, number.into()));
+        let writes = device.writes.lock().unwrap();
+        writes.iter().find(|write| write.0 == offset).unwrap().1
+    };
+    assert_eq!(first_piece(&mut raw, 1), 256 << 10);
+    raw.request(command::READ, 0, 9, 0, 16);
+    wait_for("the read", || device.gate.waiting() == 1);
+    let beside_bytes = first_piece(&mut raw, 2);
+    device.gate.open();
+    assert_eq!(beside_bytes, LEN_BYTES);
+    assert_eq!(raw.simple_reply(), (0, 9));
+    assert_eq!(raw.bytes(16), [0; 16]);
+    let bytes = device.bytes.lock().unwrap();
+    assert!(bytes[LEN_BYTES..2 * LEN_BYTES].iter().all(|&byte| byte == 1));
+    assert!(bytes[2 * LEN_BYTES..3 * LEN_BYTES].iter().all(|&byte| byte == 2));
+}
+
+#[test]
 fn slow_requests_use_no_more_threads_than_allowed_and_all_are_answered() {
     let device = Ram::gated(1 << 20);
     let limits = Limits { threads_per_connection: 4, ..Limits::default() };
@@ -122,7 +152,7 @@ fn mixed_sizes_at_depth_keep_every_reply_whole() {
             (i * 7919 * 13 % ((8 << 20) - u64::from(len_bytes)), len_bytes)
         })
         .collect();
-    let mut sender = crate::raw::Raw { stream: raw.stream.try_clone().unwrap() };
+    let mut sender = Raw { stream: raw.stream.try_clone().unwrap() };
     let requests = ranges.clone();
     let sent = std::thread::spawn(move || {
         for (cookie, (offset, len_bytes)) in requests.into_iter().enumerate() {
