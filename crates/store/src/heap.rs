@@ -82,6 +82,10 @@ const TELL_BYTES: u64 = SEGMENT as u64 / 16;
 /// Objects handed over to a shard from which on whoever hands over another frees them.
 const HANDED_MAX: u32 = 16;
 
+/// Objects handed over from which on he waits for the shard to free them: its next holder frees all there are, and others wait for
+/// that.
+const HANDED_MOST: u32 = 4 * HANDED_MAX;
+
 /// Memory for objects of 1 to 4096 bytes.
 ///
 /// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the [`free`](Self::free) that took it
@@ -483,7 +487,11 @@ impl Heap {
         let (part, body) = self.find(at);
         let block = body - HEADER_BYTES;
         if at.get() >> self.span_bits != self.home() as u64 {
-            if part.handed.push(&part.blocks, block) >= HANDED_MAX
+            let count = part.handed.push(&part.blocks, block);
+            if count >= HANDED_MOST {
+                // Locking the shard frees them.
+                drop(self.lock_after_others(part));
+            } else if count >= HANDED_MAX
                 && let Some(mut shard) = part.shard.try_lock()
             {
                 self.free_handed(part, &mut shard);
