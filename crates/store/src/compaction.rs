@@ -45,6 +45,8 @@ impl Core {
         match self.heap.pressure() {
             Pressure::None => return,
             Pressure::Soft => {}
+            // What dropped disks left is freed in the background, and empties segments by itself.
+            Pressure::Hard if self.left.load(Relaxed) > 0 => {}
             Pressure::Hard => _ = self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
         self.tell();
