@@ -5,7 +5,7 @@ use std::{
     cmp::Reverse,
     sync::atomic::Ordering::{Acquire, Relaxed, Release},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_codec::PAGE_SIZE;
@@ -28,6 +28,10 @@ const WORTH_ROOM: u32 = SEGMENT / 512;
 /// what others hold for a moment may be.
 const ROOM_TURNS: u32 = 64;
 const LEAST_TURNS: u32 = 4;
+
+/// How long a writer without room waits for those who empty segments in all shards, and between two looks.
+const OTHERS_WAIT: Duration = Duration::from_millis(100);
+const OTHERS_PAUSE: Duration = Duration::from_micros(20);
 
 /// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
@@ -79,19 +83,27 @@ impl Heap {
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
         let need = u64::from(Blocks::whole_len(wanted.len_bytes));
-        let mut gained = 0;
-        for turn in 0..ROOM_TURNS {
+        let (mut gained, mut turn) = (0, 0);
+        let mut waits_until = None;
+        while turn < ROOM_TURNS {
             let purpose = if gained >= need { Purpose::Move } else { Purpose::Store };
             if let Ok(at) = self.alloc_anywhere(Wanted { purpose, ..wanted }) {
                 return Ok(at);
             }
             match self.empty_one(owners) {
                 Ok(bytes) => gained += bytes,
-                // Somebody does so in every shard.
-                Err(Busy::Others) => thread::sleep(Duration::from_micros(u64::from(turn.min(20)))),
+                // Somebody does so in every shard, and may have been preempted.
+                Err(Busy::Others) => {
+                    if Instant::now() > *waits_until.get_or_insert_with(|| Instant::now() + OTHERS_WAIT) {
+                        break;
+                    }
+                    thread::sleep(OTHERS_PAUSE);
+                    continue;
+                }
                 Err(Busy::Nothing) if turn >= LEAST_TURNS => break,
                 Err(Busy::Nothing) => owners.settle(),
             }
+            turn += 1;
         }
         Err(Full)
     }
