@@ -4,6 +4,8 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
@@ -25,6 +27,11 @@ pub(super) struct Control(BufReader<UnixStream>);
 
 impl Control {
     pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
+        // A server makes it after the other socket.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !socket.exists() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
         let mut control = Self(BufReader::new(connected(socket)?));
         ensure!(control.line()?["name"] == "pagefold", "what listens there is not a pagefold server");
         Ok(control)
