@@ -136,6 +136,11 @@ impl Entry {
         matches!(self, Self::Link(_) | Self::Shared { .. })
     }
 
+    /// Whether the page is an entry's of the pool's own.
+    pub(crate) fn is_shared(self) -> bool {
+        matches!(self, Self::Shared { .. })
+    }
+
     /// Whether both are entries that share one object.
     pub(crate) fn shares_with(self, other: Self) -> bool {
         let number = |entry| if let Self::Shared { number, .. } = entry { Some(number) } else { None };

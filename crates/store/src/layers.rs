@@ -146,12 +146,10 @@ impl Layers {
     pub(crate) fn replaced(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         let first = (layer.0 as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;
         let share = &self.counters.all()[first..first + SHARE_COUNTERS];
-        let (old, new) = (figures(old), figures(new));
-        for at in 0..old.len() {
-            if old[at] != new[at] {
-                share[at].fetch_add(new[at] - old[at], Relaxed);
-            }
+        if old.is_shared() || new.is_shared() {
+            add(share, shared_figures(old), shared_figures(new), SHARED_PAGES);
         }
+        add(share, figures(old), figures(new), PAGES);
     }
 
     /// What a layer holds, exact once no thread changes its entries.
@@ -213,7 +211,7 @@ impl Sums {
     pub(crate) fn of_entries(entries: impl Iterator<Item = Entry>) -> Self {
         let mut totals = [0; FIGURES];
         for entry in entries {
-            for (total, figure) in totals.iter_mut().zip(figures(entry)) {
+            for (total, figure) in totals.iter_mut().zip(figures(entry).into_iter().chain(shared_figures(entry))) {
                 *total += figure;
             }
         }
@@ -221,17 +219,35 @@ impl Sums {
     }
 }
 
-/// What one entry adds, in the order of the counters.
-fn figures(entry: Entry) -> [i64; FIGURES] {
+/// Adds by how much `new` is more than `old` to the counters from `first` on.
+#[inline(always)]
+fn add<const N: usize>(share: &[AtomicI64], old: [i64; N], new: [i64; N], first: usize) {
+    for at in 0..N {
+        if old[at] != new[at] {
+            share[first + at].fetch_add(new[at] - old[at], Relaxed);
+        }
+    }
+}
+
+/// What one entry adds to those of the counters that are about shared objects.
+fn shared_figures(entry: Entry) -> [i64; 2] {
+    match entry {
+        Entry::Shared { len_bytes, .. } => [1, len_bytes as i64],
+        _ => [0; 2],
+    }
+}
+
+/// What one entry adds to the others, in their order.
+fn figures(entry: Entry) -> [i64; SHARED_PAGES] {
     const PAGE: i64 = pagefold_codec::PAGE_SIZE as i64;
     match entry {
-        Entry::Empty | Entry::Hole | Entry::Link(_) => [0; FIGURES],
-        Entry::Same(_) => [1, 0, 1, 0, 0, 0],
-        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0, 0, 0],
-        Entry::Raw { .. } => [1, PAGE, 0, 1, 0, 0],
+        Entry::Empty | Entry::Hole | Entry::Link(_) => [0; SHARED_PAGES],
+        Entry::Same(_) => [1, 0, 1, 0],
+        Entry::Object { len_bytes, .. } => [1, len_bytes as i64, 0, 0],
+        Entry::Raw { .. } => [1, PAGE, 0, 1],
         Entry::Shared { len_bytes, .. } => {
             let len_bytes = len_bytes as i64;
-            [1, len_bytes, 0, i64::from(len_bytes == PAGE), 1, len_bytes]
+            [1, len_bytes, 0, i64::from(len_bytes == PAGE)]
         }
     }
 }
