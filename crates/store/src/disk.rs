@@ -628,10 +628,12 @@ impl Disk {
     #[cold]
     fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let core = &self.core;
-        let mut done = Err(Error::Full);
+        let (mut done, mut more) = (Err(Error::Full), true);
         while let Err(Error::Full) = done
-            && core.has_freed()
+            && more
         {
+            // Once more also if nothing is left: others may have freed the last of it since the first attempt.
+            more = core.has_freed();
             done = attempt();
         }
         if let Err(Error::Full) = done

@@ -317,7 +317,8 @@ fn room_of_a_dropped_disk_is_there_at_once() {
         assert!(full > 14_000, "{full}");
         let [first, second] = disks;
         drop(first);
-        for slot in 0..full - 100 {
+        // How densely objects lie when the pool is full differs by a percent.
+        for slot in 0..full - full / 50 {
             second.write(slot, &page).unwrap_or_else(|error| panic!("slot {slot} of {full}: {error}"));
         }
     }
