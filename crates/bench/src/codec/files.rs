@@ -9,29 +9,38 @@ use std::{
 const SMALLEST: u64 = 4096;
 const LARGEST: u64 = 8 << 20;
 
+/// Calls `each` with the regular files at or under `path` and their lengths, in the order of their paths, until it says that no more are
+/// wanted. Follows no links.
+pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
+    let mut pending = vec![path.to_owned()];
+    while let Some(path) = pending.pop() {
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        if metadata.is_dir() {
+            let Ok(entries) = fs::read_dir(&path) else { continue };
+            let mut children: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+            children.sort_unstable_by(|a, b| b.cmp(a));
+            pending.append(&mut children);
+        } else if metadata.is_file() && !each(&path, metadata.len()) {
+            return;
+        }
+    }
+}
+
 /// Up to `limit` bytes of the files under `roots` that `wanted` takes, in the order of their paths, one after another.
 /// What cannot be read is passed over.
 pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     for root in roots {
-        let mut pending = vec![PathBuf::from(root)];
-        while let Some(path) = pending.pop() {
-            if bytes.len() >= limit {
-                return bytes;
+        walk(Path::new(root), &mut |path, len| {
+            if bytes.len() < limit
+                && (SMALLEST..=LARGEST).contains(&len)
+                && let Ok(content) = fs::read(path)
+                && wanted(path, &content)
+            {
+                bytes.extend_from_slice(&content);
             }
-            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-            if metadata.is_dir() {
-                let Ok(entries) = fs::read_dir(&path) else { continue };
-                let mut children: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-                children.sort_unstable_by(|a, b| b.cmp(a));
-                pending.append(&mut children);
-            } else if metadata.is_file() && (SMALLEST..=LARGEST).contains(&metadata.len()) {
-                let Ok(content) = fs::read(&path) else { continue };
-                if wanted(&path, &content) {
-                    bytes.extend_from_slice(&content);
-                }
-            }
-        }
+            bytes.len() < limit
+        });
     }
     bytes
 }

@@ -672,18 +672,16 @@ mod tests {
 
     use super::*;
 
+    fn disks() -> Disks {
+        let codec = crate::codec::of_pages("lz4").expect("a codec");
+        let (clients, when_full) = (Limits::default(), WhenFull::Error);
+        Disks::new(Config { codec, dedupe: false, limit_bytes: None, clients, when_full }).expect("a pool")
+    }
+
     /// A page that is cut in two takes more memory than one word over and over.
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
-        let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config {
-            codec,
-            dedupe: false,
-            limit_bytes: None,
-            clients: Limits::default(),
-            when_full: WhenFull::Error,
-        })
-        .expect("a pool");
+        let disks = disks();
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
@@ -699,15 +697,7 @@ mod tests {
     /// Of several that grow a disk at the same time, none makes it smaller than another has made it.
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
-        let codec = crate::codec::of_pages("lz4").expect("a codec");
-        let disks = Disks::new(Config {
-            codec,
-            dedupe: false,
-            limit_bytes: None,
-            clients: Limits::default(),
-            when_full: WhenFull::Error,
-        })
-        .expect("a pool");
+        let disks = disks();
         let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;

@@ -10,6 +10,7 @@ use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
 
 use super::even::Even;
+use crate::codec::files::walk;
 
 /// A larger file is left out of searches: one should not be most of its kind.
 const LARGEST_BYTES: u64 = 8 << 20;
@@ -33,6 +34,7 @@ impl Wanted {
                 {
                     taken.push(path.to_owned());
                 }
+                true
             });
         }
         taken
@@ -45,26 +47,13 @@ fn first_page(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Calls `each` with the regular files at or under `path` and their lengths, in the order of their paths. Follows no links.
-fn walk(path: &Path, each: &mut impl FnMut(&Path, u64)) {
-    let mut pending = vec![path.to_owned()];
-    while let Some(path) = pending.pop() {
-        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-        if metadata.is_dir() {
-            let Ok(entries) = fs::read_dir(&path) else { continue };
-            let mut children: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-            children.sort_unstable_by(|a, b| b.cmp(a));
-            pending.append(&mut children);
-        } else if metadata.is_file() {
-            each(&path, metadata.len());
-        }
-    }
-}
-
 /// The file at `path`, or all under it.
 pub(super) fn all_under(path: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    walk(path, &mut |file, _| files.push(file.to_owned()));
+    walk(path, &mut |file, _| {
+        files.push(file.to_owned());
+        true
+    });
     files
 }
 
