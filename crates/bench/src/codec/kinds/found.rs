@@ -1,7 +1,7 @@
 //! Files of this machine as a kind's pages. Each file begins at a page, as on a disk; its last partial page is left out.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
 };
