@@ -329,10 +329,9 @@ impl Disk {
         let mut taken = core.streams.take(0, &core.budget)?;
         let sum = core.equals.as_ref().filter(|_| same_filled(page).is_none()).map(|equals| (equals, equals.sum(page)));
         if let Some((equals, sum)) = sum {
-            let version = self.tree.version();
-            let own = self.tree.find_own(&core.leaves, slot).map(|place| place.number());
+            let own = if let Found::Entry(place) = found { Some(place.number()) } else { None };
             match core.find_equal(equals, sum, page, own, &mut taken) {
-                Some(Equal::Own) if self.tree.is(version) => return Ok(()),
+                Some(Equal::Own) if tree.is(version) => return Ok(()),
                 Some(Equal::Shared(shared)) => return self.put_shared(slot, shared, taken),
                 _ => {}
             }

@@ -105,6 +105,8 @@ pub(super) fn begins_as_text(first: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
