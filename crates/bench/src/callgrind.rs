@@ -84,18 +84,16 @@ fn made_with() -> String {
         |_| "an unknown compiler".to_owned(),
         |out| String::from_utf8_lossy(&out.stdout).trim().to_owned(),
     );
-    let mut text = format!("{rustc}, {}", env::consts::ARCH);
+    let text = format!("{rustc}, {}", env::consts::ARCH);
     #[cfg(target_arch = "x86_64")]
-    for (name, present) in [
+    let text = [
         ("sse4.2", is_x86_feature_detected!("sse4.2")),
         ("avx2", is_x86_feature_detected!("avx2")),
         ("bmi2", is_x86_feature_detected!("bmi2")),
-    ] {
-        if present {
-            text += " ";
-            text += name;
-        }
-    }
+    ]
+    .into_iter()
+    .filter(|(_, present)| *present)
+    .fold(text, |text, (name, _)| text + " " + name);
     text
 }
 

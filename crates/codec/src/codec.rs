@@ -72,8 +72,8 @@ pub trait Codec: Send + Sync + fmt::Debug {
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }
 
-/// For fuzzing: a stream of `codec` for each build of its hot loops that this CPU can run. All give the same results.
-#[cfg(fuzzing)]
+/// For tests and fuzzing: a stream of `codec` for each build of its hot loops that this CPU can run. All give the same results.
+#[cfg(any(test, fuzzing))]
 pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>, StreamError> {
     Ok(match (codec.id(), codec.tables()) {
         (CodecId::Fold, _) => crate::fold::streams_of_every_build(),

@@ -37,11 +37,13 @@ mod memory_tests;
 mod names;
 mod pleat;
 mod same;
+#[cfg(all(test, not(miri)))] // C libraries too.
+mod same_bytes_tests;
 mod tables;
 mod x842;
 mod zstd;
 
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub use codec::streams_of_every_build;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;

@@ -162,9 +162,10 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
         if diff != 0 {
             return diff.trailing_zeros() as usize / 8;
         }
-        let mut at = 8;
+        let at = 8;
         #[cfg(target_arch = "x86_64")]
-        {
+        let at = {
+            let mut at = at;
             let len = a_end.offset_from_unsigned(a);
             if len >= 40 {
                 let differ = differences::<2>(a.add(8), b.add(8));
@@ -180,7 +181,8 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
                 }
                 at += 64;
             }
-        }
+            at
+        };
         at + common_prefix(a.add(at), b.add(at), a_end)
     }
 }

@@ -22,7 +22,7 @@ fn numbers() -> impl Iterator<Item = u32> {
 
 /// Text, code, words, numbers without a pattern, and long runs: one page each. An interpreter gets the first three of less
 /// content, again and again: one long match, which takes it no time.
-static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
+pub(crate) static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
     const CONTENT: usize = if cfg!(miri) { 700 } else { PAGE_SIZE };
     let page = |bytes: Vec<u8>| std::array::from_fn(|at| bytes[at % bytes.len()]);
     let words = ["the", "store", "keeps", "a page", "of text,", "and", "its", "length"];

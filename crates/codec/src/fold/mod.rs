@@ -101,7 +101,7 @@ struct FoldStream {
 }
 
 /// A stream of each build that this CPU can run.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build() -> Vec<Box<dyn Stream>> {
     Isa::all_of_this_cpu().into_iter().map(|isa| Box::new(FoldStream::new(isa)) as Box<dyn Stream>).collect()
 }

@@ -83,6 +83,7 @@ pub(super) trait Emit {
 }
 
 /// The most bits that [`Bits::put`] takes.
+#[cfg(target_arch = "x86_64")] // The portable build puts one sequence's bits at a time, which are fewer.
 const BITS_AT_ONCE: i64 = 56;
 
 /// The extra bits that were not written yet.
@@ -94,7 +95,7 @@ struct Bits {
 }
 
 impl Bits {
-    /// Writes `count` bits, at most [`BITS_AT_ONCE`].
+    /// Writes `count` bits, at most 56.
     ///
     /// # Safety
     /// 8 bytes can be written.

@@ -82,7 +82,7 @@ struct PleatStream {
 }
 
 /// A stream of each build that this CPU can run.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build(tables: &Arc<PleatTables>) -> Vec<Box<dyn Stream>> {
     [isa::Shims::GENERIC, isa::Shims::best()]
         .map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>)

@@ -50,6 +50,7 @@ pub(super) struct Step {
 
 impl Step {
     /// The four numbers, the first lowest.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn of(word: u64) -> Self {
         Self { run: word as u16, length: (word >> 16) as u16, offset: (word >> 32) as u16, rest: (word >> 48) as u16 }
