@@ -156,7 +156,7 @@ fn report(json: bool, same_pages: usize, of: &Measured) {
         }
     } else {
         println!(
-            "{:16} {:14} {:9} bytes {:.4}  {:7.1} / {:7.1} MB/s  p50 {:6} / {:5}  p99 {:6} / {:6} ns",
+            "{:33} {:19} {:9} bytes {:.4}  {:7.1} / {:7.1} MB/s  p50 {:6} / {:5}  p99 {:6} / {:6} ns",
             of.case,
             of.subject,
             of.compressed_bytes,

@@ -44,6 +44,21 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// Of 100 pages, each way in `micros`.
+    #[cfg(test)]
+    pub(super) fn of_times(case: &str, subject: &str, compressed_bytes: usize, micros: u64) -> Self {
+        Self {
+            case: case.to_owned(),
+            subject: subject.to_owned(),
+            pages: 100,
+            compressed_bytes,
+            compress: Duration::from_micros(micros),
+            decompress: Duration::from_micros(micros),
+            compress_ns: Percentiles::NONE,
+            decompress_ns: Percentiles::NONE,
+        }
+    }
+
     pub(super) fn ratio(&self) -> f64 {
         self.compressed_bytes as f64 / (self.pages * PAGE_SIZE) as f64
     }
