@@ -36,7 +36,8 @@ they are fastest; ours get one page, as the store calls them.
 libzstd-1-dict: the best dictionary of 16, 60 and 110 KiB by ZDICT_trainFromBuffer and of plain sample pages, as decided \
 on held-out sample pages; libzstd-1 where none helps. libzstd-1-dict-16k and -110k: what ZDICT_trainFromBuffer makes of the \
 sample pages when asked for 16 and 110 KiB; 110 KiB is what the zstd program asks for. zxc: single blocks, each with a \
-header of 8 bytes.";
+header of 8 bytes. openzl-1 and openzl-u64-1, in a program built with the cargo feature openzl: OpenZL's generic graph of a page of bytes, \
+and its graph for numbers of a page of 64-bit ones, both at level 1 and without checksums or training.";
 
 /// Options of `pagefold-bench codec`.
 #[derive(clap::Args)]

@@ -1,5 +1,8 @@
 //! The peers: other people's codecs, called the way their users call them.
 
+#[cfg(feature = "openzl")]
+mod openzl;
+
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 use lzzzz::lz4;
 use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream, Tables};
@@ -19,6 +22,10 @@ pub(super) const NAMES: &[&str] = &[
     "zxc-1",
     "zxc-3",
     "zxc-5",
+    #[cfg(feature = "openzl")]
+    "openzl-1",
+    #[cfg(feature = "openzl")]
+    "openzl-u64-1",
     "memcpy",
 ];
 
@@ -53,6 +60,10 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
         "zxc-1" => Box::new(Zxc::new(zxc::Level::Fastest)?),
         "zxc-3" => Box::new(Zxc::new(zxc::Level::Default)?),
         "zxc-5" => Box::new(Zxc::new(zxc::Level::Compact)?),
+        #[cfg(feature = "openzl")]
+        "openzl-1" => Box::new(openzl::OpenZl::new(openzl::As::Bytes)?),
+        #[cfg(feature = "openzl")]
+        "openzl-u64-1" => Box::new(openzl::OpenZl::new(openzl::As::Numbers)?),
         "memcpy" => Box::new(Memcpy),
         _ => anyhow::bail!("no peer is called {name}"),
     }))
