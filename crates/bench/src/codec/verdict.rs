@@ -199,9 +199,10 @@ impl<'a> Table<'a> {
             write!(text, "\n{subject:NAME_WIDTH$}")?;
             for metric in METRICS {
                 let quotients = self.quotients(subject, peer, metric, false);
-                let of_heaps = mean(&self.quotients(subject, peer, metric, true));
+                let of_heaps = self.quotients(subject, peer, metric, true);
+                let of_heaps = if of_heaps.is_empty() { "-".to_owned() } else { format!("{:.3}", mean(&of_heaps)) };
                 let (case, worst) = worst(&quotients, metric).unwrap_or(("-", f64::NAN));
-                write!(text, "  {:6.3} {of_heaps:6.3} {worst:6.3} {:25}", mean(&quotients), kind(case))?;
+                write!(text, "  {:6.3} {of_heaps:>6} {worst:6.3} {:25}", mean(&quotients), kind(case))?;
             }
             text.truncate(text.trim_end().len());
         }

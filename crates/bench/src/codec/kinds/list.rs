@@ -128,6 +128,13 @@ pub(super) const RECIPES: &[Recipe] = &[
         ],
     },
     Recipe {
+        name: "database-sysbench",
+        first: false,
+        needs: &[Need::Program("mariadbd", "mariadb-server"), Need::Program("sysbench", "sysbench")],
+        source: script(SYSTEM_PYTHON, "sysbench.py", include_str!("../../../kinds/database-sysbench.py")),
+        kinds: &[of("database-sysbench", Family::Database)],
+    },
+    Recipe {
         name: "text",
         first: true,
         needs: &[],
