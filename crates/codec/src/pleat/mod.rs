@@ -15,6 +15,7 @@ mod format;
 mod huffman;
 mod isa;
 mod literals;
+mod own;
 mod parse;
 mod sequences;
 mod tables;
