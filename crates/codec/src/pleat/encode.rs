@@ -29,6 +29,8 @@ pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
 const PLAIN_SHARE: usize = 16;
 /// From this many literals on, a page may have a code of its own for them: of fewer, the description takes too much.
 const OWN_FROM: usize = 256;
+/// Nor has it one if the cheapest set takes fewer eighths of a bit for a literal: then it fits.
+const OWN_EIGHTHS: usize = 40;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 24;
 /// A page's own code must save one byte in so many of its literals' section, since look-ups for it are made before it is decoded.
@@ -99,16 +101,22 @@ pub(super) fn encode<I: Isa>(
     // The cheapest sets.
     let token_set = cheapest(&costs, tables.tokens.len());
     let mut costs = [0u16; SETS];
-    let mut sample = own::Sample::new(literal_count);
-    while let Some(&literal) = literals.get(sample.count * sample.step) {
+    let step = literal_count / own::SAMPLED + 1;
+    let mut sampled = 0;
+    while let Some(&literal) = literals.get(sampled * step) {
         add(&mut costs, &tables.literal_costs[usize::from(literal)]);
-        sample.add(literal);
+        sampled += 1;
     }
     let literal_set = cheapest(&costs, tables.literals.len());
     let cost = usize::from(costs[literal_set]);
-    let plain = cost >= sample.count * (64 - 64 / PLAIN_SHARE);
+    let plain = cost >= sampled * (64 - 64 / PLAIN_SHARE);
     let set = &tables.literals[literal_set];
-    let own = own_code(literals, &sample, if plain { None } else { Some((set, cost)) }, &mut scratch.description);
+    let own = if literal_count >= OWN_FROM && cost >= sampled * OWN_EIGHTHS {
+        let sample = own::Sample::of(literals, step);
+        own_code(literals, &sample, if plain { None } else { Some((set, cost)) }, &mut scratch.description)
+    } else {
+        None
+    };
 
     let codes = &tables.tokens[token_set];
     let mut extras = Writer::new(&mut scratch.extras);
@@ -207,9 +215,6 @@ fn own_code(
     set: Option<(&LiteralSet, usize)>,
     description: &mut Room,
 ) -> Option<OwnCode> {
-    if literals.len() < OWN_FROM {
-        return None;
-    }
     let least = sample.bytes() + OWN_LEAST;
     let other = match set {
         Some((set, cost)) if own_is_worth_it(least, sample.scaled(cost)) => {

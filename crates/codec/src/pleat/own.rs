@@ -124,7 +124,7 @@ static LOG: [u8; PAGE_SIZE + 1] = {
 };
 
 /// Most literals of a [`Sample`].
-const SAMPLED: usize = 200;
+pub(super) const SAMPLED: usize = 200;
 
 /// What a literal that has occurred so often before adds to the sum of a [`Sample`].
 static GROWTH: [i16; 256] = {
@@ -143,25 +143,24 @@ static GROWTH: [i16; 256] = {
 pub(super) struct Sample {
     of: usize,
     pub(super) step: usize,
-    pub(super) count: usize,
-    counts: [u8; 256],
+    count: usize,
     /// The sum of `count × log2(count)` by literal, in sixteenths, less what a sample falls short of the entropy of all.
     sum: i32,
 }
 
 impl Sample {
-    /// Of `of` literals.
-    pub(super) fn new(of: usize) -> Self {
-        Self { of, step: of / SAMPLED + 1, count: 0, counts: [0; 256], sum: 0 }
-    }
-
-    /// Adds the literal at `count × step`, of which there are fewer than [`SAMPLED`].
+    /// Every `step`th of `literals`.
     #[inline(always)]
-    pub(super) fn add(&mut self, literal: u8) {
-        let count = &mut self.counts[usize::from(literal)];
-        self.sum += i32::from(GROWTH[usize::from(*count)]);
-        *count += 1;
-        self.count += 1;
+    pub(super) fn of(literals: &[u8], step: usize) -> Self {
+        let mut sample = Self { of: literals.len(), step, count: 0, sum: 0 };
+        let mut counts = [0u8; 256];
+        while let Some(&literal) = literals.get(sample.count * step) {
+            let count = &mut counts[usize::from(literal)];
+            sample.sum += i32::from(GROWTH[usize::from(*count)]);
+            *count = count.wrapping_add(1);
+            sample.count += 1;
+        }
+        sample
     }
 
     /// The bytes that all literals would take by a code of their own.
@@ -392,12 +391,12 @@ mod tests {
 
     #[test]
     fn a_sample_of_noise_takes_no_less() {
-        let mut sample = Sample::new(4000);
         let mut state = 1u32;
-        while sample.count < 190 {
+        let noise = [0; 4000].map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            sample.add((state >> 24) as u8);
-        }
+            (state >> 24) as u8
+        });
+        let sample = Sample::of(&noise, 21);
         assert!((3900..4100).contains(&sample.bytes()), "{}", sample.bytes());
     }
 
