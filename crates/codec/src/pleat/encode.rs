@@ -48,7 +48,7 @@ pub(super) struct Scratch {
     symbols: [u16; MAX_SEQUENCES],
     literals: Literals,
     seen: Seen,
-    description: Room,
+    own: OwnCode,
     lanes: [Room; 4],
     tokens: [Room; 2],
     extras: Room,
@@ -61,7 +61,7 @@ impl Scratch {
             symbols: [0; _],
             literals: [0; _],
             seen: [0; _],
-            description: [0; _],
+            own: OwnCode { codes: [0; _], description: [0; _], description_len: 0 },
             lanes: [[0; _]; 4],
             tokens: [[0; _]; 2],
             extras: [0; _],
@@ -111,12 +111,9 @@ pub(super) fn encode<I: Isa>(
     let cost = usize::from(costs[literal_set]);
     let plain = cost >= sampled * (64 - 64 / PLAIN_SHARE);
     let set = &tables.literals[literal_set];
-    let own = if literal_count >= OWN_FROM && cost >= sampled * OWN_EIGHTHS {
-        let sample = own::Sample::of(literals, step);
-        own_code(literals, &sample, if plain { None } else { Some((set, cost)) }, &mut scratch.description)
-    } else {
-        None
-    };
+    let own = literal_count >= OWN_FROM
+        && cost >= sampled * OWN_EIGHTHS
+        && scratch.own.make(literals, step, if plain { None } else { Some((set, cost)) });
 
     let codes = &tables.tokens[token_set];
     let mut extras = Writer::new(&mut scratch.extras);
@@ -149,7 +146,7 @@ pub(super) fn encode<I: Isa>(
 
     let head = (token_set << 3) as u8;
     let mut object = Object { out, at: 0 };
-    if plain && own.is_none() {
+    if plain && !own {
         object.byte(head | PLAIN);
         object.number(literal_count);
         object.number(token_lens[0] + token_lens[1]);
@@ -163,12 +160,13 @@ pub(super) fn encode<I: Isa>(
             let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
             let (now, later) = rest.split_at(len);
             rest = later;
-            *lane_len = match &own {
-                Some(own) => encode_lane(Rows { row_after: &[0; 256], codes: &own.codes }, now, room),
-                None => encode_lane(set.rows(), now, room),
+            *lane_len = if own {
+                encode_lane(Rows { row_after: &[0; 256], codes: &scratch.own.codes }, now, room)
+            } else {
+                encode_lane(set.rows(), now, room)
             };
         }
-        let coding = if own.is_some() { OWN } else { literal_set as u8 };
+        let coding = if own { OWN } else { literal_set as u8 };
         object.byte(head | coding | if four { FOUR_LANES } else { 0 });
         object.number(literal_count);
         object.number(lane_lens[0] + lane_lens[1]);
@@ -176,8 +174,8 @@ pub(super) fn encode<I: Isa>(
             object.number(lane_lens[2] + lane_lens[3]);
         }
         object.number(token_lens[0] + token_lens[1]);
-        if let Some(own) = &own {
-            object.upwards(&scratch.description, own.description_len);
+        if own {
+            object.upwards(&scratch.own.description, scratch.own.description_len);
         }
         for pair in 0..lane_count / 2 {
             object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
@@ -198,42 +196,40 @@ pub(super) fn encode<I: Isa>(
 /// A literal code of the page's own.
 struct OwnCode {
     codes: [u64; 256],
-    /// Bytes of its description.
+    description: Room,
     description_len: usize,
 }
 
-fn own_is_worth_it(own: usize, other: usize) -> bool {
-    own + other / OWN_SHARE < other
-}
+impl OwnCode {
+    fn worth_it(own: usize, other: usize) -> bool {
+        own + other / OWN_SHARE < other
+    }
 
-/// A code for `literals` alone, if it is worth it: otherwise a set codes them, `sample` in the given eighths of a bit, or they are
-/// plain. Each step that takes longer is taken only if the one before says that it may be.
-#[inline(always)]
-fn own_code(
-    literals: &[u8],
-    sample: &own::Sample,
-    set: Option<(&LiteralSet, usize)>,
-    description: &mut Room,
-) -> Option<OwnCode> {
-    let least = sample.bytes() + OWN_LEAST;
-    let other = match set {
-        Some((set, cost)) if own_is_worth_it(least, sample.scaled(cost)) => {
-            // Contexts make it less.
-            sample.scaled(8 * set.bits(literals, sample.step))
+    /// Makes a code for `literals` alone, if it is worth it: otherwise a set codes them, every `step`th in the given eighths of a bit,
+    /// or they are plain. Each part that takes longer is done only if the one before says that it may be.
+    #[inline(never)]
+    fn make(&mut self, literals: &[u8], step: usize, set: Option<(&LiteralSet, usize)>) -> bool {
+        let sample = own::Sample::of(literals, step);
+        let least = sample.bytes() + OWN_LEAST;
+        let other = match set {
+            Some((set, cost)) if Self::worth_it(least, sample.scaled(cost)) => {
+                // Contexts make it less.
+                sample.scaled(8 * set.bits(literals, step))
+            }
+            Some(_) => return false,
+            None => literals.len(),
+        };
+        if !Self::worth_it(least, other) {
+            return false;
         }
-        Some(_) => return None,
-        None => literals.len(),
-    };
-    if !own_is_worth_it(least, other) {
-        return None;
+        let Some((lengths, bits)) = own::lengths(&own::count(literals), literals.len()) else { return false };
+        if !Self::worth_it(bits / 8 + OWN_LEAST, other) {
+            return false;
+        }
+        self.description_len = own::describe(&lengths, &mut self.description);
+        self.codes = own::codes(&lengths);
+        Self::worth_it(bits / 8 + self.description_len, other)
     }
-    let (lengths, bits) = own::lengths(&own::count(literals), literals.len())?;
-    if !own_is_worth_it(bits / 8 + OWN_LEAST, other) {
-        return None;
-    }
-    let description_len = own::describe(&lengths, description);
-    let worth_it = own_is_worth_it(bits / 8 + description_len, other);
-    worth_it.then(|| OwnCode { codes: own::codes(&lengths), description_len })
 }
 
 /// Copies the `run` bytes at `from` in the window, and some more, to `to` in `literals`.

@@ -142,7 +142,6 @@ static GROWTH: [i16; 256] = {
 /// Literals of a page, evenly spaced: a guess at how short a code for all of them could be.
 pub(super) struct Sample {
     of: usize,
-    pub(super) step: usize,
     count: usize,
     /// The sum of `count × log2(count)` by literal, in sixteenths, less what a sample falls short of the entropy of all.
     sum: i32,
@@ -152,7 +151,7 @@ impl Sample {
     /// Every `step`th of `literals`.
     #[inline(always)]
     pub(super) fn of(literals: &[u8], step: usize) -> Self {
-        let mut sample = Self { of: literals.len(), step, count: 0, sum: 0 };
+        let mut sample = Self { of: literals.len(), count: 0, sum: 0 };
         let mut counts = [0u8; 256];
         while let Some(&literal) = literals.get(sample.count * step) {
             let count = &mut counts[usize::from(literal)];
