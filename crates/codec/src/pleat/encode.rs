@@ -32,7 +32,7 @@ const OWN_FROM: usize = 256;
 /// Nor has it one if the cheapest set takes fewer eighths of a bit for a literal: then it fits.
 const OWN_EIGHTHS: usize = 40;
 /// A description is rarely shorter than this many bytes.
-const OWN_LEAST: usize = 24;
+const OWN_LEAST: usize = 40;
 /// A page's own code must save one byte in so many of its literals' section, since look-ups for it are made before it is decoded.
 const OWN_SHARE: usize = 12;
 /// An object that is longer than this is raw: decoding it would cost more than the bytes are worth.
