@@ -161,9 +161,9 @@ pub(super) fn encode<I: Isa>(
             let (now, later) = rest.split_at(len);
             rest = later;
             *lane_len = if own {
-                encode_lane(Rows { row_after: &[0; 256], codes: &scratch.own.codes }, now, room)
+                encode_lane(Rows::one(&scratch.own.codes), now, room)
             } else {
-                encode_lane(set.rows(), now, room)
+                encode_lane(Rows::of(set), now, room)
             };
         }
         let coding = if own { OWN } else { literal_set as u8 };

@@ -16,7 +16,7 @@ use std::hint::cold_path;
 
 use super::{
     bits::{Reader, Room},
-    tables::{CONTEXTS, LITERAL_MAX, Lookup},
+    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup},
 };
 use crate::{
     Corrupt, PAGE_SIZE,
@@ -70,8 +70,24 @@ impl Codes<'_> {
 /// context times 256, and contexts are below [`CONTEXTS`]; in a page's own code there is one row.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, const N: usize> {
-    pub(super) row_after: &'a [u16; 256],
-    pub(super) codes: &'a [u64; N],
+    row_after: &'a [u16; 256],
+    codes: &'a [u64; N],
+}
+
+impl<'a> Rows<'a, { CONTEXTS << 8 }> {
+    /// The codes of `set`.
+    #[inline(always)]
+    pub(super) fn of(set: &'a LiteralSet) -> Self {
+        Self { row_after: &set.row_after, codes: &set.encode }
+    }
+}
+
+impl<'a> Rows<'a, 256> {
+    /// One row of `codes`.
+    #[inline(always)]
+    pub(super) fn one(codes: &'a [u64; 256]) -> Self {
+        Self { row_after: &[0; 256], codes }
+    }
 }
 
 /// Encodes a lane to `room` and gives its length in bytes.
@@ -289,7 +305,7 @@ pub(super) fn decode_4<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PleatTables, pleat::tables::LiteralSet};
+    use crate::PleatTables;
 
     /// Literals of `set`: `step` of 256 of them are any byte, the others among the 16 cheapest.
     fn some(set: &LiteralSet, count: usize, step: usize) -> Vec<u8> {
@@ -316,7 +332,7 @@ mod tests {
                     for lane in 0..lanes {
                         let end = if lane + 1 < lanes { (lane + 1) * (count / lanes) } else { count };
                         let mut bits = [0; size_of::<Room>()];
-                        let len = encode_lane(set.rows(), &wanted[lane * (count / lanes)..end], &mut bits);
+                        let len = encode_lane(Rows::of(set), &wanted[lane * (count / lanes)..end], &mut bits);
                         if lane % 2 == 1 {
                             bits[..len].reverse();
                         }

@@ -6,7 +6,6 @@ use super::{
     bits::COUNT,
     format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning, of_any_alignment},
     huffman,
-    literals::Rows,
     parse::{Seen, seen_in_dictionary},
     window::{self, MAX_DICTIONARY, Window},
 };
@@ -121,12 +120,6 @@ pub(super) struct LiteralSet {
 }
 
 impl LiteralSet {
-    /// Its codes, as the encoder takes them.
-    #[inline(always)]
-    pub(super) fn rows(&self) -> Rows<'_, { CONTEXTS << 8 }> {
-        Rows { row_after: &self.row_after, codes: &self.encode }
-    }
-
     /// The bits that every `step`th of `literals` takes, in the context that the one before makes.
     #[inline(always)]
     pub(super) fn bits(&self, literals: &[u8], step: usize) -> usize {
