@@ -27,13 +27,15 @@ pub(super) const OWN: u8 = PLAIN | 1;
 pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
 /// Literals stay plain if codes would not save one byte in so many.
 const PLAIN_SHARE: usize = 16;
-/// From this many literals on, a page may have a code of its own for them: of fewer, the description takes too much.
+/// From this many literals on, a page may have a code of its own for them: of fewer, the
+/// description takes too much.
 const OWN_FROM: usize = 256;
 /// Nor has it one if the cheapest set takes fewer eighths of a bit for a literal: then it fits.
 const OWN_EIGHTHS: usize = 40;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 40;
-/// A page's own code must save one byte in so many of its literals' section, since look-ups for it are made before it is decoded.
+/// A page's own code must save one byte in so many of its literals' section, since look-ups for it
+/// are made before it is decoded.
 const OWN_SHARE: usize = 12;
 /// An object that is longer than this is raw: decoding it would cost more than the bytes are worth.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
@@ -205,8 +207,9 @@ impl OwnCode {
         own + other / OWN_SHARE < other
     }
 
-    /// Makes a code for `literals` alone, if it is worth it: otherwise a set codes them, every `step`th in the given eighths of a bit,
-    /// or they are plain. Each part that takes longer is done only if the one before says that it may be.
+    /// Makes a code for `literals` alone, if it is worth it: otherwise a set codes them, every
+    /// `step`th in the given eighths of a bit, or they are plain. Each part that takes longer is
+    /// done only if the one before says that it may be.
     #[inline(never)]
     fn make(&mut self, literals: &[u8], step: usize, set: Option<(&LiteralSet, usize)>) -> bool {
         let sample = own::Sample::of(literals, step);

@@ -10,7 +10,7 @@
 //! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context in which the next 8 bits are a
 //!    literal.
 //! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
-#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals.
+#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals; codes without a check.
 
 use std::hint::cold_path;
 
@@ -66,8 +66,9 @@ impl Codes<'_> {
     }
 }
 
-/// Codes by `row | literal`, where a row is a multiple of 256, below `N`, that the literal before chooses: in a literal set its
-/// context times 256, and contexts are below [`CONTEXTS`]; in a page's own code there is one row.
+/// Codes by `row | literal`, where a row is a multiple of 256, below `N`, that the literal before
+/// chooses: in a literal set its context times 256, and contexts are below [`CONTEXTS`]; in a
+/// page's own code there is one row.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, const N: usize> {
     row_after: &'a [u16; 256],
@@ -234,8 +235,8 @@ macro_rules! decode_lanes {
     }};
 }
 
-/// Decodes the first `count` of `literals` from four lanes between the places `bounds`, or from two between the first and the last
-/// of these.
+/// Decodes the first `count` of `literals` from four lanes between the places `bounds`, or from two
+/// between the first and the last of these.
 #[inline(always)]
 pub(super) fn decode<const N: usize>(
     decode: &[Lookup; N],

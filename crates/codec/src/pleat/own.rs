@@ -1,4 +1,5 @@
-//! A literal code of a page's own, which stands in its object: for literals that no shared set fits.
+//! A literal code of a page's own, which stands in its object: for literals that no shared set
+//! fits.
 //!
 //! ```text
 //! encode: how often each literal occurs -> code lengths -> their description, and codes
@@ -24,14 +25,17 @@ const MAX: usize = LITERAL_MAX as usize;
 
 /// Bits of the longest code of a description.
 const WORD_MAX: u32 = 7;
-/// Words of a description: [`MAX`] code lengths, then runs of literals without a code, by the logarithm of the run.
+/// Words of a description: [`MAX`] code lengths, then runs of literals without a code, by the
+/// logarithm of the run.
 const WORDS: usize = MAX + 8;
 /// Words that one refill serves, each with the length of its run.
 const REFILLED: usize = 56 / (WORD_MAX as usize + 7);
-/// What a word's code depends on: the length of the literal before, 0 at the start and if it has none.
+/// What a word's code depends on: the length of the literal before, 0 at the start and if it has
+/// none.
 const BEFORE: usize = MAX + 1;
 
-/// The lengths of the words' codes, by what was before. Literals next to each other are about as frequent.
+/// The lengths of the words' codes, by what was before. Literals next to each other are about as
+/// frequent.
 pub(super) const WORD_LENGTHS: [[u8; WORDS]; BEFORE] = [
     [7, 7, 6, 5, 5, 5, 4, 3, 3, 1, 7, 7, 7, 7, 7, 7, 7, 7],
     [6, 6, 6, 6, 6, 6, 6, 6, 1, 6, 3, 6, 3, 6, 6, 6, 6, 5],
@@ -78,7 +82,7 @@ const WORD_CODES: [[u8; WORDS]; BEFORE] = {
 /// ```text
 /// bits 0..6   length of the word and the bits that follow it
 /// bits 6..9   length of the word
-/// bits 9..12  for a run, bits that follow: how many literals it has, less the power of two that is their number
+/// bits 9..12  of a run, how many bits follow it
 /// bits 12..16 code length of the literal; 0 for a run
 /// ```
 static READ: [u16; BEFORE << WORD_MAX] = {
@@ -128,7 +132,8 @@ pub(super) const SAMPLED: usize = 200;
 
 /// What a literal that has occurred so often before adds to the sum of a [`Sample`].
 static GROWTH: [i16; 256] = {
-    // Uniform bytes seem to take 6.5 bits in 200 of them; with a bit and a half more for each value that occurs it is 8.
+    // By their counts alone 200 uniform bytes seem to take 7 bits each. They take 8, to which a bit
+    // and a half more for each value that occurs brings them.
     let mut growth = [-24; 256];
     let mut count = 1;
     while count < 256 {
@@ -143,7 +148,8 @@ static GROWTH: [i16; 256] = {
 pub(super) struct Sample {
     of: usize,
     count: usize,
-    /// The sum of `count × log2(count)` by literal, in sixteenths, less what a sample falls short of the entropy of all.
+    /// The sum of `count × log2(count)` by literal, in sixteenths, less what a sample falls short
+    /// of the entropy of all.
     sum: i32,
 }
 
@@ -193,11 +199,12 @@ pub(super) fn count(literals: &[u8]) -> [u16; 256] {
     all
 }
 
-/// Lengths of a complete code for literals that occur `counts` times, `total` in all, at most [`PAGE_SIZE`], and the bits that
-/// they take; `None` unless two or more occur.
+/// Lengths of a complete code for literals that occur `counts` times, `total` in all, at most
+/// [`PAGE_SIZE`], and the bits that they take; `None` unless two or more occur.
 ///
-/// Not the best code, but 0.3 % from it and found in a few passes without sorting: the logarithms of the frequencies, rounded up
-/// where the sum of 2^-length demands it, those first that are nearest to the next whole number.
+/// Not the best code, but 0.3 % from it and found in a few passes without sorting: the logarithms
+/// of the frequencies, rounded up where the sum of 2^-length demands it, those first that are
+/// nearest to the next whole number.
 #[inline(always)]
 pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usize)> {
     const WHOLE: u32 = 1 << MAX;
@@ -238,7 +245,8 @@ pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usi
             }
         }
     }
-    // What is left goes to codes that it can make shorter: there is one, since all spaces and what is left are multiples of the least space.
+    // What is left goes to codes that it can make shorter: there is one, since all spaces and what
+    // is left are multiples of the least space.
     let mut left = WHOLE - taken;
     while left > 0 {
         for length in &mut lengths {
@@ -292,8 +300,8 @@ pub(super) fn codes(lengths: &Lengths) -> [u64; 256] {
     })
 }
 
-/// Reads the description at `at`, makes the look-ups of its code, and gives the place after it. `None`: it is of more or fewer than
-/// 256 literals, or the code is not complete.
+/// Reads the description at `at`, makes the look-ups of its code, and gives the place after it.
+/// `None`: it is of more or fewer than 256 literals, or the code is not complete.
 #[inline(always)]
 pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<usize> {
     let mut lengths = [0u8; 256];
@@ -417,7 +425,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any counts give a code that is complete, hardly longer than the best, and comes back by its description.
+        /// Any counts give a code that is complete, hardly longer than the best, and comes back by
+        /// its description.
         #[test]
         fn codes_come_back(
             few in proptest::collection::vec((any::<u8>(), 1u16..400), 2..40),

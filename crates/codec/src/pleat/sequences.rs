@@ -157,9 +157,10 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 
 /// Copies the match of `length` bytes at `to`, and up to 32 bytes more.
 ///
-/// A word that was just stored in two parts is slow to read. So if the offset is less than a word, the first four words are made of the
-/// bytes before. All later bytes are copied over the least multiple of the offset that is 32 or more: that reaches less than an
-/// offset before the match, where the same bytes repeat.
+/// A word that was just stored in two parts is slow to read. So if the offset is less than a word,
+/// the first four words are made of the bytes before. All later bytes are copied over the least
+/// multiple of the offset that is 32 or more: that reaches less than an offset before the match,
+/// where the same bytes repeat.
 ///
 /// # Safety
 /// `offset` is at least 1. The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` on written.
