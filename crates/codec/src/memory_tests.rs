@@ -50,8 +50,12 @@ fn check(name: &str) {
 }
 
 fn check_codec(codec: &dyn Codec) {
+    check_pages(codec, &*PAGES);
+}
+
+fn check_pages(codec: &dyn Codec, pages: &[Page]) {
     let mut stream = codec.stream().unwrap();
-    for page in &*PAGES {
+    for page in pages {
         // Of its exact size on the heap, so that any access past it is seen.
         let mut roomy = vec![0; 2 * PAGE_SIZE].into_boxed_slice();
         // Some give up where a page does not get smaller.
@@ -99,6 +103,11 @@ fn fold() {
 #[test]
 fn pleat() {
     check("pleat");
+    // Literals that get a code of their own.
+    let mut rare = [0; PAGE_SIZE];
+    let bytes = numbers().map(|number| 0x90 + (number % 9 * (number >> 8) % 9) as u8);
+    rare[..600].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+    check_pages(&*by_name("pleat").unwrap(), &[rare]);
 }
 
 #[test]

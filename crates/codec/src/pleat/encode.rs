@@ -6,9 +6,10 @@ use super::{
     bits::{Room, Writer},
     format::{Classes, Sequence},
     isa::Isa,
-    literals::{Literals, encode_lane},
+    literals::{Literals, Rows, encode_lane},
+    own,
     parse::{MAX_SEQUENCES, Seen, parse},
-    tables::{SETS, SYMBOLS},
+    tables::{LiteralSet, SETS, SYMBOLS},
     window::{END, PAGE_AT, Window},
 };
 use crate::{PAGE_SIZE, mem::wild_copy};
@@ -19,17 +20,27 @@ pub(super) const RAW: u8 = 0xff;
 pub(super) const FOUR_LANES: u8 = 1 << 6;
 /// Bit of the first byte: the literals stand as they are, one byte each.
 pub(super) const PLAIN: u8 = 1 << 7;
+/// The bits of the first byte that tell a literal code of the page's own, and what they are then.
+pub(super) const OWN_BITS: u8 = PLAIN | 7;
+pub(super) const OWN: u8 = PLAIN | 1;
 /// The bits of the first byte that are 0 in an object with plain literals: literal set and lanes.
 pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
 /// Literals stay plain if codes would not save one byte in so many.
 const PLAIN_SHARE: usize = 16;
+/// From this many literals on, a page may have a code of its own for them: of fewer, the
+/// description takes too much.
+const OWN_FROM: usize = 256;
+/// Nor has it one if the cheapest set takes fewer eighths of a bit for a literal: then it fits.
+const OWN_EIGHTHS: usize = 40;
+/// A description is rarely shorter than this many bytes.
+const OWN_LEAST: usize = 40;
+/// A page's own code must save one byte in so many of its literals' section, since look-ups for it
+/// are made before it is decoded.
+const OWN_SHARE: usize = 12;
 /// An object that is longer than this is raw: decoding it would cost more than the bytes are worth.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 /// From this many literals on, a page has four lanes of them.
 const FOUR_LANES_FROM: usize = 256;
-
-/// A set is chosen by this many of a page's literals, or all.
-const SAMPLED: usize = 200;
 
 static CLASSES: Classes = Classes::NEW;
 
@@ -39,6 +50,7 @@ pub(super) struct Scratch {
     symbols: [u16; MAX_SEQUENCES],
     literals: Literals,
     seen: Seen,
+    own: OwnCode,
     lanes: [Room; 4],
     tokens: [Room; 2],
     extras: Room,
@@ -51,6 +63,7 @@ impl Scratch {
             symbols: [0; _],
             literals: [0; _],
             seen: [0; _],
+            own: OwnCode { codes: [0; _], description: [0; _], description_len: 0 },
             lanes: [[0; _]; 4],
             tokens: [[0; _]; 2],
             extras: [0; _],
@@ -90,14 +103,19 @@ pub(super) fn encode<I: Isa>(
     // The cheapest sets.
     let token_set = cheapest(&costs, tables.tokens.len());
     let mut costs = [0u16; SETS];
-    let step = literal_count / SAMPLED + 1;
+    let step = literal_count / own::SAMPLED + 1;
     let mut sampled = 0;
     while let Some(&literal) = literals.get(sampled * step) {
         add(&mut costs, &tables.literal_costs[usize::from(literal)]);
         sampled += 1;
     }
     let literal_set = cheapest(&costs, tables.literals.len());
-    let plain = usize::from(costs[literal_set]) >= sampled * (64 - 64 / PLAIN_SHARE);
+    let cost = usize::from(costs[literal_set]);
+    let plain = cost >= sampled * (64 - 64 / PLAIN_SHARE);
+    let set = &tables.literals[literal_set];
+    let own = literal_count >= OWN_FROM
+        && cost >= sampled * OWN_EIGHTHS
+        && scratch.own.make(literals, step, if plain { None } else { Some((set, cost)) });
 
     let codes = &tables.tokens[token_set];
     let mut extras = Writer::new(&mut scratch.extras);
@@ -130,7 +148,7 @@ pub(super) fn encode<I: Isa>(
 
     let head = (token_set << 3) as u8;
     let mut object = Object { out, at: 0 };
-    if plain {
+    if plain && !own {
         object.byte(head | PLAIN);
         object.number(literal_count);
         object.number(token_lens[0] + token_lens[1]);
@@ -138,22 +156,29 @@ pub(super) fn encode<I: Isa>(
     } else {
         let four = literal_count >= FOUR_LANES_FROM;
         let lane_count = if four { 4 } else { 2 };
-        let set = &tables.literals[literal_set];
         let mut lane_lens = [0; 4];
         let mut rest = literals;
         for (lane, (lane_len, room)) in lane_lens.iter_mut().zip(&mut scratch.lanes).enumerate().take(lane_count) {
             let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
             let (now, later) = rest.split_at(len);
             rest = later;
-            *lane_len = encode_lane(set, now, room);
+            *lane_len = if own {
+                encode_lane(Rows::one(&scratch.own.codes), now, room)
+            } else {
+                encode_lane(Rows::of(set), now, room)
+            };
         }
-        object.byte(head | literal_set as u8 | if four { FOUR_LANES } else { 0 });
+        let coding = if own { OWN } else { literal_set as u8 };
+        object.byte(head | coding | if four { FOUR_LANES } else { 0 });
         object.number(literal_count);
         object.number(lane_lens[0] + lane_lens[1]);
         if four {
             object.number(lane_lens[2] + lane_lens[3]);
         }
         object.number(token_lens[0] + token_lens[1]);
+        if own {
+            object.upwards(&scratch.own.description, scratch.own.description_len);
+        }
         for pair in 0..lane_count / 2 {
             object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
             object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
@@ -168,6 +193,46 @@ pub(super) fn encode<I: Isa>(
         object.bytes(window.page());
     }
     (object.at <= object.out.len()).then_some(object.at)
+}
+
+/// A literal code of the page's own.
+struct OwnCode {
+    codes: [u64; 256],
+    description: Room,
+    description_len: usize,
+}
+
+impl OwnCode {
+    fn worth_it(own: usize, other: usize) -> bool {
+        own + other / OWN_SHARE < other
+    }
+
+    /// Makes a code for `literals` alone, if it is worth it: otherwise a set codes them, every
+    /// `step`th in the given eighths of a bit, or they are plain. Each part that takes longer is
+    /// done only if the one before says that it may be.
+    #[inline(never)]
+    fn make(&mut self, literals: &[u8], step: usize, set: Option<(&LiteralSet, usize)>) -> bool {
+        let sample = own::Sample::of(literals, step);
+        let least = sample.bytes() + OWN_LEAST;
+        let other = match set {
+            Some((set, cost)) if Self::worth_it(least, sample.scaled(cost)) => {
+                // Contexts make it less.
+                sample.scaled(8 * set.bits(literals, step))
+            }
+            Some(_) => return false,
+            None => literals.len(),
+        };
+        if !Self::worth_it(least, other) {
+            return false;
+        }
+        let Some((lengths, bits)) = own::lengths(&own::count(literals), literals.len()) else { return false };
+        if !Self::worth_it(bits / 8 + OWN_LEAST, other) {
+            return false;
+        }
+        self.description_len = own::describe(&lengths, &mut self.description);
+        self.codes = own::codes(&lengths);
+        Self::worth_it(bits / 8 + self.description_len, other)
+    }
 }
 
 /// Copies the `run` bytes at `from` in the window, and some more, to `to` in `literals`.

@@ -10,13 +10,13 @@
 //! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context in which the next 8 bits are a
 //!    literal.
 //! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
-#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals.
+#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals; codes without a check.
 
 use std::hint::cold_path;
 
 use super::{
     bits::{Reader, Room},
-    tables::{LITERAL_MAX, LOOKUPS, LiteralSet, Lookup},
+    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup},
 };
 use crate::{
     Corrupt, PAGE_SIZE,
@@ -30,8 +30,6 @@ pub(super) type Literals = [u8; PAGE_SIZE + 64];
 const ROUNDS: usize = 5;
 /// Most literals of these.
 const STEP: usize = 2 * ROUNDS;
-
-type Decode = [Lookup; LOOKUPS];
 
 /// A lane being written.
 ///
@@ -68,15 +66,42 @@ impl Codes<'_> {
     }
 }
 
+/// Codes by `row | literal`, where a row is a multiple of 256, below `N`, that the literal before
+/// chooses: in a literal set its context times 256, and contexts are below [`CONTEXTS`]; in a
+/// page's own code there is one row.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, const N: usize> {
+    row_after: &'a [u16; 256],
+    codes: &'a [u64; N],
+}
+
+impl<'a> Rows<'a, { CONTEXTS << 8 }> {
+    /// The codes of `set`.
+    #[inline(always)]
+    pub(super) fn of(set: &'a LiteralSet) -> Self {
+        Self { row_after: &set.row_after, codes: &set.encode }
+    }
+}
+
+impl<'a> Rows<'a, 256> {
+    /// One row of `codes`.
+    #[inline(always)]
+    pub(super) fn one(codes: &'a [u64; 256]) -> Self {
+        Self { row_after: &[0; 256], codes }
+    }
+}
+
 /// Encodes a lane to `room` and gives its length in bytes.
 #[inline(always)]
-pub(super) fn encode_lane(set: &LiteralSet, literals: &[u8], room: &mut Room) -> usize {
+pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], room: &mut Room) -> usize {
+    const { assert!(N == 256 || N == CONTEXTS << 8) };
     let mut codes = Codes { room, at: 0, word: 0, count: 0 };
-    let mut row = set.row_after[0];
+    let mut row = rows.row_after[0];
     let mut entry = |literal: u8| {
-        // SAFETY: a row is a multiple of 256 and one of the table's, since contexts are below CONTEXTS.
-        let entry = unsafe { *set.encode.get_unchecked(usize::from(row) + usize::from(literal)) };
-        row = set.row_after[usize::from(literal)];
+        let place = if N == 256 { u16::from(literal) } else { row | u16::from(literal) };
+        // SAFETY: rows are multiples of 256 below `N` (see `Rows`), which is 256 or more.
+        let entry = unsafe { *rows.codes.get_unchecked(usize::from(place)) };
+        row = rows.row_after[usize::from(literal)];
         entry
     };
     let (fives, rest) = literals.as_chunks::<5>();
@@ -109,9 +134,8 @@ struct Lane<const DOWN: bool> {
 }
 
 impl<const DOWN: bool> Lane<DOWN> {
-    fn new(set: &LiteralSet, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
-        let last = Lookup(u32::from(set.row_after[0] >> 8) << LITERAL_MAX);
-        Self { reader: Reader::new(bits_at), last, at: start, end }
+    fn new(first: Lookup, bits_at: usize, start: *mut u8, end: *mut u8) -> Self {
+        Self { reader: Reader::new(bits_at), last: first, at: start, end }
     }
 
     /// Literals that are left.
@@ -125,9 +149,9 @@ impl<const DOWN: bool> Lane<DOWN> {
     /// # Safety
     /// Two bytes can be written at `at`.
     #[inline(always)]
-    unsafe fn look_up(&mut self, decode: &Decode) {
+    unsafe fn look_up<const N: usize>(&mut self, decode: &[Lookup; N]) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
-        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
+        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
         // SAFETY: the caller's.
         unsafe {
             store16(self.at, entry.rotate_right(14) as u16);
@@ -142,9 +166,9 @@ impl<const DOWN: bool> Lane<DOWN> {
     /// # Safety
     /// Two bytes can be written at `at`.
     #[inline(always)]
-    unsafe fn look_up_to_end(&mut self, decode: &Decode) {
+    unsafe fn look_up_to_end<const N: usize>(&mut self, decode: &[Lookup; N]) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
-        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize];
+        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
         let open = u32::from(self.at < self.end).wrapping_neg();
         // SAFETY: the caller's.
         unsafe {
@@ -173,8 +197,7 @@ const LEAST: usize = 2 * STEP;
 /// look-ups give five literals or more), so they are kept and put back. Lanes of fewer than [`LEAST`] literals are decoded one
 /// after another, and each writes what the one before spoilt.
 macro_rules! decode_lanes {
-    ($set:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
-        let decode = &*$set.decode;
+    ($decode:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
         if $shortest >= LEAST {
             loop {
                 let steps = [$($lane.left()),*].into_iter().fold(usize::MAX, usize::min) / STEP;
@@ -183,18 +206,18 @@ macro_rules! decode_lanes {
                 }
                 for _ in 0..steps {
                     $($lane.reader.refill($room);)*
-                    $($lane.look_up(decode);)*
-                    $($lane.look_up(decode);)*
-                    $($lane.look_up(decode);)*
-                    $($lane.look_up(decode);)*
-                    $($lane.look_up(decode);)*
+                    $($lane.look_up($decode);)*
+                    $($lane.look_up($decode);)*
+                    $($lane.look_up($decode);)*
+                    $($lane.look_up($decode);)*
+                    $($lane.look_up($decode);)*
                 }
             }
             let next = [$(load32($lane.end)),*];
             while [$($lane.left()),*].into_iter().any(|left| left > 0) {
                 $($lane.reader.refill($room);)*
                 for _ in 0..ROUNDS {
-                    $($lane.look_up_to_end(decode);)*
+                    $($lane.look_up_to_end($decode);)*
                 }
             }
             for (end, next) in [$($lane.end),*].into_iter().zip(next) {
@@ -204,7 +227,7 @@ macro_rules! decode_lanes {
             $(
                 while $lane.left() > 0 {
                     $lane.reader.refill($room);
-                    $lane.look_up_to_end(decode);
+                    $lane.look_up_to_end($decode);
                 }
             )*
         }
@@ -212,10 +235,30 @@ macro_rules! decode_lanes {
     }};
 }
 
+/// Decodes the first `count` of `literals` from four lanes between the places `bounds`, or from two
+/// between the first and the last of these.
+#[inline(always)]
+pub(super) fn decode<const N: usize>(
+    decode: &[Lookup; N],
+    first: Lookup,
+    room: &Room,
+    bounds: [usize; 3],
+    four: bool,
+    literals: &mut Literals,
+    count: usize,
+) -> Result<(), Corrupt> {
+    if four {
+        decode_4(decode, first, room, bounds, literals, count)
+    } else {
+        decode_2(decode, first, room, [bounds[0], bounds[2]], literals, count)
+    }
+}
+
 /// Decodes the first `count` of `literals` from two lanes between the places `bounds`.
 #[inline(always)]
-pub(super) fn decode_2(
-    set: &LiteralSet,
+pub(super) fn decode_2<const N: usize>(
+    decode: &[Lookup; N],
+    first: Lookup,
     room: &Room,
     bounds: [usize; 2],
     literals: &mut Literals,
@@ -228,17 +271,18 @@ pub(super) fn decode_2(
     // only at places up to one beyond its end, two bytes at a time.
     unsafe {
         let middle = start.add(count / 2);
-        let mut a = Lane::<false>::new(set, bounds[0], start, middle);
-        let mut b = Lane::<true>::new(set, bounds[1], middle, start.add(count));
-        let [a, b] = decode_lanes!(set, room, count / 2; a b);
+        let mut a = Lane::<false>::new(first, bounds[0], start, middle);
+        let mut b = Lane::<true>::new(first, bounds[1], middle, start.add(count));
+        let [a, b] = decode_lanes!(decode, room, count / 2; a b);
         meet(a, b)
     }
 }
 
 /// Decodes the first `count` of `literals` from four lanes between the places `bounds`.
 #[inline(always)]
-pub(super) fn decode_4(
-    set: &LiteralSet,
+pub(super) fn decode_4<const N: usize>(
+    decode: &[Lookup; N],
+    first: Lookup,
     room: &Room,
     bounds: [usize; 3],
     literals: &mut Literals,
@@ -249,11 +293,11 @@ pub(super) fn decode_4(
     // SAFETY: as in `decode_2`.
     unsafe {
         let [second, third, fourth] = [1, 2, 3].map(|lane| start.add(lane * (count / 4)));
-        let mut a = Lane::<false>::new(set, bounds[0], start, second);
-        let mut b = Lane::<true>::new(set, bounds[1], second, third);
-        let mut c = Lane::<false>::new(set, bounds[1], third, fourth);
-        let mut d = Lane::<true>::new(set, bounds[2], fourth, start.add(count));
-        let [a, b, c, d] = decode_lanes!(set, room, count / 4; a b c d);
+        let mut a = Lane::<false>::new(first, bounds[0], start, second);
+        let mut b = Lane::<true>::new(first, bounds[1], second, third);
+        let mut c = Lane::<false>::new(first, bounds[1], third, fourth);
+        let mut d = Lane::<true>::new(first, bounds[2], fourth, start.add(count));
+        let [a, b, c, d] = decode_lanes!(decode, room, count / 4; a b c d);
         meet(a, b)?;
         meet(c, d)
     }
@@ -289,7 +333,7 @@ mod tests {
                     for lane in 0..lanes {
                         let end = if lane + 1 < lanes { (lane + 1) * (count / lanes) } else { count };
                         let mut bits = [0; size_of::<Room>()];
-                        let len = encode_lane(set, &wanted[lane * (count / lanes)..end], &mut bits);
+                        let len = encode_lane(Rows::of(set), &wanted[lane * (count / lanes)..end], &mut bits);
                         if lane % 2 == 1 {
                             bits[..len].reverse();
                         }
@@ -299,8 +343,10 @@ mod tests {
                     }
                     let mut literals = [0xee; size_of::<Literals>()];
                     let decoded = match ends[..] {
-                        [_, end] => decode_2(set, &room, [8, end], &mut literals, count),
-                        [_, middle, _, end] => decode_4(set, &room, [8, middle, end], &mut literals, count),
+                        [_, end] => decode_2(&set.decode, set.first(), &room, [8, end], &mut literals, count),
+                        [_, middle, _, end] => {
+                            decode_4(&set.decode, set.first(), &room, [8, middle, end], &mut literals, count)
+                        }
                         _ => unreachable!("two lanes or four"),
                     };
                     assert_eq!(decoded, Ok(()), "{count} literals in {lanes} lanes");

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! train:    sample pages -> dictionary, token codes, literal codes    (once for a store)
-//! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set -> bit streams
+//! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set, or a
+//!           literal code of the page's own -> bit streams
 //! decode:   literals first, all at once; then all sequences, a token and its extra bits each; then two copies a sequence
 //! ```
 
@@ -15,6 +16,7 @@ mod format;
 mod huffman;
 mod isa;
 mod literals;
+mod own;
 mod parse;
 mod sequences;
 mod tables;

@@ -158,9 +158,10 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 
 /// Copies the match of `length` bytes at `to`, and up to 32 bytes more.
 ///
-/// By words. If a word's source overlaps it, it is made of the bytes before, and all later words are copied over the
-/// least multiple of the offset that is a word or more: that reaches less than an offset before the match, where the
-/// same bytes repeat.
+/// A word that was just stored in two parts is slow to read. So if the offset is less than a word,
+/// the first four words are made of the bytes before. All later bytes are copied over the least
+/// multiple of the offset that is 32 or more: that reaches less than an offset before the match,
+/// where the same bytes repeat.
 ///
 /// # Safety
 /// `offset` is at least 1. The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` on written.
@@ -169,25 +170,28 @@ unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
     // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written since; the last
     // 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes after it.
     unsafe {
-        let mut distance = offset;
         if offset < 8 {
-            let word = (load64(to.sub(offset)) & FIRST[offset]).wrapping_mul(REPEAT[offset]);
-            store64(to, word);
-            distance = MULTIPLE[offset];
+            // The bytes that repeat, as they begin in each word.
+            let mut period = load64(to.sub(offset)) & FIRST[offset];
+            let turn = TURN[offset];
+            for at in [0, 8, 16, 24] {
+                store64(to.add(at), period.wrapping_mul(REPEAT[offset]));
+                period = (period >> turn | period << (8 * offset as u32 - turn)) & FIRST[offset];
+            }
         } else {
-            copy::<8>(to.sub(offset), to);
+            let from = to.sub(offset);
+            copy::<8>(from, to);
+            copy::<8>(from.add(8), to.add(8));
+            copy::<8>(from.add(16), to.add(16));
+            copy::<8>(from.add(24), to.add(24));
         }
-        let from = to.sub(distance);
-        copy::<8>(from.add(8), to.add(8));
-        copy::<8>(from.add(16), to.add(16));
-        copy::<8>(from.add(24), to.add(24));
-        let mut done = 32;
-        while done < length {
-            copy::<8>(from.add(done), to.add(done));
-            copy::<8>(from.add(done + 8), to.add(done + 8));
-            copy::<8>(from.add(done + 16), to.add(done + 16));
-            copy::<8>(from.add(done + 24), to.add(done + 24));
-            done += 32;
+        if length > 32 {
+            let from = to.sub(LONG_MULTIPLE.get(offset).copied().unwrap_or(offset));
+            let mut done = 32;
+            while done < length {
+                copy::<32>(from.add(done), to.add(done));
+                done += 32;
+            }
         }
     }
 }
@@ -206,5 +210,15 @@ const REPEAT: [u64; 8] = [
     0x0001_0000_0000_0001,
     0x0100_0000_0000_0001,
 ];
-/// By offset: its least multiple that is 8 or more.
-const MULTIPLE: [usize; 8] = [8, 8, 8, 9, 8, 10, 12, 14];
+/// By offset: bits of the bytes that a word holds more than a multiple of it.
+const TURN: [u32; 8] = [0, 0, 0, 16, 0, 24, 16, 8];
+/// By offset: its least multiple that is 32 or more.
+const LONG_MULTIPLE: [usize; 32] = {
+    let mut multiples = [32; 32];
+    let mut offset = 1;
+    while offset < 32 {
+        multiples[offset] = 32usize.next_multiple_of(offset);
+        offset += 1;
+    }
+    multiples
+};

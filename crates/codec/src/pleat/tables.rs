@@ -23,7 +23,7 @@ pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
-const MAGIC: [u8; 4] = *b"plt\x03";
+const MAGIC: [u8; 4] = *b"plt\x04";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -93,7 +93,8 @@ impl Lookup {
     /// The bits of the context, where it is to be combined with the next [`LITERAL_MAX`] bits.
     pub(super) const CONTEXT: u32 = 15 << LITERAL_MAX;
 
-    fn new(length: u8, literals: &[u8], context: u8) -> Self {
+    #[inline(always)]
+    pub(super) fn new(length: u8, literals: &[u8], context: u8) -> Self {
         let bytes = literals.iter().rev().fold(0, |bytes, &literal| bytes << 8 | u32::from(literal));
         let count = literals.len() as u32;
         Self(u32::from(length) | u32::from(context) << LITERAL_MAX | bytes << 14 | count << 30)
@@ -116,6 +117,28 @@ pub(super) struct LiteralSet {
     /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole, or an escape. See
     /// [`Lookup`].
     pub(super) decode: Box<[Lookup; LOOKUPS]>,
+}
+
+impl LiteralSet {
+    /// The bits that every `step`th of `literals` takes, in the context that the one before makes.
+    #[inline(always)]
+    pub(super) fn bits(&self, literals: &[u8], step: usize) -> usize {
+        let mut bits = 0;
+        let mut at = 0;
+        while let Some(&literal) = literals.get(at) {
+            let before = literals.get(at.wrapping_sub(1)).map_or(0, |&before| usize::from(before));
+            let place = usize::from(self.row_after[before] | u16::from(literal));
+            bits += self.encode[place & ((CONTEXTS << 8) - 1)] & 63;
+            at += step;
+        }
+        bits as usize
+    }
+
+    /// A look-up that leaves the context in which a lane begins.
+    #[inline(always)]
+    pub(super) fn first(&self) -> Lookup {
+        Lookup(u32::from(self.row_after[0] >> 8) << LITERAL_MAX)
+    }
 }
 
 /// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes for tokens and
