@@ -1,7 +1,9 @@
-//! Memory of a bounded size that is taken from the system once, where it lets in huge pages, and lent in pieces.
+//! Memory of a bounded size that is taken from the system once, where it lets in huge pages, and
+//! lent in pieces.
 //!
-//! A page that was never used costs its first user a fault and 4 KiB of zeros: 1.9 µs where it was measured, 1.1 if many are asked for at
-//! once, and 0.65 as a part of a huge page. A piece that was given back is lent again as it is.
+//! A page that was never used costs its first user a fault and 4 KiB of zeros: 1.9 µs where it was
+//! measured, 1.1 if many are asked for at once, and 0.65 as a part of a huge page. A piece that was
+//! given back is lent again as it is.
 #![allow(unsafe_code)] // Parts of one mapping, lent to different owners; a hint to the caches.
 
 use std::cell::Cell;
@@ -18,7 +20,8 @@ use memmap2::{MmapMut, MmapOptions};
 const GRAIN: usize = 64;
 /// A huge page.
 const HUGE_BYTES: usize = 2 << 20;
-/// So much is used in small pages, so that an arena of which little is used stays small. A huge page begins behind it.
+/// So much is used in small pages, so that an arena of which little is used stays small. A huge
+/// page begins behind it.
 const SMALL_BYTES: usize = HUGE_BYTES / 4;
 /// Lanes that an arena has at most, and extents that each of them may get.
 const MAX_LANES: usize = 16;
@@ -51,10 +54,11 @@ unsafe impl Send for Piece {}
 // SAFETY: as above; through a shared piece they are only read.
 unsafe impl Sync for Piece {}
 
-/// A thread takes from its lane, and a lane takes extents from the rest: two threads that came to a huge page together would each fill
-/// one with zeros, one of them in vain.
+/// A thread takes from its lane, and a lane takes extents from the rest: two threads that came to a
+/// huge page together would each fill one with zeros, one of them in vain.
 ///
-/// Invariant: the free ranges of all lanes, the pieces out there, and what lies behind `taken` are the mapping, without overlap.
+/// Invariant: the free ranges of all lanes, the pieces out there, and what lies behind `taken` are
+/// the mapping, without overlap.
 struct Shared {
     len: usize,
     /// `None` in it: the system refused.
@@ -66,7 +70,8 @@ struct Shared {
     lanes: Box<[Arc<Lane>]>,
 }
 
-/// On lines of its own. A piece refers to its lane alone, so that threads count references apart too.
+/// On lines of its own. A piece refers to its lane alone, so that threads count references apart
+/// too.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
@@ -78,7 +83,8 @@ struct Lane {
 /// Free ranges. Invariants: no two touch; `by_len` has the same as `by_start`.
 #[derive(Default)]
 struct Free {
-    /// The rest of the last extent, where it starts and its length, of which what fits nowhere else is taken from the front.
+    /// The rest of the last extent, where it starts and its length, of which what fits nowhere else
+    /// is taken from the front.
     rest: (usize, usize),
     /// Lengths by where they start.
     by_start: BTreeMap<usize, usize>,
@@ -104,7 +110,8 @@ impl Arena {
         Self::with_lanes(len_bytes, threads.min(MAX_LANES))
     }
 
-    /// An arena of `len_bytes` whose pieces lie as close together as they can, whoever takes them: for a few long ones.
+    /// An arena of `len_bytes` whose pieces lie as close together as they can, whoever takes them:
+    /// for a few long ones.
     pub fn packed(len_bytes: usize) -> Self {
         Self::with_lanes(len_bytes, 1)
     }
@@ -125,7 +132,8 @@ impl Arena {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A piece of `len` bytes, which are zeros or what an earlier user left. `None` if there is no room for it in one piece.
+    /// A piece of `len` bytes, which are zeros or what an earlier user left. `None` if there is no
+    /// room for it in one piece.
     pub fn take(&self, len: usize) -> Option<Piece> {
         let shared = &self.shared;
         let grains = len.checked_next_multiple_of(GRAIN).filter(|_| len > 0)?;
@@ -149,7 +157,8 @@ impl Arena {
     }
 }
 
-/// Asks the processor for bytes that are not in its caches, all at once: a copy alone waits for line after line.
+/// Asks the processor for bytes that are not in its caches, all at once: a copy alone waits for
+/// line after line.
 pub fn fetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for line in bytes.chunks(GRAIN) {
@@ -169,7 +178,8 @@ impl Lane {
 }
 
 impl Shared {
-    /// Takes an extent of at least `least` bytes, or all that is left, if anything is: its start and its length.
+    /// Takes an extent of at least `least` bytes, or all that is left, if anything is: its start
+    /// and its length.
     fn extend(&self, least: usize) -> Option<(usize, usize)> {
         // The first has the small pages besides, so that all begin and end with huge ones.
         let small = |taken| if taken == 0 { SMALL_BYTES } else { 0 };
@@ -206,7 +216,8 @@ impl Free {
         self.by_len.remove(&(len, start));
     }
 
-    /// Takes `len` bytes from the shortest range that will do, and of these the first, so that memory is used from the front.
+    /// Takes `len` bytes from the shortest range that will do, and of these the first, so that
+    /// memory is used from the front.
     fn take(&mut self, len: usize) -> Option<usize> {
         let Some((range, start)) = self.by_len.range((len, 0)..).next().copied() else {
             let start = self.rest.0;
@@ -259,7 +270,8 @@ impl Deref for Piece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece's own bytes, by its invariant; the mapping is initialised (with zeros) and lives as long as `home`.
+        // SAFETY: the piece's own bytes, by its invariant; the mapping is initialised (with zeros)
+        // and lives as long as `home`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

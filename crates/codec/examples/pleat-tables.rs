@@ -1,4 +1,5 @@
-//! Trains tables of `pleat` and writes them to a file; so were the built-in ones made (docs/pleat.md says of what).
+//! Trains tables of `pleat` and writes them to a file; so were the built-in ones made
+//! (docs/pleat.md says of what).
 //!
 //! usage: pleat-tables OUT DICTIONARY_BYTES FILE…
 //!

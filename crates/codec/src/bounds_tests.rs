@@ -1,4 +1,5 @@
-//! What is written stays inside the output, whatever its length: every codec, with guards around it.
+//! What is written stays inside the output, whatever its length: every codec, with guards around
+//! it.
 
 use crate::{NAMES, PAGE_SIZE, Page, by_name};
 
@@ -8,8 +9,9 @@ const GUARDS: usize = 256;
 /// No object of a page is longer (`docs/codecs.md`).
 const LONGEST: usize = 4424;
 
-/// Pages that take an encoder to its limits: noise, matches of the shortest length everywhere, one hash for many places, runs of literals
-/// and lengths around those that take another byte, and zeros.
+/// Pages that take an encoder to its limits: noise, matches of the shortest length everywhere, one
+/// hash for many places, runs of literals and lengths around those that take another byte, and
+/// zeros.
 fn pages() -> Vec<Page> {
     let mut state = 5_u64;
     let mut noise = || -> Page {

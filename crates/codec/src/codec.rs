@@ -52,18 +52,21 @@ pub struct StreamError {
 
 /// A page codec: an immutable description that any number of threads share.
 pub trait Codec: Send + Sync + fmt::Debug {
-    /// The format of the objects it makes. Every stream of a codec with this id (and these tables) decodes them.
+    /// The format of the objects it makes. Every stream of a codec with this id (and these tables)
+    /// decodes them.
     fn id(&self) -> CodecId;
 
     /// The name that [`by_name`](crate::by_name) takes, parameters included: `lz4`, `zstd-3`.
     fn name(&self) -> String;
 
-    /// Whether a page takes it more than about 50 µs, so that whoever has other things to do should not wait for it.
+    /// Whether a page takes it more than about 50 µs, so that whoever has other things to do should
+    /// not wait for it.
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// The tables that its objects share, if they can be replaced by others that were trained on a store's own pages.
+    /// The tables that its objects share, if they can be replaced by others that were trained on a
+    /// store's own pages.
     fn tables(&self) -> Option<Tables> {
         None
     }
@@ -72,11 +75,13 @@ pub trait Codec: Send + Sync + fmt::Debug {
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }
 
-/// For tests and fuzzing: a stream of `codec` for each build of its hot loops that this CPU can run. All give the same results.
+/// For tests and fuzzing: a stream of `codec` for each build of its hot loops that this CPU can
+/// run. All give the same results.
 #[cfg(any(test, fuzzing))]
 pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>, StreamError> {
     Ok(match (codec.id(), codec.tables()) {
-        (CodecId::Fold, _) => crate::fold::streams_of_every_build(),
+        (_, Some(Tables::Fold(tables))) => crate::fold::streams_of_every_build_with(&tables),
+        (CodecId::Fold, None) => crate::fold::streams_of_every_build(),
         (_, Some(Tables::Pleat(tables))) => crate::pleat::streams_of_every_build(&tables),
         _ => vec![codec.stream()?],
     })
@@ -84,17 +89,19 @@ pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>,
 
 /// One thread's working state of a [`Codec`].
 pub trait Stream: Send {
-    /// Compresses `page` into the front of `out` and returns the length of the object, at most `out.len()`.
-    /// `None`: the object would not fit, and `out` holds unspecified bytes. `out` may have any length, 0 included.
+    /// Compresses `page` into the front of `out` and returns the length of the object, at most
+    /// `out.len()`. `None`: the object would not fit, and `out` holds unspecified bytes. `out` may
+    /// have any length, 0 included.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
 
-    /// Decodes `object` to exactly one page. `object` is untrusted: any bytes give a page or [`Corrupt`], in bounded
-    /// time, with nothing read or written outside the two buffers. After an error `page` holds unspecified bytes
-    /// (never uninitialised memory).
+    /// Decodes `object` to exactly one page. `object` is untrusted: any bytes give a page or
+    /// [`Corrupt`], in bounded time, with nothing read or written outside the two buffers. After an
+    /// error `page` holds unspecified bytes (never uninitialised memory).
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt>;
 
-    /// Works with other tables of its codec from now on, both ways. Takes no memory; copies a dictionary, at most 60 KiB, now or at
-    /// the next page. A stream of a codec without [tables](Codec::tables), or with those of another kind, does nothing.
+    /// Works with other tables of its codec from now on, both ways. Takes no memory; copies a
+    /// dictionary, at most 60 KiB, now or at the next page. A stream of a codec without
+    /// [tables](Codec::tables), or with those of another kind, does nothing.
     fn set_tables(&mut self, _tables: &Tables) {}
 
     /// Heap bytes that this stream holds, for the store's accounts.

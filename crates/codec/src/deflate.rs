@@ -6,8 +6,8 @@ use libdeflater::{CompressionLvl, Compressor, Decompressor};
 
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 
-/// Heap bytes of libdeflate's encoder at a level, and of its decoder, which does not report them: measured with
-/// `mallinfo2` on 64-bit Linux.
+/// Heap bytes of libdeflate's encoder at a level, and of its decoder, which does not report them:
+/// measured with `mallinfo2` on 64-bit Linux.
 const fn encoder_bytes(level: i32) -> usize {
     match level {
         1 => 200 << 10,

@@ -15,9 +15,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Codec`] is a shared, immutable description (its name, level, tables); a [`Stream`] is one thread's working
-//! state, made once outside the hot path and used again for every page. No codec does I/O, starts a thread, or
-//! allocates in [`Stream::compress`] or [`Stream::decompress`].
+//! A [`Codec`] is a shared, immutable description (its name, level, tables); a [`Stream`] is one
+//! thread's working state, made once outside the hot path and used again for every page. No codec
+//! does I/O, starts a thread, or allocates in [`Stream::compress`] or [`Stream::decompress`].
 
 #[cfg(all(test, not(miri)))] // Thousands of pages by C libraries too.
 mod bounds_tests;
@@ -48,7 +48,7 @@ pub use codec::streams_of_every_build;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;
-pub use fold::Fold;
+pub use fold::{Fold, FoldDict, FoldTables};
 pub use lz4::{Lz4, Lz4Encoder, Matches as Lz4Matches};
 pub use lz4_dict::{Lz4Dict, Lz4Tables};
 pub use lz4dyn::Lz4Dyn;

@@ -1,5 +1,5 @@
-//! LZ4 with a dictionary: blocks whose matches may begin in bytes that lie before the page (lz4's `LZ4_loadDict` and
-//! `LZ4_decompress_safe_usingDict`; the block format is the same).
+//! LZ4 with a dictionary: blocks whose matches may begin in bytes that lie before the page (lz4's
+//! `LZ4_loadDict` and `LZ4_decompress_safe_usingDict`; the block format is the same).
 //!
 //! ```text
 //! window: | dictionary, at most 60 KiB | page |
@@ -20,7 +20,8 @@ use crate::{
     },
 };
 
-/// Bytes of a dictionary that matches of a page can reach: positions of the window, and so offsets, fit 16 bits.
+/// Bytes of a dictionary that matches of a page can reach: positions of the window, and so offsets,
+/// fit 16 bits.
 const REACH: usize = (1 << 16) - PAGE_SIZE;
 
 /// LZ4 with a dictionary.
@@ -30,8 +31,8 @@ pub struct Lz4Dict {
 }
 
 impl Lz4Dict {
-    /// With the tables' dictionary; it decodes only what was made with the same. The default is without a dictionary, for a store
-    /// that trains some: objects are then those of LZ4.
+    /// With the tables' dictionary; it decodes only what was made with the same. The default is
+    /// without a dictionary, for a store that trains some: objects are then those of LZ4.
     pub fn with_tables(tables: Arc<Lz4Tables>) -> Self {
         Self { tables }
     }

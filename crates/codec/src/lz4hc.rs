@@ -1,5 +1,5 @@
-//! LZ4's block format by liblz4's high-compression encoder (lz4's `lib/lz4hc.h`). Any LZ4 decoder reads its objects, so
-//! they carry LZ4's id.
+//! LZ4's block format by liblz4's high-compression encoder (lz4's `lib/lz4hc.h`). Any LZ4 decoder
+//! reads its objects, so they carry LZ4's id.
 
 use lzzzz::lz4_hc;
 
@@ -20,14 +20,15 @@ impl Lz4Hc {
         (1..=lz4_hc::CLEVEL_MAX).contains(&level).then_some(Self { level })
     }
 
-    /// Compresses all of `input` into the front of `out` and returns the block's length; `None` if it does not fit, with
-    /// `out` then unspecified. Blocks have at most 2,113,929,216 bytes of input.
+    /// Compresses all of `input` into the front of `out` and returns the block's length; `None` if
+    /// it does not fit, with `out` then unspecified. Blocks have at most 2,113,929,216 bytes of
+    /// input.
     pub fn compress(&self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         lz4_hc::compress(input, out, self.level).ok().filter(|&len| len > 0)
     }
 
-    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of `input` and the block's
-    /// length. `None`: nothing fits.
+    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of
+    /// `input` and the block's length. `None`: nothing fits.
     pub fn compress_fill(&self, input: &[u8], out: &mut [u8]) -> Option<(usize, usize)> {
         lz4_hc::compress_fill(input, out, self.level).ok().filter(|&(_, len)| len > 0)
     }

@@ -1,8 +1,9 @@
 //! LZO1X, the format of zram's `lzo`, and its variant with runs of zeros, zram's default `lzo-rle`.
 //!
-//! Our own encoder and decoder, from the description of the format in Linux's `Documentation/staging/lzo.rst`; the
-//! stream is that of LZO1X (bitstream version 0) and of LZO-RLE (version 1), readable by and from other
-//! implementations. [`mod@format`] has the instructions, [`encode`] and [`decode`] what is done with them.
+//! Our own encoder and decoder, from the description of the format in Linux's
+//! `Documentation/staging/lzo.rst`; the stream is that of LZO1X (bitstream version 0) and of
+//! LZO-RLE (version 1), readable by and from other implementations. [`mod@format`] has the
+//! instructions, [`encode`] and [`decode`] what is done with them.
 
 mod decode;
 mod encode;

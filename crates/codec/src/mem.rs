@@ -1,8 +1,9 @@
-//! Unaligned loads and stores, and copies that write more than asked: what the match loops of the codecs are made of.
+//! Unaligned loads and stores, and copies that write more than asked: what the match loops of the
+//! codecs are made of.
 //!
-//! All of it is by raw pointer, because an LZ decoder's source and destination are parts of one buffer and may overlap;
-//! `&` and `&mut` to them at once would be undefined behaviour. A codec checks its bounds once for several of these.
-//! Integers are little-endian on every machine.
+//! All of it is by raw pointer, because an LZ decoder's source and destination are parts of one
+//! buffer and may overlap; `&` and `&mut` to them at once would be undefined behaviour. A codec
+//! checks its bounds once for several of these. Integers are little-endian on every machine.
 #![allow(unsafe_code)] // Unaligned access without a bounds check for each; the callers check once a sequence.
 
 use crate::{PAGE_SIZE, Page};
@@ -67,7 +68,8 @@ pub(crate) unsafe fn store64(p: *mut u8, value: u64) {
     unsafe { p.cast::<u64>().write_unaligned(value.to_le()) }
 }
 
-/// Copies `N` bytes (8, 16, 32: one or two registers). All are read before the first is written, so the two may overlap.
+/// Copies `N` bytes (8, 16, 32: one or two registers). All are read before the first is written, so
+/// the two may overlap.
 ///
 /// # Safety
 /// `N` bytes can be read from `src` and written to `dst`.
@@ -77,8 +79,9 @@ pub(crate) unsafe fn copy<const N: usize>(src: *const u8, dst: *mut u8) {
     unsafe { dst.cast::<[u8; N]>().write(src.cast::<[u8; N]>().read()) }
 }
 
-/// Copies `len` bytes, rounded up to `STEP` and at least `STEP` (16, 32), 16 at a time. Bytes that an earlier step wrote are read by
-/// later ones: with `dst - src` of 16 or more and less than `len`, the distance repeats as an LZ match does.
+/// Copies `len` bytes, rounded up to `STEP` and at least `STEP` (16, 32), 16 at a time. Bytes that
+/// an earlier step wrote are read by later ones: with `dst - src` of 16 or more and less than
+/// `len`, the distance repeats as an LZ match does.
 ///
 /// # Safety
 /// `len.next_multiple_of(STEP).max(STEP)` bytes can be read from `src` and written to `dst`.
@@ -102,11 +105,12 @@ pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *
     }
 }
 
-/// Copies `len` bytes, rounded up to 32 and at least 64. Of a block's literals with length bytes most are under 64, and no
-/// branch asks how far; of more the system's copy is quicker than a loop.
+/// Copies `len` bytes, rounded up to 32 and at least 64. Of a block's literals with length bytes
+/// most are under 64, and no branch asks how far; of more the system's copy is quicker than a loop.
 ///
 /// # Safety
-/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`. Where the two overlap, `dst` lies before `src`.
+/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`. Where the two overlap,
+/// `dst` lies before `src`.
 #[inline(always)]
 pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's.
@@ -149,8 +153,9 @@ pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8)
     at
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by steps of 8, 32 and 64: most matches end within the first, most
-/// others within the second, and a step has no branch on where the two differ.
+/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by steps of 8, 32 and 64:
+/// most matches end within the first, most others within the second, and a step has no branch on
+/// where the two differ.
 ///
 /// # Safety
 /// As [`common_prefix`]'s, and at least 8 bytes lie before `a_end`.
@@ -259,7 +264,8 @@ pub(crate) fn prefetch(page: &Page) {
     }
 }
 
-/// Hints that the first 2 KiB of `block`, or all of it, are about to be read; its first 64 bytes are read at once.
+/// Hints that the first 2 KiB of `block`, or all of it, are about to be read; its first 64 bytes
+/// are read at once.
 #[inline(always)]
 pub(crate) fn prefetch_front(block: &[u8]) {
     for at in (64..block.len().min(2048)).step_by(64) {

@@ -1,5 +1,6 @@
-//! A little of everything that the codecs written here do by raw pointer, without a library to compare with and with few pages,
-//! so that an interpreter which checks every access can run it: `scripts/miri`.
+//! A little of everything that the codecs written here do by raw pointer, without a library to
+//! compare with and with few pages, so that an interpreter which checks every access can run it:
+//! `scripts/miri`.
 
 use std::{
     ops::Range,
@@ -7,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    Codec, Corrupt, Dictionary, Lz4Dict, Lz4Tables, PAGE_SIZE, Page, by_name,
+    Codec, Corrupt, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, PAGE_SIZE, Page, by_name,
     lz4::{Lz4Encoder, Matches, compress_bound, decompress, decompress_in_place, decompress_partial, in_place_margin},
 };
 
@@ -20,8 +21,8 @@ fn numbers() -> impl Iterator<Item = u32> {
     })
 }
 
-/// Text, code, words, numbers without a pattern, and long runs: one page each. An interpreter gets the first three of less
-/// content, again and again: one long match, which takes it no time.
+/// Text, code, words, numbers without a pattern, and long runs: one page each. An interpreter gets
+/// the first three of less content, again and again: one long match, which takes it no time.
 pub(crate) static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
     const CONTENT: usize = if cfg!(miri) { 700 } else { PAGE_SIZE };
     let page = |bytes: Vec<u8>| std::array::from_fn(|at| bytes[at % bytes.len()]);
@@ -83,10 +84,21 @@ fn lz4() {
 
 #[test]
 fn lz4_with_a_dictionary() {
-    // Parts of two pages, one of the least length, and one of the most, which takes an interpreter minutes.
+    // Parts of two pages, one of the least length, and one of the most, which takes an interpreter
+    // minutes.
     let long = if cfg!(miri) { PAGES[1].to_vec() } else { PAGES.concat().repeat(3) };
     for dictionary in [[&PAGES[0][900..1500], &PAGES[2][..777]].concat(), vec![7], long] {
         check_codec(&Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary)))));
+    }
+}
+
+#[test]
+fn fold_with_a_dictionary() {
+    let long: Vec<u8> = PAGES.concat().into_iter().cycle().take(60 << 10).collect();
+    for dictionary in
+        [[&PAGES[0][900..1500], &PAGES[2][..777]].concat(), vec![7], if cfg!(miri) { PAGES[1].to_vec() } else { long }]
+    {
+        check_codec(&FoldDict::with_tables(Arc::new(FoldTables::of(dictionary))));
     }
 }
 

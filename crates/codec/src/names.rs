@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Deflate, Fold, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, Pleat, X842, Zstd};
+use crate::{Codec, Deflate, Fold, FoldDict, Lz4, Lz4Dict, Lz4Dyn, Lz4Hc, Lzo, Page, Pleat, X842, Zstd};
 
 /// The names that [`by_name`] takes, one a codec, for help texts.
 pub const NAMES: &[&str] = &[
     "fold",
+    "fold-dict",
     "lz4",
     "lz4-dict",
     "lz4dyn",
@@ -41,6 +42,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
     let unknown = || UnknownCodec { name: name.to_owned() };
     match (family, level) {
         ("fold", None) => Ok(Arc::new(Fold)),
+        ("fold", Some("dict")) => Ok(Arc::new(FoldDict::default())),
         ("lz4", None) => Ok(Arc::new(Lz4)),
         ("lz4", Some("dict")) => Ok(Arc::new(Lz4Dict::default())),
         ("lz4hc", None) => Ok(Arc::new(Lz4Hc::default())),
@@ -69,9 +71,10 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, UnknownCodec> {
     }
 }
 
-/// The codec that `name` stands for, trained on the pages of `sample` where it has something to train. Names mean what they mean
-/// to [`by_name`], but those with `-dict` at the end get a dictionary of the sample, or none if none helps; and there is
-/// `pleat-trained`, with tables trained on the sample, or the built-in ones if those do not help.
+/// The codec that `name` stands for, trained on the pages of `sample` where it has something to
+/// train. Names mean what they mean to [`by_name`], but those with `-dict` at the end get a
+/// dictionary of the sample, or none if none helps; and there is `pleat-trained`, with tables
+/// trained on the sample, or the built-in ones if those do not help.
 pub fn trained(name: &str, sample: &[&Page]) -> Result<Arc<dyn Codec>, UnknownCodec> {
     let codec = match name {
         "pleat-trained" => by_name("pleat")?,

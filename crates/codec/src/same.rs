@@ -1,12 +1,14 @@
-//! Pages that are one 8-byte word again and again: zram's "same-filled" pages, stored as that word alone.
+//! Pages that are one 8-byte word again and again: zram's "same-filled" pages, stored as that word
+//! alone.
 
 use crate::{PAGE_SIZE, Page};
 
 /// The 8-byte word (little-endian) that fills `page`, or `None` if no one word does.
 ///
-/// A page is filled with one word if it equals itself 8 bytes on: one `memcmp`, with the vectors that the C library chose
-/// for this processor, which stops at the first difference. The second and the last word are looked at before: most pages
-/// differ there, and pages that begin with zeros and carry a tail are common in heaps.
+/// A page is filled with one word if it equals itself 8 bytes on: one `memcmp`, with the vectors
+/// that the C library chose for this processor, which stops at the first difference. The second and
+/// the last word are looked at before: most pages differ there, and pages that begin with zeros and
+/// carry a tail are common in heaps.
 #[must_use]
 pub fn same_filled(page: &Page) -> Option<u64> {
     let (words, _) = page.as_chunks::<8>();
@@ -15,8 +17,8 @@ pub fn same_filled(page: &Page) -> Option<u64> {
     same.then_some(u64::from_le_bytes(first))
 }
 
-/// Fills `page` with `word`: what [`same_filled`] found, undone. At memset's speed when the word is one byte over and over,
-/// at 0.6 of it else (memset stores 64 bytes at once, this 16).
+/// Fills `page` with `word`: what [`same_filled`] found, undone. At memset's speed when the word is
+/// one byte over and over, at 0.6 of it else (memset stores 64 bytes at once, this 16).
 pub fn fill(page: &mut Page, word: u64) {
     let bytes = word.to_le_bytes();
     if bytes == [bytes[0]; 8] {

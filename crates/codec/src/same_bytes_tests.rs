@@ -18,10 +18,10 @@ fn pages() -> impl Iterator<Item = Page> {
 
 /// The FNV-1a hash of all objects; a page that does not shrink counts as an empty one.
 ///
-/// A codec's sum changes if its format or its search for matches does. What a codec trains is not here: training takes
-/// logarithms, which C libraries round differently.
+/// A codec's sum changes if its format or its search for matches does. What a codec trains is not
+/// here: training takes logarithms, which C libraries round differently.
 const SUMS: &[(&str, u64)] = &[
-    ("fold", 0x4cdf_c09d_207f_23c3),
+    ("fold", 0x0898_4553_a934_f18f),
     ("lz4", 0x314c_9233_19f4_60d8),
     ("lz4dyn", 0xd6df_f703_71d3_47fb),
     ("lz4hc", 0xf43b_5861_6c9c_df8f),

@@ -1,15 +1,18 @@
-//! What the objects of a store share beside their codec: tables or a dictionary, which can be trained on its pages.
+//! What the objects of a store share beside their codec: tables or a dictionary, which can be
+//! trained on its pages.
 
 use std::sync::Arc;
 
-use crate::{Codec, Dictionary, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, Zstd, ZstdTables};
+use crate::{Codec, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, Zstd, ZstdTables};
 
-/// Tables that objects share and do not name: an object is decoded with those it was made with. (With others it gives an error
-/// or another page, never anything worse.)
+/// Tables that objects share and do not name: an object is decoded with those it was made with.
+/// (With others it gives an error or another page, never anything worse.)
 #[derive(Clone, Debug)]
 pub enum Tables {
     /// Those of `pleat`.
     Pleat(Arc<PleatTables>),
+    /// Those of `fold-dict`, or none yet.
+    Fold(Arc<FoldTables>),
     /// The dictionary of `lz4-dict`, or none yet.
     Lz4(Arc<Lz4Tables>),
     /// The dictionary of `zstd-LEVEL-dict`, digested for its level, or none yet.
@@ -17,10 +20,12 @@ pub enum Tables {
 }
 
 impl Tables {
-    /// A hash of what is in them: equal tables have equal ids, on every machine. 0 if they are no dictionary yet.
+    /// A hash of what is in them: equal tables have equal ids, on every machine. 0 if they are no
+    /// dictionary yet.
     pub fn id(&self) -> u32 {
         match self {
             Self::Pleat(tables) => tables.id(),
+            Self::Fold(tables) => tables.id(),
             Self::Lz4(_) | Self::Zstd(_) => self.dictionary().map_or(0, |dictionary| dictionary.id()),
         }
     }
@@ -29,6 +34,7 @@ impl Tables {
     pub fn dictionary(&self) -> Option<&Dictionary> {
         match self {
             Self::Pleat(_) => None,
+            Self::Fold(tables) => tables.dictionary(),
             Self::Lz4(tables) => tables.dictionary(),
             Self::Zstd(tables) => tables.dictionary(),
         }
@@ -38,6 +44,7 @@ impl Tables {
     pub fn memory_bytes(&self) -> usize {
         match self {
             Self::Pleat(tables) => tables.memory_bytes(),
+            Self::Fold(tables) => tables.memory_bytes(),
             Self::Lz4(tables) => tables.memory_bytes(),
             Self::Zstd(tables) => tables.memory_bytes(),
         }
@@ -47,20 +54,24 @@ impl Tables {
     pub fn codec(&self) -> Arc<dyn Codec> {
         match self {
             Self::Pleat(tables) => Arc::new(Pleat::with_tables(Arc::clone(tables))),
+            Self::Fold(tables) => Arc::new(FoldDict::with_tables(Arc::clone(tables))),
             Self::Lz4(tables) => Arc::new(Lz4Dict::with_tables(Arc::clone(tables))),
             Self::Zstd(tables) => Arc::new(Zstd::with_tables(Arc::clone(tables))),
         }
     }
 
-    /// Tables of the same codec, trained on `sample`. Takes seconds; not for the hot path. Same-filled pages should be left out.
+    /// Tables of the same codec, trained on `sample`. Takes seconds; not for the hot path.
+    /// Same-filled pages should be left out.
     ///
-    /// `None`: training does not help. That is judged by every eighth page of the sample, which is kept from training: the new
-    /// tables must make these at least a fiftieth smaller than `self` does.
+    /// `None`: training does not help. That is judged by every eighth page of the sample, which is
+    /// kept from training: the new tables must make these at least a fiftieth smaller than `self`
+    /// does.
     pub fn train_beyond(&self, sample: &[&Page]) -> Option<Self> {
         match self {
             Self::Pleat(current) => {
                 PleatTables::train_beyond(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
             }
+            Self::Fold(current) => FoldTables::train_beyond(current, sample).map(|tables| Self::Fold(Arc::new(tables))),
             Self::Lz4(_) => {
                 Dictionary::train(sample, self, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
             }
@@ -71,7 +82,8 @@ impl Tables {
     }
 }
 
-/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer dictionary: a fiftieth less is.
+/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer
+/// dictionary: a fiftieth less is.
 pub(crate) fn worth_it(bytes: usize, before: usize) -> bool {
     bytes * 50 <= before * 49
 }

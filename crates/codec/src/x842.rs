@@ -1,13 +1,13 @@
 //! 842, the format of IBM's POWER7+ compression units and of zram's `842`.
 //!
-//! Our own, from the facts of the format below, which are those that Linux's software 842 and IBM's units agree on. It is
-//! made for hardware, which looks at all phrases of a block at once; in software it is here to be compared with, as in
-//! zram's table of backends.
+//! Our own, from the facts of the format below, which are those that Linux's software 842 and IBM's
+//! units agree on. It is made for hardware, which looks at all phrases of a block at once; in
+//! software it is here to be compared with, as in zram's table of backends.
 //!
 //! # Format
 //!
-//! A stream of bits, highest bit first. It consists of templates, 5 bits each with their operands, and each stands for 8
-//! bytes, a block. A block's half is 4 bytes, in one of five ways:
+//! A stream of bits, highest bit first. It consists of templates, 5 bits each with their operands,
+//! and each stands for 8 bytes, a block. A block's half is 4 bytes, in one of five ways:
 //!
 //! ```text
 //! 0   4 bytes as they are                      32 bits
@@ -26,10 +26,11 @@
 //! | 29 | n, 3 bits, and n bytes | a tail shorter than a block |
 //! | 30 | a sum of 32 bits | the end |
 //!
-//! An index is a place in a ring of what was decoded before this block: 256 pairs of bytes, 512 fours or 256 eights; what
-//! was decoded at position p is at place p mod the ring's bytes, in units of the phrase, until it is overwritten. The sum
-//! is CRC-32 with the polynomial 0x04c11db7, highest bit first, begun with 0 and not inverted. The stream is filled with
-//! zero bits to a multiple of 8 bytes.
+//! An index is a place in a ring of what was decoded before this block: 256 pairs of bytes, 512
+//! fours or 256 eights; what was decoded at position p is at place p mod the ring's bytes, in units
+//! of the phrase, until it is overwritten. The sum is CRC-32 with the polynomial 0x04c11db7,
+//! highest bit first, begun with 0 and not inverted. The stream is filled with zero bits to a
+//! multiple of 8 bytes.
 
 mod bits;
 mod crc;

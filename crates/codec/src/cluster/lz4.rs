@@ -13,14 +13,17 @@ pub(super) struct Fast {
     last_consumed: usize,
 }
 
-/// Clusters up to this hold too little for long matches to make up for what they miss, unless each is looked at twice.
+/// Clusters up to this hold too little for long matches to make up for what they miss, unless each
+/// is looked at twice.
 const SMALL: usize = 1 << 14;
 
 impl ClusterEncoder for Fast {
-    /// Where the last cluster held less than 1.5 times its own length, 2.25 of a small one, matches are few and short, and each is looked for; so
-    /// they are in a short input of which nothing is known. Elsewhere longer ones do: beside liblz4, clusters of 64 KiB take 0.65 to 0.93 of the
-    /// time and 0.95 to 1.0 of the bytes, those of 4 KiB 0.7 to 0.97 of the time and 0.95 to 0.997 of the bytes. Up to three times the length of a
-    /// large cluster a longer table is worth its time.
+    /// Where the last cluster held less than 1.5 times its own length, 2.25 of a small one, matches
+    /// are few and short, and each is looked for; so they are in a short input of which nothing is
+    /// known. Elsewhere longer ones do: beside liblz4, clusters of 64 KiB take 0.65 to 0.93 of the
+    /// time and 0.95 to 1.0 of the bytes, those of 4 KiB 0.7 to 0.97 of the time and 0.95 to 0.997
+    /// of the bytes. Up to three times the length of a large cluster a longer table is worth its
+    /// time.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
         let small = dst.len() <= SMALL;
         let few = if small { dst.len() / 4 * 9 } else { dst.len() / 2 * 3 };

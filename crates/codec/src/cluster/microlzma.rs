@@ -1,6 +1,7 @@
 #![allow(unsafe_code)]
-//! MicroLZMA clusters by liblzma (`lzma/container.h`, `lzma_microlzma_encoder` and `_decoder`). Unsafe because
-//! liblzma's interface is C structures with raw pointers and no safe binding has these two functions.
+//! MicroLZMA clusters by liblzma (`lzma/container.h`, `lzma_microlzma_encoder` and `_decoder`).
+//! Unsafe because liblzma's interface is C structures with raw pointers and no safe binding has
+//! these two functions.
 
 use std::mem::MaybeUninit;
 
@@ -15,25 +16,27 @@ use crate::Corrupt;
 /// A `lzma_stream` that is ended when dropped. Initialising it again keeps its allocations.
 struct Stream(Box<lzma_stream>);
 
-// SAFETY: liblzma ties a stream to no thread; all its state hangs from the structure, which is owned here and reached
-// through `&mut` only.
+// SAFETY: liblzma ties a stream to no thread; all its state hangs from the structure, which is
+// owned here and reached through `&mut` only.
 unsafe impl Send for Stream {}
 
 impl Stream {
     fn new() -> Self {
-        // SAFETY: all-zero bytes are LZMA_STREAM_INIT (lzma/base.h): null pointers, zero counts, reserved enums 0.
+        // SAFETY: all-zero bytes are LZMA_STREAM_INIT (lzma/base.h): null pointers, zero counts,
+        // reserved enums 0.
         Self(Box::new(unsafe { MaybeUninit::<lzma_stream>::zeroed().assume_init() }))
     }
 
-    /// Runs an initialised coder over `src` and `dst` in one call and returns liblzma's code and the two counts.
+    /// Runs an initialised coder over `src` and `dst` in one call and returns liblzma's code and
+    /// the two counts.
     fn run(&mut self, src: &[u8], dst: &mut [u8]) -> (lzma_ret, usize, usize) {
         self.0.next_in = src.as_ptr();
         self.0.avail_in = src.len();
         self.0.next_out = dst.as_mut_ptr();
         self.0.avail_out = dst.len();
-        // SAFETY: the stream was initialised by its caller; liblzma reads at most `avail_in` bytes and writes at most
-        // `avail_out`, which are the slices' lengths, and keeps neither pointer past the call's use: they are cleared
-        // below before the slices' borrows end.
+        // SAFETY: the stream was initialised by its caller; liblzma reads at most `avail_in` bytes
+        // and writes at most `avail_out`, which are the slices' lengths, and keeps neither pointer
+        // past the call's use: they are cleared below before the slices' borrows end.
         let code = unsafe { lzma_code(&mut *self.0, LZMA_FINISH) };
         let counts = (src.len() - self.0.avail_in, dst.len() - self.0.avail_out);
         self.0.next_in = std::ptr::null();
@@ -46,7 +49,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the stream is zeroed or was initialised by liblzma; both may be ended, and it is not used after.
+        // SAFETY: the stream is zeroed or was initialised by liblzma; both may be ended, and it is
+        // not used after.
         unsafe { lzma_end(&mut *self.0) }
     }
 }
@@ -68,7 +72,8 @@ impl Encoder {
         if !(4096..=8 << 20).contains(&dict_bytes) {
             return Err(error("dictionaries are 4 KiB to 8 MiB"));
         }
-        // SAFETY: the structure is plain integers, enums that have a 0 variant as integers, and nullable pointers.
+        // SAFETY: the structure is plain integers, enums that have a 0 variant as integers, and
+        // nullable pointers.
         let mut options = Box::new(unsafe { MaybeUninit::<lzma_options_lzma>::zeroed().assume_init() });
         // SAFETY: `options` is a live, exclusive structure for liblzma to fill.
         if unsafe { lzma_lzma_preset(&mut *options, preset) } != 0 {
@@ -81,7 +86,8 @@ impl Encoder {
 
 impl ClusterEncoder for Encoder {
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
-        // SAFETY: both structures are live; liblzma copies the options and reuses the stream's allocations.
+        // SAFETY: both structures are live; liblzma copies the options and reuses the stream's
+        // allocations.
         if unsafe { lzma_microlzma_encoder(&mut *self.stream.0, &*self.options) } != LZMA_OK {
             return None;
         }

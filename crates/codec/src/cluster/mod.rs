@@ -1,9 +1,9 @@
 //! Cluster codecs: as much input as fits into an output of fixed size, and back.
 //!
-//! A filesystem that stores fixed-size physical clusters asks a compressor the question the other way round: not
-//! "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A Compression-friendly Readonly File
-//! System for Resource-scarce Devices*, USENIX ATC 2019, section 3.1). LZ4 and MicroLZMA answer it in one pass;
-//! Zstandard and DEFLATE answer it by search.
+//! A filesystem that stores fixed-size physical clusters asks a compressor the question the other
+//! way round: not "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A
+//! Compression-friendly Readonly File System for Resource-scarce Devices*, USENIX ATC 2019, section
+//! 3.1). LZ4 and MicroLZMA answer it in one pass; Zstandard and DEFLATE answer it by search.
 
 mod deflate;
 mod lz4;
@@ -72,18 +72,21 @@ pub struct EncoderError {
 
 /// One thread's encoder of fixed-size clusters.
 pub trait ClusterEncoder: Send {
-    /// Compresses as long a prefix of `src` as fits into `dst`. `None`: nothing was gained (the bytes written are not
-    /// fewer than those consumed); `dst` then holds unspecified bytes. The first byte written is never 0, so that a
-    /// reader can find the start of a cluster that is padded in front. The result depends on `src`, `dst.len()` and
-    /// the calls since [`restart`](ClusterEncoder::restart) only.
+    /// Compresses as long a prefix of `src` as fits into `dst`. `None`: nothing was gained (the
+    /// bytes written are not fewer than those consumed); `dst` then holds unspecified bytes. The
+    /// first byte written is never 0, so that a reader can find the start of a cluster that is
+    /// padded in front. The result depends on `src`, `dst.len()` and the calls since
+    /// [`restart`](ClusterEncoder::restart) only.
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled>;
 
-    /// As [`fill`](ClusterEncoder::fill), with several times the effort, so that a little more fits. `None` also if this encoder has no such way.
+    /// As [`fill`](ClusterEncoder::fill), with several times the effort, so that a little more
+    /// fits. `None` also if this encoder has no such way.
     fn fill_harder(&mut self, _src: &[u8], _dst: &mut [u8]) -> Option<Filled> {
         None
     }
 
-    /// Forgets what earlier clusters taught the encoder, so that what follows does not depend on them.
+    /// Forgets what earlier clusters taught the encoder, so that what follows does not depend on
+    /// them.
     fn restart(&mut self) {}
 }
 
@@ -128,11 +131,13 @@ pub struct ClusterDecoder {
 }
 
 impl ClusterDecoder {
-    /// Decodes `src` into the whole of `dst`. `src` is untrusted: any bytes give a full buffer or [`Corrupt`], in time
-    /// linear in the two lengths and with nothing touched outside them. After an error `dst` holds unspecified bytes.
+    /// Decodes `src` into the whole of `dst`. `src` is untrusted: any bytes give a full buffer or
+    /// [`Corrupt`], in time linear in the two lengths and with nothing touched outside them. After
+    /// an error `dst` holds unspecified bytes.
     ///
-    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats say it themselves); it is allocated,
-    /// so the caller bounds it. `max_content_bytes` bounds what DEFLATE may decode to find a prefix.
+    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats say it
+    /// themselves); it is allocated, so the caller bounds it. `max_content_bytes` bounds what
+    /// DEFLATE may decode to find a prefix.
     pub fn decode(
         &mut self,
         format: ClusterFormat,

@@ -11,7 +11,8 @@
 //!         through those two; if that neither, or there are not two, the line from 0 to the last; then the middle
 //! ```
 //!
-//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to 1/1024.
+//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to
+//! 1/1024.
 
 use super::Filled;
 
@@ -61,7 +62,8 @@ impl Search {
         self.last_consumed = 0;
     }
 
-    /// Fills `dst` with a prefix of `src`. `compress` returns the length of its output, or `None` when that does not fit.
+    /// Fills `dst` with a prefix of `src`. `compress` returns the length of its output, or `None`
+    /// when that does not fit.
     pub(super) fn fill(
         &mut self,
         src: &[u8],
@@ -153,7 +155,8 @@ mod tests {
 
     #[test]
     fn input_that_changes_takes_few_trials() {
-        // Compressed ever better the longer it is, as XML is: a line to a far trial meets the capacity far too late.
+        // Compressed ever better the longer it is, as XML is: a line to a far trial meets the
+        // capacity far too late.
         let size = |len: usize| ((len as f64).powf(0.75) * 3.0) as usize;
         let mut trials = 0;
         let filled = Search::default().fill(&vec![0; 4 << 20], &mut vec![0; 200 << 10], |src, dst| {

@@ -1,5 +1,5 @@
-//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, no checksum, and its content size, without
-//! which erofs-utils does not read it (2 or 4 bytes).
+//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, no checksum, and its
+//! content size, without which erofs-utils does not read it (2 or 4 bytes).
 
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 

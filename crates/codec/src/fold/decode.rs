@@ -1,5 +1,5 @@
-//! The decoder: the way into all builds, and the loop of those without AVX-512. With it, [`sequences`] reads the tokens and
-//! [`window`] copies what they say.
+//! The decoder: the way into all builds, and the loop of those without AVX-512. With it,
+//! [`sequences`] reads the tokens and [`window`] copies what they say.
 //!
 //! ```text
 //! while the page is not full:
@@ -11,38 +11,42 @@
 //! the rest of the literals end the page
 //! ```
 //!
-//! What differs from that in this loop, and what each brought (decoding speed, geometric mean over nine kinds of pages, in the order
-//! of the work; the log in `docs/log/fold.md` has the command):
+//! What differs from that in this loop, and what each brought (decoding speed, geometric mean over
+//! nine kinds of pages, in the order of the work; the log in `docs/log/fold.md` has the command):
 //!
-//! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both sides for as far as any
-//!    run of tokens can make the cursors go, and so are literals. So no token needs a check of the input; one check at the
-//!    end finds that each cursor stopped where it must. Only where literals are many and not coded are they read where
-//!    they lie, and their end is looked at for every token (half-random pages +3 to +8 %).
-//! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28 %).
-//! 3. All tokens but the page's last few go through [`fast`], a function of its own whose state stays in registers; the
-//!    others go through [`careful`] (+5 %). Table and buffer are at fixed places from one pointer, which leaves a register
-//!    to the loop (+3 %).
-//! 4. [`fast`] copies 16 bytes of each match before it looks at the length, or 32 where the object's header says that
-//!    it pays: a branch on the length is mispredicted where lengths vary, but bytes copied for nothing are loads that
-//!    wait for stores where offsets are short (+4 %).
+//! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both
+//!    sides for as far as any run of tokens can make the cursors go, and so are literals. So no
+//!    token needs a check of the input; one check at the end finds that each cursor stopped where
+//!    it must. Only where literals are many and not coded are they read where they lie, and their
+//!    end is looked at for every token (half-random pages +3 to +8 %).
+//! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28
+//!    %).
+//! 3. All tokens but the page's last few go through [`fast`], a function of its own whose state
+//!    stays in registers; the others go through [`careful`] (+5 %). Table and buffer are at fixed
+//!    places from one pointer, which leaves a register to the loop (+3 %).
+//! 4. [`fast`] copies 16 bytes of each match before it looks at the length in pages of words, and 32
+//!    in others: a branch on the length is mispredicted where lengths vary, but bytes copied for
+//!    nothing are loads that wait for stores where offsets are short (+4 %).
 //! 5. END has a run that fits nowhere, so that the loop need not look for it.
 #![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
 
 use core::hint::select_unpredictable;
 
 use super::{
-    Isa,
-    literals::{self, EMPTY, Room, SLACK},
-    tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, TOKENS, Token, WIDE_SHIFT},
+    Format, Isa,
+    literals::{EMPTY, Room, SLACK},
+    tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, Token, WORDS_SHIFT},
 };
 #[cfg(target_arch = "x86_64")]
 use super::{
     sequences::{self, Sequences},
+    tables::Tokens,
     window,
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
-/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most this many, END included.
+/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most
+/// this many, END included.
 const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 
 /// Room before the object: the tokens are read backwards.
@@ -51,7 +55,8 @@ const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 /// Room after it: the extra bits of as many tokens, and what is read at once.
 const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 128).next_multiple_of(64);
 
-/// From so many literals on, if they are not coded, a copy of them costs more than a check for each token ([`fast`]).
+/// From so many literals on, if they are not coded, a copy of them costs more than a check for each
+/// token ([`fast`]).
 const DIRECT_MIN: usize = 1792;
 
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
@@ -61,9 +66,10 @@ const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" }
 
 pub(super) struct Decoder {
     isa: Isa,
-    /// [`TOKENS`]. In here, they are reached by the same pointer as the input; and the compiler does not compute a token's
-    /// source from the token, by more instructions than the load takes.
-    tokens: [Token; 256],
+    /// Those of the format. In here, they are reached by the same pointer as the input; and the
+    /// compiler does not compute a token's source from the token, by more instructions than the
+    /// load takes.
+    tokens: [[Token; 256]; 2],
     /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
@@ -89,10 +95,10 @@ struct Cursor {
 }
 
 impl Decoder {
-    pub(super) fn new(isa: Isa) -> Box<Self> {
+    pub(super) fn new(isa: Isa, format: &Format) -> Box<Self> {
         Box::new(Self {
             isa,
-            tokens: TOKENS,
+            tokens: decoder_tokens(format),
             input: [0; FRONT + PAGE_SIZE + BACK],
             literals: EMPTY,
             #[cfg(target_arch = "x86_64")]
@@ -116,8 +122,43 @@ impl Decoder {
         return false;
     }
 
-    /// See [`Stream::decompress`](crate::Stream::decompress).
-    pub(super) fn decode(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+    /// Decodes objects of `format` from now on.
+    pub(super) fn set_format(&mut self, format: &Format) {
+        self.tokens = decoder_tokens(format);
+    }
+
+    /// See [`Stream::decompress`](crate::Stream::decompress). `format` is the one that was set
+    /// last.
+    pub(super) fn decode(&mut self, format: &Format, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        let page = page.as_mut_ptr();
+        // SAFETY: a page, with nothing before it.
+        unsafe { self.decode_to::<0>(format, object, page, page) }
+    }
+
+    /// As [`decode`](Self::decode), of an object whose matches may begin in the `REACH` bytes that
+    /// `window` begins with. A page follows them there, which may be overwritten.
+    pub(super) fn decode_after<const REACH: usize>(
+        &mut self,
+        format: &Format,
+        object: &[u8],
+        window: &mut [u8],
+        page: &mut Page,
+    ) -> Result<(), Corrupt> {
+        assert!(window.len() >= REACH + PAGE_SIZE);
+        // SAFETY: the window has REACH bytes and a page.
+        unsafe { self.decode_to::<REACH>(format, object, window.as_mut_ptr().add(REACH), page.as_mut_ptr()) }
+    }
+
+    /// # Safety
+    /// `to` and `page` are pages that can be written, the same or apart. `REACH` bytes can be read
+    /// before `to`.
+    unsafe fn decode_to<const REACH: usize>(
+        &mut self,
+        format: &Format,
+        object: &[u8],
+        to: *mut u8,
+        page: *mut u8,
+    ) -> Result<(), Corrupt> {
         let Some((&[low, high], body)) = object.split_first_chunk::<2>() else { return Err(SHORT) };
         let header = usize::from(u16::from_le_bytes([low, high]));
         if object.len() > PAGE_SIZE {
@@ -125,10 +166,11 @@ impl Decoder {
         }
         let literals = header & LITERALS_MASK;
         let palette = header >> PALETTE_SHIFT;
+        let words = header >> WORDS_SHIFT & 1 == 1;
         let coded = if palette == 0 {
             literals
         } else {
-            literals::unpack(self.isa, palette, body, literals, &mut self.literals).ok_or(LITERALS)?
+            format.palettes.unpack(self.isa, palette, body, literals, &mut self.literals).ok_or(LITERALS)?
         };
         let (coded, rest) = body.split_at_checked(coded).ok_or(LITERALS)?;
         let direct = palette == 0 && rest.len() >= SLACK && (literals >= DIRECT_MIN || self.reads_tokens_first());
@@ -140,16 +182,19 @@ impl Decoder {
         #[cfg(target_arch = "x86_64")]
         if let Some(sequences) = &mut self.sequences {
             let from = if direct { body } else { &self.literals[..] };
-            // SAFETY: the stream found the features before it chose the build. The rest of the object lies at `FRONT` in
-            // `input`, which has room for `parse` on both sides of it. `from` has `literals` bytes and SLACK more.
-            return unsafe { decode_by_window(sequences, &self.input, rest.len(), from, literals, page) }
-                .ok_or(LENGTHS);
+            let tokens = &format.tokens[usize::from(words)];
+            // SAFETY: the stream found the features before it chose the build. The rest of the
+            // object lies at `FRONT` in `input`, which has room for `parse` on both sides of it.
+            // `from` has `literals` bytes and SLACK more. The pages are the caller's.
+            return unsafe {
+                decode_by_window::<REACH>(sequences, tokens, &self.input, rest.len(), from, literals, to, page)
+            }
+            .ok_or(LENGTHS);
         }
 
         let this = &raw const *self;
-        let page = page.as_mut_ptr();
-        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in `coded` or were put in
-        // `self.literals`.
+        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in
+        // `coded` or were put in `self.literals`.
         let (mut cursor, bits) = unsafe {
             let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
             let end = bits.add(rest.len());
@@ -166,19 +211,19 @@ impl Decoder {
             };
             (cursor, bits)
         };
-        let wide = header >> WIDE_SHIFT & 1 == 1;
         loop {
-            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them but END takes LENGTH_MIN bytes
-            // of the page or more, and both functions stop when it is full. That bounds what all of them together can
-            // take: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals. `input` has room for it in front
-            // and behind, `self.literals` behind; `direct` literals have SLACK bytes of the object behind them, and
-            // their end is looked at.
-            unsafe { (*this).isa.fast(wide, direct, this, &mut cursor, page) };
+            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them
+            // but END takes LENGTH_MIN bytes of the page or more, and both functions stop when it
+            // is full. That bounds what all of them together can take: TOKENS_MAX tokens, BITS_MAX
+            // bits each, and a page of literals. `input` has room for it in front and behind,
+            // `self.literals` behind; `direct` literals have SLACK bytes of the object behind them,
+            // and their end is looked at.
+            unsafe { (*this).isa.fast::<REACH>(words, direct, this, &mut cursor, to) };
             if cursor.at >= PAGE_SIZE {
                 break;
             }
             // SAFETY: as above.
-            match unsafe { careful(&mut cursor, page) } {
+            match unsafe { careful::<REACH>(this, words, &mut cursor, to) } {
                 Step::Token => {}
                 Step::End => break,
                 Step::Corrupt => return Err(LENGTHS),
@@ -190,64 +235,95 @@ impl Decoder {
         if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 {
             return Err(LENGTHS);
         }
-        // SAFETY: `rest` bytes are left of the page, and as many literals.
-        unsafe { cursor.literals.copy_to_nonoverlapping(page.add(cursor.at), rest) };
+        // SAFETY: `rest` bytes are left of the page, and as many literals. The pages are the
+        // caller's.
+        unsafe {
+            cursor.literals.copy_to_nonoverlapping(to.add(cursor.at), rest);
+            if REACH > 0 {
+                to.copy_to_nonoverlapping(page, PAGE_SIZE);
+            }
+        }
         Ok(())
     }
 }
 
-/// Decodes all sequences and the literals behind them. The rest of the object is `rest_len` bytes at [`FRONT`] in `input`.
+/// Decodes all sequences and the literals behind them. The rest of the object is `rest_len` bytes
+/// at [`FRONT`] in `input`.
 ///
 /// # Safety
-/// `rest_len` is at most a page; `literals` has `literals_len` bytes and [`SLACK`] more.
+/// `rest_len` is at most a page; `literals` has `literals_len` bytes and [`SLACK`] more. `to` and
+/// `page` are as for [`Decoder::decode_to`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
-unsafe fn decode_by_window(
+#[expect(clippy::too_many_arguments)] // All that the decoder knows by then.
+unsafe fn decode_by_window<const REACH: usize>(
     sequences: &mut Sequences,
+    tokens: &Tokens,
     input: &[u8; FRONT + PAGE_SIZE + BACK],
     rest_len: usize,
     literals: &[u8],
     literals_len: usize,
-    page: &mut Page,
+    to: *mut u8,
+    page: *mut u8,
 ) -> Option<()> {
     const { assert!(FRONT >= sequences::FRONT && BACK >= sequences::BACK) };
     // SAFETY: `input` goes on as far as `parse` asks for on both sides of the rest.
     let sums = unsafe {
         let bits = input.as_ptr().add(FRONT);
-        sequences.parse(bits, bits.add(rest_len))?
+        sequences.parse(&tokens.fields, REACH, bits, bits.add(rest_len))?
     };
     let left = PAGE_SIZE.checked_sub(sums.bytes)?;
-    let tokens = sums.tokens + usize::from(sums.end);
-    if sums.literals + left != literals_len || sums.bits.div_ceil(8) + tokens != rest_len {
+    let tokens_len = sums.tokens + usize::from(sums.end);
+    if sums.literals + left != literals_len || sums.bits.div_ceil(8) + tokens_len != rest_len {
         return None;
     }
-    // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they and the end need.
+    // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they
+    // and the end need. No match begins more than REACH bytes before the page, and none before it
+    // if the sums say so.
     unsafe {
-        window::copy(sequences, sums.tokens, literals.as_ptr(), literals.len(), page);
-        literals.as_ptr().add(sums.literals).copy_to_nonoverlapping(page.as_mut_ptr().add(sums.bytes), left);
+        let (readable, literals) = (literals.len(), literals.as_ptr());
+        // One call: with two, the copy of long tokens would not be inlined.
+        let beyond = REACH > 0 && sums.beyond;
+        let made = if beyond { to } else { page };
+        window::copy(sequences, sums.tokens, beyond, literals, readable, made);
+        literals.add(sums.literals).copy_to_nonoverlapping(made.add(sums.bytes), left);
+        if beyond {
+            made.copy_to_nonoverlapping(page, PAGE_SIZE);
+        }
     }
     Some(())
+}
+
+fn decoder_tokens(format: &Format) -> [[Token; 256]; 2] {
+    [format.tokens[0].decoder, format.tokens[1].decoder]
 }
 
 impl Isa {
     /// # Safety
     /// That of [`fast`].
-    unsafe fn fast(self, wide: bool, direct: bool, decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
+    unsafe fn fast<const REACH: usize>(
+        self,
+        words: bool,
+        direct: bool,
+        decoder: *const Decoder,
+        cursor: &mut Cursor,
+        page: *mut u8,
+    ) {
         // SAFETY: the caller's; the stream found BMI and AVX2 before it chose the build.
         unsafe {
-            match (self, wide, direct) {
+            match (self, words, direct) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, false, false) => fast_avx2::<16, false>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, true, false) => fast_avx2::<16, false, REACH>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, true, false) => fast_avx2::<32, false>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, false, false) => fast_avx2::<32, false, REACH>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, false, true) => fast_avx2::<16, true>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, true, true) => fast_avx2::<16, true, REACH>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, true, true) => fast_avx2::<32, true>(decoder, cursor, page),
-                (Self::Portable, false, false) => fast_portable::<16, false>(decoder, cursor, page),
-                (Self::Portable, true, false) => fast_portable::<32, false>(decoder, cursor, page),
-                (Self::Portable, false, true) => fast_portable::<16, true>(decoder, cursor, page),
-                (Self::Portable, true, true) => fast_portable::<32, true>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, false, true) => fast_avx2::<32, true, REACH>(decoder, cursor, page),
+                (Self::Portable, true, false) => fast_portable::<16, false, REACH>(decoder, cursor, page),
+                (Self::Portable, false, false) => fast_portable::<32, false, REACH>(decoder, cursor, page),
+                (Self::Portable, true, true) => fast_portable::<16, true, REACH>(decoder, cursor, page),
+                (Self::Portable, false, true) => fast_portable::<32, true, REACH>(decoder, cursor, page),
             }
         }
     }
@@ -258,25 +334,25 @@ impl Isa {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "bmi1,bmi2,avx2")]
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool>(
+unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
 }
 
 /// # Safety
 /// That of [`fast`].
 #[inline(never)] // Inlined, it would share its registers with `decode`.
-unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool>(
+unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
     // SAFETY: the caller's.
-    unsafe { fast::<COPIED, CHECKED>(decoder, cursor, page) }
+    unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
 }
 
 /// 57 bits or more from `bit` on.
@@ -307,27 +383,36 @@ impl Token {
     }
 }
 
-/// Decodes tokens until the page is nearly full, or a run comes too near its end, as END's does. With `CHECKED`, also until
-/// there are no literals. Leaves `at` past [`PAGE_SIZE`] if a token was corrupt.
+/// Decodes tokens until the page is nearly full, or a run comes too near its end, as END's does.
+/// With `CHECKED`, also until there are no literals. Leaves `at` past [`PAGE_SIZE`] if a token was
+/// corrupt.
 ///
 /// # Safety
-/// `page` is a page to write, `decoder` the one whose `input` the cursor is at. The cursor's streams can be read as far as
-/// the tokens that fill the page reach; with `CHECKED`, literals SLACK bytes past their end.
+/// `page` is a page to write, REACH bytes can be read before it, `decoder` is the one whose `input`
+/// the cursor is at. The cursor's streams can be read as far as the tokens that fill the page
+/// reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
-unsafe fn fast<const COPIED: usize, const CHECKED: bool>(decoder: *const Decoder, cursor: &mut Cursor, page: *mut u8) {
+unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
+    decoder: *const Decoder,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) {
     let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
-    // SAFETY: for the reads of the streams, the caller's; less than 64 bytes are read past a run, and after `CHECKED`
-    // found literals left, 48. For the page, in each round:
-    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or less, COPIED bytes of
-    //   the match after it.
-    // - With a run of 48 or less, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes after them.
-    // - With a longer one, `at + run + 64 + COPIED <= PAGE_SIZE`: so do the run, rounded up, and COPIED bytes after it.
-    // - A match begins at `op`, and `1 <= offset <= at` there, so its source lies in the page, before `op`.
-    // - More than COPIED bytes of a match are only written once its end, and 64 bytes after it, are seen to lie in the
-    //   page.
+    // SAFETY: for the reads of the streams, the caller's; less than 64 bytes are read past a run,
+    // and after `CHECKED` found literals left, 48. For the page, in each round:
+    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or
+    //   less, COPIED bytes of the match after it.
+    // - With a run of 48 or less, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes
+    //   after them.
+    // - With a longer one, `at + run + 64 + COPIED <= PAGE_SIZE`: so do the run, rounded up, and
+    //   COPIED bytes after it.
+    // - A match begins at `op`, and `1 <= offset <= at + REACH` there, so its source lies in the
+    //   page or before it, before `op`.
+    // - More than COPIED bytes of a match are only written once its end, and 64 bytes after it, are
+    //   seen to lie in the page.
     unsafe {
         while at <= PAGE_SIZE - 16 - COPIED {
-            let t = &(*decoder).tokens[usize::from(*token)];
+            let t = &(*decoder).tokens[usize::from(COPIED == 16)][usize::from(*token)];
             let extra = extra_bits((&raw const (*decoder).input).cast::<u8>().add(FRONT), bit);
             if CHECKED && literals > literals_end {
                 break;
@@ -361,7 +446,7 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool>(decoder: *const Decoder
             before = select_unpredictable(source == Source::Last as u8, before, last);
             last = offset;
             bit += usize::from(t.bits);
-            if offset.wrapping_sub(1) >= at {
+            if offset.wrapping_sub(1) >= at + REACH {
                 at = usize::MAX;
                 break;
             }
@@ -428,16 +513,21 @@ enum Step {
 /// That of [`fast`]; the page is not full.
 #[cold]
 #[inline(never)]
-unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
-    // SAFETY: for the reads of the streams, the caller's. `at + run + length <= PAGE_SIZE`, and `1 <= offset <= at`
-    // where the match begins.
+unsafe fn careful<const REACH: usize>(
+    decoder: *const Decoder,
+    words: bool,
+    cursor: &mut Cursor,
+    page: *mut u8,
+) -> Step {
+    // SAFETY: for the reads of the streams, the caller's. `at + run + length <= PAGE_SIZE`, and
+    // `1 <= offset <= at + REACH` where the match begins.
     unsafe {
         let token = *cursor.token;
         cursor.token = cursor.token.sub(1);
         if token == END {
             return Step::End;
         }
-        let t = &TOKENS[usize::from(token)];
+        let t = &(*decoder).tokens[usize::from(words)][usize::from(token)];
         let extra = extra_bits(cursor.bits, cursor.bit);
         cursor.bit += usize::from(t.bits);
         let (run, length) = (t.run(extra), t.length(extra));
@@ -451,7 +541,10 @@ unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
         }
         cursor.last = offset;
         let literals_left = cursor.literals_end.addr().saturating_sub(cursor.literals.addr());
-        if run > literals_left || run + length > PAGE_SIZE - cursor.at || offset.wrapping_sub(1) >= cursor.at + run {
+        if run > literals_left
+            || run + length > PAGE_SIZE - cursor.at
+            || offset.wrapping_sub(1) >= cursor.at + run + REACH
+        {
             return Step::Corrupt;
         }
         if cursor.at + run + 16 <= PAGE_SIZE {
@@ -474,8 +567,8 @@ unsafe fn careful(cursor: &mut Cursor, page: *mut u8) -> Step {
 #[inline(never)]
 unsafe fn copy_match(op: *mut u8, offset: usize, length: usize, room: usize) {
     let mut done = 0;
-    // SAFETY: `start_match` writes 32 bytes, which fit in `length + room`; `extend_match` writes less than 32 bytes past
-    // the length that it is given; what is left is written to the byte.
+    // SAFETY: `start_match` writes 32 bytes, which fit in `length + room`; `extend_match` writes
+    // less than 32 bytes past the length that it is given; what is left is written to the byte.
     unsafe {
         if room >= 32 {
             start_match(op, offset);
@@ -514,8 +607,8 @@ static MULTIPLE_TO_16: [u8; 16] = [0, 16, 16, 15, 16, 15, 12, 14, 16, 9, 10, 11,
 /// `1 <= offset`; `op - offset` to `op + 32` lie in one buffer.
 #[inline(always)]
 unsafe fn start_match(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's. Each step reads what lies before it: `back` is a multiple of the offset, 8 or more, and not
-    // more than 8 bytes beyond the offset, which are written by then.
+    // SAFETY: the caller's. Each step reads what lies before it: `back` is a multiple of the
+    // offset, 8 or more, and not more than 8 bytes beyond the offset, which are written by then.
     unsafe {
         let mut back = offset;
         let mut done = 0;
@@ -533,7 +626,8 @@ unsafe fn start_match(op: *mut u8, offset: usize) {
     }
 }
 
-/// Goes on with a match of which the first 32 bytes are written, past its end by less than 32 bytes.
+/// Goes on with a match of which the first 32 bytes are written, past its end by less than 32
+/// bytes.
 ///
 /// # Safety
 /// `1 <= offset`, `32 < length`; `op - offset` to `op + length + 32` lie in one buffer.
@@ -541,8 +635,8 @@ unsafe fn start_match(op: *mut u8, offset: usize) {
 #[inline(never)]
 unsafe fn extend_match(op: *mut u8, offset: usize, length: usize) {
     let mut done = 32;
-    // SAFETY: the caller's; each step begins before the match's end. A step of 32 bytes reads what lies 32 bytes or
-    // more before it, one of 16 bytes what lies 16 bytes or more before it.
+    // SAFETY: the caller's; each step begins before the match's end. A step of 32 bytes reads what
+    // lies 32 bytes or more before it, one of 16 bytes what lies 16 bytes or more before it.
     unsafe {
         if offset >= 32 {
             while done < length {
@@ -555,7 +649,8 @@ unsafe fn extend_match(op: *mut u8, offset: usize, length: usize) {
                 done += 16;
             }
         } else {
-            // The 16 bytes at `op` repeat at every multiple of the offset: keep them in a register, and read none back.
+            // The 16 bytes at `op` repeat at every multiple of the offset: keep them in a register,
+            // and read none back.
             let pattern = op.cast::<[u8; 16]>().read();
             let step = usize::from(MULTIPLE_TO_16[offset]);
             done = step;

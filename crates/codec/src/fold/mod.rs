@@ -1,32 +1,54 @@
-//! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; the designs that were tried before it, with
-//! their figures, are in `docs/log/fold.md`.
+//! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; the designs that were
+//! tried before it, with their figures, are in `docs/log/fold.md`.
 //!
-//! It is an LZ77 codec for pages of 4 KiB and nothing else. Three facts about the pages of running programs shape it:
+//! It is an LZ77 codec for pages of 4 KiB and nothing else. Three facts about the pages of running
+//! programs shape it:
 //!
-//! - the distance of a match is that of the match before, or of the one before that, in half of all cases, so these two
-//!   need no offset;
+//! - the distance of a match is that of the match before, or of the one before that, in half of all
+//!   cases, so these two need no offset;
 //! - the rest are short and multiples of eight, as records and pointers are;
 //! - literals between two matches are few: the low bytes of a pointer, a counter.
 //!
-//! Literals come first in an object, common ones in half a byte. A token is one byte and says where the offset comes from,
-//! how many literals come first, and how long the match is; what it leaves open follows in a stream of bits. Literals, bits
-//! and tokens are apart from each other, so that the decoder knows the next token's place before it has looked at this one.
+//! Literals come first in an object, common ones in half a byte. A token is one byte and says where
+//! the offset comes from, how many literals come first, and how long the match is; what it leaves
+//! open follows in a stream of bits. Literals, bits and tokens are apart from each other, so that
+//! the decoder knows the next token's place before it has looked at this one.
 
 mod compare;
 mod decode;
+mod dict;
 mod encode;
 mod literals;
 #[cfg(target_arch = "x86_64")]
 mod sequences;
+mod shared;
 mod tables;
 #[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each, and has `memory_tests`.
 mod tests;
 mod tokens;
+mod train;
 #[cfg(target_arch = "x86_64")]
 mod window;
 
-use self::{decode::Decoder, encode::Encoder};
-use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
+use self::{
+    decode::Decoder,
+    encode::{BACK, Encoder, FRONT},
+    literals::{PALETTES, Palettes},
+    tables::{CLASSES, Tokens},
+};
+pub use self::{dict::FoldDict, shared::FoldTables};
+use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+
+/// What the numbers of tokens and palettes stand for.
+struct Format {
+    /// Those of pages of words come second.
+    tokens: [Tokens; 2],
+    palettes: Palettes,
+}
+
+/// That of pages without tables.
+static FIXED: Format =
+    Format { tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1])], palettes: Palettes::new(PALETTES) };
 
 /// The fast page codec of pagefold.
 #[derive(Clone, Copy, Debug)]
@@ -51,11 +73,12 @@ impl Codec for Fold {
 enum Isa {
     /// What the compiler's target has.
     Portable,
-    /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that do not touch the flags, bit counts
-    /// without a special case for zero, deposited bits, 32 bytes at once.
+    /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that do not touch the
+    /// flags, bit counts without a special case for zero, deposited bits, 32 bytes at once.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, CD, VBMI, VBMI2).
+    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, CD,
+    /// VBMI, VBMI2).
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -98,6 +121,8 @@ impl Isa {
 struct FoldStream {
     encoder: Box<Encoder>,
     decoder: Box<Decoder>,
+    /// A page, and the room around it that the encoder needs.
+    window: Box<[u8]>,
 }
 
 /// A stream of each build that this CPU can run.
@@ -106,23 +131,34 @@ pub(crate) fn streams_of_every_build() -> Vec<Box<dyn Stream>> {
     Isa::all_of_this_cpu().into_iter().map(|isa| Box::new(FoldStream::new(isa)) as Box<dyn Stream>).collect()
 }
 
+/// The same, with these tables.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn streams_of_every_build_with(tables: &std::sync::Arc<FoldTables>) -> Vec<Box<dyn Stream>> {
+    let stream = |isa| Box::new(dict::FoldDictStream::new(isa, std::sync::Arc::clone(tables))) as Box<dyn Stream>;
+    Isa::all_of_this_cpu().into_iter().map(stream).collect()
+}
+
 impl FoldStream {
     fn new(isa: Isa) -> Self {
-        Self { encoder: Encoder::new(isa), decoder: Decoder::new(isa) }
+        Self {
+            encoder: Encoder::new(isa),
+            decoder: Decoder::new(isa, &FIXED),
+            window: vec![0; FRONT + PAGE_SIZE + BACK].into_boxed_slice(),
+        }
     }
 }
 
 impl Stream for FoldStream {
     /// An object is shorter than a page, so `None` also means that the page does not compress.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.encoder.encode(page, out)
+        self.encoder.encode(&FIXED, &mut self.window, page, out)
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        self.decoder.decode(object, page)
+        self.decoder.decode(&FIXED, object, page)
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<Encoder>() + self.decoder.memory_bytes()
+        size_of::<Self>() + size_of::<Encoder>() + self.decoder.memory_bytes() + self.window.len()
     }
 }

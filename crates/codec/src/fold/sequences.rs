@@ -1,4 +1,5 @@
-//! What all of a page's tokens say, for [`window`](super::window): sixteen tokens at a time, by AVX-512.
+//! What all of a page's tokens say, for [`window`](super::window): sixteen tokens at a time, by
+//! AVX-512.
 //!
 //! ```text
 //! for each sixteen tokens:
@@ -12,20 +13,24 @@
 //!
 //! What makes that quick:
 //!
-//! 1. A table has a byte for each token, so 64 tokens are looked up by two permutations of 128 bytes, not by 64 loads.
-//! 2. The extra bits of sixteen tokens lie in 64 bytes, in 128 at most: a permutation brings four of them to each token.
-//! 3. These four also have the offset's bits, unless one of the sixteen tokens has more than 25 (+3 to +4 % on heaps).
+//! 1. A table has a byte for each token, so 64 tokens are looked up by two permutations of 128
+//!    bytes, not by 64 loads.
+//! 2. The extra bits of sixteen tokens lie in 64 bytes, in 128 at most: a permutation brings four
+//!    of them to each token.
+//! 3. These four also have the offset's bits, unless one of the sixteen tokens has more than 25 (+3
+//!    to +4 % on heaps).
 #![allow(unsafe_code)] // Loads and stores of whole registers; the streams have room around them.
 
 use core::arch::x86_64::*;
 
 use super::{
-    tables::{BITS_MAX, END, LENGTH_MIN, Source, TOKENS},
+    tables::{BITS_MAX, Bytes, END, LENGTH_MIN, Source},
     window::{FAR_ROW, ROW, WINDOW},
 };
 use crate::PAGE_SIZE;
 
-/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more: so many tokens do, and one is behind them.
+/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more: so many tokens do, and
+/// one is behind them.
 const TOKENS_MAX: usize = PAGE_SIZE.div_ceil(LENGTH_MIN) + 1;
 
 /// Tokens of a register of 32-bit numbers.
@@ -46,39 +51,15 @@ const STOP: i32 = i32::MAX;
 /// So many bits can be told from four bytes, wherever in the first of them they begin.
 const NARROW_BITS: i32 = 32 - 7;
 
-/// A byte for each token.
-#[repr(align(64))]
-struct Table([u8; 256]);
-
-/// By token: extra bits of the length, and of the run shifted left by 4; the length's base; the run's base, and the source
-/// shifted left by 6; extra bits of the offset, and how far they are shifted left, shifted left by 4.
-static TABLES: [Table; 4] = {
-    let mut tables = [const { Table([0; 256]) }; 4];
-    let mut at = 0;
-    while at < END as usize {
-        let token = &TOKENS[at];
-        let offset_shift = if token.offset_mask == 0 { 0 } else { token.offset_mask.trailing_zeros() };
-        let (length_bits, run_bits) = (token.length_mask.count_ones(), token.run_mask.count_ones());
-        assert!(length_bits < 16 && run_bits < 16 && length_bits + run_bits <= NARROW_BITS as u32);
-        assert!(token.length_base < 256 && token.run_base < 64 && token.source < 4);
-        tables[0].0[at] = (length_bits | run_bits << 4) as u8;
-        tables[1].0[at] = token.length_base as u8;
-        tables[2].0[at] = token.run_base as u8 | token.source << 6;
-        tables[3].0[at] = (token.offset_mask.count_ones() | offset_shift << 4) as u8;
-        at += 1;
-    }
-    tables
-};
-
 /// 63 down to 0: tokens are read backwards.
-static REVERSE: Table = {
+static REVERSE: Bytes = {
     let mut bytes = [0; 256];
     let mut at = 0;
     while at < BLOCK {
         bytes[at] = (BLOCK - 1 - at) as u8;
         at += 1;
     }
-    Table(bytes)
+    Bytes(bytes)
 };
 
 /// A number for each token; groups of [`LANES`] are written whole.
@@ -86,7 +67,8 @@ type Column = [u32; COLUMN];
 
 const COLUMN: usize = TOKENS_MAX.next_multiple_of(LANES);
 
-/// The tokens of a page, a column for each thing that [`window`](super::window) wants to know of them.
+/// The tokens of a page, a column for each thing that [`window`](super::window) wants to know of
+/// them.
 #[repr(C, align(64))]
 pub(super) struct Sequences {
     /// Run and length together. Behind the last token, [`STOP`].
@@ -99,7 +81,8 @@ pub(super) struct Sequences {
     pub(super) total_bytes: Column,
     /// [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far; and the length.
     pub(super) orders: Column,
-    /// Of a far match, where in the page the [`WINDOW`] bytes begin that end with its source; signed. Of others, 0.
+    /// Of a far match, where in the page the [`WINDOW`] bytes begin that end with its source;
+    /// signed. Of others, 0.
     pub(super) sources: Column,
 }
 
@@ -113,6 +96,8 @@ pub(super) struct Sums {
     pub(super) bytes: usize,
     /// All extra bits.
     pub(super) bits: usize,
+    /// A match begins before the page.
+    pub(super) beyond: bool,
     /// END follows the tokens; otherwise `bytes` is a page or more.
     pub(super) end: bool,
 }
@@ -123,14 +108,21 @@ impl Sequences {
         Self { totals: NONE, literals: NONE, run_bytes: NONE, total_bytes: NONE, orders: NONE, sources: NONE }
     }
 
-    /// Fills the columns with the tokens before `tokens_end`, the last byte first, that END or a full page ends, and whose
-    /// extra bits begin at `bits`. `None` if an offset is 0 or begins before the page.
+    /// Fills the columns with the tokens before `tokens_end`, the last byte first, that END or a
+    /// full page ends, and whose extra bits begin at `bits`. `None` if an offset is 0 or begins
+    /// more than `reach` bytes before the page.
     ///
     /// # Safety
     /// [`FRONT`] bytes before `tokens_end` and [`BACK`] bytes from `bits` on can be read.
     #[target_feature(enable = "avx2,bmi1,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
     #[inline(never)]
-    pub(super) unsafe fn parse(&mut self, bits: *const u8, tokens_end: *const u8) -> Option<Sums> {
+    pub(super) unsafe fn parse(
+        &mut self,
+        fields: &[Bytes; 4],
+        reach: usize,
+        bits: *const u8,
+        tokens_end: *const u8,
+    ) -> Option<Sums> {
         let all_to = |value: i32| _mm512_set1_epi32(value);
         // The lowest byte of each lane, in all four.
         let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
@@ -138,36 +130,38 @@ impl Sequences {
         let reverse = unsafe { _mm512_load_si512(REVERSE.0.as_ptr().cast()) };
         let mut block = tokens_end;
         let mut first = 0;
-        // Of all groups before: bits, bytes and literals, and whether an offset was wrong.
-        let (mut bit, mut sums, mut wrong) = (0_usize, all_to(0), 0);
+        // Of all groups before: bits, bytes and literals, and whether an offset was wrong, or
+        // beyond the page.
+        let (mut bit, mut sums, mut wrong, mut beyond) = (0_usize, all_to(0), 0, 0);
         let mut known = Known(all_to(1));
         loop {
-            // SAFETY: each token takes LENGTH_MIN bytes of the page or stops the loop, so tokens before TOKENS_MAX do, and
-            // FRONT has room for all blocks until then.
+            // SAFETY: each token takes LENGTH_MIN bytes of the page or stops the loop, so tokens
+            // before TOKENS_MAX do, and FRONT has room for all blocks until then.
             let tokens = unsafe {
                 block = block.sub(BLOCK);
                 _mm512_permutexvar_epi8(reverse, _mm512_loadu_si512(block.cast()))
             };
             let ends = _mm512_cmpeq_epi8_mask(tokens, _mm512_set1_epi8(END as i8));
-            let mut fields = [[0_u8; BLOCK]; 4];
-            for (field, table) in fields.iter_mut().zip(&TABLES) {
+            let mut found = [[0_u8; BLOCK]; 4];
+            for (field, table) in found.iter_mut().zip(fields) {
                 // SAFETY: 64 bytes are written to as many.
                 unsafe { _mm512_storeu_si512(field.as_mut_ptr().cast(), lookup(table, tokens)) };
             }
             for group in (0..BLOCK).step_by(LANES) {
                 // SAFETY: 16 bytes from at most 48 of 64 on.
                 let [widths, length_bases, runs_and_sources, offset_fields] = [0, 1, 2, 3].map(|field: usize| unsafe {
-                    _mm512_cvtepu8_epi32(_mm_loadu_si128(fields[field].as_ptr().add(group).cast()))
+                    _mm512_cvtepu8_epi32(_mm_loadu_si128(found[field].as_ptr().add(group).cast()))
                 });
                 let length_bits = _mm512_and_si512(widths, all_to(15));
                 let run_bits = _mm512_srli_epi32::<4>(widths);
-                let offset_bits = _mm512_and_si512(offset_fields, all_to(15));
-                let offset_shift = _mm512_srli_epi32::<4>(offset_fields);
+                let offset_bits = _mm512_and_si512(offset_fields, all_to(31));
+                let offset_shift = _mm512_srli_epi32::<5>(offset_fields);
                 let to_offset = _mm512_add_epi32(length_bits, run_bits);
                 let all_bits = _mm512_add_epi32(to_offset, offset_bits);
                 let bit_ends = _mm512_add_epi32(prefix_sum(all_bits), all_to((bit & 7) as i32));
                 let bit_starts = _mm512_sub_epi32(bit_ends, all_bits);
-                // SAFETY: fewer than TOKENS_MAX tokens are before, of BITS_MAX bits each; two blocks fit behind them.
+                // SAFETY: fewer than TOKENS_MAX tokens are before, of BITS_MAX bits each; two
+                // blocks fit behind them.
                 let near = unsafe { _mm512_loadu_si512(bits.add(bit >> 3).cast()) };
                 let (extra, offset_extra);
                 if _mm512_cmpgt_epi32_mask(all_bits, all_to(NARROW_BITS)) == 0 {
@@ -175,7 +169,7 @@ impl Sequences {
                     extra = words_at(bit_starts, spread, |bytes| _mm512_permutexvar_epi8(bytes, near));
                     offset_extra = _mm512_srlv_epi32(extra, to_offset);
                 } else {
-                    // 7 bits and 16 times 36 lie in 73 bytes.
+                    // 7 bits and 16 times 40 lie in 81 bytes.
                     // SAFETY: as above.
                     let far = unsafe { _mm512_loadu_si512(bits.add((bit >> 3) + BLOCK).cast()) };
                     let both = |bytes| _mm512_permutex2var_epi8(near, bytes, far);
@@ -190,8 +184,9 @@ impl Sequences {
                 let offset = _mm512_sllv_epi32(low_bits(offset_extra, offset_bits), offset_shift);
                 let source = _mm512_srli_epi32::<6>(runs_and_sources);
 
-                // Of bytes in the lower halves, of literals in the upper. Neither overflows up to the lane that stops: it begins less
-                // than a token behind the page's end, and a token says less than 10000.
+                // Of bytes in the lower halves, of literals in the upper. Neither overflows up to
+                // the lane that stops: it begins less than a token behind the page's end, and a
+                // token says less than 10000.
                 let total = _mm512_add_epi32(run, length);
                 let both = _mm512_or_si512(_mm512_slli_epi32::<16>(run), total);
                 let both_ends = _mm512_add_epi32(prefix_sum(both), sums);
@@ -205,7 +200,9 @@ impl Sequences {
                 let is_new = _mm512_cmpeq_epi32_mask(source, all_to(Source::New as i32));
                 let is_zero = _mm512_mask_testn_epi32_mask(is_new, offset, offset);
                 let offset = known.resolve(is_new, source, offset);
-                let is_wrong = is_zero | _mm512_cmpgt_epi32_mask(offset, match_starts);
+                let is_beyond = _mm512_cmpgt_epi32_mask(offset, match_starts);
+                let is_wrong =
+                    is_zero | _mm512_cmpgt_epi32_mask(_mm512_sub_epi32(offset, all_to(reach as i32)), match_starts);
 
                 let is_far = _mm512_cmpgt_epi32_mask(offset, all_to(WINDOW as i32));
                 let row = _mm512_min_epi32(offset, all_to(FAR_ROW as i32));
@@ -236,11 +233,13 @@ impl Sequences {
                         literals: here(literal_starts),
                         bytes: here(byte_starts),
                         bits: (bit & !7) + here(bit_starts),
+                        beyond: beyond | is_beyond & before != 0,
                         end: here(byte_starts) < PAGE_SIZE,
                     });
                 }
                 let highest = |of| _mm512_permutexvar_epi32(all_to(LANES as i32 - 1), of);
                 wrong |= is_wrong;
+                beyond |= is_beyond;
                 sums = highest(both_ends);
                 bit = (bit & !7) + _mm512_cvtsi512_si32(highest(bit_ends)) as usize;
                 first += LANES;
@@ -255,9 +254,10 @@ struct Known(__m512i);
 impl Known {
     /// The offsets of sixteen tokens, where those that are new are in `offset`.
     ///
-    /// Each lane points to one that has its offset: a number below [`LANES`] is a lane of `self`, others are lanes of `offset`. Where
-    /// *last* is asked for, that is the next lane before that does not ask for *last* itself; where *before* is, it is that lane's
-    /// predecessor of the kind.
+    /// Each lane points to one that has its offset: a number below [`LANES`] is a lane of `self`,
+    /// others are lanes of `offset`. Where *last* is asked for, that is the next lane before that
+    /// does not ask for *last* itself; where *before* is, it is that lane's predecessor of the
+    /// kind.
     #[target_feature(enable = "avx512f,avx512cd")]
     #[inline]
     fn resolve(&mut self, is_new: __mmask16, source: __m512i, offset: __m512i) -> __m512i {
@@ -290,7 +290,7 @@ impl Known {
 /// What `table` says of each token.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
-fn lookup(table: &Table, tokens: __m512i) -> __m512i {
+fn lookup(table: &Bytes, tokens: __m512i) -> __m512i {
     // SAFETY: `quarter` is 0 to 3, and a table has 256 bytes.
     let part = |quarter: usize| unsafe { _mm512_load_si512(table.0.as_ptr().add(64 * quarter).cast()) };
     let low = _mm512_permutex2var_epi8(part(0), tokens, part(1));

@@ -1,4 +1,5 @@
-//! The token table of the format (`docs/fold.md`, "Tokens"), in the shapes that the decoder and the encoder want.
+//! The token table of the format (`docs/fold.md`, "Tokens"), in the shapes that the decoder and the
+//! encoder want: the fixed one, and those that [`train`](super::train) fits.
 
 /// An interval of lengths or of runs: the `1 << bits` values from `base`. Its extra bits say which.
 #[derive(Clone, Copy)]
@@ -19,9 +20,9 @@ pub(super) enum Source {
     New = 2,
 }
 
-/// The header: literals below, the copy hint, the palette.
+/// The header: literals below, which tokens the page has, the palette.
 pub(super) const LITERALS_MASK: usize = 0xFFF;
-pub(super) const WIDE_SHIFT: u32 = 12;
+pub(super) const WORDS_SHIFT: u32 = 12;
 pub(super) const PALETTE_SHIFT: u32 = 13;
 
 /// The longest run that every class has a slot for. A longer one needs [`FAR`].
@@ -33,92 +34,179 @@ pub(super) const LENGTH_MIN: usize = 3;
 /// The shortest match that the classes with a new offset can say.
 pub(super) const LENGTH_MIN_NEW: usize = 5;
 
-/// Most extra bits of a token: 12 of the offset, 12 of the length, 12 of the run.
-pub(super) const BITS_MAX: usize = 36;
+/// Most extra bits of a token: 16 of the offset, 12 of the length, 12 of the run.
+pub(super) const BITS_MAX: usize = 40;
 
 /// Ends the sequences of a page whose last bytes are literals.
 pub(super) const END: u8 = 255;
 
-/// Tokens of one class share the source of the offset. They are numbered run slot by run slot, each with all its length
-/// slots.
-struct Class {
+/// Slots that follow each other without a gap, at most [`SLOTS_MAX`].
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    list: [Slot; SLOTS_MAX],
+    count: usize,
+}
+
+/// Slots of the runs, or of the lengths, of a class.
+pub(super) const SLOTS_MAX: usize = 32;
+
+impl Slots {
+    pub(super) const NONE: Self = Self { list: [Slot { base: 0, bits: 0 }; SLOTS_MAX], count: 0 };
+
+    /// The slots of a list of bases and bits.
+    const fn new(list: &[(u8, u8)]) -> Self {
+        let mut out = Self::NONE;
+        while out.count < list.len() {
+            out = out.and(Slot { base: list[out.count].0, bits: list[out.count].1 });
+        }
+        out
+    }
+
+    /// These and one more.
+    pub(super) const fn and(mut self, slot: Slot) -> Self {
+        self.list[self.count] = slot;
+        self.count += 1;
+        self
+    }
+
+    pub(super) const fn as_slice(&self) -> &[Slot] {
+        self.list.split_at(self.count).0
+    }
+}
+
+/// Tokens of one class share the source of the offset. They are numbered run slot by run slot, each
+/// with all its length slots.
+#[derive(Clone, Copy)]
+pub(super) struct Class {
+    pub(super) runs: Slots,
+    pub(super) lengths: Slots,
+}
+
+/// Where the offset of a class comes from.
+struct Offsets {
     source: Source,
     /// Bits of the offset field, and how far it is shifted left to become the offset.
-    offset_bits: u8,
-    offset_shift: u8,
-    runs: &'static [Slot],
-    lengths: &'static [Slot],
+    bits: u8,
+    shift: u8,
 }
 
 pub(super) const LAST: usize = 0;
 pub(super) const BEFORE: usize = 1;
 /// New offsets below [`NEAR_END`]; plus [`WORDS`] for multiples of eight.
 pub(super) const NEAR: usize = 2;
-/// New offsets of any size; plus [`WORDS`] for multiples of eight.
+/// New offsets below a page; plus [`WORDS`] for multiples of eight.
 pub(super) const FAR: usize = 4;
+/// New offsets of a page or more: those into a dictionary.
+pub(super) const BEYOND: usize = 6;
 pub(super) const WORDS: usize = 1;
 pub(super) const NEAR_END: usize = 128;
-const CLASS_COUNT: usize = 6;
+pub(super) const CLASSES_COUNT: usize = 7;
 
-const fn slots<const N: usize>(list: [(u8, u8); N]) -> [Slot; N] {
-    let mut out = [Slot { base: 0, bits: 0 }; N];
-    let mut at = 0;
-    while at < N {
-        out[at] = Slot { base: list[at].0, bits: list[at].1 };
-        at += 1;
-    }
-    out
-}
+pub(super) type Classes = [Class; CLASSES_COUNT];
 
-#[rustfmt::skip]
-const CLASSES: [Class; CLASS_COUNT] = [
-    Class {
-        source: Source::Last, offset_bits: 0, offset_shift: 0,
-        runs: &slots([(1, 0), (2, 0), (3, 3), (11, 5)]),
-        lengths: &slots([
-            (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 0), (15, 0), (16, 3), (24, 3), (32, 4),
-            (48, 5), (80, 12),
-        ]),
-    },
-    Class {
-        source: Source::Before, offset_bits: 0, offset_shift: 0,
-        runs: &slots([(0, 0), (1, 0), (2, 6)]),
-        lengths: &slots([
-            (3, 2), (7, 0), (8, 0), (9, 2), (13, 2), (17, 3), (25, 4), (41, 6), (105, 12),
-        ]),
-    },
-    Class {
-        source: Source::New, offset_bits: 7, offset_shift: 0,
-        runs: &slots([(0, 0), (1, 2), (5, 3), (13, 5)]),
-        lengths: &slots([
-            (5, 0), (6, 0), (7, 0), (8, 1), (10, 2), (14, 3), (22, 4), (38, 5), (70, 12),
-        ]),
-    },
-    Class {
-        source: Source::New, offset_bits: 4, offset_shift: 3,
-        runs: &slots([(0, 0), (1, 0), (2, 0), (3, 3), (11, 5)]),
-        lengths: &slots([
-            (5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12),
-        ]),
-    },
-    Class {
-        source: Source::New, offset_bits: 12, offset_shift: 0,
-        runs: &slots([(0, 0), (1, 1), (3, 2), (7, 2), (11, 4), (27, 5), (59, 12)]),
-        lengths: &slots([
-            (5, 0), (6, 0), (7, 0), (8, 1), (10, 1), (12, 2), (16, 3), (24, 4), (40, 5), (72, 12),
-        ]),
-    },
-    Class {
-        source: Source::New, offset_bits: 9, offset_shift: 3,
-        runs: &slots([(0, 0), (1, 1), (3, 3), (11, 5)]),
-        lengths: &slots([
-            (5, 0), (6, 0), (7, 0), (8, 0), (9, 2), (13, 2), (17, 4), (33, 5), (65, 12),
-        ]),
-    },
+const OFFSETS: [Offsets; CLASSES_COUNT] = [
+    Offsets { source: Source::Last, bits: 0, shift: 0 },
+    Offsets { source: Source::Before, bits: 0, shift: 0 },
+    Offsets { source: Source::New, bits: 7, shift: 0 },
+    Offsets { source: Source::New, bits: 4, shift: 3 },
+    Offsets { source: Source::New, bits: 12, shift: 0 },
+    Offsets { source: Source::New, bits: 9, shift: 3 },
+    Offsets { source: Source::New, bits: 16, shift: 0 },
 ];
 
-/// What a token says, as the decoder wants it. The extra bits of a token are, from the lowest: those of the length,
-/// those of the run, the offset field.
+/// The classes of pages without tables; those of pages of words come second. None of their offsets
+/// is [`BEYOND`].
+pub(super) const CLASSES: [Classes; 2] = [OTHERS, OF_WORDS];
+
+#[rustfmt::skip]
+const OTHERS: Classes = [
+    Class {
+        runs: Slots::new(&[(1, 0), (2, 1), (4, 2), (8, 6)]),
+        lengths: Slots::new(&[
+            (3, 1), (5, 0), (6, 0), (7, 0), (8, 1), (10, 1), (12, 1), (14, 1), (16, 3), (24, 4), (40, 3),
+            (48, 6), (112, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 2), (5, 6)]),
+        lengths: Slots::new(&[(3, 1), (5, 1), (7, 0), (8, 0), (9, 2), (13, 2), (17, 5), (49, 6), (113, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 2), (5, 3), (13, 5)]),
+        lengths: Slots::new(&[
+            (5, 0), (6, 0), (7, 0), (8, 0), (9, 1), (11, 1), (13, 2), (17, 4), (33, 6), (97, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 1), (4, 6)]),
+        lengths: Slots::new(&[(5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 1), (4, 1), (6, 2), (10, 3), (18, 5), (50, 12)]),
+        lengths: Slots::new(&[
+            (5, 0), (6, 0), (7, 0), (8, 1), (10, 1), (12, 1), (14, 2), (18, 3), (26, 5), (58, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 1), (3, 3), (11, 5)]),
+        lengths: Slots::new(&[(5, 0), (6, 0), (7, 0), (8, 0), (9, 2), (13, 2), (17, 5), (49, 12)]),
+    },
+    Class { runs: Slots::NONE, lengths: Slots::NONE },
+];
+
+#[rustfmt::skip]
+const OF_WORDS: Classes = [
+    Class {
+        runs: Slots::new(&[(1, 0), (2, 0), (3, 3), (11, 5)]),
+        lengths: Slots::new(&[
+            (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 1), (10, 0), (11, 0), (12, 1), (14, 0), (15, 0),
+            (16, 1), (18, 2), (22, 0), (23, 1), (25, 3), (33, 2), (37, 1), (39, 3), (47, 4), (63, 0), (64, 4),
+            (80, 2), (84, 5), (116, 3), (124, 0), (125, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 6)]),
+        lengths: Slots::new(&[
+            (3, 1), (5, 1), (7, 0), (8, 0), (9, 1), (11, 2), (15, 1), (17, 3), (25, 3), (33, 4), (49, 3),
+            (57, 6), (121, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 1), (2, 3), (10, 5)]),
+        lengths: Slots::new(&[(5, 1), (7, 1), (9, 2), (13, 4), (29, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 0), (3, 3), (11, 5)]),
+        lengths: Slots::new(&[(5, 1), (7, 0), (8, 0), (9, 3), (17, 4), (33, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 1), (2, 3), (10, 5), (42, 12)]),
+        lengths: Slots::new(&[(5, 1), (7, 0), (8, 2), (12, 4), (28, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 1), (3, 3), (11, 5)]),
+        lengths: Slots::new(&[
+            (5, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 1), (12, 1), (14, 1), (16, 2), (20, 3), (28, 0),
+            (29, 2), (33, 5), (65, 12),
+        ]),
+    },
+    Class { runs: Slots::NONE, lengths: Slots::NONE },
+];
+
+/// Some classes with all offsets, fitted to nothing.
+#[cfg(test)]
+#[rustfmt::skip]
+pub(super) const PLAIN: Classes = {
+    const RUNS: &[(u8, u8)] = &[(0, 0), (1, 3), (9, 5), (41, 12)];
+    const LENGTHS: &[(u8, u8)] = &[(5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12)];
+    let new = Class { runs: Slots::new(RUNS), lengths: Slots::new(LENGTHS) };
+    let repeated = Slots::new(&[(3, 1), (5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12)]);
+    let last = Class { runs: Slots::new(&[(1, 0), (2, 1), (4, 2), (8, 6)]), lengths: repeated };
+    [last, Class { runs: Slots::new(RUNS), lengths: repeated }, new, new, new, new, new]
+};
+
+/// What a token says, as the decoder wants it. The extra bits of a token are, from the lowest:
+/// those of the length, those of the run, the offset field.
 ///
 /// 32 bytes, so that a token's entry is one shift away.
 #[derive(Clone, Copy)]
@@ -131,7 +219,8 @@ pub(super) struct Token {
     /// The mask of the offset itself, shifted left already.
     pub(super) offset_mask: u32,
     pub(super) run_shift: u8,
-    /// How far to shift the extra bits right, after a shift left by three, for [`Token::offset_mask`].
+    /// How far to shift the extra bits right, after a shift left by three, for
+    /// [`Token::offset_mask`].
     pub(super) offset_shift: u8,
     /// All extra bits.
     pub(super) bits: u8,
@@ -139,9 +228,35 @@ pub(super) struct Token {
     pub(super) source: u8,
 }
 
-pub(super) static TOKENS: [Token; 256] = tokens();
+/// What every token says.
+pub(super) struct Tokens {
+    pub(super) decoder: [Token; 256],
+    pub(super) codes: Codes,
+    /// For [`sequences`](super::sequences).
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fields: [Bytes; 4],
+}
 
-const fn tokens() -> [Token; 256] {
+/// A byte for each token.
+#[cfg(target_arch = "x86_64")]
+#[repr(align(64))]
+pub(super) struct Bytes(pub(super) [u8; 256]);
+
+impl Tokens {
+    /// The tokens of `classes`, at most 255. Numbers that they leave, [`END`] excepted, say what
+    /// token 0 says.
+    pub(super) const fn new(classes: &Classes) -> Self {
+        let decoder = decoder_tokens(classes);
+        Self {
+            codes: codes(classes),
+            #[cfg(target_arch = "x86_64")]
+            fields: fields(&decoder),
+            decoder,
+        }
+    }
+}
+
+const fn decoder_tokens(classes: &Classes) -> [Token; 256] {
     let end = Token {
         length_mask: 0,
         length_base: 0,
@@ -156,25 +271,25 @@ const fn tokens() -> [Token; 256] {
     let mut out = [end; 256];
     let mut token = 0;
     let mut at = 0;
-    while at < CLASS_COUNT {
-        let class = &CLASSES[at];
+    while at < CLASSES_COUNT {
+        let (offsets, runs, lengths) = (&OFFSETS[at], classes[at].runs.as_slice(), classes[at].lengths.as_slice());
         let mut r = 0;
-        while r < class.runs.len() {
+        while r < runs.len() {
             let mut l = 0;
-            while l < class.lengths.len() {
-                let (run, length) = (class.runs[r], class.lengths[l]);
+            while l < lengths.len() {
+                let (run, length) = (runs[r], lengths[l]);
                 out[token] = Token {
                     length_mask: (1 << length.bits) - 1,
                     length_base: length.base as u32,
                     run_mask: (1 << run.bits) - 1,
                     run_base: run.base as u32,
-                    offset_mask: ((1 << class.offset_bits) - 1) << class.offset_shift,
+                    offset_mask: ((1 << offsets.bits) - 1) << offsets.shift,
                     run_shift: length.bits,
-                    offset_shift: length.bits + run.bits + 3 - class.offset_shift,
-                    bits: length.bits + run.bits + class.offset_bits,
-                    source: class.source as u8,
+                    offset_shift: length.bits + run.bits + 3 - offsets.shift,
+                    bits: length.bits + run.bits + offsets.bits,
+                    source: offsets.source as u8,
                 };
-                assert!(out[token].bits as usize <= BITS_MAX);
+                assert!(out[token].bits as usize <= BITS_MAX && length.base as usize >= LENGTH_MIN);
                 token += 1;
                 l += 1;
             }
@@ -182,43 +297,67 @@ const fn tokens() -> [Token; 256] {
         }
         at += 1;
     }
-    assert!(token == END as usize);
+    assert!(token <= END as usize);
+    while token < END as usize {
+        out[token] = out[0];
+        token += 1;
+    }
     out
 }
 
-/// How the encoder says a run or a length, for each class: from the lowest byte on, its share of the token, the slot's extra bits
-/// and its base; then, of runs, the bits of the class's offset field.
+/// By token: extra bits of the length, and of the run shifted left by 4; the length's base; the
+/// run's base, and the source shifted left by 6; extra bits of the offset, and how far they are
+/// shifted left, shifted left by 5.
+#[cfg(target_arch = "x86_64")]
+const fn fields(tokens: &[Token; 256]) -> [Bytes; 4] {
+    let mut out = [const { Bytes([0; 256]) }; 4];
+    let mut at = 0;
+    while at < END as usize {
+        let token = &tokens[at];
+        let offset_shift = if token.offset_mask == 0 { 0 } else { token.offset_mask.trailing_zeros() };
+        let (length_bits, run_bits) = (token.length_mask.count_ones(), token.run_mask.count_ones());
+        assert!(length_bits <= 12 && run_bits <= 12 && token.length_base < 256 && token.run_base < 64);
+        out[0].0[at] = (length_bits | run_bits << 4) as u8;
+        out[1].0[at] = token.length_base as u8;
+        out[2].0[at] = token.run_base as u8 | token.source << 6;
+        out[3].0[at] = (token.offset_mask.count_ones() | offset_shift << 5) as u8;
+        at += 1;
+    }
+    out
+}
+
+/// How the encoder says a run or a length, for each class: from the lowest byte on, its share of
+/// the token, the slot's extra bits and its base; then, of runs, the bits of the class's offset
+/// field.
 pub(super) struct Codes {
-    pub(super) runs: [[u32; RUN_CODES]; CLASS_COUNT],
-    pub(super) lengths: [[u32; LENGTH_CODES]; CLASS_COUNT],
+    pub(super) runs: [[u32; RUN_CODES]; CLASSES_COUNT],
+    pub(super) lengths: [[u32; LENGTH_CODES]; CLASSES_COUNT],
 }
 
 /// Runs from `RUN_CODES - 1` on share a code, and so do lengths.
 pub(super) const RUN_CODES: usize = 64;
 pub(super) const LENGTH_CODES: usize = 128;
 
-pub(super) static CODES: Codes = codes();
-
-const fn codes() -> Codes {
-    let mut out = Codes { runs: [[0; RUN_CODES]; CLASS_COUNT], lengths: [[0; LENGTH_CODES]; CLASS_COUNT] };
+const fn codes(classes: &Classes) -> Codes {
+    let mut out = Codes { runs: [[0; RUN_CODES]; CLASSES_COUNT], lengths: [[0; LENGTH_CODES]; CLASSES_COUNT] };
     let mut first = 0;
     let mut at = 0;
-    while at < CLASS_COUNT {
-        let class = &CLASSES[at];
+    while at < CLASSES_COUNT {
+        let (runs, lengths) = (classes[at].runs.as_slice(), classes[at].lengths.as_slice());
         let mut slot = 0;
-        while slot < class.runs.len() {
-            let Slot { base, bits } = class.runs[slot];
-            let token = (first + slot * class.lengths.len()) as u8;
+        while slot < runs.len() {
+            let Slot { base, bits } = runs[slot];
+            let token = (first + slot * lengths.len()) as u8;
             let mut run = base as usize;
             while run < RUN_CODES {
-                out.runs[at][run] = u32::from_le_bytes([token, bits, base, class.offset_bits]);
+                out.runs[at][run] = u32::from_le_bytes([token, bits, base, OFFSETS[at].bits]);
                 run += 1;
             }
             slot += 1;
         }
         slot = 0;
-        while slot < class.lengths.len() {
-            let Slot { base, bits } = class.lengths[slot];
+        while slot < lengths.len() {
+            let Slot { base, bits } = lengths[slot];
             let mut length = base as usize;
             while length < LENGTH_CODES {
                 out.lengths[at][length] = u32::from_le_bytes([slot as u8, bits, base, 0]);
@@ -226,7 +365,7 @@ const fn codes() -> Codes {
             }
             slot += 1;
         }
-        first += class.runs.len() * class.lengths.len();
+        first += runs.len() * lengths.len();
         at += 1;
     }
     out
@@ -249,27 +388,32 @@ mod tests {
 
     #[test]
     fn every_class_says_all_it_may_be_asked_to() {
-        for (at, class) in CLASSES.iter().enumerate() {
-            let repeats = class.source != Source::New;
-            assert_covers(class.lengths, if repeats { LENGTH_MIN } else { LENGTH_MIN_NEW }, PAGE_SIZE);
-            assert_covers(class.runs, usize::from(at == LAST), if at == FAR { PAGE_SIZE } else { RUN_MAX });
-            assert!(usize::from(class.runs.last().unwrap().base) < RUN_CODES);
-            assert!(usize::from(class.lengths.last().unwrap().base) < LENGTH_CODES);
+        for (at, class) in CLASSES.iter().flat_map(|classes| classes.iter().enumerate().take(BEYOND)) {
+            let (runs, lengths) = (class.runs.as_slice(), class.lengths.as_slice());
+            let repeats = OFFSETS[at].source != Source::New;
+            assert_covers(lengths, if repeats { LENGTH_MIN } else { LENGTH_MIN_NEW }, PAGE_SIZE);
+            assert_covers(runs, usize::from(at == LAST), if at == FAR { PAGE_SIZE } else { RUN_MAX });
+            assert!(usize::from(runs.last().unwrap().base) < RUN_CODES);
+            assert!(usize::from(lengths.last().unwrap().base) < LENGTH_CODES);
         }
     }
 
     #[test]
     fn decoder_and_encoder_agree_on_every_token() {
-        for (class, (runs, lengths)) in CLASSES.iter().zip(CODES.runs.iter().zip(&CODES.lengths)) {
-            for run in &runs[usize::from(class.runs[0].base)..] {
-                for length in &lengths[usize::from(class.lengths[0].base)..] {
-                    let [run_token, run_bits, run_base, offset_bits] = run.to_le_bytes();
-                    let [length_token, length_bits, length_base, none] = length.to_le_bytes();
-                    let token = &TOKENS[usize::from(run_token) + usize::from(length_token)];
-                    assert_eq!((u32::from(length_base), u32::from(run_base)), (token.length_base, token.run_base));
-                    assert_eq!(run_bits + length_bits + offset_bits, token.bits);
-                    assert_eq!(u32::from(offset_bits), token.offset_mask.count_ones());
-                    assert_eq!(none, 0);
+        for classes in &CLASSES {
+            let tokens = Tokens::new(classes);
+            let codes = tokens.codes.runs.iter().zip(&tokens.codes.lengths);
+            for (class, (runs, lengths)) in classes.iter().zip(codes).take(BEYOND) {
+                for run in &runs[usize::from(class.runs.as_slice()[0].base)..] {
+                    for length in &lengths[usize::from(class.lengths.as_slice()[0].base)..] {
+                        let [run_token, run_bits, run_base, offset_bits] = run.to_le_bytes();
+                        let [length_token, length_bits, length_base, none] = length.to_le_bytes();
+                        let token = &tokens.decoder[usize::from(run_token) + usize::from(length_token)];
+                        assert_eq!((u32::from(length_base), u32::from(run_base)), (token.length_base, token.run_base));
+                        assert_eq!(run_bits + length_bits + offset_bits, token.bits);
+                        assert_eq!(u32::from(offset_bits), token.offset_mask.count_ones());
+                        assert_eq!(none, 0);
+                    }
                 }
             }
         }

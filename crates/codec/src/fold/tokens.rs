@@ -7,8 +7,8 @@
 //!     extra bits := the length's, the run's, the offset's
 //! ```
 //!
-//! With AVX2 eight sequences are made at a time, with AVX-512 sixteen; their bits are joined to words of four sequences, or of two
-//! or one where four have too many.
+//! With AVX2 eight sequences are made at a time, with AVX-512 sixteen; their bits are joined to
+//! words of four sequences, or of two or one where four have too many.
 #![allow(unsafe_code)] // Loads and stores of whole registers; the columns have room behind the last sequence.
 
 use core::hint::select_unpredictable;
@@ -16,7 +16,8 @@ use core::hint::select_unpredictable;
 use super::{
     compare,
     tables::{
-        BEFORE, BITS_MAX, CODES, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, NEAR, NEAR_END, RUN_CODES, RUN_MAX, WORDS,
+        BEFORE, BEYOND, BITS_MAX, Codes, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, NEAR, NEAR_END, RUN_CODES, RUN_MAX,
+        WORDS,
     },
 };
 use crate::{PAGE_SIZE, mem};
@@ -59,22 +60,18 @@ pub(super) struct Emitted {
     pub(super) tokens: usize,
     /// Bytes of extra bits.
     pub(super) extra: usize,
-    /// Long matches are more common than short distances.
-    pub(super) wide: bool,
 }
-
-/// From so many bytes on, a match is long; below so many, a distance is short.
-const LONG: usize = 17;
-const SHORT: usize = 64;
 
 /// Makes tokens and extra bits of sequences.
 pub(super) trait Emit {
-    /// Makes those of the first `count` sequences, and END if `end`. The tokens end where `tokens` ends.
+    /// Makes those of the first `count` sequences, and END if `end`. The tokens end where `tokens`
+    /// ends.
     ///
     /// # Safety
     /// The sequences are valid, and the CPU has the features.
     unsafe fn emit(
         columns: &Columns,
+        codes: &Codes,
         count: usize,
         end: bool,
         tokens: &mut [u8; TOKENS_ROOM],
@@ -113,10 +110,23 @@ impl Bits {
     }
 }
 
+/// The class of a sequence.
+#[inline(always)]
+pub(super) fn class_of(run: usize, offset: usize, last: usize, before: usize) -> usize {
+    let words = usize::from(offset.is_multiple_of(8));
+    let is_beyond = offset >= PAGE_SIZE;
+    let class = NEAR + usize::from(offset >= NEAR_END) * (FAR - NEAR) + words * WORDS;
+    let class = select_unpredictable(is_beyond, BEYOND, class);
+    let class = select_unpredictable(offset == before, BEFORE, class);
+    let class = select_unpredictable(offset == last, LAST, class);
+    select_unpredictable(run > RUN_MAX, select_unpredictable(is_beyond, BEYOND, FAR), class)
+}
+
 impl Emit for compare::Words {
     #[inline(always)]
     unsafe fn emit(
         columns: &Columns,
+        codes: &Codes,
         count: usize,
         end: bool,
         tokens: &mut [u8; TOKENS_ROOM],
@@ -125,24 +135,18 @@ impl Emit for compare::Words {
         let first = extra.as_mut_ptr();
         let mut bits = Bits { to: first, word: 0, count: 0 };
         let mut token = tokens.len();
-        let (mut long, mut short) = (0, 0);
         for at in 0..count {
-            // SAFETY: `at` is below `count`, for which there are columns; a class is a place in CODES, and run and length are cut
-            // to the tables' ends; there is room for a token and the bits of each sequence.
+            // SAFETY: `at` is below `count`, for which there are columns; a class is a place in
+            // `codes`, and run and length are cut to the tables' ends; there is room for a token
+            // and the bits of each sequence.
             unsafe {
                 let of = |column: &Column, at: usize| usize::from(*column.get_unchecked(at));
                 let (run, length) = (of(&columns.runs, at), of(&columns.lengths, at));
                 let (offset, last, before) =
                     (of(&columns.offsets, at + 1), of(&columns.offsets, at), of(&columns.befores, at));
-                long += usize::from(length >= LONG);
-                short += usize::from(offset < SHORT);
-                let words = usize::from(offset % 8 == 0);
-                let class = NEAR + usize::from(offset >= NEAR_END) * (FAR - NEAR) + words * WORDS;
-                let class = select_unpredictable(offset == before, BEFORE, class);
-                let class = select_unpredictable(offset == last, LAST, class);
-                let class = select_unpredictable(run > RUN_MAX, FAR, class);
-                let run_code = *CODES.runs.get_unchecked(class).get_unchecked(run.min(RUN_CODES - 1));
-                let length_code = *CODES.lengths.get_unchecked(class).get_unchecked(length.min(LENGTH_CODES - 1));
+                let class = class_of(run, offset, last, before);
+                let run_code = *codes.runs.get_unchecked(class).get_unchecked(run.min(RUN_CODES - 1));
+                let length_code = *codes.lengths.get_unchecked(class).get_unchecked(length.min(LENGTH_CODES - 1));
                 token -= 1;
                 *tokens.get_unchecked_mut(token) = (run_code + length_code) as u8;
                 let [_, run_bits, run_base, offset_bits] = run_code.to_le_bytes().map(usize::from);
@@ -157,7 +161,7 @@ impl Emit for compare::Words {
             tokens[token] = END;
         }
         let extra = bits.to.addr() - first.addr() + usize::from(bits.count > 0);
-        Emitted { tokens: tokens.len() - token, extra, wide: 2 * long > short }
+        Emitted { tokens: tokens.len() - token, extra }
     }
 }
 
@@ -174,13 +178,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn emit(
             columns: &Columns,
+            codes: &Codes,
             count: usize,
             end: bool,
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
             // SAFETY: the caller's.
-            unsafe { emit_avx2(columns, count, end, tokens, extra) }
+            unsafe { emit_avx2(columns, codes, count, end, tokens, extra) }
         }
     }
 
@@ -188,13 +193,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn emit(
             columns: &Columns,
+            codes: &Codes,
             count: usize,
             end: bool,
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
             // SAFETY: the caller's.
-            unsafe { emit_avx512(columns, count, end, tokens, extra) }
+            unsafe { emit_avx512(columns, codes, count, end, tokens, extra) }
         }
     }
 
@@ -206,6 +212,7 @@ mod x86 {
     #[inline(never)]
     unsafe fn emit_avx2(
         columns: &Columns,
+        codes: &Codes,
         count: usize,
         end: bool,
         tokens: &mut [u8; TOKENS_ROOM],
@@ -220,10 +227,10 @@ mod x86 {
         let first = extra.as_mut_ptr();
         let tokens = tokens.as_mut_ptr_range().end;
         let mut bits = Bits { to: first, word: 0, count: 0 };
-        let (mut long, mut short) = (0, 0);
-        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is read and written at once behind them; a
-        // class is a place in CODES, and run and length are cut to the tables' ends. Lanes behind the last sequence read no
-        // code, and give no bits.
+        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is
+        // read and written at once behind them; a class is a place in `codes`, and run and length
+        // are cut to the tables' ends. Lanes behind the last sequence read no code, and give no
+        // bits.
         unsafe {
             for at in (0..count).step_by(LANES) {
                 let column =
@@ -232,17 +239,17 @@ mod x86 {
                 let (offset, last) = (column(&columns.offsets, at + 1), column(&columns.offsets, at));
                 let before = column(&columns.befores, at);
                 let there = _mm256_cmpgt_epi32(all_to(count - at), lanes);
-                let how_many = |of| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_and_si256(of, there))).count_ones();
-                long += how_many(_mm256_cmpgt_epi32(length, all_to(LONG - 1)));
-                short += how_many(_mm256_cmpgt_epi32(all_to(SHORT), offset));
                 let is_long = _mm256_cmpgt_epi32(run, all_to(RUN_MAX));
                 let is_last = _mm256_cmpeq_epi32(offset, last);
                 let is_known =
                     _mm256_andnot_si256(is_long, _mm256_or_si256(is_last, _mm256_cmpeq_epi32(offset, before)));
                 let is_far = _mm256_or_si256(_mm256_cmpgt_epi32(offset, all_to(NEAR_END - 1)), is_long);
+                let is_beyond = _mm256_cmpgt_epi32(offset, all_to(PAGE_SIZE - 1));
                 let in_words = _mm256_cmpeq_epi32(_mm256_and_si256(offset, all_to(7)), all_to(0));
-                let in_words = _mm256_andnot_si256(_mm256_or_si256(is_long, is_known), in_words);
+                let not_in_words = _mm256_or_si256(_mm256_or_si256(is_long, is_known), is_beyond);
+                let in_words = _mm256_andnot_si256(not_in_words, in_words);
                 let class = _mm256_blendv_epi8(all_to(NEAR), all_to(FAR), is_far);
+                let class = _mm256_blendv_epi8(class, all_to(BEYOND), is_beyond);
                 let class = _mm256_sub_epi32(class, in_words);
                 let known = _mm256_blendv_epi8(all_to(BEFORE), all_to(LAST), is_last);
                 let class = _mm256_blendv_epi8(class, known, is_known);
@@ -251,9 +258,9 @@ mod x86 {
                 let length_at = _mm256_min_epi32(length, all_to(LENGTH_CODES - 1));
                 let length_at = _mm256_add_epi32(_mm256_slli_epi32::<7>(class), length_at);
                 let zero = all_to(0);
-                let run_code = _mm256_mask_i32gather_epi32::<4>(zero, CODES.runs.as_ptr().cast(), run_at, there);
+                let run_code = _mm256_mask_i32gather_epi32::<4>(zero, codes.runs.as_ptr().cast(), run_at, there);
                 let length_code =
-                    _mm256_mask_i32gather_epi32::<4>(zero, CODES.lengths.as_ptr().cast(), length_at, there);
+                    _mm256_mask_i32gather_epi32::<4>(zero, codes.lengths.as_ptr().cast(), length_at, there);
                 let token = _mm256_shuffle_epi8(_mm256_add_epi32(run_code, length_code), reverse);
                 mem::store32(tokens.sub(at + 4), _mm256_extract_epi32::<0>(token) as u32);
                 mem::store32(tokens.sub(at + 8), _mm256_extract_epi32::<4>(token) as u32);
@@ -308,7 +315,7 @@ mod x86 {
             }
         }
         let extra = bits.to.addr() - first.addr() + usize::from(bits.count > 0);
-        Emitted { tokens: count + usize::from(end), extra, wide: 2 * long > short }
+        Emitted { tokens: count + usize::from(end), extra }
     }
 
     /// 15 down to 0.
@@ -320,6 +327,7 @@ mod x86 {
     #[inline(never)]
     unsafe fn emit_avx512(
         columns: &Columns,
+        codes: &Codes,
         count: usize,
         end: bool,
         tokens: &mut [u8; TOKENS_ROOM],
@@ -330,10 +338,10 @@ mod x86 {
         let first = extra.as_mut_ptr();
         let tokens = tokens.as_mut_ptr_range().end;
         let mut bits = Bits { to: first, word: 0, count: 0 };
-        let (mut long, mut short) = (0, 0);
-        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is read and written at once behind them; a
-        // class is a place in CODES, and run and length are cut to the tables' ends. Lanes behind the last sequence read no
-        // code, and give no bits.
+        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is
+        // read and written at once behind them; a class is a place in `codes`, and run and length
+        // are cut to the tables' ends. Lanes behind the last sequence read no code, and give no
+        // bits.
         unsafe {
             let reverse = _mm_loadu_si128(REVERSE.as_ptr().cast());
             for at in (0..count).step_by(LANES) {
@@ -344,15 +352,15 @@ mod x86 {
                 let (offset, last) = (column(&columns.offsets, at + 1), column(&columns.offsets, at));
                 let before = column(&columns.befores, at);
                 let there = u32::MAX.unbounded_shr(32_u32.saturating_sub((count - at) as u32)) as u16;
-                long += (_mm512_cmpge_epi32_mask(length, all_to(LONG)) & there).count_ones();
-                short += (_mm512_cmplt_epi32_mask(offset, all_to(SHORT)) & there).count_ones();
                 let is_long = _mm512_cmpgt_epi32_mask(run, all_to(RUN_MAX));
                 let is_last = _mm512_cmpeq_epi32_mask(offset, last) & !is_long;
                 let is_before = _mm512_cmpeq_epi32_mask(offset, before) & !is_long & !is_last;
                 let is_new = !is_last & !is_before;
                 let is_far = _mm512_cmpge_epi32_mask(offset, all_to(NEAR_END)) | is_long;
-                let in_words = _mm512_testn_epi32_mask(offset, all_to(7)) & !is_long & is_new;
+                let is_beyond = _mm512_cmpge_epi32_mask(offset, all_to(PAGE_SIZE));
+                let in_words = _mm512_testn_epi32_mask(offset, all_to(7)) & !is_long & is_new & !is_beyond;
                 let class = _mm512_mask_mov_epi32(all_to(NEAR), is_far, all_to(FAR));
+                let class = _mm512_mask_mov_epi32(class, is_beyond, all_to(BEYOND));
                 let class = _mm512_mask_mov_epi32(class, is_before, all_to(BEFORE));
                 let class = _mm512_mask_mov_epi32(class, is_last, all_to(LAST));
                 let class = _mm512_mask_add_epi32(class, in_words, class, all_to(WORDS));
@@ -360,9 +368,9 @@ mod x86 {
                 let run_at = _mm512_add_epi32(_mm512_slli_epi32::<6>(class), run_at);
                 let length_at = _mm512_min_epi32(length, all_to(LENGTH_CODES - 1));
                 let length_at = _mm512_add_epi32(_mm512_slli_epi32::<7>(class), length_at);
-                let run_code = _mm512_mask_i32gather_epi32::<4>(all_to(0), there, run_at, CODES.runs.as_ptr().cast());
+                let run_code = _mm512_mask_i32gather_epi32::<4>(all_to(0), there, run_at, codes.runs.as_ptr().cast());
                 let length_code =
-                    _mm512_mask_i32gather_epi32::<4>(all_to(0), there, length_at, CODES.lengths.as_ptr().cast());
+                    _mm512_mask_i32gather_epi32::<4>(all_to(0), there, length_at, codes.lengths.as_ptr().cast());
                 let token = _mm512_cvtepi32_epi8(_mm512_add_epi32(run_code, length_code));
                 _mm_storeu_si128(tokens.sub(at + LANES).cast(), _mm_shuffle_epi8(token, reverse));
 
@@ -418,6 +426,6 @@ mod x86 {
             }
         }
         let extra = bits.to.addr() - first.addr() + usize::from(bits.count > 0);
-        Emitted { tokens: count + usize::from(end), extra, wide: 2 * long > short }
+        Emitted { tokens: count + usize::from(end), extra }
     }
 }

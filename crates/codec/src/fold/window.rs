@@ -8,28 +8,34 @@
 //!     write what came to the window
 //! ```
 //!
-//! Why that is quicker than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round" and "fourth round"):
+//! Why that is quicker than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round"
+//! and "fourth round"):
 //!
-//! 1. A match that reads bytes just written waits until they have left the store buffer, if they came by two stores: that was
-//!    30 % of the copies' time on heaps. Here such a match is a permutation of window and literals. Its order is a load:
-//!    [`ORDERS`] has a row for each offset, and a length is a place in it.
-//! 2. There is one way for all tokens of 64 bytes or less, whatever their sizes, which cannot be predicted.
+//! 1. A match that reads bytes just written waits until they have left the store buffer, if they
+//!    came by two stores: that was 30 % of the copies' time on heaps. Here such a match is a
+//!    permutation of window and literals. Its order is a load: [`ORDERS`] has a row for each
+//!    offset, and a length is a place in it.
+//! 2. There is one way for all tokens of 64 bytes or less, whatever their sizes, which cannot be
+//!    predicted.
 //! 3. A mispredicted branch is found sooner: the lengths it waits for are only loaded.
-//! 4. What came to the window is written from its place on, by one more permutation, not up to its end: a byte that
-//!    a later match reads from the page is then written once.
-//! 5. A far match is read up to its source's end, not from its start on: what lies before was written longer ago (+4 %).
-//! 6. Window and literals are permuted each by itself, and the window last, under a mask: one window comes from the one before in 3
-//!    cycles (+5 to +7 %).
-//! 7. Both masks come from the order, whose bytes say which of the three they are of. A mask of each token's own in a column is
-//!    ten more instructions for sixteen tokens, and a slow load (+5 to +10 %).
-//! 8. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among it: 21 instructions are left
-//!    for each of 43 (+9 % where another thread shares the core, ±0 where none does).
+//! 4. What came to the window is written from its place on, by one more permutation, not up to its
+//!    end: a byte that a later match reads from the page is then written once.
+//! 5. A far match is read up to its source's end, not from its start on: what lies before was
+//!    written longer ago (+4 %).
+//! 6. Window and literals are permuted each by itself, and the window last, under a mask: one
+//!    window comes from the one before in 3 cycles (+5 to +7 %).
+//! 7. Both masks come from the order, whose bytes say which of the three they are of. A mask of
+//!    each token's own in a column is ten more instructions for sixteen tokens, and a slow load (+5
+//!    to +10 %).
+//! 8. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among
+//!    it: 21 instructions are left for each of 43 (+9 % where another thread shares the core, ±0
+//!    where none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
 use core::arch::x86_64::*;
 
 use super::sequences::Sequences;
-use crate::Page;
+use crate::PAGE_SIZE;
 
 /// Bytes in the register.
 pub(super) const WINDOW: usize = 64;
@@ -40,16 +46,18 @@ pub(super) const ROW: usize = 2 * WINDOW;
 /// The row for a match at any larger offset.
 pub(super) const FAR_ROW: usize = WINDOW + 1;
 
-/// Byte `n` of row `offset` says which byte is the `n`th of a window and a match of 64 bytes at that offset: one of the window, from
-/// [`FROM_WINDOW`] on, or [`FAR`]. Once a run is added, bytes that were before the window's end are literals, from 0 on.
+/// Byte `n` of row `offset` says which byte is the `n`th of a window and a match of 64 bytes at
+/// that offset: one of the window, from [`FROM_WINDOW`] on, or [`FAR`]. Once a run is added, bytes
+/// that were before the window's end are literals, from 0 on.
 #[repr(align(64))]
 struct Orders([[u8; ROW]; WINDOW + 2]);
 
-/// A byte's place in the window is said from here on, so that the highest bit tells it from a literal's.
+/// A byte's place in the window is said from here on, so that the highest bit tells it from a
+/// literal's.
 const FROM_WINDOW: u8 = 192;
 
-/// Says that a byte is not in the window but in the page. As a signed number it is above every literal's and every place in the
-/// window, and so it is with a run added.
+/// Says that a byte is not in the window but in the page. As a signed number it is above every
+/// literal's and every place in the window, and so it is with a run added.
 const FAR: u8 = WINDOW as u8;
 
 static ORDERS: Orders = {
@@ -72,30 +80,37 @@ static ORDERS: Orders = {
     Orders(rows)
 };
 
-/// Writes what `count` tokens say to the start of `page`.
+/// Writes what `count` tokens say to the start of `page`. Matches may begin before it only if
+/// `beyond`.
 ///
 /// # Safety
-/// `sequences` has `count` tokens as [`Sequences::parse`] left them. They come to a page at most, and from `literals` on,
-/// `literals_readable` bytes can be read: as many as their runs come to, and [`WINDOW`] more, or more than that.
+/// `page` is one that can be written; if `beyond`, bytes before it can be read, as far as matches
+/// begin there and [`WINDOW`] at least. `sequences` has `count` tokens as [`Sequences::parse`] left
+/// them. They come to a page at most, and from `literals` on, `literals_readable` bytes can be
+/// read: as many as their runs come to, and [`WINDOW`] more, or more than that.
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
 #[inline(never)]
 pub(super) unsafe fn copy(
     sequences: &Sequences,
     count: usize,
+    beyond: bool,
     literals: *const u8,
     literals_readable: usize,
-    page: &mut Page,
+    page: *mut u8,
 ) {
-    let page = page.as_mut_ptr_range();
+    let page = page..page.wrapping_add(PAGE_SIZE);
     let last_whole = page.end.wrapping_sub(WINDOW);
     let mut op = page.start;
-    let mut window = _mm512_setzero_si512();
+    // SAFETY: the caller's.
+    let mut window = if beyond { unsafe { _mm512_loadu_si512(op.sub(WINDOW).cast()) } } else { _mm512_setzero_si512() };
     let mut at = 0;
-    // SAFETY: `at` is at most `count`, for which there is a total that stops the loop. Before, `op` is where `parse`
-    // found that the token begins, and so:
-    // - `op + total` is in the page or its end. 64 bytes are written where they fit, less where they do not.
-    // - `1 <= offset`, and a match's source does not begin before the page. Only a match's own bytes are read from there, by the
-    //   mask; none from `op` on, as offsets are above 64 there.
+    // SAFETY: `at` is at most `count`, for which there is a total that stops the loop. Before, `op`
+    // is where `parse` found that the token begins, and so:
+    // - `op + total` is in the page or its end. 64 bytes are written where they fit, less where
+    //   they do not.
+    // - `1 <= offset`, and a match's source begins in the page or in what is before it. Only a
+    //   match's own bytes are read from there, by the mask; none from `op` on, as offsets are above
+    //   64 there.
     // - 64 literals are read where `run` of them or more are left.
     unsafe {
         while op <= last_whole {
@@ -158,7 +173,8 @@ unsafe fn copied(
     }
 }
 
-/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where its bytes come from.
+/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where
+/// its bytes come from.
 ///
 /// # Safety
 /// 64 bytes can be read from `order` and `literals`, and from `source` those that are [`FAR`].
@@ -195,7 +211,8 @@ impl Long {
     /// Copies the token to `op` and returns the window after it.
     ///
     /// # Safety
-    /// That of [`copy`]: the token fits the page, and `literals_left` literals are its run and [`WINDOW`] more, or more.
+    /// That of [`copy`]: the token fits the page, and `literals_left` literals are its run and
+    /// [`WINDOW`] more, or more.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
     #[inline]
     unsafe fn copy(

@@ -3,7 +3,8 @@
 
 use crate::mem::{copy, load64, store64, wild_copy};
 
-/// Reads the length bytes at `*ip`, of which the first can be read, as [`length`] does, whose loop few have need of.
+/// Reads the length bytes at `*ip`, of which the first can be read, as [`length`] does, whose loop
+/// few have need of.
 ///
 /// # Safety
 /// `*ip..end` can be read, and is not empty.
@@ -17,8 +18,8 @@ pub(crate) unsafe fn length_mostly_short(ip: &mut *const u8, end: *const u8) -> 
     }
 }
 
-/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input ends before that one, or
-/// the sum is more than any buffer has.
+/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input
+/// ends before that one, or the sum is more than any buffer has.
 ///
 /// # Safety
 /// `*ip..end` can be read.
@@ -38,8 +39,8 @@ pub(crate) unsafe fn length(ip: &mut *const u8, end: *const u8) -> Option<usize>
     None
 }
 
-/// For an offset under 8: the mask of that many bytes, the factor that repeats them through 8 bytes, and the greatest multiple
-/// of the offset that is at most 8.
+/// For an offset under 8: the mask of that many bytes, the factor that repeats them through 8
+/// bytes, and the greatest multiple of the offset that is at most 8.
 const PATTERNS: [(u64, u64, usize); 8] = {
     let mut patterns = [(0, 0, 0); 8];
     let mut offset = 1;
@@ -112,10 +113,12 @@ pub(crate) const OVERSHOOT: usize = 45;
 /// The least length of a match with length bytes.
 pub(crate) const LONG: usize = 19;
 
-/// Writes a match of `len` bytes, at least [`LONG`], at `op`, and no more than [`OVERSHOOT`] bytes past it.
+/// Writes a match of `len` bytes, at least [`LONG`], at `op`, and no more than [`OVERSHOOT`] bytes
+/// past it.
 ///
-/// Most are shorter than 64 bytes and have lengths that no branch predictor guesses, so 64 are copied without asking. Not where the
-/// match is so near that this reads what it has just written: then each load waits for a store.
+/// Most are shorter than 64 bytes and have lengths that no branch predictor guesses, so 64 are
+/// copied without asking. Not where the match is so near that this reads what it has just written:
+/// then each load waits for a store.
 ///
 /// # Safety
 /// `len + OVERSHOOT` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
@@ -158,11 +161,12 @@ pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
 /// Writes a match of `len` bytes at `op`, and no more than `room`.
 ///
 /// # Safety
-/// `len <= room`, `room` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
+/// `len <= room`, `room` bytes can be written at `op`, and `offset` of at least 1 bytes before it
+/// read.
 #[inline(always)]
 pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room: usize) {
-    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 or 4 bytes of a match whose offset is as
-    // much or more come from before them.
+    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 or 4
+    // bytes of a match whose offset is as much or more come from before them.
     unsafe {
         let from = op.sub(offset);
         if len >= LONG && len + OVERSHOOT <= room {

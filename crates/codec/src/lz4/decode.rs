@@ -12,23 +12,29 @@
 //!
 //! What is done for speed:
 //!
-//! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied whatever their number, so a
-//!    short sequence has no branch on a length, and a long match of an offset of 32 or more none before its 64th byte. Where the
-//!    ends are near, `careful` checks and copies to the byte, and goes on to the block's end.
-//! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of 25 instructions of their own, from
-//!    which all others leave by branches seldom taken: 1.03 to 1.07 times the speed.
-//! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at multiples of the offset, so
-//!    that nothing waits for bytes just stored. Long matches of an offset under 16 go on likewise with 16 bytes.
-//! 4. In place there is no test for each sequence that the output does not run into the unread input. A sequence is read before
-//!    it is written, and one whose literals have no length byte shortens the gap between the two, as its 3 bytes of token and
-//!    offset give 4 or more of match. So a gap of `QUICK_GAP` at a later sequence says that there was one at all before,
-//!    back to the last whose literals have length bytes; it is looked at there, and where `quick` ends. What has length bytes is compared with
-//!    the unread input, and with the output's end only where `quick` ends: the input that was read is room to write over. Literals may
-//!    overlap themselves, since they are copied forwards.
-//! 5. In place the output's lines are fetched [`AHEAD`]. Where unread input and output lie in one 4 KiB page, as in all of a block of 4 KiB, the
-//!    processor sees one stream that jumps to and fro, and fetches nothing: 1.03 to 1.06 times the speed at 4 KiB.
-//! 6. Else the block's first 2 KiB are fetched at the start: long literals are copied before the processor has seen which way they go. 1.04 to 1.08
-//!    times the speed where most is literals.
+//! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied
+//!    whatever their number, so a short sequence has no branch on a length, and a long match of an
+//!    offset of 32 or more none before its 64th byte. Where the ends are near, `careful` checks and
+//!    copies to the byte, and goes on to the block's end.
+//! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of
+//!    25 instructions of their own, from which all others leave by branches seldom taken: 1.03 to
+//!    1.07 times the speed.
+//! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at
+//!    multiples of the offset, so that nothing waits for bytes just stored. Long matches of an
+//!    offset under 16 go on likewise with 16 bytes.
+//! 4. In place there is no test for each sequence that the output does not run into the unread
+//!    input. A sequence is read before it is written, and one whose literals have no length byte
+//!    shortens the gap between the two, as its 3 bytes of token and offset give 4 or more of match.
+//!    So a gap of `QUICK_GAP` at a later sequence says that there was one at all before, back to
+//!    the last whose literals have length bytes; it is looked at there, and where `quick` ends.
+//!    What has length bytes is compared with the unread input, and with the output's end only where
+//!    `quick` ends: the input that was read is room to write over. Literals may overlap themselves,
+//!    since they are copied forwards.
+//! 5. In place the output's lines are fetched [`AHEAD`]. Where unread input and output lie in one 4
+//!    KiB page, as in all of a block of 4 KiB, the processor sees one stream that jumps to and fro,
+//!    and fetches nothing: 1.03 to 1.06 times the speed at 4 KiB.
+//! 6. Else the block's first 2 KiB are fetched at the start: long literals are copied before the
+//!    processor has seen which way they go. 1.04 to 1.08 times the speed where most is literals.
 #![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
 
 use std::ops::Range;
@@ -42,18 +48,20 @@ use super::copies::{LONG, OVERSHOOT, careful_match, copy_exact, length, length_m
 
 const MIN_MATCH: usize = 4;
 
-/// Input bytes that `quick` may read of a sequence whose literals have no length byte: token, 14 literals, offset, and one
-/// length byte of the match.
+/// Input bytes that `quick` may read of a sequence whose literals have no length byte: token, 14
+/// literals, offset, and one length byte of the match.
 const QUICK_INPUT: usize = 18;
 
-/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of match.
+/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of
+/// match.
 const QUICK_OUTPUT: usize = 38;
 
-/// In place, bytes from the output's end to the next input that a sequence without length bytes needs: with `n` literals it writes at
-/// most `n + 24` bytes, and takes `n + 3`.
+/// In place, bytes from the output's end to the next input that a sequence without length bytes
+/// needs: with `n` literals it writes at most `n + 24` bytes, and takes `n + 3`.
 const QUICK_GAP: usize = 21;
 
-/// In place, bytes from the output's end to literals with length bytes, at least 15 of them, that `copy_literals` needs.
+/// In place, bytes from the output's end to literals with length bytes, at least 15 of them, that
+/// `copy_literals` needs.
 const LITERALS_GAP: usize = 64 - 15;
 
 /// The same for a copy by 32 bytes.
@@ -112,7 +120,8 @@ pub(crate) fn separate(block: &[u8], out: &mut [u8], extent: Extent) -> Result<u
     unsafe { decode::<false>(&buffers, extent) }
 }
 
-/// Decodes `block` into `window[before_len..]`, whose matches may begin in the bytes before that, and returns the bytes of output.
+/// Decodes `block` into `window[before_len..]`, whose matches may begin in the bytes before that,
+/// and returns the bytes of output.
 pub(crate) fn after(block: &[u8], window: &mut [u8], before_len: usize) -> Result<usize, Corrupt> {
     let output_len = window[before_len..].len();
     // SAFETY: `window` has `before_len` bytes, or the line above has panicked.
@@ -134,16 +143,18 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
     // SAFETY: `block.start` is inside the buffer.
     let input = unsafe { output.add(block.start) };
     let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len, before_len: 0 };
-    // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from that borrow.
+    // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from
+    // that borrow.
     unsafe { decode::<true>(&buffers, Extent::Whole) }
 }
 
 /// Decodes one block and returns the bytes of output.
 ///
 /// # Safety
-/// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output` are initialised and can
-/// be read and written, and `before_len` bytes before them read, for as long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived from
-/// one borrow of their buffer.
+/// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output`
+/// are initialised and can be read and written, and `before_len` bytes before them read, for as
+/// long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived
+/// from one borrow of their buffer.
 unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
     // SAFETY: one past the end of what the caller gave, and its start.
     let (input_end, output_end, oldest) = unsafe {
@@ -163,8 +174,9 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
 }
 
 impl Decoder {
-    /// Decodes sequences while everything that it may read and write lies inside the buffers. Stops before the first sequence
-    /// that it cannot decode, for whatever reason, and leaves that to `careful`.
+    /// Decodes sequences while everything that it may read and write lies inside the buffers. Stops
+    /// before the first sequence that it cannot decode, for whatever reason, and leaves that to
+    /// `careful`.
     ///
     /// # Errors
     /// In place, if it has written over input before that was read.
@@ -181,11 +193,13 @@ impl Decoder {
         }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Where a match with length bytes may end at the latest and be copied by `long_match`, if not in place.
+        // Where a match with length bytes may end at the latest and be copied by `long_match`, if
+        // not in place.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that goes beyond is checked anew, input
-            // and output, before it is used; `offset` is checked against the output so far, by the match's source.
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that
+            // goes beyond is checked anew, input and output, before it is used; `offset` is checked
+            // against the output so far, by the match's source.
             unsafe {
                 let (token, offset, offset_at, match_at);
                 // Sequences without length bytes and with an offset of 8 or more.
@@ -197,7 +211,8 @@ impl Decoder {
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         core::hint::cold_path();
-                        // The sequence before may have been written over this token and its length bytes.
+                        // The sequence before may have been written over this token and its length
+                        // bytes.
                         if IN_PLACE && gap(ip, op) < QUICK_GAP {
                             break 'sequences;
                         }
@@ -281,14 +296,16 @@ impl Decoder {
         if IN_PLACE && gap(ip, op) < QUICK_GAP { Err(OVERRUN) } else { Ok(()) }
     }
 
-    /// Decodes sequences with every bound checked to the byte: until the block is done, or `quick` may go on.
+    /// Decodes sequences with every bound checked to the byte: until the block is done, or `quick`
+    /// may go on.
     ///
     /// # Safety
     /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
     unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
         let Self { mut ip, input_end, mut op, oldest, output_end, extent } = *self;
-        // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
+        // SAFETY: the caller's, with each length compared to what is left before the bytes are
+        // touched.
         let step = unsafe {
             loop {
                 if extent == Extent::Prefix && op == output_end {
@@ -362,11 +379,12 @@ impl Decoder {
     }
 }
 
-/// Copies a match that ends near or beyond one of `ends`, the output's and, in place, the next input, and returns how much of it there
-/// was room for.
+/// Copies a match that ends near or beyond one of `ends`, the output's and, in place, the next
+/// input, and returns how much of it there was room for.
 ///
 /// # Safety
-/// Output can be written from `op` to the first of `ends`, and `offset` of at least 1 bytes before `op` read.
+/// Output can be written from `op` to the first of `ends`, and `offset` of at least 1 bytes before
+/// `op` read.
 #[cold]
 #[inline(never)]
 unsafe fn long_match_near_end(

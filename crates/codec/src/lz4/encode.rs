@@ -13,16 +13,18 @@
 //!
 //! What is done for speed:
 //!
-//! 1. How many bytes the hash takes decides how many sequences a page has. Most of the time is what a sequence costs, in
-//!    branches that nothing predicts and loads that wait for one another: `Lz4` chooses the table by the page's kind. 1.04 to
-//!    1.13 times the speed on text, 1.05 to 1.10 on heaps.
-//!    Pages of pointers take 7 bytes, and look twice at matches of 7: two words of 8 bytes that are alike, and what follows, are then
-//!    mostly one sequence and not two. 0.90 to 0.99 of the bytes, decoded 1.05 to 1.3 times as fast.
-//! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, each step without a branch on where they end; by 32 or 64 at
-//!    once where the table says that most are long. 1.2 times the speed where they are.
-//! 3. One comparison a sequence says that it ends far from the ends of input and output, because no block is longer, so far,
-//!    than the input before it and a byte in 255. Then 16 or 32 literals are copied whatever their number. Otherwise
-//!    `careful` writes it, to the byte.
+//! 1. How many bytes the hash takes decides how many sequences a page has. Most of the time is what
+//!    a sequence costs, in branches that nothing predicts and loads that wait for one another:
+//!    `Lz4` chooses the table by the page's kind. 1.04 to 1.13 times the speed on text, 1.05 to
+//!    1.10 on heaps. Pages of pointers take 7 bytes, and look twice at matches of 7: two words of 8
+//!    bytes that are alike, and what follows, are then mostly one sequence and not two. 0.90 to
+//!    0.99 of the bytes, decoded 1.05 to 1.3 times as fast.
+//! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, each step without a
+//!    branch on where they end; by 32 or 64 at once where the table says that most are long. 1.2
+//!    times the speed where they are.
+//! 3. One comparison a sequence says that it ends far from the ends of input and output, because no
+//!    block is longer, so far, than the input before it and a byte in 255. Then 16 or 32 literals
+//!    are copied whatever their number. Otherwise `careful` writes it, to the byte.
 #![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
 
 use std::marker::PhantomData;
@@ -36,14 +38,14 @@ use crate::{
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
 
-/// A match that starts this far before the end of the input or further can be compared, first `first` bytes, and literals before it
-/// copied in wide steps.
+/// A match that starts this far before the end of the input or further can be compared, first
+/// `first` bytes, and literals before it copied in wide steps.
 const fn far(first: usize) -> usize {
     FOUND + first + 5
 }
 
-/// Bytes of output that a sequence's token, offset, rounding of its literals to 32, and length bytes beyond one in
-/// 128 can take, and that `Fit::Front` keeps for the literals after it.
+/// Bytes of output that a sequence's token, offset, rounding of its literals to 32, and length
+/// bytes beyond one in 128 can take, and that `Fit::Front` keeps for the literals after it.
 pub(super) const SLACK: usize = 40;
 
 /// What has to fit the output.
@@ -57,14 +59,16 @@ pub(crate) enum Fit {
 
 /// Compresses `page` into `out`, and returns the bytes written. `None` if it does not fit.
 ///
-/// A function for each kind of table: in one for all of them the loops of each lack registers (1 to 2 % of the speed).
+/// A function for each kind of table: in one for all of them the loops of each lack registers (1 to
+/// 2 % of the speed).
 #[inline(never)]
 pub(crate) fn encode<F: Format, T: Table>(mut table: T, page: &Page, out: &mut [u8]) -> Option<usize> {
     encode_after::<F, T>(&mut table, page, 0, out)
 }
 
-/// Compresses `window[before_len..]`, at most 64 KiB, as [`encode`] does, with matches that may begin in the bytes before, for which `table`
-/// has positions: it begins at `before_len` or more, unless that is 0.
+/// Compresses `window[before_len..]`, at most 64 KiB, as [`encode`] does, with matches that may
+/// begin in the bytes before, for which `table` has positions: it begins at `before_len` or more,
+/// unless that is 0.
 #[inline(always)]
 pub(crate) fn encode_after<F: Format, T: Table>(
     table: &mut T,
@@ -107,7 +111,8 @@ pub(super) fn most_literals(room: usize) -> Option<usize> {
     }
 }
 
-/// Writes all sequences with a match, and returns where the literals after the last begin. `None` if one did not fit.
+/// Writes all sequences with a match, and returns where the literals after the last begin. `None`
+/// if one did not fit.
 ///
 /// # Safety
 /// `window` has more than `LAST_START` bytes after the first `before_len`.
@@ -127,12 +132,15 @@ unsafe fn sequences<F: Format, T: Table>(
     let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     let last_far = end.saturating_sub(far(T::FIRST));
-    // A sequence that ends here or before takes fewer bytes of output than it and all before it have of input, and one in 128.
+    // A sequence that ends here or before takes fewer bytes of output than it and all before it
+    // have of input, and one in 128.
     let room = writer.cap.saturating_sub(SLACK);
     let last_easy = first + (room - (room >> 7));
-    // SAFETY: positions lie between `oldest` and `end`; `find` returns `seen < at <= last_start`. 8 bytes can be read from any
-    // position up to `last_start`, and after a match from any before its end; `T::FIRST` bytes beyond a match's first 4 lie before `match_end`, and
-    // `far` bytes after its start before `end`, if it starts so far before the end. Before each use of `sequence` the writer has `SLACK` to spare.
+    // SAFETY: positions lie between `oldest` and `end`; `find` returns `seen < at <= last_start`. 8
+    // bytes can be read from any position up to `last_start`, and after a match from any before its
+    // end; `T::FIRST` bytes beyond a match's first 4 lie before `match_end`, and `far` bytes after
+    // its start before `end`, if it starts so far before the end. Before each use of `sequence` the
+    // writer has `SLACK` to spare.
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
         let mut start = first + 1;
@@ -192,7 +200,8 @@ unsafe fn sequences<F: Format, T: Table>(
     Some((writer, anchor - first))
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by a first step of `T::FIRST`.
+/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by a first step of
+/// `T::FIRST`.
 ///
 /// # Safety
 /// As [`common_prefix`]'s, and at least `T::FIRST` bytes lie before `a_end`.
@@ -224,8 +233,8 @@ unsafe fn look<T: Table>(table: &mut T, s: *const u8, at: usize) -> Option<usize
     }
 }
 
-/// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and returns both. The table then
-/// has every position tried.
+/// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and
+/// returns both. The table then has every position tried.
 ///
 /// # Safety
 /// 8 bytes can be read from any position up to `last_start`, and all the table returns.
@@ -298,7 +307,8 @@ pub(super) enum Written {
 }
 
 impl<F: Format> Writer<F> {
-    /// Whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes can be written with `SLACK` to spare.
+    /// Whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes can be
+    /// written with `SLACK` to spare.
     #[inline(always)]
     fn has_room(&self, literals: usize, code: usize) -> bool {
         self.at + literals + (literals >> 7) + (code >> 7) + SLACK <= self.cap
@@ -307,11 +317,12 @@ impl<F: Format> Writer<F> {
     /// Writes a sequence of `len` literals and a match of `code + F::MIN_MATCH` bytes.
     ///
     /// # Safety
-    /// `len + 16` bytes can be read from `literals`, at least 32 if `len` is 15 or more, and there is
-    /// [room](Writer::has_room).
+    /// `len + 16` bytes can be read from `literals`, at least 32 if `len` is 15 or more, and there
+    /// is [room](Writer::has_room).
     #[inline(always)]
     unsafe fn sequence(&mut self, literals: *const u8, len: usize, offset: usize, code: usize) {
-        // SAFETY: the caller's: 1 token, `len` rounded up to 32, 2 of offset, and at most `1 + (length >> 7)` bytes a length.
+        // SAFETY: the caller's: 1 token, `len` rounded up to 32, 2 of offset, and at most `1 +
+        // (length >> 7)` bytes a length.
         unsafe {
             *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
             self.at += 1;
@@ -340,8 +351,9 @@ impl<F: Format> Writer<F> {
         }
     }
 
-    /// Writes a sequence if it fits, and returns `at` and `last_offset` as they then are. For `Fit::Front` so much has to stay free that a block which ends after it, with literals,
-    /// keeps the format's rules for its end; a match for which that is not so is cut to what does fit.
+    /// Writes a sequence if it fits, and returns `at` and `last_offset` as they then are. For
+    /// `Fit::Front` so much has to stay free that a block which ends after it, with literals, keeps
+    /// the format's rules for its end; a match for which that is not so is cut to what does fit.
     ///
     /// # Safety
     /// `len` bytes can be read from `literals`.
@@ -419,14 +431,15 @@ impl<F: Format> Writer<F> {
         self.at += 1;
     }
 
-    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence always has two.
+    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence
+    /// always has two.
     #[inline(always)]
     fn offset_bytes(&self, token: usize, offset: usize) -> usize {
         if F::DYNAMIC { 1 + usize::from((offset > 0x7F) | (token == 0)) } else { 2 }
     }
 
-    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks in the last offset before, if any,
-    /// how many bytes this one has.
+    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks
+    /// in the last offset before, if any, how many bytes this one has.
     ///
     /// # Safety
     /// Its bytes are free; two, if `WIDE`.
@@ -450,7 +463,8 @@ impl<F: Format> Writer<F> {
         self.at += bytes;
     }
 
-    /// Writes what the token does not have of a match's length. A byte is written even if it has all: what comes next goes over it.
+    /// Writes what the token does not have of a match's length. A byte is written even if it has
+    /// all: what comes next goes over it.
     ///
     /// # Safety
     /// A byte is free, and so many as the length takes.

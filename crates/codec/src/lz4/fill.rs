@@ -13,15 +13,20 @@
 //!
 //! What is done for speed:
 //!
-//! 1. The table has 16 bits a position, whatever the input's length: positions count from a base, which follows. When they have come
-//!    to [`TURN`], [`KEPT`] of them stay and what the table has is lowered by as much, down to 0, which is the base. So all it has is
-//!    in an offset's reach, and it takes half the cache that 32 bits would: 0.7 to 0.85 of the time in clusters of 64 KiB.
-//! 2. A sequence has few branches that depend on the data: matches are compared by 32 bytes first, 32 literals are copied whatever their number, and
-//!    a byte for each length is written, over which the next is written if it is not needed: 0.9 to 0.97 of the time on text. Backwards, only where
-//!    all of 8 bytes are the same and more literals are left is there a branch; what is longer or near the output's end is written out of the way, and
-//!    each kind of search is a function of its own: 0.93 of the time.
-//! 3. The second look, for matches of 6 bytes and more, gives 2 to 5 % fewer sequences and 1 to 3 % fewer bytes for a tenth of the time. Text
-//!    in clusters of 4 KiB then has as many bytes as matches of 5 give, by 0.83 of the sequences, which is what readers wait for.
+//! 1. The table has 16 bits a position, whatever the input's length: positions count from a base,
+//!    which follows. When they have come to [`TURN`], [`KEPT`] of them stay and what the table has
+//!    is lowered by as much, down to 0, which is the base. So all it has is in an offset's reach,
+//!    and it takes half the cache that 32 bits would: 0.7 to 0.85 of the time in clusters of 64
+//!    KiB.
+//! 2. A sequence has few branches that depend on the data: matches are compared by 32 bytes first,
+//!    32 literals are copied whatever their number, and a byte for each length is written, over
+//!    which the next is written if it is not needed: 0.9 to 0.97 of the time on text. Backwards,
+//!    only where all of 8 bytes are the same and more literals are left is there a branch; what is
+//!    longer or near the output's end is written out of the way, and each kind of search is a
+//!    function of its own: 0.93 of the time.
+//! 3. The second look, for matches of 6 bytes and more, gives 2 to 5 % fewer sequences and 1 to 3 %
+//!    fewer bytes for a tenth of the time. Text in clusters of 4 KiB then has as many bytes as
+//!    matches of 5 give, by 0.83 of the sequences, which is what readers wait for.
 #![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
 
 use std::marker::PhantomData;
@@ -48,8 +53,8 @@ const LONG: usize = 15 + 255;
 /// Bytes that a match found has at least.
 const FOUND: usize = 4;
 
-/// The logarithm of the longest table, 32 KiB, of which a fill has a part: with 14 instead of 13, clusters of 64 KiB take 1.04 to 1.15 of the
-/// time and 0.95 to 0.99 of the bytes.
+/// The logarithm of the longest table, 32 KiB, of which a fill has a part: with 14 instead of 13,
+/// clusters of 64 KiB take 1.04 to 1.15 of the time and 0.95 to 0.99 of the bytes.
 const MOST_BITS: u32 = 14;
 
 /// The table.
@@ -68,8 +73,9 @@ fn lower(positions: &mut [u16], by: usize) {
     positions.iter_mut().for_each(|position| *position = position.saturating_sub(by));
 }
 
-/// Compresses `input`, or as much of its front as fits, into `out`, and returns the bytes taken and the bytes written. `None` if `out` is
-/// empty. A table of `2^BITS` positions is searched by the hash of `HASHED` bits, and the shortest matches are looked at twice if `TWICE`.
+/// Compresses `input`, or as much of its front as fits, into `out`, and returns the bytes taken and
+/// the bytes written. `None` if `out` is empty. A table of `2^BITS` positions is searched by the
+/// hash of `HASHED` bits, and the shortest matches are looked at twice if `TWICE`.
 ///
 /// In one function for all of them the loops of each lack registers.
 #[inline(never)]
@@ -107,7 +113,8 @@ pub(super) fn fill<const HASHED: u32, const TWICE: bool, const BITS: u32>(
 
 /// How far a block is.
 ///
-/// Invariants: `base <= next`, and the table's positions from `base` are below `next`; `anchor <= next`.
+/// Invariants: `base <= next`, and the table's positions from `base` are below `next`; `anchor <=
+/// next`.
 struct Search<const HASHED: u32, const TWICE: bool, const BITS: u32> {
     writer: Writer<Plain>,
     /// The byte of the input from which positions count.
@@ -141,8 +148,9 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
         debug_assert!(stop - self.base <= TURN && stop + NEAR_END <= input.len());
         let table = positions.as_mut_ptr();
         let mut writer = self.writer;
-        // SAFETY: what is read lies at most 48 bytes after a position before `stop`, or before the match's end, which is 5 bytes before
-        // the input's; positions from `s` fit 16 bits, and hashes the table. `sequence` is used where the output has room.
+        // SAFETY: what is read lies at most 48 bytes after a position before `stop`, or before the
+        // match's end, which is 5 bytes before the input's; positions from `s` fit 16 bits, and
+        // hashes the table. `sequence` is used where the output has room.
         unsafe {
             let s = input.as_ptr().add(self.base);
             let match_end = input.as_ptr().add(input.len() - Plain::LAST_LITERALS);
@@ -234,7 +242,8 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
     /// How many bytes from `literal` to `at` equal those before `seen`.
     ///
     /// # Safety
-    /// `literal` is at `at` or before; both positions count from `s`, `self.base` bytes into the input.
+    /// `literal` is at `at` or before; both positions count from `s`, `self.base` bytes into the
+    /// input.
     #[inline(always)]
     unsafe fn back(&self, s: *const u8, literal: *const u8, at: usize, seen: usize) -> usize {
         // SAFETY: the caller's; 8 bytes lie before `seen`, and more before `at`.
@@ -308,7 +317,8 @@ unsafe fn far_back(s: *const u8, most: usize, at: usize, seen: usize) -> usize {
 /// Writes a sequence of `len` literals and a match of `code + 4` bytes.
 ///
 /// # Safety
-/// `len <= SHORT_LITERALS` and `code < LONG`; 32 bytes can be read from `literals`, and 38 are free in the output.
+/// `len <= SHORT_LITERALS` and `code < LONG`; 32 bytes can be read from `literals`, and 38 are free
+/// in the output.
 #[inline(always)]
 unsafe fn sequence(writer: &mut Writer<Plain>, literals: *const u8, len: usize, offset: usize, code: usize) {
     // SAFETY: the caller's: a token, a byte for each length, 32 literals and an offset are written.

@@ -26,7 +26,8 @@ impl Format for Plain {
     const DYNAMIC: bool = false;
 }
 
-/// LZ4 with dynamic offsets, of up to 32 KiB, which is also the longest input; see `docs/lz4dyn.md`.
+/// LZ4 with dynamic offsets, of up to 32 KiB, which is also the longest input; see
+/// `docs/lz4dyn.md`.
 #[derive(Clone, Copy)]
 pub(crate) struct Dynamic;
 

@@ -1,5 +1,5 @@
-//! What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be worth its bytes and its
-//! time depends on it. Told from the first 16 bytes of every 256.
+//! What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be
+//! worth its bytes and its time depends on it. Told from the first 16 bytes of every 256.
 
 use core::ops::Range;
 
@@ -10,7 +10,8 @@ type Sample = [u8; SAMPLED];
 
 const SAMPLED: usize = 256;
 
-/// A kind of page. docs/log/lz4.md has the bytes and speeds that the limits between them were chosen by.
+/// A kind of page. docs/log/lz4.md has the bytes and speeds that the limits between them were
+/// chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// What has been compressed or encrypted before: bytes of all values.
@@ -19,7 +20,8 @@ pub(crate) enum Kind {
     Prose,
     /// Prose by its letters and signs, of which a quarter is spaces: source, mostly.
     Indented,
-    /// Source, markup with much text: hardly a zero byte either, nearly all ASCII, many of them signs or most digits.
+    /// Source, markup with much text: hardly a zero byte either, nearly all ASCII, many of them
+    /// signs or most digits.
     Source,
     /// The same with fewer letters and spaces, as in markup, JSON without line ends and tables.
     Markup,
@@ -27,15 +29,16 @@ pub(crate) enum Kind {
     Code,
     /// Bytes and names: byte code, rows of a database.
     Names,
-    /// Words of 8 bytes that mostly differ in few of them, hardly more of which are zero than in code.
+    /// Words of 8 bytes that mostly differ in few of them, hardly more of which are zero than in
+    /// code.
     Records,
     /// Many zero bytes: tables of code, small numbers.
     Words,
-    /// The same in words of 8 bytes, some of which are pointers, and half or more are those or have a half that is zero: what most of a program's
-    /// memory is. Numbers alone lose by long matches.
+    /// The same in words of 8 bytes, some of which are pointers, and half or more are those or have
+    /// a half that is zero: what most of a program's memory is. Numbers alone lose by long matches.
     Memory,
-    /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their length: what runtimes of Python and
-    /// JavaScript have in memory.
+    /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their
+    /// length: what runtimes of Python and JavaScript have in memory.
     Pointers,
 }
 
@@ -43,7 +46,8 @@ impl Kind {
     pub(crate) fn of(page: &Page) -> Self {
         const CODE: usize = SAMPLED / 16 + 1;
         const WORDS: usize = SAMPLED * 5 / 16 + 1;
-        // Of the 32 words looked at: those that are pointers or have a half that is zero, and pointers.
+        // Of the 32 words looked at: those that are pointers or have a half that is zero, and
+        // pointers.
         const POINTERS_WHOLE: usize = 28;
         const POINTERS: usize = 3;
         const MEMORY_WHOLE: usize = 16;
@@ -72,7 +76,8 @@ impl Kind {
         const INDENTED: usize = SAMPLED / 4;
         // Pages with fewer are tables of code points and the like.
         const MARKUP: Range<usize> = SAMPLED * 9 / 32..SAMPLED * 5 / 8 + 1;
-        // Half of the bytes are not ASCII, and an eighth control characters, of which text in other scripts has none; code has more zeros.
+        // Half of the bytes are not ASCII, and an eighth control characters, of which text in other
+        // scripts has none; code has more zeros.
         const NOISE_NOT_ASCII: Range<usize> = SAMPLED * 5 / 16..SAMPLED * 11 / 16;
         const NOISE_CONTROL: usize = SAMPLED / 16;
         const NOISE_ZEROS: usize = 5;
@@ -143,8 +148,8 @@ fn count_words(sample: &Sample, is: impl Fn(u32, u32) -> bool) -> usize {
     sample.as_chunks::<8>().0.iter().map(|word| u32::from(is(half(word, 0), half(word, 4)))).sum::<u32>() as usize
 }
 
-/// May a word with this upper half be the address of something that a program has on a machine of 64 bits? They have 42 to 48. (Milliseconds
-/// since 1970 have 41, until 2039.)
+/// May a word with this upper half be the address of something that a program has on a machine of
+/// 64 bits? They have 42 to 48. (Milliseconds since 1970 have 41, until 2039.)
 fn is_pointer(upper: u32) -> bool {
     (2 << 8..256 << 8).contains(&upper)
 }

@@ -1,6 +1,7 @@
 //! LZ4's block format (lz4's `doc/lz4_Block_format.md`), interoperable both ways with liblz4.
 //!
-//! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and in place.
+//! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and
+//! in place.
 
 pub(crate) mod copies;
 pub(crate) mod decode;
@@ -79,17 +80,18 @@ pub struct Lz4Encoder {
 /// What is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Matches {
-    /// Matches of 5 bytes and more, in a table of twice the length: 0.97 to 1.0 of the bytes and 1.0 to 1.15 of the
-    /// time.
+    /// Matches of 5 bytes and more, in a table of twice the length: 0.97 to 1.0 of the bytes and
+    /// 1.0 to 1.15 of the time.
     Most,
     /// Matches of 5 bytes and more.
     Short,
-    /// Matches of 6 bytes and more: 0.65 to 0.95 of the time and of the sequences. Blocks of prose and code are up to 5 % longer, others
-    /// hardly longer or shorter.
+    /// Matches of 6 bytes and more: 0.65 to 0.95 of the time and of the sequences. Blocks of prose
+    /// and code are up to 5 % longer, others hardly longer or shorter.
     Long,
     /// As `Long`, in a table of twice the length: 0.97 to 1.0 of the bytes.
     LongMost,
-    /// As `Long`, and of two that begin a byte apart the longer: 1 to 3 % fewer sequences and bytes for a tenth of the time.
+    /// As `Long`, and of two that begin a byte apart the longer: 1 to 3 % fewer sequences and bytes
+    /// for a tenth of the time.
     Longest,
 }
 
@@ -111,16 +113,17 @@ impl Lz4Encoder {
         Self { positions: Box::new([0; _]) }
     }
 
-    /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block would be longer than
-    /// `out`, which then holds unspecified bytes. With `out` of [`compress_bound`] bytes every input fits.
+    /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block
+    /// would be longer than `out`, which then holds unspecified bytes. With `out` of
+    /// [`compress_bound`] bytes every input fits.
     pub fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         let (taken, len) = self.compress_fill(input, out, Matches::Short)?;
         (taken == input.len()).then_some(len)
     }
 
-    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of `input` and the block's length.
-    /// If not all of `input` was taken, the block's length is `out.len()`, or one less where no block has that length. `None`:
-    /// `out` is empty.
+    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of
+    /// `input` and the block's length. If not all of `input` was taken, the block's length is
+    /// `out.len()`, or one less where no block has that length. `None`: `out` is empty.
     pub fn compress_fill(&mut self, input: &[u8], out: &mut [u8], matches: Matches) -> Option<(usize, usize)> {
         match matches {
             Matches::Most => fill::fill::<40, false, 14>(&mut self.positions, input, out),
@@ -148,8 +151,8 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     }
 }
 
-/// Decodes the front of `block` until `out` is full, and returns the bytes of output: fewer than `out.len()` only if the block
-/// ends. What follows in `block` is not looked at.
+/// Decodes the front of `block` until `out` is full, and returns the bytes of output: fewer than
+/// `out.len()` only if the block ends. What follows in `block` is not looked at.
 ///
 /// # Errors
 /// [`Corrupt`] if `block` is malformed as far as it was read. `out` then holds unspecified bytes.
@@ -157,8 +160,8 @@ pub fn decompress_partial(block: &[u8], out: &mut [u8]) -> Result<usize, Corrupt
     decode::separate(block, out, Extent::Prefix)
 }
 
-/// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed block of `block_len` bytes
-/// at the buffer's end (liblz4's `LZ4_DECOMPRESS_INPLACE_MARGIN`).
+/// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed
+/// block of `block_len` bytes at the buffer's end (liblz4's `LZ4_DECOMPRESS_INPLACE_MARGIN`).
 pub const fn in_place_margin(block_len: usize) -> usize {
     (block_len >> 8) + 32
 }
@@ -174,10 +177,11 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 ///                              op       ip
 /// ```
 ///
-/// The output grows towards the unread input and may never pass it. It does not for a well-formed block that ends
-/// `out_len + in_place_margin(block.len())` bytes or more into the buffer: what is left of the input is longer than what is
-/// left of the output by a byte in 256 and two, at most. With less of a margin it may; that is found out, but a block that comes within 21
-/// bytes of it can be refused too. Behind the output the buffer holds unspecified bytes, up to the block's end.
+/// The output grows towards the unread input and may never pass it. It does not for a well-formed
+/// block that ends `out_len + in_place_margin(block.len())` bytes or more into the buffer: what is
+/// left of the input is longer than what is left of the output by a byte in 256 and two, at most.
+/// With less of a margin it may; that is found out, but a block that comes within 21 bytes of it
+/// can be refused too. Behind the output the buffer holds unspecified bytes, up to the block's end.
 ///
 /// # Errors
 /// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if

@@ -1,7 +1,7 @@
 //! Where the encoder saw a sequence last: hash tables of positions.
 
-/// Which positions inside a match an encoder remembers. Those before its end find as much again as those after its start, and
-/// cost as much time; but those after the start find it nearer.
+/// Which positions inside a match an encoder remembers. Those before its end find as much again as
+/// those after its start, and cost as much time; but those after the start find it nearer.
 #[derive(Clone, Copy)]
 pub(crate) struct Inside {
     /// The one after its first.
@@ -10,19 +10,22 @@ pub(crate) struct Inside {
     pub(crate) before_end: bool,
 }
 
-/// A table from the hash of a few bytes to the last position that had them, for blocks of up to 64 KiB: all that it has is in an offset's
-/// reach.
+/// A table from the hash of a few bytes to the last position that had them, for blocks of up to 64
+/// KiB: all that it has is in an offset's reach.
 pub(crate) trait Table {
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
-    /// A match that goes on for fewer bytes than this after its first four gives way to one that begins a byte later and is longer.
+    /// A match that goes on for fewer bytes than this after its first four gives way to one that
+    /// begins a byte later and is longer.
     const TWICE: usize = 0;
 
-    /// After so many positions tried in vain the step from one to the next grows by a byte; after 7/3 of that the first time.
+    /// After so many positions tried in vain the step from one to the next grows by a byte; after
+    /// 7/3 of that the first time.
     const STEP: usize = 48;
 
-    /// How many bytes of a match after its first four are compared at once: 8, and then 32, or 32 or 64.
+    /// How many bytes of a match after its first four are compared at once: 8, and then 32, or 32
+    /// or 64.
     const FIRST: usize = 8;
 
     /// Makes the table ready for a block of `len` bytes and returns its first position.
@@ -31,8 +34,8 @@ pub(crate) trait Table {
     /// The hash of the next bytes at a position, of which there are 8 here.
     fn hash(bytes: u64) -> usize;
 
-    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not, the result is some other
-    /// position of the block before.
+    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not,
+    /// the result is some other position of the block before.
     fn get(&self, hash: usize, position: usize) -> usize;
 
     /// Remembers `position` for `hash`.
@@ -45,7 +48,8 @@ pub(crate) const HASH: u32 = 13;
 /// [`HASH`] for pages of which few positions are remembered: half as much to clear.
 pub(crate) const HASH_FEW: u32 = 12;
 
-/// The memory of a table, 16 KiB, which stays in the L1 cache. Kept from one block to the next, and for tables of all kinds.
+/// The memory of a table, 16 KiB, which stays in the L1 cache. Kept from one block to the next, and
+/// for tables of all kinds.
 pub(crate) struct Positions(Box<[u16; Positions::ENTRIES]>);
 
 impl Positions {
@@ -69,8 +73,9 @@ impl Positions {
     }
 }
 
-/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to 56: with 32, every match of four
-/// bytes is a candidate, with 40 none that ends there, which are a byte's gain each. With 33 half of those are.
+/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to
+/// 56: with 32, every match of four bytes is a candidate, with 40 none that ends there, which are a
+/// byte's gain each. With 33 half of those are.
 pub(crate) struct Narrow<
     'a,
     const BITS: u32,
@@ -121,8 +126,8 @@ impl<
     }
 }
 
-/// For a page after a dictionary, of 64 KiB together: positions count from the dictionary's start. Where the page has no position yet, the
-/// dictionary's counts. The hash is of the next 5 bytes.
+/// For a page after a dictionary, of 64 KiB together: positions count from the dictionary's start.
+/// Where the page has no position yet, the dictionary's counts. The hash is of the next 5 bytes.
 pub(crate) struct AfterDictionary<'a> {
     pub(crate) page: &'a mut Positions,
     pub(crate) dictionary: &'a DictionaryPositions,

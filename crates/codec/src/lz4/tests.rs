@@ -191,7 +191,8 @@ proptest! {
     }
 }
 
-/// Pages of each [`Kind`] take tables of their own, so liblz4 reads one of each, whatever room it was given.
+/// Pages of each [`Kind`] take tables of their own, so liblz4 reads one of each, whatever room it
+/// was given.
 #[test]
 fn pages_of_every_kind_go_to_liblz4() {
     let units: [&[u8]; 11] = [
@@ -228,8 +229,8 @@ fn pages_of_every_kind_go_to_liblz4() {
     assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
 }
 
-/// The block format, byte by byte; the rules for a block's end, which only encoders need, left out. `None`: malformed, or not `out_len`
-/// bytes.
+/// The block format, byte by byte; the rules for a block's end, which only encoders need, left out.
+/// `None`: malformed, or not `out_len` bytes.
 fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
     let mut bytes = block.iter().copied();
     let mut out = Vec::new();
@@ -273,14 +274,15 @@ fn guarded<R>(out_len: usize, decode: impl FnOnce(&mut [u8]) -> R) -> (R, Vec<u8
     (result, out.to_vec())
 }
 
-/// Hostile `block`: the format's reference, liblz4 and we give the same bytes, or all an error; and so in place, if it does not overrun.
+/// Hostile `block`: the format's reference, liblz4 and we give the same bytes, or all an error; and
+/// so in place, if it does not overrun.
 fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
     let mut theirs = vec![0; out_len];
     let (result, ours) = guarded(out_len, |out| decompress(block, out));
     assert!(result.ok().map(|()| &ours) == reference(block, out_len).as_ref(), "{result:?} of {block:x?}");
     let oracle = lz4::decompress(block, &mut theirs);
-    // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need, and takes offset 0,
-    // which the format forbids.
+    // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need,
+    // and takes offset 0, which the format forbids.
     if let Ok(len) = oracle
         && !block.is_empty()
         && result != Err(decode::BAD_OFFSET)
@@ -351,7 +353,8 @@ fn long_blocks() {
     check_fill(&mut encoder, &vec![0; 1 << 20], 4096);
 }
 
-/// The base moves within and after a match that is longer than offsets reach, and while nothing is found.
+/// The base moves within and after a match that is longer than offsets reach, and while nothing is
+/// found.
 #[test]
 fn positions_of_long_blocks_keep_to_sixteen_bits() {
     let mut encoder = Lz4Encoder::new();
@@ -430,7 +433,8 @@ fn offsets_of_every_size_and_match_lengths() {
     }
 }
 
-/// A sequence at every distance from the output's end, with matches from its start and from a byte before it.
+/// A sequence at every distance from the output's end, with matches from its start and from a byte
+/// before it.
 #[test]
 fn a_sequence_at_every_distance_from_the_end() {
     for literals in [1, 7, 8, 9, 13, 14, 15, 16, 40] {
@@ -479,8 +483,8 @@ fn in_place_refuses_to_overrun_its_input() {
     assert!((90..=110).contains(&overruns), "{overruns}");
 }
 
-/// With less than the margin that is enough a block is refused or comes out right; so it is with less output than it has, however far
-/// from its input that ends.
+/// With less than the margin that is enough a block is refused or comes out right; so it is with
+/// less output than it has, however far from its input that ends.
 #[test]
 fn in_place_every_margin_and_every_end() {
     let mut encoder = Lz4Encoder::new();
@@ -507,10 +511,12 @@ fn in_place_every_margin_and_every_end() {
     }
 }
 
-/// A match is written over the next token, which then says other lengths; what follows it has so many length bytes that literals have room.
+/// A match is written over the next token, which then says other lengths; what follows it has so
+/// many length bytes that literals have room.
 #[test]
 fn in_place_a_token_that_was_written_over_is_found_out() {
-    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, of which 24 are written; then 0xF5 for 0xF0.
+    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, of which 24 are
+    // written; then 0xF5 for 0xF0.
     let mut block = vec![0x80, 1, 2, 3, 0xF0, 5, 6, 7, 8, 8, 0, 0x00, 1, 0, 0xF5];
     block.extend([255; 11]);
     block.push(0);

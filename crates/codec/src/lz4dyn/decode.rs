@@ -9,8 +9,9 @@
 //!     copy the literals, then code + 4 bytes from `offset` back
 //! ```
 //!
-//! As in LZ4's decoder, a sequence far from both ends is done by `quick`, which copies more than asked, and any other from its
-//! token anew by `careful`. Token and offset lie side by side, so that one load of four bytes tells where the next sequence begins.
+//! As in LZ4's decoder, a sequence far from both ends is done by `quick`, which copies more than
+//! asked, and any other from its token anew by `careful`. Token and offset lie side by side, so
+//! that one load of four bytes tells where the next sequence begins.
 #![allow(unsafe_code)] // Copies that overshoot, bounds being checked once a sequence.
 
 use crate::{
@@ -27,7 +28,8 @@ const MIN_MATCH: usize = 4;
 /// Bytes of input that `quick` may read before it looks at a length: token, offset and 16 literals.
 const QUICK_INPUT: usize = 19;
 
-/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of match.
+/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of
+/// match.
 const QUICK_OUTPUT: usize = 38;
 
 const TRUNCATED: Corrupt = Corrupt { what: "lz4dyn block ends inside a sequence" };
@@ -76,18 +78,20 @@ struct Decoder {
     long: usize,
 }
 
-/// The offset that stands in the low byte of `bits`, or, if `long` is 1 and not 0, in both. A mask that is computed waits for no load.
+/// The offset that stands in the low byte of `bits`, or, if `long` is 1 and not 0, in both. A mask
+/// that is computed waits for no load.
 #[inline(always)]
 fn offset(bits: usize, long: usize) -> usize {
     (bits & (0xFF | (long.wrapping_neg() & 0xFF00))) >> 1
 }
 
 impl Decoder {
-    /// Decodes sequences while all that it may read and write lies inside the buffers. Stops before the first that it cannot
-    /// decode, for whatever reason, and leaves that to `careful`.
+    /// Decodes sequences while all that it may read and write lies inside the buffers. Stops before
+    /// the first that it cannot decode, for whatever reason, and leaves that to `careful`.
     ///
     /// # Safety
-    /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the latter or at its end.
+    /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the
+    /// latter or at its end.
     #[inline(always)]
     unsafe fn quick(&mut self) {
         let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
@@ -96,8 +100,9 @@ impl Decoder {
         // Where a match with length bytes ends at the latest.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes move or make longer is
-            // checked anew, input and output, before it is used, and `offset` is checked against the output so far.
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes
+            // move or make longer is checked anew, input and output, before it is used, and
+            // `offset` is checked against the output so far.
             unsafe {
                 let (token, bits, offset, mut literals_at);
                 // Sequences without length bytes and with an offset of 8 or more.
@@ -211,7 +216,8 @@ impl Decoder {
     #[inline(never)]
     unsafe fn careful(self) -> Result<(), Corrupt> {
         let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = self;
-        // SAFETY: the caller's, with each length compared to what is left before the bytes are touched.
+        // SAFETY: the caller's, with each length compared to what is left before the bytes are
+        // touched.
         unsafe {
             while op != output_end {
                 if input_end.offset_from_unsigned(ip) < 2 + long {

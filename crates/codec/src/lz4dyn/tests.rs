@@ -1,4 +1,5 @@
-//! The oracle is a decoder written straight from `docs/lz4dyn.md`, without a bound that is not the format's.
+//! The oracle is a decoder written straight from `docs/lz4dyn.md`, without a bound that is not the
+//! format's.
 
 use proptest::{collection::vec, prelude::*};
 

@@ -8,8 +8,9 @@
 //!       the end: the page must be full and the object used up
 //! ```
 //!
-//! Deviations for speed, all in safe code: where both buffers have room, literals and matches are copied in whole words
-//! that may run past their end, over bytes that are written again later; only near an end is the length exact.
+//! Deviations for speed, all in safe code: where both buffers have room, literals and matches are
+//! copied in whole words that may run past their end, over bytes that are written again later; only
+//! near an end is the length exact.
 
 use super::format::{FIRST_LITERALS, RUNS_HEADER, Version, ZEROS_LEAST};
 use crate::{Corrupt, PAGE_SIZE, Page};
@@ -21,8 +22,8 @@ const TOO_FAR: Corrupt = Corrupt { what: "lzo match begins before the page" };
 /// Bytes copied at once.
 const WORD: usize = 16;
 
-/// Decodes `object` to exactly one page. On an error `page` holds what was decoded so far and, past it, up to 15 bytes of
-/// other data.
+/// Decodes `object` to exactly one page. On an error `page` holds what was decoded so far and, past
+/// it, up to 15 bytes of other data.
 pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result<(), Corrupt> {
     let mut reader = Reader { object, at: 0 };
     let mut runs = false;
@@ -119,8 +120,8 @@ impl Reader<'_> {
         Ok(operand)
     }
 
-    /// The length whose field is `field`, continued in further bytes if that is 0. Never more than 255 for each byte of
-    /// the object, so it cannot overflow.
+    /// The length whose field is `field`, continued in further bytes if that is 0. Never more than
+    /// 255 for each byte of the object, so it cannot overflow.
     #[inline(always)]
     fn length(&mut self, field: usize, most: usize) -> Result<usize, Corrupt> {
         if field != 0 {

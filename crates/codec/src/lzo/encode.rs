@@ -7,13 +7,16 @@
 //! write the literals that are left and the end
 //! ```
 //!
-//! Deviations for speed, and what was tried instead (ratios on six kinds of data against liblzo2 2.10's `lzo1x_1_compress`,
-//! which this encoder matches in bytes, 0.98 to 1.00, at 1.01 to 1.04 of its speed):
-//! 1. An empty entry of the table is position 0, a candidate like any other, so the loop has one branch that is hard to
-//!    foresee. To mark entries by page and clear nothing was slower by a sixth: one more condition in the loop.
-//! 2. An instruction is written together with the literals after it, and its form is chosen without a branch: 5 %.
-//! 3. The stream is written into a buffer that holds the worst case, with one look at the caller's room for each match,
-//!    then copied.
+//! Deviations for speed, and what was tried instead (ratios on six kinds of data against liblzo2
+//! 2.10's `lzo1x_1_compress`, which this encoder matches in bytes, 0.98 to 1.00, at 1.01 to 1.04 of
+//! its speed):
+//! 1. An empty entry of the table is position 0, a candidate like any other, so the loop has one
+//!    branch that is hard to foresee. To mark entries by page and clear nothing was slower by a
+//!    sixth: one more condition in the loop.
+//! 2. An instruction is written together with the literals after it, and its form is chosen without
+//!    a branch: 5 %.
+//! 3. The stream is written into a buffer that holds the worst case, with one look at the caller's
+//!    room for each match, then copied.
 //! 4. Matches are not lengthened backwards: 1 to 1.5 % of bytes for 2 to 12 % of speed.
 
 use super::format::{
@@ -24,9 +27,10 @@ use crate::{PAGE_SIZE, Page};
 /// Entries of the table: 16 KiB. With 12 bits bytes grow by 0.5 %, and speed does not.
 const TABLE_BITS: u32 = 13;
 
-/// No stream of a page is longer. Costlier than the bytes they stand for are only runs of 19 literals and more, whose
-/// length takes 2 bytes and 1 more for each 255, before a match of 4 that takes 3: 1 byte in 23. A sixteenth covers that;
-/// the rest is for the header, the first run and the end.
+/// No stream of a page is longer. Costlier than the bytes they stand for are only runs of 19
+/// literals and more, whose length takes 2 bytes and 1 more for each 255, before a match of 4 that
+/// takes 3: 1 byte in 23. A sixteenth covers that; the rest is for the header, the first run and
+/// the end.
 const BOUND: usize = PAGE_SIZE + PAGE_SIZE / 16 + 64;
 
 /// Room past the worst case, for literals copied in whole words.
@@ -38,10 +42,12 @@ const WORD: usize = 16;
 /// Shortest match looked for.
 const LEAST: usize = 4;
 
-/// The step to the next position grows by one with each so many bytes, as a power of two, in which nothing was found.
+/// The step to the next position grows by one with each so many bytes, as a power of two, in which
+/// nothing was found.
 const SKIP_BITS: u32 = 5;
 
-/// A run of zeros is written as one if it is at least this long: a match at distance 1 costs no more bytes below.
+/// A run of zeros is written as one if it is at least this long: a match at distance 1 costs no
+/// more bytes below.
 const ZEROS_WORTH: usize = 34;
 
 /// The encoder's state: all of its memory.
@@ -57,8 +63,8 @@ impl Encoder {
         Self { table: Box::new([0; 1 << TABLE_BITS]), buffer: Box::new([0; BOUND + SLACK]) }
     }
 
-    /// Compresses `page` into `out` and returns the stream's length; `None` if it does not fit. With `RUNS`, a stream of
-    /// version 1.
+    /// Compresses `page` into `out` and returns the stream's length; `None` if it does not fit.
+    /// With `RUNS`, a stream of version 1.
     pub(super) fn compress<const RUNS: bool>(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut *self.table;
         table.fill(0);
@@ -66,7 +72,8 @@ impl Encoder {
         if RUNS {
             writer.bytes(RUNS_HEADER);
         }
-        // The stream begins with at least one literal: an instruction in its first byte would be taken for literals.
+        // The stream begins with at least one literal: an instruction in its first byte would be
+        // taken for literals.
         let mut anchor = 0;
         let mut at = 1;
         while let Some(sequence) = load4(page, at) {
@@ -153,10 +160,11 @@ fn zeros(page: &Page, at: usize) -> usize {
     len
 }
 
-/// The stream so far. The buffer holds the worst case of a page, so nothing here can overrun it: `BOUND` says why.
+/// The stream so far. The buffer holds the worst case of a page, so nothing here can overrun it:
+/// `BOUND` says why.
 ///
-/// The last bytes of an instruction wait in `pending` until it is known how many literals follow, since two bits of them
-/// say it.
+/// The last bytes of an instruction wait in `pending` until it is known how many literals follow,
+/// since two bits of them say it.
 struct Writer<'a> {
     buffer: &'a mut [u8; BOUND + SLACK],
     at: usize,
@@ -200,7 +208,8 @@ impl Writer<'_> {
             && self.pending_len != 0
             && let Some(from) = page.get(start..).and_then(|rest| rest.first_chunk::<WORD>())
         {
-            // With no branch on the length: 0 to 3 go into the instruction, 4 to 16 into a byte of their own.
+            // With no branch on the length: 0 to 3 go into the instruction, 4 to 16 into a byte of
+            // their own.
             let own = len > 3;
             let trailing = if own { 0 } else { len as u32 };
             self.place((self.pending | trailing << self.trailing_shift).to_le_bytes());

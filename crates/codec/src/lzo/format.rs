@@ -1,8 +1,9 @@
 //! The instructions of an LZO1X stream.
 //!
-//! Lengths that do not fit an instruction's field are continued: the field is 0, then as many zero bytes as there are
-//! whole 255s in what is left, then the rest, 1 to 255. Two bits S of almost every instruction say how many literals, 0
-//! to 3, follow it at once; longer runs of literals have an instruction of their own.
+//! Lengths that do not fit an instruction's field are continued: the field is 0, then as many zero
+//! bytes as there are whole 255s in what is left, then the rest, 1 to 255. Two bits S of almost
+//! every instruction say how many literals, 0 to 3, follow it at once; longer runs of literals have
+//! an instruction of their own.
 //!
 //! ```text
 //! first byte      17 1         version 1 (LZO-RLE) of the stream; the stream's true first byte follows
@@ -19,8 +20,8 @@
 //! 1LLDDDSS H                   match of 5 + L at distance H·8 + D + 1
 //! ```
 //!
-//! The 16 bits after the opcode are little-endian with S lowest. In a page no distance reaches 16384, so the `0001`
-//! instruction only ends streams and makes runs of zeros.
+//! The 16 bits after the opcode are little-endian with S lowest. In a page no distance reaches
+//! 16384, so the `0001` instruction only ends streams and makes runs of zeros.
 
 /// Which of the two streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -89,7 +89,8 @@ proptest! {
         }
     }
 
-    /// Where liblzo2 takes a damaged stream for a page, so do we, and it is the same page; and the other way round.
+    /// Where liblzo2 takes a damaged stream for a page, so do we, and it is the same page; and the
+    /// other way round.
     #[test]
     fn liblzo2_judges_damage_alike(page in page(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let Some(library) = Liblzo2::open() else {
@@ -219,7 +220,8 @@ fn a_page_of_noise_takes_the_worst_case_and_no_more() {
     }
 }
 
-/// What costs most beside its bytes: 19 literals, whose length takes two bytes, before a match of 4 that takes three.
+/// What costs most beside its bytes: 19 literals, whose length takes two bytes, before a match of 4
+/// that takes three.
 #[test]
 fn the_costliest_page_stays_within_the_bound() {
     let mut state = 7u64;

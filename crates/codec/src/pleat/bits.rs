@@ -1,9 +1,11 @@
 //! Bit streams, first bit lowest, written upwards and read in either direction.
 //!
-//! Two streams share one section of an object and need one length between them: the first is read from the section's
-//! start upwards, the second, its bytes in reverse order, from the section's end downwards.
+//! Two streams share one section of an object and need one length between them: the first is read
+//! from the section's start upwards, the second, its bytes in reverse order, from the section's end
+//! downwards.
 
-/// Bytes that a stream can be written to or read from, a power of two: places are taken modulo this.
+/// Bytes that a stream can be written to or read from, a power of two: places are taken modulo
+/// this.
 const SIZE: usize = 8192;
 /// A wide access at the last place.
 const SLACK: usize = 8;
@@ -18,7 +20,8 @@ pub(super) fn word(room: &Room, at: usize) -> u64 {
     u64::from_le_bytes(room[at..at + 8].try_into().unwrap_or([0; 8]))
 }
 
-/// The 8 bytes before `at`, the last of them lowest: the next bits of a stream that is read downwards.
+/// The 8 bytes before `at`, the last of them lowest: the next bits of a stream that is read
+/// downwards.
 #[inline(always)]
 fn word_before(room: &Room, at: usize) -> u64 {
     word(room, at.wrapping_sub(8)).swap_bytes()
@@ -37,7 +40,8 @@ impl<'a> Writer<'a> {
         Self { room, at: 0, bits: 0, count: 0 }
     }
 
-    /// Appends the `count` bits of `bits`, which has no bit above them. At most 56 bits between two flushes.
+    /// Appends the `count` bits of `bits`, which has no bit above them. At most 56 bits between two
+    /// flushes.
     #[inline(always)]
     pub(super) fn put(&mut self, bits: u64, count: u32) {
         debug_assert!(self.count + count < 64 && bits >> count == 0);
@@ -105,7 +109,8 @@ impl<const DOWN: bool> Reader<DOWN> {
         self.bits
     }
 
-    /// Goes on by so many bits as the low [`COUNT`] bits of `count` say, no further than the end of those made ready.
+    /// Goes on by so many bits as the low [`COUNT`] bits of `count` say, no further than the end of
+    /// those made ready.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
         self.bits >>= count & 63;

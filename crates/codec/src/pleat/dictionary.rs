@@ -13,11 +13,12 @@ fn hash(page: &Page, at: usize) -> usize {
     (word.wrapping_mul(0x9e37_79b1_85eb_ca87) >> (64 - HASH_BITS)) as usize
 }
 
-/// At most `len` bytes: the pieces of `samples` whose 8-byte strings occur in the most pages, the best last.
+/// At most `len` bytes: the pieces of `samples` whose 8-byte strings occur in the most pages, the
+/// best last.
 ///
-/// As in the COVER algorithm (Liao, Petri, Moffat, Wirth: "Effective Construction of Relative Lempel-Ziv Dictionaries",
-/// 2016), the samples are cut into as many epochs as there are pieces; each epoch gives its best piece, and what a
-/// piece holds counts for nothing in later ones.
+/// As in the COVER algorithm (Liao, Petri, Moffat, Wirth: "Effective Construction of Relative
+/// Lempel-Ziv Dictionaries", 2016), the samples are cut into as many epochs as there are pieces;
+/// each epoch gives its best piece, and what a piece holds counts for nothing in later ones.
 pub(super) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
     let mut pages_with = vec![0u16; 1 << HASH_BITS];
     let mut last_page = vec![usize::MAX; 1 << HASH_BITS];

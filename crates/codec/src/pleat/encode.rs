@@ -239,8 +239,9 @@ impl OwnCode {
 #[inline(always)]
 fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usize, run: usize) {
     debug_assert!(to + run <= PAGE_SIZE && from + run <= END);
-    // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its size and `from + run`
-    // at most END. Up to 32 bytes more are copied than `run`; both buffers have 64 more.
+    // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its
+    // size and `from + run` at most END. Up to 32 bytes more are copied than `run`; both buffers
+    // have 64 more.
     unsafe { wild_copy::<32>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 

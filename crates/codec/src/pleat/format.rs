@@ -1,9 +1,9 @@
 //! The classes that a sequence's numbers are coded in; `docs/pleat.md` has them as tables.
 //!
-//! A sequence is a run of literals and then a match. Each of its three numbers (literal run, match length, offset) is
-//! a class and that class's extra bits. The three classes together are one *triple*, and a triple is one symbol of the
-//! token code. For triples that are too rare to be symbols there are *coarse* symbols, of wide classes: together they give
-//! every sequence.
+//! A sequence is a run of literals and then a match. Each of its three numbers (literal run, match
+//! length, offset) is a class and that class's extra bits. The three classes together are one
+//! *triple*, and a triple is one symbol of the token code. For triples that are too rare to be
+//! symbols there are *coarse* symbols, of wide classes: together they give every sequence.
 
 /// The largest offset: a match reaches at most this far before its place.
 pub(super) const MAX_OFFSET: usize = 1 << 15;
@@ -58,10 +58,11 @@ const LENGTHS: [(u16, u8); 23] = [
     (399, 12),
 ];
 
-/// First class of offsets of any alignment; class `ANY + n` holds `1 << n` and the `n`-bit numbers above.
-const ANY: usize = REPS;
-/// First class of offsets that are multiples of 8; class `WORDS + n` holds `8 << n` and `n` extra bits for the words
+/// First class of offsets of any alignment; class `ANY + n` holds `1 << n` and the `n`-bit numbers
 /// above.
+const ANY: usize = REPS;
+/// First class of offsets that are multiples of 8; class `WORDS + n` holds `8 << n` and `n` extra
+/// bits for the words above.
 const WORDS: usize = ANY + 15;
 /// Number of offset classes.
 const OFFSETS: usize = WORDS + 12;
@@ -206,7 +207,8 @@ impl Classes {
         u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
     }
 
-    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`]: as one of words if that is a multiple of 8.
+    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`]: as one of words if that is a
+    /// multiple of 8.
     #[inline(always)]
     pub(super) fn triple(&self, sequence: Sequence) -> u16 {
         let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());

@@ -1,11 +1,11 @@
-//! Prefix codes of bounded length, as code lengths; codes follow from the lengths (canonical order, as in RFC 1951
-//! section 3.2.2), sent with their first bit lowest.
+//! Prefix codes of bounded length, as code lengths; codes follow from the lengths (canonical order,
+//! as in RFC 1951 section 3.2.2), sent with their first bit lowest.
 
-/// Code lengths, at most `max`, that make the sum of `count × length` least. A symbol of count 0 gets length 0: no
-/// code.
+/// Code lengths, at most `max`, that make the sum of `count × length` least. A symbol of count 0
+/// gets length 0: no code.
 ///
-/// Package-merge (Larmore and Hirschberg, 1990): a symbol's length is the number of lists, of `max`, in which its coin
-/// is among the 2n − 2 cheapest.
+/// Package-merge (Larmore and Hirschberg, 1990): a symbol's length is the number of lists, of
+/// `max`, in which its coin is among the 2n − 2 cheapest.
 ///
 /// # Panics
 /// If fewer than two symbols are used, or more than `1 << max`.
@@ -47,8 +47,8 @@ pub(super) struct Code {
     pub(super) length: u8,
 }
 
-/// The codes of `lengths`, or `None` if these are no complete prefix code: lengths above `max`, or a sum of
-/// `2^-length` other than 1.
+/// The codes of `lengths`, or `None` if these are no complete prefix code: lengths above `max`, or
+/// a sum of `2^-length` other than 1.
 pub(super) fn codes(lengths: &[u8], max: u8) -> Option<Vec<Code>> {
     let mut of_length = [0u32; 17];
     for &length in lengths {

@@ -1,5 +1,6 @@
-//! The encoder and the decoder as the machine runs them best: one algorithm, compiled for x86-64 with BMI2 and AVX2
-//! (shifts by a register without flags, lzcnt, wider copies), and for any machine. Both give the same bytes.
+//! The encoder and the decoder as the machine runs them best: one algorithm, compiled for x86-64
+//! with BMI2 and AVX2 (shifts by a register without flags, lzcnt, wider copies), and for any
+//! machine. Both give the same bytes.
 #![allow(unsafe_code)] // Calls of functions compiled for instructions that were found present.
 
 use std::hint::select_unpredictable;
@@ -17,8 +18,8 @@ type Decode = fn(&PleatTables, &[u8], &mut Window, &mut decode::Scratch, &mut Pa
 
 /// What one machine has an instruction for, and another has not.
 pub(super) trait Isa {
-    /// The bits of `value` where `mask` has ones, together at the low end (BMI2's `pext`). `mask` is a
-    /// [`Meaning`](super::format::Meaning)'s.
+    /// The bits of `value` where `mask` has ones, together at the low end (BMI2's `pext`). `mask`
+    /// is a [`Meaning`](super::format::Meaning)'s.
     fn gather(value: u64, mask: u64) -> u64;
 
     /// The low bits of `value`, moved to where `mask` has ones (BMI2's `pdep`). `mask` is a
@@ -31,7 +32,8 @@ pub(super) trait Isa {
     /// The last three offsets before a page's first sequence.
     fn first() -> Self::Recent;
 
-    /// The numbers of `sequence`, its offset looked up in `recent` if it is one of those, and `recent` after it.
+    /// The numbers of `sequence`, its offset looked up in `recent` if it is one of those, and
+    /// `recent` after it.
     fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent);
 }
 
@@ -111,8 +113,9 @@ fn v3() -> Option<Shims> {
 
     struct V3;
 
-    /// By rep: where the eight 16-bit numbers after a sequence come from. Before it there are its run, length, offset and a number without
-    /// meaning, then the last three offsets and another; after it, the same with the offset that it has.
+    /// By rep: where the eight 16-bit numbers after a sequence come from. Before it there are its
+    /// run, length, offset and a number without meaning, then the last three offsets and another;
+    /// after it, the same with the offset that it has.
     #[repr(align(16))]
     struct Moves([[u8; 16]; 4]);
 
@@ -158,7 +161,8 @@ fn v3() -> Option<Shims> {
 
         #[inline(always)]
         fn gather(value: u64, mask: u64) -> u64 {
-            // SAFETY: `V3` is only used by functions compiled for BMI2, which run only where it was found present.
+            // SAFETY: `V3` is only used by functions compiled for BMI2, which run only where it was
+            // found present.
             unsafe { std::arch::x86_64::_pext_u64(value, mask) }
         }
 
@@ -195,8 +199,8 @@ fn v3() -> Option<Shims> {
         && is_x86_feature_detected!("bmi2")
         && is_x86_feature_detected!("lzcnt");
     present.then_some(Shims {
-        // SAFETY: these functions are only made into pointers where every instruction they were compiled for was
-        // found present.
+        // SAFETY: these functions are only made into pointers where every instruction they were
+        // compiled for was found present.
         encode: |tables, window, scratch, out| unsafe { encode_v3(tables, window, scratch, out) },
         // SAFETY: as above.
         decode: |tables, object, window, scratch, page| unsafe { decode_v3(tables, object, window, scratch, page) },

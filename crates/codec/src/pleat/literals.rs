@@ -5,10 +5,10 @@
 //! ```
 //!
 //! For speed:
-//! 1. A look-up gives two literals if its bits hold both codes. The lanes are independent, so the processor works on all four at
-//!    once; one refill serves five look-ups.
-//! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context in which the next 8 bits are a
-//!    literal.
+//! 1. A look-up gives two literals if its bits hold both codes. The lanes are independent, so the
+//!    processor works on all four at once; one refill serves five look-ups.
+//! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context
+//!    in which the next 8 bits are a literal.
 //! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
 #![allow(unsafe_code)] // Stores of two bytes, checked once a few literals; codes without a check.
 
@@ -33,8 +33,8 @@ const STEP: usize = 2 * ROUNDS;
 
 /// A lane being written.
 ///
-/// The last bits of it are the highest of a word: a code moves them down by its length and takes their place. What lies below them
-/// in the word is left from before.
+/// The last bits of it are the highest of a word: a code moves them down by its length and takes
+/// their place. What lies below them in the word is left from before.
 struct Codes<'a> {
     room: &'a mut Room,
     at: usize,
@@ -161,7 +161,8 @@ impl<const DOWN: bool> Lane<DOWN> {
         self.last = Lookup(entry);
     }
 
-    /// As [`look_up`](Self::look_up); once the lane is at its end it stays as it is, without a branch.
+    /// As [`look_up`](Self::look_up); once the lane is at its end it stays as it is, without a
+    /// branch.
     ///
     /// # Safety
     /// Two bytes can be written at `at`.
@@ -180,22 +181,25 @@ impl<const DOWN: bool> Lane<DOWN> {
     }
 }
 
-/// Bytes that the last look-ups of a pair of lanes may take beyond where the lanes meet: less than a look-up's bits each.
+/// Bytes that the last look-ups of a pair of lanes may take beyond where the lanes meet: less than
+/// a look-up's bits each.
 const BEYOND: usize = 4;
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
     if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes of another length" }) }
 }
 
-/// A lane must have so many literals to be decoded beside others: then two steps or more come before the first lane's end.
+/// A lane must have so many literals to be decoded beside others: then two steps or more come
+/// before the first lane's end.
 const LEAST: usize = 2 * STEP;
 
-/// Decodes lanes side by side: all in steps as long as each has literals for one, then each to its end. Gives the places that
-/// their bits reach.
+/// Decodes lanes side by side: all in steps as long as each has literals for one, then each to its
+/// end. Gives the places that their bits reach.
 ///
-/// A lane at its end goes on writing there, three bytes of the next lane at most. These were decoded in the first two steps (ten
-/// look-ups give five literals or more), so they are kept and put back. Lanes of fewer than [`LEAST`] literals are decoded one
-/// after another, and each writes what the one before spoilt.
+/// A lane at its end goes on writing there, three bytes of the next lane at most. These were
+/// decoded in the first two steps (ten look-ups give five literals or more), so they are kept and
+/// put back. Lanes of fewer than [`LEAST`] literals are decoded one after another, and each writes
+/// what the one before spoilt.
 macro_rules! decode_lanes {
     ($decode:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
         if $shortest >= LEAST {
@@ -266,9 +270,10 @@ pub(super) fn decode_2<const N: usize>(
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
     let start = literals.as_mut_ptr();
-    // SAFETY: lanes lie in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE; `start` is the only way to
-    // it here. A step writes at most STEP bytes, and as many steps are made as fit each lane. After these a lane writes
-    // only at places up to one beyond its end, two bytes at a time.
+    // SAFETY: lanes lie in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE;
+    // `start` is the only way to it here. A step writes at most STEP bytes, and as many steps are
+    // made as fit each lane. After these a lane writes only at places up to one beyond its end, two
+    // bytes at a time.
     unsafe {
         let middle = start.add(count / 2);
         let mut a = Lane::<false>::new(first, bounds[0], start, middle);

@@ -1,5 +1,5 @@
-//! `pleat`, the dense page codec: matches, and prefix codes whose tables a store's pages share. The format is in
-//! `docs/pleat.md`, the designs tried in `docs/log/pleat.md`.
+//! `pleat`, the dense page codec: matches, and prefix codes whose tables a store's pages share. The
+//! format is in `docs/pleat.md`, the designs tried in `docs/log/pleat.md`.
 //!
 //! ```text
 //! train:    sample pages -> dictionary, token codes, literal codes    (once for a store)

@@ -408,6 +408,18 @@ mod tests {
     }
 
     #[test]
+    fn the_code_of_a_page_is_close_to_the_best() {
+        for page in &*crate::memory_tests::PAGES {
+            let counts = count(page);
+            let (_, bits) = lengths(&counts, PAGE_SIZE).expect("many literals");
+            let best = huffman::lengths(&counts.map(u32::from), LITERAL_MAX);
+            let best: usize =
+                best.iter().zip(&counts).map(|(&length, &count)| usize::from(length) * usize::from(count)).sum();
+            assert!(bits * 100 <= best * 102, "{bits} bits, at best {best}");
+        }
+    }
+
+    #[test]
     fn what_is_no_code_is_refused() {
         let read_back = |lengths: &Lengths| {
             let (room, len) = described(lengths);
@@ -425,8 +437,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any counts give a code that is complete, hardly longer than the best, and comes back by
-        /// its description.
+        /// Any counts give a code that is complete, at most a bit a literal longer than the best,
+        /// and comes back by its description.
         #[test]
         fn codes_come_back(
             few in proptest::collection::vec((any::<u8>(), 1u16..400), 2..40),
@@ -446,7 +458,7 @@ mod tests {
             };
             prop_assert_eq!(bits, cost(&code));
             let best = cost(&huffman::lengths(&counts.map(u32::from), LITERAL_MAX));
-            prop_assert!(bits * 100 <= best * 108 + 100, "{bits} bits, at best {best}");
+            prop_assert!(bits <= best + total, "{bits} bits, at best {best}");
 
             // The same codes as those of RFC 1951, and look-ups that give them.
             let canonical = huffman::codes(&code, LITERAL_MAX).expect("a complete code");

@@ -12,8 +12,10 @@
 //! 1. The position right behind a match has code of its own: the last offset does not match there.
 //! 2. The bytes at the last two offsets are read from pointers of their own.
 //! 3. What is equal beyond the first 8 bytes is found 32 at a time.
-//! 4. Whether the next position's match is better is one branch, mostly not taken: only a match that is equal where this one ends can be.
-//! 5. The third of the last offsets is found only by its hash: trying it too makes objects 0.1 % smaller and takes 4 % of the time.
+//! 4. Whether the next position's match is better is one branch, mostly not taken: only a match
+//!    that is equal where this one ends can be.
+//! 5. The third of the last offsets is found only by its hash: trying it too makes objects 0.1 %
+//!    smaller and takes 4 % of the time.
 #![allow(unsafe_code)] // Positions that are known to lie in the window, without a check for each access.
 
 use super::{
@@ -26,7 +28,8 @@ use crate::mem::{common_prefix_by, load64};
 pub(super) const HASHES: usize = 1 << HASH_BITS;
 const HASH_BITS: u32 = 12;
 
-/// Where the bytes with each hash were seen last: positions in the window, before the one being searched for.
+/// Where the bytes with each hash were seen last: positions in the window, before the one being
+/// searched for.
 pub(super) type Seen = [u16; HASHES];
 
 /// Most sequences of a page: each covers at least 3 bytes.
@@ -45,9 +48,9 @@ fn hash(word: u64) -> usize {
     (word.wrapping_mul(0x9e37_79b1_85eb_ca87 << 16) >> (64 - HASH_BITS)) as usize
 }
 
-/// The table in which a page's search starts: the positions of the dictionary, `dictionary_len` bytes before the page
-/// in `window`; later ones, which have smaller offsets, win. Where there is none, a position just before the page
-/// stands, which any page may reach.
+/// The table in which a page's search starts: the positions of the dictionary, `dictionary_len`
+/// bytes before the page in `window`; later ones, which have smaller offsets, win. Where there is
+/// none, a position just before the page stands, which any page may reach.
 pub(super) fn seen_in_dictionary(window: &Window, dictionary_len: usize) -> Box<Seen> {
     let mut seen = Box::new([PAGE_AT as u16 - 8; HASHES]);
     for at in (PAGE_AT - dictionary_len..PAGE_AT).take(dictionary_len.saturating_sub(8)) {
@@ -68,8 +71,8 @@ fn six_are_equal(difference: u64) -> bool {
 
 /// The window, by pointer, or as it lies an offset before itself.
 ///
-/// Every position that these functions are given, less the offset, is at most `END` and at least `PAGE_AT` less the largest offset,
-/// so that 64 bytes can be read from it.
+/// Every position that these functions are given, less the offset, is at most `END` and at least
+/// `PAGE_AT` less the largest offset, so that 64 bytes can be read from it.
 #[derive(Clone, Copy)]
 struct Bytes(*const u8);
 
@@ -84,7 +87,8 @@ impl Bytes {
     #[inline(always)]
     fn word(self, at: usize) -> u64 {
         debug_assert!(at <= END + 16);
-        // SAFETY: positions are at most END + 16 (see `Bytes`); the window has 64 + 64 bytes from END on.
+        // SAFETY: positions are at most END + 16 (see `Bytes`); the window has 64 + 64 bytes from
+        // END on.
         unsafe { load64(self.0.wrapping_add(at)) }
     }
 
@@ -98,7 +102,8 @@ impl Bytes {
         (word, seen_at)
     }
 
-    /// How many bytes from `at` on, which differ from those of `other` there by `difference`, equal them.
+    /// How many bytes from `at` on, which differ from those of `other` there by `difference`, equal
+    /// them.
     #[inline(always)]
     fn common(self, other: Self, at: usize, difference: u64) -> usize {
         let length = if difference != 0 {
@@ -106,7 +111,8 @@ impl Bytes {
         } else {
             let [from, other, end] =
                 [self.0.wrapping_add(at + 8), other.0.wrapping_add(at + 8), self.0.wrapping_add(END + 32)];
-            // SAFETY: `at` is at most END - 8, and the window has 64 + 64 bytes from END on; `other` is the window as it lies before.
+            // SAFETY: `at` is at most END - 8, and the window has 64 + 64 bytes from END on;
+            // `other` is the window as it lies before.
             8 + unsafe { common_prefix_by::<32>(from, other, end) }
         };
         length.min(END - at)
@@ -126,8 +132,8 @@ impl Bytes {
     }
 }
 
-/// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives their number. What
-/// they leave of the page is literals. `seen` is changed.
+/// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives
+/// their number. What they leave of the page is literals. `seen` is changed.
 #[inline(always)]
 pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence; MAX_SEQUENCES]) -> usize {
     let bytes = Bytes(window.as_ptr());
@@ -179,7 +185,8 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
         };
         let mut length = bytes.common(bytes.before(offset), at, difference);
         if rep == 3 && length < LONG {
-            // A match at the next position is better only if it goes as far or further, and then the bytes there are equal.
+            // A match at the next position is better only if it goes as far or further, and then
+            // the bytes there are equal.
             let next = at + 1;
             let end = at + length;
             let (word, seen_at) = bytes.visit(seen, next);

@@ -1,4 +1,5 @@
-//! The sequences of an object: first all are read, then all are carried out. The hot loops of the decoder.
+//! The sequences of an object: first all are read, then all are carried out. The hot loops of the
+//! decoder.
 //!
 //! ```text
 //! until the matches make up all bytes that are not literals:
@@ -9,11 +10,14 @@
 //! ```
 //!
 //! For speed:
-//! 1. The first loop has no branch that depends on what is read, but for its end. The second has them all (is a run or a match long? is an offset
-//!    short?), and all they need lies ready: a branch guessed wrong does not wait for a token to be decoded.
-//! 2. Tokens are in two streams, which are looked up side by side and need more bits only every fifth time; extra bits are read at a
-//!    place that depends on earlier tokens only, not on earlier bits.
-//! 3. What the sequences take is summed up and compared with what there is once, before anything is copied.
+//! 1. The first loop has no branch that depends on what is read, but for its end. The second has
+//!    them all (is a run or a match long? is an offset short?), and all they need lies ready: a
+//!    branch guessed wrong does not wait for a token to be decoded.
+//! 2. Tokens are in two streams, which are looked up side by side and need more bits only every
+//!    fifth time; extra bits are read at a place that depends on earlier tokens only, not on
+//!    earlier bits.
+//! 3. What the sequences take is summed up and compared with what there is once, before anything is
+//!    copied.
 #![allow(unsafe_code)] // Copies within the window, checked once a page.
 
 use std::ops::Range;
@@ -68,16 +72,16 @@ pub(super) struct Sections {
     pub(super) end: usize,
 }
 
-/// The sequences of a page that belong together: their matches and `literal_count` literals are a page, and their runs
-/// take no more literals than that.
+/// The sequences of a page that belong together: their matches and `literal_count` literals are a
+/// page, and their runs take no more literals than that.
 pub(super) struct Checked<'a> {
     steps: &'a [Step],
     /// Literals that the runs take; the others belong at the page's end.
     pub(super) taken: usize,
 }
 
-/// Reads the sequences of an object, whose page has `literal_count` literals, at most [`PAGE_SIZE`]. Its tokens are in the section
-/// `tokens`, the extra bits after it up to `end`.
+/// Reads the sequences of an object, whose page has `literal_count` literals, at most
+/// [`PAGE_SIZE`]. Its tokens are in the section `tokens`, the extra bits after it up to `end`.
 #[inline(always)]
 pub(super) fn read<'a, I: Isa>(
     tables: &PleatTables,
@@ -131,14 +135,16 @@ pub(super) fn read<'a, I: Isa>(
     Ok(Checked { steps, taken })
 }
 
-/// Carries out `sequences`, taking from `literals`, in the window. The literals that are left belong at the page's end, and are
-/// not put there.
+/// Carries out `sequences`, taking from `literals`, in the window. The literals that are left
+/// belong at the page's end, and are not put there.
 #[inline(always)]
 pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &mut Window) {
-    // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so the literals taken end at
-    // most PAGE_SIZE into `literals`, which has 64 bytes more, and `to` is at most END, from which the window has 128 bytes more. A run is
-    // copied at most 32 bytes beyond its end, a match too. An offset is at least 1 and at most MAX_OFFSET (a test shows it for
-    // every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do not overlap.
+    // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so
+    // the literals taken end at most PAGE_SIZE into `literals`, which has 64 bytes more, and `to`
+    // is at most END, from which the window has 128 bytes more. A run is copied at most 32 bytes
+    // beyond its end, a match too. An offset is at least 1 and at most MAX_OFFSET (a test shows it
+    // for every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do
+    // not overlap.
     unsafe {
         let mut literal = literals.as_ptr();
         let mut to = window.as_mut_ptr().add(PAGE_AT);
@@ -164,11 +170,13 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 /// where the same bytes repeat.
 ///
 /// # Safety
-/// `offset` is at least 1. The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` on written.
+/// `offset` is at least 1. The `offset` bytes before `to` can be read, and `length + 32` bytes from
+/// `to` on written.
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
-    // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written since; the last
-    // 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes after it.
+    // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written
+    // since; the last 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes
+    // after it.
     unsafe {
         if offset < 8 {
             // The bytes that repeat, as they begin in each word.

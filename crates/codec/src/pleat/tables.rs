@@ -42,7 +42,8 @@ pub(super) struct LiteralCode {
     pub(super) context_after: [u8; 256],
     /// Code lengths in each context; the last is [`ESCAPE`]'s.
     pub(super) lengths: [[u8; 257]; CONTEXTS],
-    /// Each literal's cost without context, in eighths of a bit: a sum of these chooses the set for a page.
+    /// Each literal's cost without context, in eighths of a bit: a sum of these chooses the set for
+    /// a page.
     pub(super) costs: [u8; 256],
 }
 
@@ -59,14 +60,16 @@ pub(super) struct Model {
 
 /// One token set, ready.
 pub(super) struct TokenSet {
-    /// `code | length << 27`; a symbol without code holds the coarse symbol to take instead, and the length 0.
+    /// `code | length << 27`; a symbol without code holds the coarse symbol to take instead, and
+    /// the length 0.
     pub(super) encode: Box<[u32; SYMBOLS]>,
     /// `length | symbol << 6` by the next [`TOKEN_MAX`] bits.
     pub(super) decode: Box<[u16; 1 << TOKEN_MAX]>,
 }
 
 impl TokenSet {
-    /// The symbol that stands for `symbol` in this set, itself or a coarse one, and `code | length << 27` of it.
+    /// The symbol that stands for `symbol` in this set, itself or a coarse one, and `code | length
+    /// << 27` of it.
     #[inline(always)]
     pub(super) fn code(&self, symbol: usize) -> (usize, u32) {
         let code = self.encode[symbol & (SYMBOLS - 1)];
@@ -101,21 +104,22 @@ impl Lookup {
     }
 }
 
-/// The context after an escape, in which the next 8 bits are a literal: so an escape is a look-up like any other.
+/// The context after an escape, in which the next 8 bits are a literal: so an escape is a look-up
+/// like any other.
 const ESCAPED: usize = CONTEXTS;
-/// Look-ups of a literal set: those of 16 contexts, so that any bits of [`Lookup::CONTEXT`] may be looked up; those above
-/// [`ESCAPED`] are never used.
+/// Look-ups of a literal set: those of 16 contexts, so that any bits of [`Lookup::CONTEXT`] may be
+/// looked up; those above [`ESCAPED`] are never used.
 pub(super) const LOOKUPS: usize = 16 << LITERAL_MAX;
 
 /// One literal set, ready.
 pub(super) struct LiteralSet {
     /// Where in `encode` the codes after each literal begin: its context times 256.
     pub(super) row_after: [u16; 256],
-    /// By `context << 8 | literal`: the code's length in the low bits, the code in the highest. A literal without code holds the
-    /// escape's and its own 8 bits.
+    /// By `context << 8 | literal`: the code's length in the low bits, the code in the highest. A
+    /// literal without code holds the escape's and its own 8 bits.
     pub(super) encode: Box<[u64; CONTEXTS << 8]>,
-    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold whole, or an escape. See
-    /// [`Lookup`].
+    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold
+    /// whole, or an escape. See [`Lookup`].
     pub(super) decode: Box<[Lookup; LOOKUPS]>,
 }
 
@@ -141,15 +145,17 @@ impl LiteralSet {
     }
 }
 
-/// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes for tokens and
-/// literals in up to eight sets each, of which a page takes one.
+/// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes
+/// for tokens and literals in up to eight sets each, of which a page takes one.
 ///
-/// A store may hold objects of several tables; each object must be decoded with the tables it was made with, and does
-/// not name them. (With others it gives an error or another page, never anything worse.)
+/// A store may hold objects of several tables; each object must be decoded with the tables it was
+/// made with, and does not name them. (With others it gives an error or another page, never
+/// anything worse.)
 pub struct PleatTables {
     id: u32,
     model: Model,
-    /// Symbol of each triple: its own, or that of the same with an offset of any alignment, or a coarse one.
+    /// Symbol of each triple: its own, or that of the same with an offset of any alignment, or a
+    /// coarse one.
     pub(super) symbol_of: Box<[u16; TRIPLES]>,
     pub(super) meanings: Box<[Meaning; SYMBOLS]>,
     pub(super) tokens: Vec<TokenSet>,
@@ -175,7 +181,8 @@ impl std::fmt::Debug for PleatTables {
 }
 
 impl PleatTables {
-    /// The tables that come with the library, trained on a mixture of heaps, programs, text and data.
+    /// The tables that come with the library, trained on a mixture of heaps, programs, text and
+    /// data.
     pub fn builtin() -> Arc<Self> {
         static BUILTIN: OnceLock<Arc<PleatTables>> = OnceLock::new();
         let tables = || Self::from_bytes(include_bytes!("builtin.tables")).unwrap_or_else(|error| panic!("{error}"));
@@ -210,8 +217,8 @@ impl PleatTables {
         bytes
     }
 
-    /// The tables that [`PleatTables::to_bytes`] gave `bytes` for. `bytes` is untrusted; what is accepted is safe to
-    /// use, and gives the same bytes again.
+    /// The tables that [`PleatTables::to_bytes`] gave `bytes` for. `bytes` is untrusted; what is
+    /// accepted is safe to use, and gives the same bytes again.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
         const SHORT: BadTables = BadTables { what: "cut short" };
         let mut rest = bytes;

@@ -275,7 +275,8 @@ fn damaged_objects_do_no_harm() {
     }
 }
 
-/// Each object is written in one way only: what no encoder writes is refused, though it could be read.
+/// Each object is written in one way only: what no encoder writes is refused, though it could be
+/// read.
 #[test]
 fn numbers_too_long_and_bits_without_meaning_are_refused() {
     let tables = PleatTables::builtin();
@@ -380,7 +381,8 @@ fn cut_or_flipped_tables_are_refused() {
     }
 }
 
-/// Every page has an object, since what is rare has a way to be written. Tables without it are refused.
+/// Every page has an object, since what is rare has a way to be written. Tables without it are
+/// refused.
 #[test]
 fn tables_that_cannot_say_everything_are_refused() {
     let bytes = trained().to_bytes();

@@ -12,7 +12,8 @@ use crate::{Page, tables::worth_it};
 
 /// Most sample pages that training looks at: it takes these, spread evenly, of more.
 pub(super) const MAX_SAMPLES: usize = 4096;
-/// Most triples that get symbols of their own: of more, codes of [`TOKEN_MAX`] bits spend too much on rare ones.
+/// Most triples that get symbols of their own: of more, codes of [`TOKEN_MAX`] bits spend too much
+/// on rare ones.
 const OWN: usize = 800;
 /// Rounds of the k-means search for sets and for contexts.
 const ROUNDS: usize = 8;
@@ -95,7 +96,8 @@ fn ideal_bits(counts: &[u32], prior: f32) -> Vec<f32> {
     counts.iter().map(|&count| (total / (count as f32 + prior)).log2()).collect()
 }
 
-/// k-means over pages: each page belongs to the set that codes its symbols in the fewest bits. Gives each set's counts.
+/// k-means over pages: each page belongs to the set that codes its symbols in the fewest bits.
+/// Gives each set's counts.
 fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
     let cost = |page: &[(u16, u32)], bits: &[f32]| -> f32 {
         page.iter().map(|&(symbol, count)| bits[usize::from(symbol)] * count as f32).sum()
@@ -148,8 +150,8 @@ fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)
     counts.iter().enumerate().filter(|&(_, &count)| count > 0).map(|(symbol, &count)| (symbol as u16, count)).collect()
 }
 
-/// Code lengths of at most `max` for `counts`. Symbols that are too rare for a code are left to the symbol that
-/// `instead` names, unless that is themselves.
+/// Code lengths of at most `max` for `counts`. Symbols that are too rare for a code are left to the
+/// symbol that `instead` names, unless that is themselves.
 fn lengths_without_rare(counts: &[u32], instead: impl Fn(usize) -> usize, max: u8) -> Vec<u8> {
     let mut counts = counts.to_vec();
     let rare = counts.iter().sum::<u32>() >> (max + 3);
@@ -204,7 +206,8 @@ fn literal_codes(parsed: &[Parsed]) -> Vec<LiteralCode> {
     pairs.iter().zip(costs).map(|(pairs, costs)| literal_code(pairs, costs)).collect()
 }
 
-/// Contexts and codes for literals with the counts `pairs` (by the literal before, times 256, and the literal).
+/// Contexts and codes for literals with the counts `pairs` (by the literal before, times 256, and
+/// the literal).
 fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     let rows: Vec<&[u32]> = pairs.chunks(256).collect();
     let mut by_count: Vec<usize> = (0..256).collect();
@@ -248,16 +251,19 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
 const DICTIONARIES: [usize; 3] = [0, 16 << 10, 28_000];
 
 impl PleatTables {
-    /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly; same-filled pages should be
-    /// left out. Takes about a second for 16 MiB, and the same samples give the same tables.
+    /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly;
+    /// same-filled pages should be left out. Takes about a second for 16 MiB, and the same samples
+    /// give the same tables.
     ///
-    /// `None`: tables of their own would not help pages like these. That is judged by every eighth sample, kept from
-    /// training: the trained tables must make these at least 2 % smaller than the built-in tables do.
+    /// `None`: tables of their own would not help pages like these. That is judged by every eighth
+    /// sample, kept from training: the trained tables must make these at least 2 % smaller than the
+    /// built-in tables do.
     pub fn train(samples: &[&Page]) -> Option<Self> {
         Self::train_beyond(&Self::builtin(), samples)
     }
 
-    /// As [`PleatTables::train`], for pages that have `current` tables already: the new ones must be 2 % better than these.
+    /// As [`PleatTables::train`], for pages that have `current` tables already: the new ones must
+    /// be 2 % better than these.
     pub fn train_beyond(current: &Self, samples: &[&Page]) -> Option<Self> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
@@ -280,8 +286,8 @@ impl PleatTables {
         worth_it(bytes, super::total(current, &judged)).then_some(tables)
     }
 
-    /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for the built-in
-    /// tables, and for measurements.
+    /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for
+    /// the built-in tables, and for measurements.
     pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();

@@ -5,9 +5,10 @@
 //! | zeros               | dictionary                | page (4096)    | slack  |
 //! ```
 //!
-//! The page's place never changes, and an offset, which [`MAX_OFFSET`](super::format::MAX_OFFSET) bounds, never reaches
-//! before the array's start: so a match needs no check of its offset. The slack lets wide accesses go beyond the page's
-//! end. Positions, the page's end included, fit 16 bits.
+//! The page's place never changes, and an offset, which [`MAX_OFFSET`](super::format::MAX_OFFSET)
+//! bounds, never reaches before the array's start: so a match needs no check of its offset. The
+//! slack lets wide accesses go beyond the page's end. Positions, the page's end included, fit 16
+//! bits.
 
 use crate::{PAGE_SIZE, Page};
 
@@ -15,7 +16,8 @@ use crate::{PAGE_SIZE, Page};
 pub(super) const END: usize = (1 << 16) - 64;
 /// Where the page starts.
 pub(super) const PAGE_AT: usize = END - PAGE_SIZE;
-/// Most bytes of a dictionary: no offset in it reaches [`MAX_OFFSET`](super::format::MAX_OFFSET), which triples do not give.
+/// Most bytes of a dictionary: no offset in it reaches [`MAX_OFFSET`](super::format::MAX_OFFSET),
+/// which triples do not give.
 pub(super) const MAX_DICTIONARY: usize = super::format::MAX_OFFSET - 1 - PAGE_SIZE;
 
 /// Bytes of a window.
@@ -46,7 +48,8 @@ impl Window {
         self.bytes[PAGE_AT..END].copy_from_slice(page);
     }
 
-    /// Makes the last `len` bytes before the page those of `other`; what lies before them is the same in both.
+    /// Makes the last `len` bytes before the page those of `other`; what lies before them is the
+    /// same in both.
     pub(super) fn set_dictionary(&mut self, other: &Self, len: usize) {
         let before = PAGE_AT - len..PAGE_AT;
         self.bytes[before.clone()].copy_from_slice(&other.bytes[before]);

@@ -1,7 +1,7 @@
 //! CRC-32 with the polynomial 0x04c11db7, highest bit first, begun with 0, not inverted.
 //!
-//! Eight bytes at a time by eight tables ("slicing by 8": M. Kounavis, F. Berry, "A systematic approach to building high
-//! performance software-based CRC generators", 2005).
+//! Eight bytes at a time by eight tables ("slicing by 8": M. Kounavis, F. Berry, "A systematic
+//! approach to building high performance software-based CRC generators", 2005).
 
 const POLYNOMIAL: u32 = 0x04c1_1db7;
 

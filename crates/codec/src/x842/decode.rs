@@ -73,7 +73,8 @@ fn half(reader: &mut BitReader, way: u64, page: &Page, at: usize) -> Result<u64,
 /// The phrase of `N` bytes at place `index` of a ring of `RING` bytes, when `at` bytes are decoded.
 #[inline(always)]
 fn phrase<const N: usize, const RING: usize>(index: u64, page: &Page, at: usize) -> Result<[u8; N], Corrupt> {
-    // Rings begin anew at each multiple of their size. Blocks begin at multiples of 8, but for those after a tail.
+    // Rings begin anew at each multiple of their size. Blocks begin at multiples of 8, but for
+    // those after a tail.
     let decoded = at / BLOCK * BLOCK;
     let round = decoded / RING * RING;
     let place = round + index as usize * N;

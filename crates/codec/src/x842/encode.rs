@@ -9,9 +9,9 @@
 //!     remember the block's phrases
 //! ```
 //!
-//! The two halves do not depend on each other, so each takes the shortest of its five ways. A table of positions by hash
-//! remembers the last place of a phrase; an empty entry is position 0, a candidate like any other, since the bytes there
-//! are looked at.
+//! The two halves do not depend on each other, so each takes the shortest of its five ways. A table
+//! of positions by hash remembers the last place of a phrase; an empty entry is position 0, a
+//! candidate like any other, since the bytes there are looked at.
 
 use super::{
     BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS,
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page};
 
-/// Entries of a table, as a power of two: a page has 2048 pairs of bytes, 1024 fours and 512 eights.
+/// Entries of a table, as a power of two: a page has 2048 pairs of bytes, 1024 fours and 512
+/// eights.
 const TWO_BITS: u32 = 12;
 const FOUR_BITS: u32 = 10;
 const EIGHT_BITS: u32 = 10;
@@ -59,7 +60,8 @@ impl Encoder {
         Self::default()
     }
 
-    /// Compresses `page` into `out` and returns the stream's length, a multiple of 8; `None` if it does not fit.
+    /// Compresses `page` into `out` and returns the stream's length, a multiple of 8; `None` if it
+    /// does not fit.
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         *self.tables = Tables::default();
         let mut writer = BitWriter::new(out);
@@ -144,7 +146,8 @@ fn hash<const BITS: u32>(phrase: u64) -> usize {
     (phrase.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - BITS)) as usize
 }
 
-/// The index of the `N` bytes of `phrase` in a ring of `RING` bytes, if they are in it at `from` when `at` bytes are done.
+/// The index of the `N` bytes of `phrase` in a ring of `RING` bytes, if they are in it at `from`
+/// when `at` bytes are done.
 #[inline(always)]
 fn ring_index<const N: usize, const RING: usize>(page: &Page, phrase: u64, from: u16, at: usize) -> Option<u64> {
     let from = usize::from(from);

@@ -106,7 +106,8 @@ fn templates_mean_what_the_table_says() {
 
 #[test]
 fn a_ring_holds_the_last_bytes_only() {
-    // 64 different blocks fill the ring of pairs; index 0 then is block 64's first pair, once that is written.
+    // 64 different blocks fill the ring of pairs; index 0 then is block 64's first pair, once that
+    // is written.
     let page: Page =
         std::array::from_fn(|at| if at % 8 == 7 { (at / 8) as u8 } else { (at / 8 * 31 / 8) as u8 ^ at as u8 });
     let mut fields = Vec::new();

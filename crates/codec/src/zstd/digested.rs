@@ -1,4 +1,5 @@
-//! A dictionary that libzstd has digested once, and the context that compresses with one such or another.
+//! A dictionary that libzstd has digested once, and the context that compresses with one such or
+//! another.
 #![allow(unsafe_code)] // What refers to a dictionary lies beside it.
 
 use std::{fmt, sync::Arc};
@@ -18,8 +19,8 @@ pub(super) struct Digested {
 impl Digested {
     /// `None`: libzstd has no memory, or the dictionary begins as one of libzstd's and is none.
     pub(super) fn new(level: i32, dictionary: Dictionary) -> Option<Self> {
-        // SAFETY: the bytes lie on the heap, are never changed, and are freed after both that refer to them: these do not leave
-        // `self`, and stand before the dictionary in it.
+        // SAFETY: the bytes lie on the heap, are never changed, and are freed after both that refer
+        // to them: these do not leave `self`, and stand before the dictionary in it.
         let bytes: &'static [u8] = unsafe { &*std::ptr::from_ref(dictionary.bytes()) };
         Some(Self {
             for_compression: CDict::try_create_by_reference(bytes, level)?,
@@ -67,7 +68,8 @@ impl Compressor {
         self.context.set_parameter(parameter)
     }
 
-    /// Compresses `page` with the dictionary `digested`, or without one. `None`: it does not fit `out`.
+    /// Compresses `page` with the dictionary `digested`, or without one. `None`: it does not fit
+    /// `out`.
     pub(super) fn compress(&mut self, digested: Option<&Arc<Digested>>, page: &Page, out: &mut [u8]) -> Option<usize> {
         if self.digested.as_ref().map(Arc::as_ptr) != digested.map(Arc::as_ptr) {
             self.refer(digested)?;
@@ -75,15 +77,16 @@ impl Compressor {
         self.context.compress2(out, page.as_slice()).ok()
     }
 
-    /// Compresses with `digested` from now on. `None`: libzstd refuses, and the context refers to what it did.
+    /// Compresses with `digested` from now on. `None`: libzstd refuses, and the context refers to
+    /// what it did.
     #[cold]
     pub(super) fn refer(&mut self, digested: Option<&Arc<Digested>>) -> Option<()> {
         // A page that did not fit has left a frame unfinished, in which nothing may be changed.
         self.context.reset(ResetDirective::SessionOnly).ok()?;
         match digested {
             Some(digested) => {
-                // SAFETY: the context refers to it until it refers to something else or is dropped, and until after that
-                // `self.digested` keeps it, where it is.
+                // SAFETY: the context refers to it until it refers to something else or is dropped,
+                // and until after that `self.digested` keeps it, where it is.
                 let dictionary: &'static CDict<'static> = unsafe { &*std::ptr::from_ref(&digested.for_compression) };
                 self.context.ref_cdict(dictionary).ok()?;
             }

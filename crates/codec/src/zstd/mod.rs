@@ -1,4 +1,5 @@
-//! Zstandard (RFC 8878) by libzstd, with contexts that are used again and frames without magic number, size or sum.
+//! Zstandard (RFC 8878) by libzstd, with contexts that are used again and frames without magic
+//! number, size or sum.
 
 mod digested;
 
@@ -22,12 +23,14 @@ impl Zstd {
         (-7..=22).contains(&level).then_some(Self { level, tables: None })
     }
 
-    /// The same for a store that trains dictionaries. There is none at first, and objects are those of the codec without.
+    /// The same for a store that trains dictionaries. There is none at first, and objects are those
+    /// of the codec without.
     pub fn with_dictionaries(self) -> Self {
         Self::with_tables(Arc::new(ZstdTables { level: self.level, digested: None }))
     }
 
-    /// The codec at the tables' level, with their dictionary; it decodes only what was made with the same.
+    /// The codec at the tables' level, with their dictionary; it decodes only what was made with
+    /// the same.
     pub fn with_tables(tables: Arc<ZstdTables>) -> Self {
         Self { level: tables.level, tables: Some(tables) }
     }
@@ -39,7 +42,8 @@ impl Default for Zstd {
     }
 }
 
-/// What the objects of `zstd-LEVEL-dict` share: a dictionary that libzstd has digested once, for all streams; or none yet.
+/// What the objects of `zstd-LEVEL-dict` share: a dictionary that libzstd has digested once, for
+/// all streams; or none yet.
 #[derive(Debug)]
 pub struct ZstdTables {
     level: i32,
@@ -47,7 +51,8 @@ pub struct ZstdTables {
 }
 
 impl ZstdTables {
-    /// `dictionary` for objects of `level`. `None`: there is no memory to digest it, or it begins as one of libzstd's and is none.
+    /// `dictionary` for objects of `level`. `None`: there is no memory to digest it, or it begins
+    /// as one of libzstd's and is none.
     pub fn new(level: i32, dictionary: Dictionary) -> Option<Self> {
         Some(Self { level, digested: Some(Arc::new(Digested::new(level, dictionary)?)) })
     }
@@ -139,7 +144,8 @@ impl Stream for ZstdStream {
     fn set_tables(&mut self, tables: &Tables) {
         if let Tables::Zstd(tables) = tables {
             self.digested.clone_from(&tables.digested);
-            // Now, so that nothing refers to the dictionary before. If libzstd refuses, the next page tries again.
+            // Now, so that nothing refers to the dictionary before. If libzstd refuses, the next
+            // page tries again.
             let _: Option<()> = self.compressor.refer(self.digested.as_ref());
         }
     }
@@ -153,7 +159,8 @@ impl Stream for ZstdStream {
 mod tests {
     use super::*;
 
-    /// Whatever it is set to: libzstd gives memory back when a context has had three times what it needed for 128 pages.
+    /// Whatever it is set to: libzstd gives memory back when a context has had three times what it
+    /// needed for 128 pages.
     #[test]
     fn a_stream_has_all_its_memory_from_the_start() {
         let page: Page = std::array::from_fn(|at| (at * at / 7) as u8);

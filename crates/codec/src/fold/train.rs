@@ -1,0 +1,342 @@
+//! Training of [`FoldTables`] on sample pages.
+//!
+//! ```text
+//! for each dictionary that may help, and for none:
+//!     parse some sample pages after it
+//!     tokens := those with the fewest extra bits for the sequences found
+//!     palettes := those that have most of the literals
+//!     judge all three by the bytes of held-out pages
+//! ```
+
+use std::{array, sync::Arc};
+
+use super::{
+    Isa,
+    dict::FoldDictStream,
+    literals::{PALETTES, PALETTES_COUNT, Palette, Values},
+    shared::{FoldTables, REACH, Starts},
+    tables::{
+        BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN,
+        LENGTH_MIN_NEW, RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots,
+    },
+};
+use crate::{
+    Dictionary, PAGE_SIZE, Page, Stream,
+    dictionary::{candidates, held_out},
+    tables::worth_it,
+};
+
+/// Sizes of dictionary to try, in bytes. The last is all that a page can reach.
+const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
+
+/// Pages that tokens and palettes are fitted to.
+const FITTED_PAGES: usize = 1024;
+
+/// A longer dictionary takes more of the caches, so it must save a hundredth more than a shorter
+/// one.
+const WORTH_LONGER_PERCENT: usize = 1;
+
+/// Bytes that a match in the dictionary has at least. Short ones make more sequences, which take
+/// time both ways, so they must save more.
+pub(super) const LONG: u32 = 8;
+pub(super) const SHORT: u32 = 6;
+const WORTH_SHORT_PERCENT: usize = 4;
+
+impl FoldTables {
+    /// See [`Tables::train_beyond`](crate::Tables::train_beyond).
+    pub(crate) fn train_beyond(current: &Arc<Self>, sample: &[&Page]) -> Option<Self> {
+        let (held_out, training) = held_out(sample)?;
+        let step = training.len().div_ceil(FITTED_PAGES);
+        let fitted: Vec<&Page> = training.iter().copied().step_by(step).collect();
+        let judged = |dictionary: &[u8], least: u32| {
+            let tables = Arc::new(fit(dictionary, least, &fitted));
+            (bytes_of(&tables, &held_out), tables)
+        };
+        let mut dictionaries = candidates(&training, &SIZES);
+        dictionaries.sort_by_key(Vec::len);
+        let mut best = judged(&[], LONG);
+        let mut dictionary = Vec::new();
+        for candidate in dictionaries {
+            let share = if candidate.len() > dictionary.len() { 100 - WORTH_LONGER_PERCENT } else { 100 };
+            let here = judged(&candidate, LONG);
+            if here.0 * 100 < best.0 * share {
+                (best, dictionary) = (here, candidate);
+            }
+        }
+        if !dictionary.is_empty() {
+            let here = judged(&dictionary, SHORT);
+            if here.0 * 100 < best.0 * (100 - WORTH_SHORT_PERCENT) {
+                best = here;
+            }
+        }
+        let (bytes, tables) = best;
+        let tables = Arc::into_inner(tables)?;
+        worth_it(bytes, bytes_of(current, &held_out)).then_some(tables)
+    }
+
+    /// Tables with the last 60 KiB of `dictionary`, which may be empty, and with tokens and
+    /// palettes for `sample` after it, whether they make its pages smaller or not.
+    pub fn train_unjudged(sample: &[&Page], dictionary: &[u8]) -> Self {
+        fit(&dictionary[dictionary.len().saturating_sub(REACH)..], LONG, sample)
+    }
+
+    /// The source text of the constants that [`Fold`](crate::Fold) has its tokens and palettes
+    /// from, fitted to `sample`: pages, and how much each counts.
+    pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
+        let (found, _) = Found::in_pages(None, sample.iter().copied());
+        source(&found.tokens.each_ref().map(|counts| fit_classes(&counts[..BEYOND])), &fit_palettes(&found.literals))
+    }
+}
+
+fn bytes_of(tables: &Arc<FoldTables>, pages: &[&Page]) -> usize {
+    let mut stream = FoldDictStream::new(Isa::of_this_cpu(), Arc::clone(tables));
+    let mut out = [0; PAGE_SIZE];
+    pages.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum()
+}
+
+/// Tokens and palettes for `pages` after `dictionary`, which may be empty.
+pub(super) fn fit(dictionary: &[u8], least: u32, pages: &[&Page]) -> FoldTables {
+    let dictionary =
+        (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, least, pages)));
+    let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
+    let classes = found.tokens.each_ref().map(|counts| fit_classes(counts));
+    FoldTables::new(&classes, fit_palettes(&found.literals), dictionary)
+}
+
+/// What the encoder finds in pages, each by how much it counts.
+struct Found {
+    /// By class; in pages of words second.
+    tokens: [Vec<Counts>; 2],
+    literals: Vec<(Histogram, u64)>,
+}
+
+impl Found {
+    /// After the bytes of `dictionary`, if there is one; which it gives back.
+    fn in_pages<'a>(
+        dictionary: Option<(Dictionary, Box<Starts>)>,
+        pages: impl Iterator<Item = (&'a Page, u64)>,
+    ) -> (Self, Option<(Dictionary, Box<Starts>)>) {
+        let tables = Arc::new(FoldTables::new(&CLASSES, PALETTES, dictionary));
+        let mut stream = FoldDictStream::new(Isa::of_this_cpu(), Arc::clone(&tables));
+        let none = || vec![Counts { runs: [0; _], lengths: [0; _] }; CLASSES_COUNT];
+        let mut found = Self { tokens: [none(), none()], literals: Vec::new() };
+        for (page, weight) in pages {
+            let _: Option<usize> = stream.compress(page, &mut [0; PAGE_SIZE]);
+            let (words, sequences, literals) = stream.encoder.found();
+            let counts = &mut found.tokens[usize::from(words)];
+            for sequence in sequences {
+                counts[sequence.class].runs[sequence.run] += weight;
+                counts[sequence.class].lengths[sequence.length] += weight;
+            }
+            let mut histogram = [0; 256];
+            for &literal in literals {
+                histogram[usize::from(literal)] += 1;
+            }
+            found.literals.push((histogram, weight));
+        }
+        drop(stream);
+        (found, Arc::into_inner(tables).and_then(FoldTables::into_dictionary))
+    }
+}
+
+/// How often a class has each run and each length.
+#[derive(Clone)]
+struct Counts {
+    runs: [u64; PAGE_SIZE + 1],
+    lengths: [u64; PAGE_SIZE + 1],
+}
+
+/// The classes, of 255 tokens together at most, whose tokens have the fewest extra bits. Those that
+/// `counts` ends before have no tokens.
+fn fit_classes(counts: &[Counts]) -> Classes {
+    const TOKENS: usize = END as usize;
+    // For each class and number of tokens, the bits, and the numbers of slots of runs and of
+    // lengths.
+    let fitted: Vec<_> = counts
+        .iter()
+        .enumerate()
+        .map(|(class, counts)| {
+            let runs_reach = if class == FAR || class == BEYOND { PAGE_SIZE } else { RUN_MAX };
+            let least = if class == LAST || class == BEFORE { LENGTH_MIN } else { LENGTH_MIN_NEW };
+            let runs = fit_slots(&counts.runs, usize::from(class == LAST), runs_reach, RUN_CODES);
+            let lengths = fit_slots(&counts.lengths, least, PAGE_SIZE, LENGTH_CODES);
+            let mut by_tokens = vec![(u64::MAX, 0, 0); TOKENS + 1];
+            for (r, run) in runs.iter().enumerate() {
+                for (l, length) in lengths.iter().enumerate() {
+                    let tokens = (r + 1) * (l + 1);
+                    let (Some(run), Some(length)) = (run, length) else { continue };
+                    if let Some(least) = by_tokens.get_mut(tokens) {
+                        *least = (*least).min((run.0 + length.0, r, l));
+                    }
+                }
+            }
+            (runs, lengths, by_tokens)
+        })
+        .collect();
+    // The bits of the classes so far, by the tokens that they take; and how many the last of them
+    // takes.
+    let mut bits = vec![u64::MAX; TOKENS + 1];
+    bits[0] = 0;
+    let mut taken = Vec::new();
+    for (_, _, by_tokens) in &fitted {
+        let mut next = vec![(u64::MAX, 0); TOKENS + 1];
+        for (before, &bits) in bits.iter().enumerate().filter(|(_, bits)| **bits < u64::MAX) {
+            for (tokens, &(more, ..)) in by_tokens.iter().enumerate().take(TOKENS + 1 - before) {
+                if more < u64::MAX {
+                    let at = &mut next[before + tokens];
+                    *at = (*at).min((bits + more, tokens));
+                }
+            }
+        }
+        bits = next.iter().map(|next| next.0).collect();
+        taken.push(next);
+    }
+    let mut tokens = (0..=TOKENS).min_by_key(|&tokens| bits[tokens]).expect("some number");
+    let mut classes = [Class { runs: Slots::NONE, lengths: Slots::NONE }; CLASSES_COUNT];
+    for class in (0..counts.len()).rev() {
+        let here = taken[class][tokens].1;
+        let (runs, lengths, by_tokens) = &fitted[class];
+        let (_, r, l) = by_tokens[here];
+        let slots = |of: &[Option<(u64, Slots)>], at: usize| of[at].map_or(Slots::NONE, |(_, slots)| slots);
+        classes[class] = Class { runs: slots(runs, r), lengths: slots(lengths, l) };
+        tokens -= here;
+    }
+    classes
+}
+
+/// For one slot and more, the slots from `first` to `reach` or beyond with the fewest extra bits,
+/// and these; bases are below `bases`.
+fn fit_slots(counts: &[u64; PAGE_SIZE + 1], first: usize, reach: usize, bases: usize) -> Vec<Option<(u64, Slots)>> {
+    /// What is not in the sample may come too.
+    const WEIGHT: u64 = 256;
+    /// Of a slot.
+    const BITS_MAX: usize = 12;
+    let mut before = vec![0; counts.len() + 1];
+    for (at, &count) in counts.iter().enumerate() {
+        before[at + 1] = before[at] + WEIGHT * count + 1;
+    }
+    let between = |from: usize, to: usize| before[to.min(counts.len())] - before[from];
+    // By base: the bits from there on, and those of the first slot.
+    let mut rows: Vec<Vec<Option<(u64, usize)>>> = Vec::new();
+    for slots in 0..SLOTS_MAX {
+        let row = (0..bases)
+            .map(|base| {
+                (0..=BITS_MAX)
+                    .filter_map(|bits| {
+                        let next = base + (1 << bits);
+                        let rest = if slots == 0 {
+                            (next > reach).then_some(0)
+                        } else if next < bases {
+                            rows[slots - 1][next].map(|(bits, _)| bits)
+                        } else {
+                            None
+                        }?;
+                        Some((bits as u64 * between(base, next) + rest, bits))
+                    })
+                    .min()
+            })
+            .collect();
+        rows.push(row);
+    }
+    (0..SLOTS_MAX)
+        .map(|slots| {
+            let (all, _) = rows[slots][first]?;
+            let (mut out, mut base) = (Slots::NONE, first);
+            for row in rows[..=slots].iter().rev() {
+                let (_, bits) = row[base]?;
+                out = out.and(Slot { base: base as u8, bits: bits as u8 });
+                base += 1 << bits;
+            }
+            Some((all, out))
+        })
+        .collect()
+}
+
+/// The values of a page's literals: how often each occurs.
+type Histogram = [u32; 256];
+
+/// Palettes for pages whose literals have these values: each palette has the commonest values of
+/// the pages that become smallest with it. A page that none makes smaller counts for none.
+fn fit_palettes(pages: &[(Histogram, u64)]) -> Values {
+    const ROUNDS: usize = 10;
+    let mut palettes = PALETTES;
+    for _ in 0..ROUNDS {
+        let mut counts = [[0_u64; 256]; PALETTES_COUNT];
+        let mut worst = (0, None);
+        for (page, weight) in pages {
+            let (palette, bits) = (0..PALETTES_COUNT)
+                .map(|palette| (palette, bits_of(&palettes[palette], page)))
+                .min_by_key(|&(_, bits)| bits)
+                .expect("a palette");
+            if bits > worst.0 {
+                worst = (bits, Some(page));
+            }
+            if bits < 8 * page.iter().sum::<u32>() {
+                for (count, &here) in counts[palette].iter_mut().zip(page) {
+                    *count += weight * u64::from(here);
+                }
+            }
+        }
+        for (palette, counts) in palettes.iter_mut().zip(&counts) {
+            if counts.iter().any(|&count| count > 0) {
+                *palette = commonest(counts);
+            } else if let Some(page) = worst.1.take() {
+                // No page takes it, so it goes to the one that is coded worst.
+                *palette = commonest(&page.map(u64::from));
+            }
+        }
+    }
+    palettes
+}
+
+/// What literals take with `palette`, or as they are.
+fn bits_of(palette: &Palette, page: &Histogram) -> u32 {
+    let count = |values: &[u8]| -> u32 { values.iter().map(|&value| page[usize::from(value)]).sum() };
+    let (all, first, second) = (page.iter().sum::<u32>(), count(&palette.first), count(&palette.second));
+    (10 * all - 5 * first - 3 * second).min(8 * all)
+}
+
+/// A palette of the commonest values.
+fn commonest(counts: &[u64; 256]) -> Palette {
+    let mut values: [u8; 256] = array::from_fn(|value| value as u8);
+    values.sort_by_key(|&value| (u64::MAX - counts[usize::from(value)], value));
+    let (first, rest) = values.split_first_chunk().expect("sixteen");
+    let second = rest.first_chunk().expect("32");
+    let mut palette = Palette { first: *first, second: *second };
+    palette.first.sort_unstable();
+    palette.second.sort_unstable();
+    palette
+}
+
+/// `classes` and `palettes` as [`tables`](super::tables) and [`literals`](super::literals) have
+/// them, but for rustfmt.
+fn source(classes: &[Classes; 2], palettes: &Values) -> String {
+    let slots = |slots: &Slots| match slots.as_slice() {
+        [] => "Slots::NONE".to_owned(),
+        slots => {
+            let slots: Vec<String> = slots.iter().map(|slot| format!("({}, {})", slot.base, slot.bits)).collect();
+            format!("Slots::new(&[{}])", slots.join(", "))
+        }
+    };
+    let text = |values: &[u8]| -> String {
+        let byte = |&value: &u8| match value {
+            b'"' | b'\\' => format!("\\x{value:02x}"),
+            b' '..=b'~' => char::from(value).to_string(),
+            _ => format!("\\x{value:02x}"),
+        };
+        values.iter().map(byte).collect()
+    };
+    let mut out = String::new();
+    for (name, classes) in ["OTHERS", "OF_WORDS"].into_iter().zip(classes) {
+        out += &format!("const {name}: Classes = [\n");
+        for class in classes {
+            out += &format!("    Class {{ runs: {}, lengths: {} }},\n", slots(&class.runs), slots(&class.lengths));
+        }
+        out += "];\n\n";
+    }
+    out += "pub(super) const PALETTES: Values = [\n";
+    for palette in palettes {
+        out += &format!("    Palette::new(b\"{}\", b\"{}\"),\n", text(&palette.first), text(&palette.second));
+    }
+    out + "];\n"
+}
