@@ -38,7 +38,8 @@ pub struct Options {
 
 /// A disk that is only read, by any number of threads.
 ///
-/// Its size is that of the content, rounded up to a multiple of 512; what is behind the content reads as zeros.
+/// Its size is that of the content, rounded up to a multiple of 512; what is behind the content
+/// reads as zeros.
 pub struct Base {
     path: PathBuf,
     format: Format,
@@ -54,7 +55,8 @@ pub struct Base {
 impl Base {
     /// Opens the file at `path` and verifies what says where its content lies. Content is not read.
     ///
-    /// `tell` gets a line when the first read fails, and one when the open file is found to be changed by others.
+    /// `tell` gets a line when the first read fails, and one when the open file is found to be
+    /// changed by others.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -126,7 +128,8 @@ impl Base {
         self.format
     }
 
-    /// The most memory that it takes beside the cache: what says where content lies, once it was read.
+    /// The most memory that it takes beside the cache: what says where content lies, once it was
+    /// read.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()
     }
@@ -212,7 +215,8 @@ impl BlockDevice for Base {
             each(Extent { len_bytes: padding_bytes, hole: false, zero: true });
             return Ok(());
         }
-        // The last sector has one status: what is behind the content has that of the content's last byte.
+        // The last sector has one status: what is behind the content has that of the content's last
+        // byte.
         let mut left_bytes = stored_bytes;
         let with_padding = &mut |extent: Extent| {
             left_bytes -= extent.len_bytes;

@@ -7,7 +7,8 @@ use std::{
 
 use pagefold_erofs::ClusterCache;
 
-/// Memory for what bases decode, shared by all that are opened with it. It is there as long as there is a base that needs it.
+/// Memory for what bases decode, shared by all that are opened with it. It is there as long as
+/// there is a base that needs it.
 pub struct Cache {
     lease: Box<dyn Fn() -> Option<Lease> + Send + Sync>,
     leased: Mutex<Weak<Leased>>,
@@ -33,8 +34,9 @@ impl Cache {
         Self::leased(move || Some(Lease { limit_bytes, held: Box::new(()) }))
     }
 
-    /// A cache in memory that `lease` lends when a base first needs it, and again when one does after there was none. `None`: there is no
-    /// memory for it, and no base that needs a cache can be opened.
+    /// A cache in memory that `lease` lends when a base first needs it, and again when one does
+    /// after there was none. `None`: there is no memory for it, and no base that needs a cache can
+    /// be opened.
     pub fn leased(lease: impl Fn() -> Option<Lease> + Send + Sync + 'static) -> Self {
         Self { lease: Box::new(lease), leased: Mutex::default() }
     }

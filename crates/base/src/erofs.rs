@@ -7,7 +7,8 @@ use pagefold_erofs::{File, FileKind, Image, Inode};
 
 use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
 
-/// An image keeps decoded indexes of up to 4 MiB: 8 bytes for each 4 KiB of content. And blocks of the directories that lead to the file.
+/// An image keeps decoded indexes of up to 4 MiB: 8 bytes for each 4 KiB of content. And blocks of
+/// the directories that lead to the file.
 const MOST_INDEX_BYTES: u64 = 4 << 20;
 const CONTENT_OF_AN_INDEX_BYTE: u64 = 512;
 const DIRECTORY_BYTES: u64 = 64 << 10;
@@ -20,7 +21,8 @@ pub(crate) struct ErofsFile {
 }
 
 impl ErofsFile {
-    /// Opens the file at `inside`, or the only one of the image. Where its content lies is verified.
+    /// Opens the file at `inside`, or the only one of the image. Where its content lies is
+    /// verified.
     pub(crate) fn open(
         path: &Path,
         file: OsFile,

@@ -24,7 +24,8 @@ pub enum OpenError {
         /// Why not, and what to do.
         what: String,
     },
-    /// The content says another format than the name, and a guest that writes a raw disk chooses its content.
+    /// The content says another format than the name, and a guest that writes a raw disk chooses
+    /// its content.
     #[error(
         "{}: it begins as {} does, and its name does not end with '.{}': say which format it has, {} or {}",
         path.display(), found.described(), found.name(), found.name(), Format::Raw.name()

@@ -61,7 +61,8 @@ impl Format {
         Self::ALL.into_iter().find(|format| extension.eq_ignore_ascii_case(format.name()))
     }
 
-    /// The format of a file where nobody says it: its content and its name must agree. A raw disk needs no such name.
+    /// The format of a file where nobody says it: its content and its name must agree. A raw disk
+    /// needs no such name.
     pub(crate) fn of(path: &Path, file: &File) -> Result<Self, OpenError> {
         let (content, name) = (Self::of_content(file), Self::of_name(path));
         match (content, name) {

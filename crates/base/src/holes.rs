@@ -6,7 +6,8 @@ use pagefold_disk::Extent;
 
 use crate::content::{data, hole};
 
-/// Holes that are remembered at most, 16 bytes each. Where there are more, the shortest are told as data.
+/// Holes that are remembered at most, 16 bytes each. Where there are more, the shortest are told as
+/// data.
 const MOST: usize = 1 << 16;
 
 /// A file's holes.

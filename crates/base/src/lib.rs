@@ -1,5 +1,5 @@
-//! Bases: disks that are only read. A file in an EROFS image, a raw file, a block device or a qcow2 image as
-//! a [`BlockDevice`](pagefold_disk::BlockDevice).
+//! Bases: disks that are only read. A file in an EROFS image, a raw file, a block device or a qcow2
+//! image as a [`BlockDevice`](pagefold_disk::BlockDevice).
 //!
 //! ```
 //! use pagefold_base::{Base, Cache, Options};
@@ -19,9 +19,10 @@
 //!
 //! # What is trusted
 //!
-//! Nothing in the file. What says where content lies is verified when a base is opened; content is not read then. A read that fails is
-//! an error of that request, and the base can be used on. The file stays open, so that its path may get another file. If the open file
-//! itself is changed, reads give what it holds now, or an error, never bytes past its end.
+//! Nothing in the file. What says where content lies is verified when a base is opened; content is
+//! not read then. A read that fails is an error of that request, and the base can be used on. The
+//! file stays open, so that its path may get another file. If the open file itself is changed,
+//! reads give what it holds now, or an error, never bytes past its end.
 #![forbid(unsafe_code)]
 
 mod base;

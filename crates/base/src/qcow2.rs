@@ -1,4 +1,5 @@
-//! A qcow2 image, whose tables imago reads. Content that is not compressed is read here, so that what the file lacks is an error.
+//! A qcow2 image, whose tables imago reads. Content that is not compressed is read here, so that
+//! what the file lacks is an error.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
@@ -13,8 +14,9 @@ use crate::{OpenError, content::Content, holes::Holes};
 /// Second-level tables that imago keeps, of a cluster each.
 const KEPT_TABLES: u64 = 128;
 
-/// Parts of an image that are looked at when it is opened: with clusters of 64 KiB and no two side by side, a terabyte has as many. A small
-/// file may claim any number, by naming a table many times.
+/// Parts of an image that are looked at when it is opened: with clusters of 64 KiB and no two side
+/// by side, a terabyte has as many. A small file may claim any number, by naming a table many
+/// times.
 const MOST_PARTS: u64 = 1 << 24;
 
 /// A qcow2 image that needs no other file.
@@ -148,7 +150,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Reads from the file. A last cluster that the file did not wholly have when it was opened ends with zeros.
+    /// Reads from the file. A last cluster that the file did not wholly have when it was opened
+    /// ends with zeros.
     fn read_file(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let had = self.file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
         let (stored, rest) = buf.split_at_mut(had);

@@ -1,9 +1,10 @@
 //! What lies below disks: a base, and what is known of its pages.
 //!
-//! A page that equals its base's needs no memory. To compare every page that is written would cost a read of the base each. So a digest of
-//! 15 bits is kept of each page of the base that was read whole through a disk, two bytes a page, and only where it agrees is the page compared.
-//! Where none is known, large requests alone are compared with the base, since one read of it serves many pages; and when that has found
-//! nothing equal a few times, only some of them.
+//! A page that equals its base's needs no memory. To compare every page that is written would cost
+//! a read of the base each. So a digest of 15 bits is kept of each page of the base that was read
+//! whole through a disk, two bytes a page, and only where it agrees is the page compared. Where
+//! none is known, large requests alone are compared with the base, since one read of it serves many
+//! pages; and when that has found nothing equal a few times, only some of them.
 
 use std::sync::{
     Arc, OnceLock,
@@ -45,7 +46,8 @@ pub(crate) struct Below {
     misses: AtomicU32,
 }
 
-/// A digest of a page that is never 0: words far from each other, which is enough to tell most pages that differ.
+/// A digest of a page that is never 0: words far from each other, which is enough to tell most
+/// pages that differ.
 fn digest(page: &Page) -> u16 {
     let mut sum = 0u64;
     for words in page.chunks_exact(128) {

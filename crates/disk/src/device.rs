@@ -4,7 +4,8 @@ use std::{io, sync::Arc};
 
 use crate::Waits;
 
-/// Why a request failed. A failed write leaves each page of its range either as it was or as it was to be.
+/// Why a request failed. A failed write leaves each page of its range either as it was or as it was
+/// to be.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No memory is left within the limit (ENOSPC).
@@ -66,12 +67,14 @@ pub enum Zeroes {
 }
 /// A device of bytes that any number of threads use at once.
 ///
-/// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within [`size_bytes`](Self::size_bytes),
-/// and that a device that says it is read-only is not asked to change. Offsets and lengths are in bytes and need no
-/// alignment. Of two requests that touch one page at the same time, each is applied whole to that page.
+/// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within
+/// [`size_bytes`](Self::size_bytes), and that a device that says it is read-only is not asked to
+/// change. Offsets and lengths are in bytes and need no alignment. Of two requests that touch one
+/// page at the same time, each is applied whole to that page.
 ///
-/// A request that fails says why by an [`Error`]. After a failed read `buf` holds unspecified bytes. A failed change leaves each page of
-/// its range either as it was or as it was to be, and the device can be used on.
+/// A request that fails says why by an [`Error`]. After a failed read `buf` holds unspecified
+/// bytes. A failed change leaves each page of its range either as it was or as it was to be, and
+/// the device can be used on.
 pub trait BlockDevice: Send + Sync {
     /// The device's size. It may change while the device is used.
     fn size_bytes(&self) -> u64;
@@ -81,12 +84,14 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Whether a small request can take long (storage, network): a transport then keeps it off its fast path.
+    /// Whether a small request can take long (storage, network): a transport then keeps it off its
+    /// fast path.
     fn may_block(&self) -> bool {
         false
     }
 
-    /// Where a change that fails with [`Error::NoSpace`] may wait for room, to be tried again; `None`: it fails.
+    /// Where a change that fails with [`Error::NoSpace`] may wait for room, to be tried again;
+    /// `None`: it fails.
     fn waits(&self) -> Option<&Arc<Waits>> {
         None
     }
@@ -97,17 +102,20 @@ pub trait BlockDevice: Send + Sync {
     /// Stores `buf` at `offset`.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
 
-    /// Makes finished writes as lasting as the device can. One that keeps nothing beyond its process does nothing.
+    /// Makes finished writes as lasting as the device can. One that keeps nothing beyond its
+    /// process does nothing.
     fn flush(&self) -> Result<(), Error>;
 
-    /// Gives the range's memory back, page by page; all of it reads as zeros afterwards, parts of pages too.
+    /// Gives the range's memory back, page by page; all of it reads as zeros afterwards, parts of
+    /// pages too.
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
 
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
 
-    /// Tells `each` the range's extents in order; they cover it exactly. Neighbours may have the same status, so that little more
-    /// is looked at than is told. `each` returns false to hear no more.
+    /// Tells `each` the range's extents in order; they cover it exactly. Neighbours may have the
+    /// same status, so that little more is looked at than is told. `each` returns false to hear no
+    /// more.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 
     /// Whether [`changes`](Self::changes) says more than that anything may have been changed.
@@ -115,8 +123,9 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Tells `each` which stretches of the range were changed since the device was made, in order; they cover it exactly. Neighbours may have
-    /// the same status. `each` returns false to hear no more.
+    /// Tells `each` which stretches of the range were changed since the device was made, in order;
+    /// they cover it exactly. Neighbours may have the same status. `each` returns false to hear no
+    /// more.
     fn changes(&self, _offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
         each(Change { len_bytes, changed: true });
         Ok(())

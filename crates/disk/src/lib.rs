@@ -14,8 +14,8 @@
 //! ```
 //!
 //! [`BlockDevice`] is the interface; [`Checked`] is the one place that validates range and capability, so that devices
-//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages; [`Patient`] has changes that find no room
-//! wait for it.
+//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages; [`Patient`] has
+//! changes that find no room wait for it.
 #![forbid(unsafe_code)]
 
 mod below;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
-/// A device that tells transports where to wait for room. It wakes those that wait when a part of it is discarded, and when
-/// it is dropped. What else makes room has to call [`Room::signal`](crate::Room::signal).
+/// A device that tells transports where to wait for room. It wakes those that wait when a part of
+/// it is discarded, and when it is dropped. What else makes room has to call
+/// [`Room::signal`](crate::Room::signal).
 #[derive(Debug)]
 pub struct Patient<D> {
     device: D,

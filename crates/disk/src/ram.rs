@@ -21,7 +21,8 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Changes are first told of so many slots, then of twice as many each time: no more is looked at than twice what is told.
+/// Changes are first told of so many slots, then of twice as many each time: no more is looked at
+/// than twice what is told.
 const FIRST_CHANGE_SLOTS: u64 = 64;
 
 /// Why there is no disk, or none of that size.
@@ -36,9 +37,9 @@ pub enum NewError {
     Store(#[from] store::Error),
 }
 
-/// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may reach past the
-/// disk's end, and the rest of its page is zeros. A slot that holds nothing reads as the base does there, if there is one, and as zeros beyond the
-/// base's end.
+/// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may
+/// reach past the disk's end, and the rest of its page is zeros. A slot that holds nothing reads as
+/// the base does there, if there is one, and as zeros beyond the base's end.
 pub struct RamDisk {
     disk: Disk,
     below: Option<Arc<Below>>,
@@ -112,9 +113,10 @@ impl RamDisk {
         Ok(Self::of(disk, None, true, pool.clone(), size_bytes))
     }
 
-    /// A disk in `pool` that holds what `base` does, which nobody may change while the disk or any fork of it is there. It has the base's size.
-    /// What is known of the base's pages, up to two bytes each, is shared by this disk and its forks: so one disk that stays as it is, and forks of it,
-    /// serve a base better than several such disks.
+    /// A disk in `pool` that holds what `base` does, which nobody may change while the disk or any
+    /// fork of it is there. It has the base's size. What is known of the base's pages, up to two
+    /// bytes each, is shared by this disk and its forks: so one disk that stays as it is, and forks
+    /// of it, serve a base better than several such disks.
     ///
     /// # Errors
     /// See [`NewError`].
@@ -141,8 +143,8 @@ impl RamDisk {
         Ok(Self::of(disk, self.below.clone(), began_empty, self.pool.clone(), self.size_bytes()))
     }
 
-    /// A fork that nobody may write to. As long as the disk is there, the fork's [changes](BlockDevice::changes) are those that the disk had
-    /// at the instant.
+    /// A fork that nobody may write to. As long as the disk is there, the fork's
+    /// [changes](BlockDevice::changes) are those that the disk had at the instant.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -150,8 +152,8 @@ impl RamDisk {
         Ok(Self { snapshot_of: Some(Arc::downgrade(self)), ..self.fork()? })
     }
 
-    /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at one instant, and gives it that one's size. See
-    /// [`Disk::become_as`].
+    /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at
+    /// one instant, and gives it that one's size. See [`Disk::become_as`].
     ///
     /// # Errors
     /// [`Error::NoSpace`]; the disk is as it was.
@@ -178,16 +180,18 @@ impl RamDisk {
         self.disk.stats()
     }
 
-    /// The most memory that the disk may take of its pool; `u64::MAX` for as much as there is. See [`Disk::set_limit`].
+    /// The most memory that the disk may take of its pool; `u64::MAX` for as much as there is. See
+    /// [`Disk::set_limit`].
     pub fn set_limit(&self, limit_bytes: u64) {
         self.disk.set_limit(limit_bytes);
     }
 
-    /// Gives the disk another size. What is beyond a smaller one is lost; what a larger one adds reads as zeros.
+    /// Gives the disk another size. What is beyond a smaller one is lost; what a larger one adds
+    /// reads as zeros.
     ///
     /// # Errors
-    /// The size cannot be, or there is no memory to cut the last page or to note what is gone: the disk has the size that it had, and some
-    /// of what was to be lost is.
+    /// The size cannot be, or there is no memory to cut the last page or to note what is gone: the
+    /// disk has the size that it had, and some of what was to be lost is.
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let slots =
             slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
@@ -249,7 +253,8 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Fills a part of a request from the disk's own page. False: the slot holds nothing, and the part is unspecified.
+    /// Fills a part of a request from the disk's own page. False: the slot holds nothing, and the
+    /// part is unspecified.
     fn read_part(&self, part: &Part, target: &mut [u8]) -> Result<bool, Error> {
         if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
             return Ok(self.disk.read(part.slot, page)?);
@@ -279,8 +284,8 @@ impl RamDisk {
         Ok(more)
     }
 
-    /// As [`extents`](BlockDevice::extents), with which of them are the disk's own. Callers ask for a range that is not empty and lies
-    /// within the disk.
+    /// As [`extents`](BlockDevice::extents), with which of them are the disk's own. Callers ask for
+    /// a range that is not empty and lies within the disk.
     pub fn layered_extents(
         &self,
         offset: u64,
@@ -317,7 +322,8 @@ impl RamDisk {
         whole: impl Fn(Range<u64>) -> Result<(), store::Error>,
     ) -> Result<(), Error> {
         let end = offset + len_bytes;
-        // The bytes past the disk's end are zeros already, so clearing all that is the disk's clears the page.
+        // The bytes past the disk's end are zeros already, so clearing all that is the disk's
+        // clears the page.
         let last = if end == self.size_bytes() { end.div_ceil(PAGE_BYTES) } else { end / PAGE_BYTES };
         let first = offset.div_ceil(PAGE_BYTES);
         if first > last {

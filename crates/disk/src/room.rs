@@ -77,7 +77,8 @@ impl Waits {
         *self.room.generation()
     }
 
-    /// Sleeps until there may be more room than at `seen`, and `most` at most. The caller has a [`Waiting`].
+    /// Sleeps until there may be more room than at `seen`, and `most` at most. The caller has a
+    /// [`Waiting`].
     pub fn sleep(&self, seen: u64, most: Duration) {
         let same = |generation: &mut u64| *generation == seen;
         let slept = self.room.changed.wait_timeout_while(self.room.generation(), most, same);

@@ -5,23 +5,26 @@
 //! │ pages, tables, trained tables, …   │ growing  │ swapping │ moving │
 //! ```
 //!
-//! - **growing**: a page that replaces another may be longer: 1/64 of the limit. And what the pool has promised to streams: one a CPU.
-//! - **swapping**: a new object is there before the old one goes, and what goes is kept for a moment for those who read it: so much for
-//!   each CPU, or 1/512 of the limit.
+//! - **growing**: a page that replaces another may be longer: 1/64 of the limit. And what the pool
+//!   has promised to streams: one a CPU.
+//! - **swapping**: a new object is there before the old one goes, and what goes is kept for a
+//!   moment for those who read it: so much for each CPU, or 1/512 of the limit.
 //! - **moving**: a segment is emptied into another before its memory comes back.
 //!
 //! Three rules:
 //!
-//! 1. Memory is taken up to `stored`; to *move objects*, and for an object of a writer who has just brought as much together, up to the
-//!    limit.
-//! 2. An object is *admitted* if what is taken without what is free in the heap, with the bytes by which it is longer than the one
-//!    that it replaces, stays below `longer`, or for an empty slot below `new`. One that is not longer is always admitted. What is kept for
-//!    good (tables, streams beyond those promised) is admitted as an object for an empty slot is.
-//! 3. Below `stored`, half of what is kept for swapping is kept free: when it is used, the compactor empties segments until all of it is
-//!    free again. A writer who finds no room though his object is admitted does so himself.
+//! 1. Memory is taken up to `stored`; to *move objects*, and for an object of a writer who has just
+//!    brought as much together, up to the limit.
+//! 2. An object is *admitted* if what is taken without what is free in the heap, with the bytes by
+//!    which it is longer than the one that it replaces, stays below `longer`, or for an empty slot
+//!    below `new`. One that is not longer is always admitted. What is kept for good (tables,
+//!    streams beyond those promised) is admitted as an object for an empty slot is.
+//! 3. Below `stored`, half of what is kept for swapping is kept free: when it is used, the
+//!    compactor empties segments until all of it is free again. A writer who finds no room though
+//!    his object is admitted does so himself.
 //!
-//! So a full pool can be overwritten for ever with pages like its own: they are admitted, and what is free in the heap suffices to
-//! bring room for them together.
+//! So a full pool can be overwritten for ever with pages like its own: they are admitted, and what
+//! is free in the heap suffices to bring room for them together.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -49,7 +52,8 @@ pub(crate) struct Budget {
 /// A segment for each thread that empties one at a time, and for the background thread.
 const MOVING_BYTES: u64 = 64 << 10;
 
-/// What a CPU's thread holds twice for a moment: its new object, and objects that it has replaced and keeps for readers.
+/// What a CPU's thread holds twice for a moment: its new object, and objects that it has replaced
+/// and keeps for readers.
 const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
 /// What memory is taken for.
@@ -95,7 +99,8 @@ impl Budget {
         }
     }
 
-    /// Lets the next `after` calls of [`take_for`](Self::take_for) pass and makes the `count` after those fail.
+    /// Lets the next `after` calls of [`take_for`](Self::take_for) pass and makes the `count` after
+    /// those fail.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn fail(&self, after: u64, count: u64) {
         self.faults.calls.store(0, Relaxed);
@@ -144,7 +149,8 @@ impl Budget {
         self.used.fetch_sub(bytes, Relaxed);
     }
 
-    /// Takes `bytes` that were promised. What is left of the promise covers them, or they are not taken.
+    /// Takes `bytes` that were promised. What is left of the promise covers them, or they are not
+    /// taken.
     pub(crate) fn take_promised(&self, bytes: u64) -> Result<(), Full> {
         self.promised.fetch_update(Relaxed, Relaxed, |promised| promised.checked_sub(bytes)).map_err(|_| Full)?;
         self.take_for(Purpose::Store, bytes).inspect_err(|_| _ = self.promised.fetch_add(bytes, Relaxed))
@@ -181,7 +187,8 @@ impl Budget {
         self.free.fetch_add(now_bytes.wrapping_sub(before_bytes), Relaxed);
     }
 
-    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted, `is_new` in an empty slot.
+    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted,
+    /// `is_new` in an empty slot.
     #[inline]
     pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool) -> bool {
         let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };

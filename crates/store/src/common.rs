@@ -5,12 +5,14 @@
 //! disk b ─ leaf │ object  │ shared 9.2 │ …        entry 2 of it has the object, and counts two who share it
 //! ```
 //!
-//! An object has one owner. When a second slot gets the same page, the object moves from the first one's entry to an entry of the pool's own, and
-//! both slots' entries say which. It stays there until the last of them lets go of it. These entries lie in leaves like any
-//! others, so compaction, training and checks know nothing of it, and whoever counts links counts these.
+//! An object has one owner. When a second slot gets the same page, the object moves from the first
+//! one's entry to an entry of the pool's own, and both slots' entries say which. It stays there
+//! until the last of them lets go of it. These entries lie in leaves like any others, so
+//! compaction, training and checks know nothing of it, and whoever counts links counts these.
 //!
-//! Entries are taken and emptied under one lock, which is locked after an entry's and never before one that somebody may hold for long: who
-//! holds it waits only for empty entries, which nobody keeps.
+//! Entries are taken and emptied under one lock, which is locked after an entry's and never before
+//! one that somebody may hold for long: who holds it waits only for empty entries, which nobody
+//! keeps.
 
 use std::{collections::BTreeSet, sync::PoisonError};
 
@@ -54,9 +56,10 @@ impl Common {
 }
 
 impl<'a> Parts<'a> {
-    /// Has one entry more share the object of entry `number`, which the caller holds. If that is a disk's, the object moves to an entry of the
-    /// pool's own first; `set_owner` tells the object. Returns what the new entry is to be: it is counted, so it must come
-    /// into a slot, or be [let go](Self::let_go).
+    /// Has one entry more share the object of entry `number`, which the caller holds. If that is a
+    /// disk's, the object moves to an entry of the pool's own first; `set_owner` tells the object.
+    /// Returns what the new entry is to be: it is counted, so it must come into a slot, or be [let
+    /// go](Self::let_go).
     ///
     /// # Errors
     /// There is no memory for an entry; nothing has changed.

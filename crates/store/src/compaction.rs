@@ -6,9 +6,10 @@
 //! | soft     | above                             | one thread for all pools of the process, made when needed   |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer, [`HELP_OBJECTS`] a write          |
 //!
-//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. Near the memory limit the background thread also empties segments
-//! when little is left to take (`budget.rs`), and a writer who finds no room does so himself, in a shard where nobody else does. An
-//! object moves while its entry is held, for the time of a copy; no reader waits for that.
+//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. Near the memory limit the
+//! background thread also empties segments when little is left to take (`budget.rs`), and a writer
+//! who finds no room does so himself, in a shard where nobody else does. An object moves while its
+//! entry is held, for the time of a copy; no reader waits for that.
 
 use std::{
     collections::VecDeque,
@@ -32,11 +33,13 @@ const HELP_OBJECTS: usize = 24;
 /// Objects that the thread in the background moves between two looks at the other pools.
 const TURN_OBJECTS: usize = 256;
 
-/// Objects that [`Core::compact`] moves between two looks at what that brought, and how many looks without gain end it.
+/// Objects that [`Core::compact`] moves between two looks at what that brought, and how many looks
+/// without gain end it.
 const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
-/// What the thread in the background waits when a pool's pressure stays though nothing can be moved.
+/// What the thread in the background waits when a pool's pressure stays though nothing can be
+/// moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Core {
@@ -65,7 +68,8 @@ impl Core {
         self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether there is more to do.
+    /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether
+    /// there is more to do.
     pub(crate) fn compact(self: &Arc<Self>, end: Option<Instant>) -> bool {
         let turning = self.pause();
         while self.free_left(&turning) {}
@@ -117,7 +121,8 @@ impl Owners for Core {
 }
 
 impl Core {
-    /// The background thread's work: moves some objects. Returns whether there is more to do at once.
+    /// The background thread's work: moves some objects. Returns whether there is more to do at
+    /// once.
     fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
         let turning = self.pause();
@@ -231,8 +236,8 @@ mod tests {
         Entry::Object { tables: 0, len_bytes: LEN, at }
     }
 
-    /// Many CPUs' streams each keep what they took out of slots for a moment; freed together it must not look like memory
-    /// that is worth moving objects for.
+    /// Many CPUs' streams each keep what they took out of slots for a moment; freed together it
+    /// must not look like memory that is worth moving objects for.
     #[test]
     fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
         fake::set_machine(0..16, 16);

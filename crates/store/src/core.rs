@@ -32,7 +32,8 @@ use crate::{
     training::{Training, prepare},
 };
 
-/// Objects longer than this are kept raw: they save next to nothing and would cost a decode at every read.
+/// Objects longer than this are kept raw: they save next to nothing and would cost a decode at
+/// every read.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
 /// See the module's comment.
@@ -52,7 +53,8 @@ pub(crate) struct Core {
     pub(crate) told: AtomicBool,
     /// Held by who moves objects in the background, or frees what disks left.
     pub(crate) turning: Mutex<()>,
-    /// What disks left that are gone, and how many such lists there are with the one that is just being freed.
+    /// What disks left that are gone, and how many such lists there are with the one that is just
+    /// being freed.
     pub(crate) unused: Mutex<Vec<Unused>>,
     pub(crate) left: AtomicUsize,
     /// Disks that are gone since the allocator was last told to give back what it keeps.
@@ -62,7 +64,8 @@ pub(crate) struct Core {
 /// Disks that go before that happens: each leaves some hundred bytes in small blocks.
 const GONE_MANY: u32 = 1000;
 
-/// Entries that are compared with a page that is written: two pages of one hash are so rare that more are never right.
+/// Entries that are compared with a page that is written: two pages of one hash are so rare that
+/// more are never right.
 const EQUALS_MAX: usize = 2;
 
 /// Parts that are freed at once by who leaves them, and between two looks of the background thread.
@@ -106,7 +109,8 @@ pub(crate) enum Made {
 pub(crate) enum Equal {
     /// In the slot's own entry.
     Own,
-    /// Elsewhere: what the slot's entry is to be. It is counted, so it must come into the slot, or be [let go](Core::let_go).
+    /// Elsewhere: what the slot's entry is to be. It is counted, so it must come into the slot, or
+    /// be [let go](Core::let_go).
     Shared(Entry),
 }
 
@@ -178,7 +182,8 @@ impl Core {
         more
     }
 
-    /// Frees some of what disks left that are gone. Returns whether there is more. `_turn` is [`turning`](Self::turning).
+    /// Frees some of what disks left that are gone. Returns whether there is more. `_turn` is
+    /// [`turning`](Self::turning).
     pub(crate) fn free_left(self: &Arc<Self>, _turn: &MutexGuard<'_, ()>) -> bool {
         let unused = self.unused().pop();
         if let Some(mut unused) = unused {
@@ -207,7 +212,8 @@ impl Core {
     /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
     pub(crate) fn free(&self, entry: Entry) {
         if let Some((at, _)) = entry.object() {
-            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its object.
+            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its
+            // object.
             unsafe { self.heap.free(at) };
         }
     }
@@ -227,8 +233,9 @@ impl Core {
         }
     }
 
-    /// Makes a new entry of what [`compress`](Self::compress) made, to be put in the place of entry `number`, and takes room for its object if it
-    /// needs one; the caller [`put`](Self::put)s it there. `replaced_bytes` is the length of the object that it will replace.
+    /// Makes a new entry of what [`compress`](Self::compress) made, to be put in the place of entry
+    /// `number`, and takes room for its object if it needs one; the caller [`put`](Self::put)s it
+    /// there. `replaced_bytes` is the length of the object that it will replace.
     pub(crate) fn build(
         self: &Arc<Self>,
         number: u64,
@@ -305,7 +312,8 @@ impl Core {
     /// Fills `page` from `entry`.
     ///
     /// # Safety
-    /// Its object, if it has one, stays live and unchanged meanwhile: the caller's pin names it, or the caller holds the entry.
+    /// Its object, if it has one, stays live and unchanged meanwhile: the caller's pin names it, or
+    /// the caller holds the entry.
     #[inline]
     pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         match entry {
@@ -333,7 +341,8 @@ impl Core {
         Ok(())
     }
 
-    /// Fills `page` from an entry that the caller holds, whose place in its leaf is `index`, or from what it leads to.
+    /// Fills `page` from an entry that the caller holds, whose place in its leaf is `index`, or
+    /// from what it leads to.
     fn decode_held(&self, entry: Entry, index: usize, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         let word = match entry {
             Entry::Link(leaf) => &self.leaves.words(leaf)[index],
@@ -345,8 +354,8 @@ impl Core {
         self.decode_held(locked.entry(), index, coder, page)
     }
 
-    /// Changes the page of entry `number`, which the caller holds, and puts what `change` leaves in its place, if the new entry `fits`
-    /// in the place of the old one.
+    /// Changes the page of entry `number`, which the caller holds, and puts what `change` leaves in
+    /// its place, if the new entry `fits` in the place of the old one.
     pub(crate) fn change(
         self: &Arc<Self>,
         number: u64,
@@ -375,7 +384,8 @@ impl Core {
         Ok(())
     }
 
-    /// Puts `new` in the place of entry `number`, which the caller holds, and frees the old object as soon as nobody reads it.
+    /// Puts `new` in the place of entry `number`, which the caller holds, and frees the old object
+    /// as soon as nobody reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
         let (leaf, index) = Leaves::leaf_of(number);
         let layer = self.leaves.layer(leaf);
@@ -406,7 +416,8 @@ impl Core {
         }
     }
 
-    /// Looks for an object of the same page that a slot can share which gets `page`. `own` is the slot's entry.
+    /// Looks for an object of the same page that a slot can share which gets `page`. `own` is the
+    /// slot's entry.
     pub(crate) fn find_equal(
         &self,
         equals: &Equals,
@@ -453,7 +464,8 @@ impl Core {
         }
     }
 
-    /// Frees the objects of entries that were swapped out of their slots, once nobody reads them, and clears the list.
+    /// Frees the objects of entries that were swapped out of their slots, once nobody reads them,
+    /// and clears the list.
     pub(crate) fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
         if words.is_empty() {
             return;

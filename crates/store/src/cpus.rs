@@ -1,11 +1,13 @@
 //! Which CPU a thread runs on, as a number without gaps.
 //!
-//! The system's ids have gaps: a process may be kept to some CPUs (affinity, cpusets), sockets and siblings may be absent.
-//! CPUs are numbered from 0, and two have one number only where there are more of them than the
-//! process may use at once (a quota of CPU time). An id that was unknown when the store was made, or that comes later, has a
-//! number too. A number only says where to look first: a thread may run on another CPU before it has read it.
+//! The system's ids have gaps: a process may be kept to some CPUs (affinity, cpusets), sockets and
+//! siblings may be absent. CPUs are numbered from 0, and two have one number only where there are
+//! more of them than the process may use at once (a quota of CPU time). An id that was unknown when
+//! the store was made, or that comes later, has a number too. A number only says where to look
+//! first: a thread may run on another CPU before it has read it.
 //!
-//! The id is libc's `sched_getcpu` and not rustix's, which crashes under valgrind: it looks for the vDSO, which that hides.
+//! The id is libc's `sched_getcpu` and not rustix's, which crashes under valgrind: it looks for the
+//! vDSO, which that hides.
 #![allow(unsafe_code)] // calls libc
 
 use std::{num::NonZero, thread};
@@ -21,7 +23,8 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// The CPUs that the calling thread may run on, or as many of them as the process may use at once.
+    /// The CPUs that the calling thread may run on, or as many of them as the process may use at
+    /// once.
     pub(crate) fn new() -> Self {
         #[cfg(all(test, not(loom)))]
         if let Some((ids, count)) = fake::machine() {
@@ -82,7 +85,8 @@ pub(crate) mod fake {
         static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
-    /// Stores made by this thread find CPUs with these ids, in ascending order, of which `count` may be used at once.
+    /// Stores made by this thread find CPUs with these ids, in ascending order, of which `count`
+    /// may be used at once.
     pub(crate) fn set_machine(ids: impl IntoIterator<Item = usize>, count: usize) {
         MACHINE.set(Some((ids.into_iter().collect(), count)));
     }
@@ -108,7 +112,8 @@ mod tests {
     use super::*;
     use crate::{Config, one::One};
 
-    /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the store over.
+    /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the
+    /// store over.
     fn use_from(store: &One, ids: impl IntoIterator<Item = usize>) {
         let part = 40;
         thread::scope(|scope| {

@@ -31,11 +31,13 @@ use crate::{
     tree::{Changing, Found, Place, Tree},
 };
 
-/// A read asks for all lines of its object at once: a decoder that meets them one by one waits for each. Whoever reads slots in
-/// order has asked before, for this much of the next object while the last one was decoded; the CPU itself sees to the rest.
+/// A read asks for all lines of its object at once: a decoder that meets them one by one waits for
+/// each. Whoever reads slots in order has asked before, for this much of the next object while the
+/// last one was decoded; the CPU itself sees to the rest.
 const AHEAD_BYTES: usize = 1024;
 
-/// What holes may take beyond a disk's own limit, so that a disk that is full can discard: that part of the limit, and so many bytes.
+/// What holes may take beyond a disk's own limit, so that a disk that is full can discard: that
+/// part of the limit, and so many bytes.
 const CLEARING_PART: u64 = 16;
 const CLEARING_BYTES: u64 = 16 << 10;
 
@@ -90,7 +92,8 @@ impl From<Full> for Error {
 pub enum Status {
     /// Nothing; it reads as zeros.
     Empty,
-    /// It was discarded, on a disk that lies [over](crate::Pool::disk_over) something; it reads as zeros.
+    /// It was discarded, on a disk that lies [over](crate::Pool::disk_over) something; it reads as
+    /// zeros.
     Hole,
     /// A page of zeros.
     Zero,
@@ -98,8 +101,8 @@ pub enum Status {
     Data,
 }
 
-/// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its memory back to the pool, in the
-/// background if there is much of it.
+/// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its
+/// memory back to the pool, in the background if there is much of it.
 pub struct Disk {
     core: Arc<Core>,
     tree: Tree,
@@ -131,9 +134,10 @@ impl Disk {
         Self { core, tree, slots, limit, over, before_bytes: AtomicU64::new(0) }
     }
 
-    /// A disk with what this one holds at one instant during the call: each write is in it whole or not at all, one that had returned
-    /// before the call is, and one that begins after it is not. Both are written to independently from then on. It takes as
-    /// long, and as much memory, whatever the disk holds; pages are held once until one of the two writes there.
+    /// A disk with what this one holds at one instant during the call: each write is in it whole or
+    /// not at all, one that had returned before the call is, and one that begins after it is not.
+    /// Both are written to independently from then on. It takes as long, and as much memory,
+    /// whatever the disk holds; pages are held once until one of the two writes there.
     ///
     /// # Errors
     /// [`Error::Full`].
@@ -149,8 +153,9 @@ impl Disk {
         Ok(Self::with_tree(Arc::clone(core), tree, slots, true))
     }
 
-    /// Makes this disk hold what `like` does, a disk of the same pool, such as a [`fork`](Self::fork) of a snapshot. It gets as many slots. That takes as long
-    /// whatever the two hold.
+    /// Makes this disk hold what `like` does, a disk of the same pool, such as a
+    /// [`fork`](Self::fork) of a snapshot. It gets as many slots. That takes as long whatever the
+    /// two hold.
     ///
     /// # Errors
     /// [`Error::Full`]; the disk is as it was.
@@ -188,8 +193,9 @@ impl Disk {
         done
     }
 
-    /// Clears slots. As [`change`](Self::change), but does without what was kept free, as it gives more back than it takes, and frees all at
-    /// once. A disk that is far beyond its own limit takes nothing for it.
+    /// Clears slots. As [`change`](Self::change), but does without what was kept free, as it gives
+    /// more back than it takes, and frees all at once. A disk that is far beyond its own limit
+    /// takes nothing for it.
     fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
         let limit = self.limit.load(Relaxed);
@@ -201,7 +207,8 @@ impl Disk {
         done.map_err(|Full| if may_take { Error::Full } else { Error::DiskFull })
     }
 
-    /// Bytes that count against the disk's own limit, as they were a while ago for what it wrote before it was last forked.
+    /// Bytes that count against the disk's own limit, as they were a while ago for what it wrote
+    /// before it was last forked.
     fn spent_now(&self) -> u64 {
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
@@ -223,8 +230,8 @@ impl Disk {
         self.slots.load(Acquire)
     }
 
-    /// Makes it a disk of so many slots. New ones are empty; those that go lose their pages. Others use the disk meanwhile: what they
-    /// write to slots that go is lost or refused.
+    /// Makes it a disk of so many slots. New ones are empty; those that go lose their pages. Others
+    /// use the disk meanwhile: what they write to slots that go is lost or refused.
     ///
     /// # Errors
     /// [`Error::TooLarge`]; the disk is as it was. [`Error::Full`], [`Error::DiskFull`]: the disk shares pages that are to go, and there is no memory to
@@ -241,14 +248,15 @@ impl Disk {
         Ok(())
     }
 
-    /// The most bytes that the disk may take of the pool: objects and table, as [`DiskStats::spent_bytes`] counts. `u64::MAX` for as
-    /// much as there is. A limit below what the disk takes already keeps it from growing.
+    /// The most bytes that the disk may take of the pool: objects and table, as
+    /// [`DiskStats::spent_bytes`] counts. `u64::MAX` for as much as there is. A limit below what
+    /// the disk takes already keeps it from growing.
     pub fn set_limit(&self, limit_bytes: u64) {
         self.limit.store(limit_bytes, Relaxed);
     }
 
-    /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot holds anything, if only a hole. After an error
-    /// `page` is unspecified.
+    /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot
+    /// holds anything, if only a hole. After an error `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.check_slot(slot)?;
         let (core, tree) = (&*self.core, &self.tree);
@@ -406,7 +414,8 @@ impl Disk {
         }
     }
 
-    /// Whether the slot whose entry was at `place` in that version of the tree holds just what was made of `page`.
+    /// Whether the slot whose entry was at `place` in that version of the tree holds just what was
+    /// made of `page`.
     #[inline]
     fn has(
         &self,
@@ -435,7 +444,8 @@ impl Disk {
         has
     }
 
-    /// Whether no slot holds anything, for certain: nothing was ever written to the disk or what it is a fork of.
+    /// Whether no slot holds anything, for certain: nothing was ever written to the disk or what it
+    /// is a fork of.
     pub fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }
@@ -451,9 +461,10 @@ impl Disk {
         Ok(())
     }
 
-    /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there is stored. No other
-    /// operation on the slot comes between. `change` is short: the slot is locked while it runs, and it must not use
-    /// the pool. It is called again, with the page as it is then, when there was no room for the first.
+    /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there
+    /// is stored. No other operation on the slot comes between. `change` is short: the slot is
+    /// locked while it runs, and it must not use the pool. It is called again, with the page as it
+    /// is then, when there was no room for the first.
     pub fn update(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Zeros, change).map(drop)
     }
@@ -502,8 +513,8 @@ impl Disk {
         Ok(true)
     }
 
-    /// Empties the slots and gives their memory back. On a disk that was forked, is a fork, or lies [over](crate::Pool::disk_over) something,
-    /// they hold a hole then.
+    /// Empties the slots and gives their memory back. On a disk that was forked, is a fork, or lies
+    /// [over](crate::Pool::disk_over) something, they hold a hole then.
     ///
     /// # Errors
     /// [`Error::NoSuchSlot`]. [`Error::Full`], [`Error::DiskFull`]: there is no memory to note it, where the disk shares its pages or lies over
@@ -516,7 +527,8 @@ impl Disk {
         self.clear(slots, self.slots())
     }
 
-    /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its entry.
+    /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its
+    /// entry.
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         self.put_entry(slot, Entry::Same(Fill::ZERO))
@@ -538,21 +550,23 @@ impl Disk {
         Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
     }
 
-    /// What the slot holds, and how many slots from it on, at most `limit`, hold the same for certain and are cheap to pass over.
+    /// What the slot holds, and how many slots from it on, at most `limit`, hold the same for
+    /// certain and are cheap to pass over.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<(Status, u64), Error> {
         self.check_slot(slot)?;
         let (status, count) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
         Ok((Status::of(status), count))
     }
 
-    /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many slots from it on, at most `limit`, the same
-    /// is certain. A hole may be told as changed that is older than that.
+    /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many
+    /// slots from it on, at most `limit`, the same is certain. A hole may be told as changed that
+    /// is older than that.
     pub fn changed(&self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
         self.changed_by(self, slot, limit)
     }
 
-    /// As [`changed`](Self::changed), since `disk` was made, of which this is a fork that nobody has written to: what `disk` had changed when it was
-    /// forked.
+    /// As [`changed`](Self::changed), since `disk` was made, of which this is a fork that nobody
+    /// has written to: what `disk` had changed when it was forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
         self.check_slot(slot)?;
         // What the fork has of them, the disk keeps among its own, whatever it has become since.
@@ -560,7 +574,8 @@ impl Disk {
         Ok(self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers))
     }
 
-    /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is there.
+    /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is
+    /// there.
     pub fn stats(&self) -> DiskStats {
         let Core { layers, .. } = &*self.core;
         let own = self.tree.layers();
@@ -615,8 +630,9 @@ impl Disk {
         made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
 
-    /// Tries once more what failed for want of room that others give back by themselves: disks that are gone, a training, and, where the slot
-    /// has an object, those who have just replaced theirs. Neither may hold a stream or an entry. A leaf that was made in vain goes.
+    /// Tries once more what failed for want of room that others give back by themselves: disks that
+    /// are gone, a training, and, where the slot has an object, those who have just replaced
+    /// theirs. Neither may hold a stream or an entry. A leaf that was made in vain goes.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
@@ -631,7 +647,8 @@ impl Disk {
         while let Err(Error::Full) = done
             && more
         {
-            // Once more also if nothing is left: others may have freed the last of it since the first attempt.
+            // Once more also if nothing is left: others may have freed the last of it since the
+            // first attempt.
             more = core.has_freed();
             done = attempt();
         }

@@ -13,9 +13,9 @@
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
-//! `Same` keeps the 8-byte word that fills the page. 56 bits are too few for every word, so `form` says which byte of it
-//! is zero and left out (0 to 7), or that its two halves are equal (8). A page filled with any other word is an
-//! ordinary object.
+//! `Same` keeps the 8-byte word that fills the page. 56 bits are too few for every word, so `form`
+//! says which byte of it is zero and left out (0 to 7), or that its two halves are equal (8). A
+//! page filled with any other word is an ordinary object.
 //!
 //! The word 0 is no entry: the leaf that it was in is nobody's ([`GONE`]).
 
@@ -60,11 +60,13 @@ pub(crate) enum Entry {
     Hole,
     /// What the entry with the same place in that leaf holds.
     Link(Owner),
-    /// What the entry with that number holds, which is the pool's (`common.rs`). Its object had so many bytes when this entry came to it.
+    /// What the entry with that number holds, which is the pool's (`common.rs`). Its object had so
+    /// many bytes when this entry came to it.
     Shared { number: u64, len_bytes: usize },
     /// A page that is one word over and over.
     Same(Fill),
-    /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there is nothing to choose.
+    /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there
+    /// is nothing to choose.
     Object { tables: u8, len_bytes: usize, at: Location },
     /// A page kept as it is, because it does not compress.
     Raw { at: Location },

@@ -4,9 +4,10 @@
 //! bucket 0: 8 hints │ bucket 1: 8 hints │ …          hint: 33 bits of the hash, 1, an entry's number (30 bits)
 //! ```
 //!
-//! All of it is hints. Who finds one compares the pages; so hints are read, put and lost without any lock. The table grows by linear
-//! hashing (W. Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980): bucket `n` takes its part of one
-//! bucket before it, and nothing else moves. It grows where hints displace others, up to 1/64 of the memory that the pool takes.
+//! All of it is hints. Who finds one compares the pages; so hints are read, put and lost without
+//! any lock. The table grows by linear hashing (W. Litwin, "Linear Hashing: A New Tool for File and
+//! Table Addressing", VLDB 1980): bucket `n` takes its part of one bucket before it, and nothing
+//! else moves. It grows where hints displace others, up to 1/64 of the memory that the pool takes.
 
 use std::{
     hash::{BuildHasher, Hasher},

@@ -66,7 +66,8 @@ impl Model {
     }
 }
 
-/// Runs the scenario with `count` allocations failing after the first `after`. Returns whether there were any.
+/// Runs the scenario with `count` allocations failing after the first `after`. Returns whether
+/// there were any.
 fn scenario(after: u64, count: u64) -> bool {
     let store = One::new(SLOTS, Config::default());
     let mut model = Model { store, pages: vec![None; SLOTS as usize] };
@@ -119,7 +120,8 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     let before = store.stats();
     let mut refused = 0;
     for round in 0..100 {
-        // Each needs a node, a leaf and room for its object, some of them a page of nodes or leaves.
+        // Each needs a node, a leaf and room for its object, some of them a page of nodes or
+        // leaves.
         let slots = || (1..=20).map(|number| (number + round * 20) << 16);
         store.budget().fail(round % 7, 30);
         refused += slots().filter(|&slot| store.write(slot, page(15)).is_err()).count();

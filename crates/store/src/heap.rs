@@ -1,5 +1,5 @@
-//! The heap: objects side by side to the byte, holes used again by best fit, objects cut in two where no hole
-//! is long enough.
+//! The heap: objects side by side to the byte, holes used again by best fit, objects cut in two
+//! where no hole is long enough.
 //!
 //! ```text
 //! heap     shards, each with a lock and up to 4 GiB of address space        location = shard × span + offset
@@ -7,15 +7,18 @@
 //! segment  blocks without a gap: header, object, header, object, hole, …    see `block`
 //! ```
 //!
-//! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes of others that have
-//! many; objects are freed in the shard they lie in. Those of other CPUs' shards are handed over in a list that takes no
-//! lock, and whoever locks the shard next frees them there: so the lines that describe a shard stay in one CPU's cache. A heap
-//! starts with one shard and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not divided;
-//! where threads are in each other's way, for each [`SHARD_LEAST`], and the first few sooner: objects of two threads that once
-//! lie in one shard keep them in each other's way long after both have their own.
+//! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes
+//! of others that have many; objects are freed in the shard they lie in. Those of other CPUs'
+//! shards are handed over in a list that takes no lock, and whoever locks the shard next frees them
+//! there: so the lines that describe a shard stay in one CPU's cache. A heap starts with one shard
+//! and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not
+//! divided; where threads are in each other's way, for each [`SHARD_LEAST`], and the first few
+//! sooner: objects of two threads that once lie in one shard keep them in each other's way long
+//! after both have their own.
 //!
-//! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths that are asked for.
-//! When they do not, segments are emptied, those with the most free bytes first: their objects go to holes elsewhere.
+//! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths
+//! that are asked for. When they do not, segments are emptied, those with the most free bytes
+//! first: their objects go to holes elsewhere.
 //!
 //! `held = live + free + tail + index`, and all of it is in the budget.
 #![allow(unsafe_code)] // passes its callers' promises on to the blocks
@@ -61,15 +64,16 @@ const SEGMENT: u32 = 64 << 10;
 /// Bytes held in a shard from which on there is another.
 const SHARD_FILL: u64 = 4 << 20;
 
-/// The same on average over all shards where threads often wait for each other, and while there are few shards this much for
-/// each of them. A wait counts as `WAIT`, each turn without takes one off, and at `CROWDED` there is another shard.
+/// The same on average over all shards where threads often wait for each other, and while there are
+/// few shards this much for each of them. A wait counts as `WAIT`, each turn without takes one off,
+/// and at `CROWDED` there is another shard.
 const SHARD_LEAST: u64 = 1 << 20;
 const SHARD_STEP: u64 = 64 << 10;
 const WAIT: u32 = 64;
 const CROWDED: u32 = 16 * WAIT;
 
-/// Address space of a shard: offsets in it are 32 bits, of which the highest is not one. Less where the process may not have
-/// that much.
+/// Address space of a shard: offsets in it are 32 bits, of which the highest is not one. Less where
+/// the process may not have that much.
 const SPAN_MAX: u64 = 1 << 32;
 const SPAN_MIN: u64 = 16 << 20;
 
@@ -82,21 +86,23 @@ const TELL_BYTES: u64 = SEGMENT as u64 / 16;
 /// Objects handed over to a shard from which on whoever hands over another frees them.
 const HANDED_MAX: u32 = 16;
 
-/// Objects handed over from which on he waits for the shard to free them: its next holder frees all there are, and others wait for
-/// that.
+/// Objects handed over from which on he waits for the shard to free them: its next holder frees all
+/// there are, and others wait for that.
 const HANDED_MOST: u32 = 4 * HANDED_MAX;
 
 /// Memory for objects of 1 to 4096 bytes.
 ///
-/// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the [`free`](Self::free) that took it
-/// back. Whoever holds the lock of the entry that names an object, or has not yet put it in an entry, owns it.
+/// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the
+/// [`free`](Self::free) that took it back. Whoever holds the lock of the entry that names an
+/// object, or has not yet put it in an entry, owns it.
 #[derive(Debug)]
 pub(crate) struct Heap {
     shards: Box<[OnceLock<Box<Part>>]>,
     cpus: Cpus,
     /// The shard of each CPU.
     homes: Box<[AtomicUsize]>,
-    /// Shards from here on are nobody's yet: they take the place of those whose address space is used up.
+    /// Shards from here on are nobody's yet: they take the place of those whose address space is
+    /// used up.
     next: AtomicUsize,
     /// How many of `homes` are in use.
     active: AtomicUsize,
@@ -106,15 +112,16 @@ pub(crate) struct Heap {
     budget: Arc<Budget>,
 }
 
-/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not on lines that the shard's
-/// CPU writes all the time.
+/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not
+/// on lines that the shard's CPU writes all the time.
 #[derive(Debug)]
 struct Part {
     blocks: CachePadded<Blocks>,
     shard: CachePadded<Mutex<Shard>>,
     /// Whether threads of other CPUs look here before they take new memory.
     roomy: CachePadded<AtomicBool>,
-    /// The highest pressure that a `free` has met here since it was last relieved. Changes under the lock.
+    /// The highest pressure that a `free` has met here since it was last relieved. Changes under
+    /// the lock.
     pressure: AtomicU8,
     /// Bytes that its objects leave of what it holds, as they were a moment ago.
     free_bytes: AtomicU64,
@@ -123,8 +130,8 @@ struct Part {
     handed: CachePadded<Handed>,
 }
 
-/// Objects to be freed, the last one handed over first: its block in the low half, how many they are in the high half. Each
-/// names the next in a field of its block.
+/// Objects to be freed, the last one handed over first: its block in the low half, how many they
+/// are in the high half. Each names the next in a field of its block.
 #[derive(Debug)]
 struct Handed(AtomicU64);
 
@@ -237,7 +244,8 @@ impl Heap {
         self.with_handed(part, part.shard.lock_after_others())
     }
 
-    /// Locks the shard that this thread allocates in; where threads often wait for each other there, they come apart.
+    /// Locks the shard that this thread allocates in; where threads often wait for each other
+    /// there, they come apart.
     fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
         if let Some(mut shard) = part.shard.try_lock() {
             shard.crowd = shard.crowd.saturating_sub(1);
@@ -277,7 +285,8 @@ impl Heap {
         self.note(part, shard);
     }
 
-    /// How much a shard wants to be compacted. Where little is left to take, it is as long as there is anything to gain.
+    /// How much a shard wants to be compacted. Where little is left to take, it is as long as there
+    /// is anything to gain.
     fn pressure_of(&self, shard: &Shard) -> Pressure {
         let Shard { live_bytes, free_bytes, .. } = *shard;
         let segment = u64::from(SEGMENT);
@@ -346,7 +355,8 @@ impl Heap {
             let mut shard = if number == home {
                 self.lock_home(part)
             } else if part.roomy.load(Relaxed) {
-                // Rather than wait there it takes new memory of its own: so threads come apart that began in one shard.
+                // Rather than wait there it takes new memory of its own: so threads come apart that
+                // began in one shard.
                 self.with_handed(part, part.shard.try_lock()?)
             } else {
                 return None;
@@ -362,7 +372,8 @@ impl Heap {
         })
     }
 
-    /// Frees an object while the lines of a new one come into the cache, if that is about to be written.
+    /// Frees an object while the lines of a new one come into the cache, if that is about to be
+    /// written.
     fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
         if wanted.writes {
             shard.free_one(&part.blocks);
@@ -397,7 +408,8 @@ impl Heap {
         self.shards[number].get().is_some_and(|part| part.shard.lock().is_used_up())
     }
 
-    /// Takes room in the other shard where the most is free: this thread's own may have none, or not be there for want of memory.
+    /// Takes room in the other shard where the most is free: this thread's own may have none, or
+    /// not be there for want of memory.
     #[cold]
     fn alloc_in_roomiest(&self, home: usize, wanted: Wanted) -> Option<Location> {
         let others = self.parts().filter(|&(number, _)| number != home);
@@ -419,14 +431,14 @@ impl Heap {
         (part, (at.get() & ((1 << self.span_bits) - 1)) as u32)
     }
 
-    /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with the entry that will name the
-    /// object; [`compact`](Self::compact) asks there for it.
+    /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with
+    /// the entry that will name the object; [`compact`](Self::compact) asks there for it.
     pub(crate) fn alloc(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: false, purpose: Purpose::Store })
     }
 
-    /// The same for a caller who is about to write the object: has its lines in the cache soon, and does meanwhile what was
-    /// put off.
+    /// The same for a caller who is about to write the object: has its lines in the cache soon, and
+    /// does meanwhile what was put off.
     pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store })
     }
@@ -441,7 +453,8 @@ impl Heap {
     /// The object's bytes where they lie, or `None` if they lie in two pieces.
     ///
     /// # Safety
-    /// `at` came from `alloc(len_bytes, _)` of this heap, is live, and is neither written nor freed while the slice is.
+    /// `at` came from `alloc(len_bytes, _)` of this heap, is live, and is neither written nor freed
+    /// while the slice is.
     pub(crate) unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
         let (part, body) = self.find(at);
         // SAFETY: the caller's word.
@@ -451,7 +464,8 @@ impl Heap {
     /// Copies the object's bytes to `out`.
     ///
     /// # Safety
-    /// `at` came from `alloc(out.len(), _)` of this heap, is live, and is neither written nor freed meanwhile.
+    /// `at` came from `alloc(out.len(), _)` of this heap, is live, and is neither written nor freed
+    /// meanwhile.
     pub(crate) unsafe fn read(&self, at: Location, out: &mut [u8]) {
         let (part, body) = self.find(at);
         // SAFETY: the caller's word.
@@ -468,7 +482,8 @@ impl Heap {
         unsafe { part.blocks.write(body, bytes) };
     }
 
-    /// Says that another leaf has the entry that names the object at `at`, which is live as long as its entry is held.
+    /// Says that another leaf has the entry that names the object at `at`, which is live as long as
+    /// its entry is held.
     pub(crate) fn set_owner(&self, at: Location, owner: Owner) {
         let (part, body) = self.find(at);
         let _shard = self.lock(part);
@@ -523,7 +538,8 @@ impl Heap {
         sum
     }
 
-    /// Looks the whole structure over and says what is inconsistent. For tests, with no other thread in the heap.
+    /// Looks the whole structure over and says what is inconsistent. For tests, with no other
+    /// thread in the heap.
     pub(crate) fn check(&self) -> Result<(), String> {
         for (number, part) in self.parts() {
             let mut shard = self.lock(part);

@@ -1,8 +1,9 @@
 //! The layers of a pool by number, and what each holds.
 //!
-//! A disk writes to a layer of its own. When it is forked, that layer is never written to again, and the disk and its fork get one each. Every
-//! leaf and node belongs to a layer: its disk alone may change it, as long as it is the disk's topmost one (`tree.rs`). A layer is
-//! there as long as its disk or any of its parts.
+//! A disk writes to a layer of its own. When it is forked, that layer is never written to again,
+//! and the disk and its fork get one each. Every leaf and node belongs to a layer: its disk alone
+//! may change it, as long as it is the disk's topmost one (`tree.rs`). A layer is there as long as
+//! its disk or any of its parts.
 
 use std::{
     io,
@@ -64,13 +65,15 @@ pub(crate) struct Sums {
     pub(crate) compressed_bytes: u64,
     pub(crate) same_pages: u64,
     pub(crate) huge_pages: u64,
-    /// Of these pages, those whose objects the pool's own entries have, and of `compressed_bytes` theirs.
+    /// Of these pages, those whose objects the pool's own entries have, and of `compressed_bytes`
+    /// theirs.
     pub(crate) shared_pages: u64,
     pub(crate) shared_bytes: u64,
 }
 
-/// What each layer holds, in shares that threads on different CPUs change without sharing a cache line; only the sum over a layer's
-/// shares means something. A layer without parts leaves all of its shares' sums at zero.
+/// What each layer holds, in shares that threads on different CPUs change without sharing a cache
+/// line; only the sum over a layer's shares means something. A layer without parts leaves all of
+/// its shares' sums at zero.
 #[derive(Debug)]
 pub(crate) struct Layers {
     counters: Reserved<AtomicI64>,
@@ -107,7 +110,8 @@ impl Layers {
         self.holds.all()[layer.0 as usize].fetch_add(1, Relaxed);
     }
 
-    /// Says that the layer has one part fewer, or no disk any more. The number of one that has neither is another's then.
+    /// Says that the layer has one part fewer, or no disk any more. The number of one that has
+    /// neither is another's then.
     pub(crate) fn give(&self, layer: LayerId, budget: &Budget) {
         if self.holds.all()[layer.0 as usize].fetch_sub(1, Release) > 1 {
             return;
@@ -141,7 +145,8 @@ impl Layers {
         &self.counters.all()[layer.0 as usize * each..][..each]
     }
 
-    /// Counts that `new` took the place of `old` in a layer. `hint`: any number that threads on different CPUs have different.
+    /// Counts that `new` took the place of `old` in a layer. `hint`: any number that threads on
+    /// different CPUs have different.
     #[inline]
     pub(crate) fn replaced(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         let first = (layer.0 as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;

@@ -8,15 +8,17 @@
 //! counts  64 counts │ 64 counts │ …                        links to the entries of a leaf that has any
 //! ```
 //!
-//! A part is in use from its take to its give, then anybody's; who may change it meanwhile is said in `tree.rs`. Its
-//! words are memory as long as the pool lives, so whoever looks at a part a moment too late sees [`GONE`], or another disk's words, but
-//! never anything else.
+//! A part is in use from its take to its give, then anybody's; who may change it meanwhile is said
+//! in `tree.rs`. Its words are memory as long as the pool lives, so whoever looks at a part a
+//! moment too late sees [`GONE`], or another disk's words, but never anything else.
 //!
 //! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
-//! - **lives** of a leaf: the links to its entries, and one while it has uses. At none it is given back.
+//! - **lives** of a leaf: the links to its entries, and one while it has uses. At none it is given
+//!   back.
 //!
-//! The row of words is also the order in which all pages of a pool can be walked, whoever has them: for the compactor, which knows an
-//! object's leaf, and for those who look for work from the first entry to the last.
+//! The row of words is also the order in which all pages of a pool can be walked, whoever has them:
+//! for the compactor, which knows an object's leaf, and for those who look for work from the first
+//! entry to the last.
 
 use std::{io, sync::atomic};
 
@@ -47,12 +49,13 @@ pub(crate) const LEAF_SLOTS: usize = 1 << FAN_BITS;
 /// Bytes of a leaf, and of a node.
 pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 
-/// The most leaves, as many as an object's header can name: 4 TiB of pages that are written side by side.
+/// The most leaves, as many as an object's header can name: 4 TiB of pages that are written side by
+/// side.
 const LEAVES_MAX: usize = 1 << 24;
 const LEAVES_MIN: usize = 1 << 12;
 
-/// A part while it is in use: its number, and when it was taken. No two are equal, also of the same part, until 2³² others were
-/// taken between.
+/// A part while it is in use: its number, and when it was taken. No two are equal, also of the same
+/// part, until 2³² others were taken between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartId(u64);
 
@@ -128,7 +131,8 @@ impl Leaves {
         lives.store(1, Relaxed);
         counts.store(0, Relaxed);
         for word in self.words(number) {
-            // Who finds this word though it came for the leaf's user before sees too that it is too late.
+            // Who finds this word though it came for the leaf's user before sees too that it is too
+            // late.
             word.store(entry.encode(), Release);
         }
         Ok(self.born(number))
@@ -245,7 +249,8 @@ impl Leaves {
         })
     }
 
-    /// Holds the entry of leaf `number` that names the object at `at`, if there is one and nobody else does.
+    /// Holds the entry of leaf `number` that names the object at `at`, if there is one and nobody
+    /// else does.
     pub(crate) fn try_lock(&self, number: Owner, at: Location) -> Option<Locked<'_>> {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))
     }
@@ -302,7 +307,8 @@ impl Leaves {
         self.leaf_slab.held_bytes() + self.node_slab.held_bytes() + self.count_slab.held_bytes()
     }
 
-    /// Looks over which leaves are somebody's, and what links to what. For tests, with no other thread in the pool.
+    /// Looks over which leaves are somebody's, and what links to what. For tests, with no other
+    /// thread in the pool.
     pub(crate) fn check(&self) -> Result<(), String> {
         let taken = |number: &u32| self.leaf_slab.is_taken(*number);
         let mut links = std::collections::HashMap::new();

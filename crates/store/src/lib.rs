@@ -1,8 +1,9 @@
 //! A compressed page store: what zram is, as a library.
 //!
-//! A [`Pool`] holds compressed pages within one memory limit, and has any number of [`Disk`]s, which come and go: each a row of slots,
-//! empty or with one page of 4 KiB. Any number of threads use them at once through shared references; operations on one slot happen
-//! one after the other, operations on different slots do not wait for each other.
+//! A [`Pool`] holds compressed pages within one memory limit, and has any number of [`Disk`]s,
+//! which come and go: each a row of slots, empty or with one page of 4 KiB. Any number of threads
+//! use them at once through shared references; operations on one slot happen one after the other,
+//! operations on different slots do not wait for each other.
 //!
 //! ```
 //! use pagefold_store::{Config, Error, PAGE_SIZE, Page, Pool};
@@ -41,15 +42,17 @@
 //!
 //! # Choices
 //!
-//! - [`Config::codec`] is any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name` has them by name.
-//! - [`Config::memory_limit`] counts all that the pool takes from the system. A write that would go over it is
-//!   [`Error::Full`]; reads, discards and overwriting with pages like the old ones go on ([`Stats`] has the figures).
-//!   [`Disk::set_limit`] bounds one disk.
+//! - [`Config::codec`] is any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name` has them
+//!   by name.
+//! - [`Config::memory_limit`] counts all that the pool takes from the system. A write that would go
+//!   over it is [`Error::Full`]; reads, discards and overwriting with pages like the old ones go on
+//!   ([`Stats`] has the figures). [`Disk::set_limit`] bounds one disk.
 //! - [`Config::train`], with a codec that has tables: they are trained on the pages written.
 //!
-//! Memory that frees leave empty in parts is compacted by a thread in the background, one for all pools of the process, which
-//! the first pool that needs it starts; [`Pool::compact`] does it at once. Nothing panics on any slot number; memory that
-//! was damaged is [`Error::Corrupt`] as far as the codec can tell.
+//! Memory that frees leave empty in parts is compacted by a thread in the background, one for all
+//! pools of the process, which the first pool that needs it starts; [`Pool::compact`] does it at
+//! once. Nothing panics on any slot number; memory that was damaged is [`Error::Corrupt`] as far as
+//! the codec can tell.
 
 mod budget;
 mod common;

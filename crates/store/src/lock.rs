@@ -1,8 +1,8 @@
 //! Who holds an entry: a bit of its word, for writers only.
 //!
-//! Writers of an entry, and who moves its object, take turns by the bit. Readers take no lock: they pin the object (`pins.rs`).
-//! Of the ways to guard an entry that were compared for zram this is the one without memory of its own; the crate `published`
-//! has the others.
+//! Writers of an entry, and who moves its object, take turns by the bit. Readers take no lock: they
+//! pin the object (`pins.rs`). Of the ways to guard an entry that were compared for zram this is
+//! the one without memory of its own; the crate `published` has the others.
 
 use crate::{
     entry::{Entry, GONE, LOCK},
@@ -56,8 +56,8 @@ impl<'a> Locked<'a> {
         Entry::decode(self.value)
     }
 
-    /// Puts `entry` in place and unlocks. The old entry's object is then the caller's to free, not before every pin of it is
-    /// gone.
+    /// Puts `entry` in place and unlocks. The old entry's object is then the caller's to free, not
+    /// before every pin of it is gone.
     pub(crate) fn replace(mut self, entry: Entry) -> Entry {
         let old = self.entry();
         self.value = entry.encode();

@@ -1,11 +1,13 @@
-//! The entry protocol under loom: every interleaving, and every value that the memory model allows a load to see.
+//! The entry protocol under loom: every interleaving, and every value that the memory model allows
+//! a load to see.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p pagefold-store --lib --release models
 //! ```
 //!
-//! Objects are loom's cells, so that a reader and a writer, or a reader and whoever frees, in one object at once fail the
-//! model. An object's value says which page it is; a freed object is poisoned.
+//! Objects are loom's cells, so that a reader and a writer, or a reader and whoever frees, in one
+//! object at once fail the model. An object's value says which page it is; a freed object is
+//! poisoned.
 
 #![allow(unsafe_code)] // cells that loom watches
 
@@ -131,7 +133,8 @@ impl World {
         self.objects[at as usize].with_mut(|object| unsafe { *object = value });
     }
 
-    /// Puts object `at` with `value` in the slot and frees the old one, or leaves it in `retired` while it is read.
+    /// Puts object `at` with `value` in the slot and frees the old one, or leaves it in `retired`
+    /// while it is read.
     pub(crate) fn write(&self, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
         self.write_slot(&self.tree, SLOT, at, value, stream, retired);
     }
@@ -167,7 +170,8 @@ impl World {
         }
     }
 
-    /// Has the slot share the object of entry `number` if that has `value`, as `Disk::write` does with a page that is there.
+    /// Has the slot share the object of entry `number` if that has `value`, as `Disk::write` does
+    /// with a page that is there.
     pub(crate) fn share(&self, number: u64, tree: &Tree, value: u64, stream: usize, retired: &mut Vec<u64>) -> bool {
         let word = self.leaves.word(number);
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
@@ -375,8 +379,8 @@ fn read_against_write_and_move() {
     });
 }
 
-/// An object that comes back to the same place for the same slot: the word a reader saw first can be there again with
-/// another page behind it.
+/// An object that comes back to the same place for the same slot: the word a reader saw first can
+/// be there again with another page behind it.
 #[test]
 fn a_place_used_again() {
     check(3, || {
@@ -423,8 +427,8 @@ fn read_against_moves() {
     });
 }
 
-/// A leaf that goes while its slot is read, and is another disk's then: the reader finds its own page or nothing, never the
-/// other disk's.
+/// A leaf that goes while its slot is read, and is another disk's then: the reader finds its own
+/// page or nothing, never the other disk's.
 #[test]
 fn read_against_a_leaf_that_becomes_another_disks() {
     check(3, || {
@@ -442,7 +446,8 @@ fn read_against_a_leaf_that_becomes_another_disks() {
     });
 }
 
-/// A write to an empty slot whose leaf goes at the same time, as its last page does, is not lost, and the leaf that stays is the slot's.
+/// A write to an empty slot whose leaf goes at the same time, as its last page does, is not lost,
+/// and the leaf that stays is the slot's.
 #[test]
 fn write_against_the_end_of_its_leaf() {
     check(3, || {
@@ -457,7 +462,8 @@ fn write_against_the_end_of_its_leaf() {
     });
 }
 
-/// A write whose leaf goes with the node above it, or with the whole tree: it is there or not, and nothing of it is left behind.
+/// A write whose leaf goes with the node above it, or with the whole tree: it is there or not, and
+/// nothing of it is left behind.
 #[test]
 fn write_against_the_end_of_the_parts_above() {
     for count in [4, SLOTS] {
@@ -500,7 +506,8 @@ fn write_against_a_leaf_that_becomes_another_disks() {
     });
 }
 
-/// A write that begins before a fork and ends after it: the fork has it or not, and for good; the disk has it.
+/// A write that begins before a fork and ends after it: the fork has it or not, and for good; the
+/// disk has it.
 #[test]
 fn write_against_fork() {
     check(3, || {
@@ -518,7 +525,8 @@ fn write_against_fork() {
     });
 }
 
-/// Two writes, one after the other, while the disk is forked: the fork does not have the second without the first.
+/// Two writes, one after the other, while the disk is forked: the fork does not have the second
+/// without the first.
 #[test]
 fn writes_in_order_against_fork() {
     check(2, || {
@@ -537,7 +545,8 @@ fn writes_in_order_against_fork() {
     });
 }
 
-/// A change of a page across a fork builds on what the disk has: a write that began before is not lost below it.
+/// A change of a page across a fork builds on what the disk has: a write that began before is not
+/// lost below it.
 #[test]
 fn updates_add_up_across_a_fork() {
     check(2, || {
@@ -575,7 +584,8 @@ fn updates_add_up_across_a_fork() {
     });
 }
 
-/// A disk that writes what it shares while its fork goes: the object is freed once, by who comes second.
+/// A disk that writes what it shares while its fork goes: the object is freed once, by who comes
+/// second.
 #[test]
 fn write_against_the_end_of_a_fork() {
     check(3, || {
@@ -597,7 +607,8 @@ fn write_against_the_end_of_a_fork() {
     });
 }
 
-/// A read through a link while the disk writes there and the fork is gone, so that what was linked to is freed.
+/// A read through a link while the disk writes there and the fork is gone, so that what was linked
+/// to is freed.
 #[test]
 fn read_through_a_link_against_write() {
     check(2, || {

@@ -94,8 +94,8 @@ fn share_against_the_last_who_lets_go() {
     });
 }
 
-/// A disk copies the leaf that it shares with its fork while another disk comes to share an object of that leaf: the copy's link
-/// leads to an entry that leads on.
+/// A disk copies the leaf that it shares with its fork while another disk comes to share an object
+/// of that leaf: the copy's link leads to an entry that leads on.
 #[test]
 fn copy_against_share() {
     check(2, || {
@@ -123,8 +123,8 @@ fn copy_against_share() {
     });
 }
 
-/// The pool's entry is emptied, gets another object, is emptied again and gets a third, which the slot comes to share: a reader finds what the slot
-/// had, and never the second.
+/// The pool's entry is emptied, gets another object, is emptied again and gets a third, which the
+/// slot comes to share: a reader finds what the slot had, and never the second.
 #[test]
 fn an_entry_used_again() {
     check(2, || {

@@ -16,7 +16,8 @@ use crate::{
     heap::{Heap, Location},
 };
 
-/// Objects of 1 to 4096 bytes in a heap, which nothing moves. For measuring the heap: a pool does more with the same one.
+/// Objects of 1 to 4096 bytes in a heap, which nothing moves. For measuring the heap: a pool does
+/// more with the same one.
 ///
 /// ```
 /// use pagefold_store::Objects;
@@ -50,8 +51,8 @@ impl Objects {
         Ok(Self { heap, number: MADE.fetch_add(1, Relaxed) })
     }
 
-    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or no object has this
-    /// length.
+    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or
+    /// no object has this length.
     pub fn room(&self, len_bytes: usize) -> Option<Object> {
         let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.heap.alloc(len_bytes, 0).ok())??;
         Some(Object { at, len_bytes, objects: self.number })
@@ -72,7 +73,8 @@ impl Objects {
     pub fn get(&self, object: &Object, out: &mut [u8]) {
         self.assert_own(object);
         assert_eq!(out.len(), object.len_bytes, "the object's length");
-        // SAFETY: the object is this heap's and live, as `remove` takes it; nothing writes it after `put`.
+        // SAFETY: the object is this heap's and live, as `remove` takes it; nothing writes it after
+        // `put`.
         unsafe { self.heap.read(object.at, out) };
     }
 

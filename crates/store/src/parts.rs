@@ -7,14 +7,18 @@
 //!                └─ leaf 3                                 leaf 3 has two uses: nobody has written there since
 //! ```
 //!
-//! - Many places may name one part, each a *use*. Who wants to change a part that is not of its own layer copies it first.
-//! - A copy of a node has the same places, each a use more. A copy of a leaf has *links* to the entries of the old one, or to what these
-//!   link to: an object has one owner for good, and a link leads to it at once, however often a disk was forked.
-//! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps those of its entries that have links, and
-//!   nothing else. It goes when the last of them has gone.
+//! - Many places may name one part, each a *use*. Who wants to change a part that is not of its own
+//!   layer copies it first.
+//! - A copy of a node has the same places, each a use more. A copy of a leaf has *links* to the
+//!   entries of the old one, or to what these link to: an object has one owner for good, and a link
+//!   leads to it at once, however often a disk was forked.
+//! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps
+//!   those of its entries that have links, and nothing else. It goes when the last of them has
+//!   gone.
 //!
-//! Two may let go of an entry at once: who takes away the leaf's last use, and who takes away the entry's last link. Both do it with the entry
-//! held, the one after it has counted the uses and the other before it looks at them. So the second of them finds that it is the last.
+//! Two may let go of an entry at once: who takes away the leaf's last use, and who takes away the
+//! entry's last link. Both do it with the entry held, the one after it has counted the uses and the
+//! other before it looks at them. So the second of them finds that it is the last.
 
 use crate::{
     budget::{Budget, Full, Purpose},
@@ -63,7 +67,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) common: &'a Common,
 }
 
-/// What is to be freed: parts without uses, and objects that are in no entry any more but may still be read.
+/// What is to be freed: parts without uses, and objects that are in no entry any more but may still
+/// be read.
 #[derive(Debug, Default)]
 pub(crate) struct Unused {
     /// Numbers and levels. The last is freed first, so there are never more than 64 of a level.
@@ -78,7 +83,8 @@ impl Unused {
 }
 
 impl<'a> Parts<'a> {
-    /// A part for `layer`, `level` levels above the leaves, below which everything is as below `place`.
+    /// A part for `layer`, `level` levels above the leaves, below which everything is as below
+    /// `place`.
     pub(crate) fn take(&self, layer: LayerId, level: u32, place: u64, purpose: Purpose) -> Result<PartId, Full> {
         let part = match level {
             0 => self.leaves.take(layer, entry_below(place), purpose, self.budget),
@@ -124,7 +130,8 @@ impl<'a> Parts<'a> {
             return true;
         }
         for place in self.leaves.node(number) {
-            // Whoever has looked a leaf up here, and locks one of its entries after that was freed, finds that it is not in its place.
+            // Whoever has looked a leaf up here, and locks one of its entries after that was freed,
+            // finds that it is not in its place.
             let part = place.swap(NOTHING, AcqRel);
             if names_part(part) {
                 self.drop_use(PartId::of(part), level - 1, unused);
@@ -160,7 +167,8 @@ impl<'a> Parts<'a> {
         locked.replace(new)
     }
 
-    /// Sees to what an entry that was taken out of its leaf, where its place was `index`, leaves behind.
+    /// Sees to what an entry that was taken out of its leaf, where its place was `index`, leaves
+    /// behind.
     pub(crate) fn let_go(&self, old: Entry, index: usize, unused: &mut Unused) {
         match old {
             Entry::Link(to) => self.unlink(to, index, unused),
@@ -198,8 +206,8 @@ impl<'a> Parts<'a> {
         self.leaves.give(number, self.budget);
     }
 
-    /// Gives back a leaf of the caller's own, without links to it, if all its entries are `entry` and nobody holds one. `detach` takes its
-    /// place away.
+    /// Gives back a leaf of the caller's own, without links to it, if all its entries are `entry`
+    /// and nobody holds one. `detach` takes its place away.
     pub(crate) fn give_uniform(&self, leaf: PartId, entry: Entry, detach: impl FnOnce()) {
         let number = leaf.number();
         let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
@@ -215,7 +223,8 @@ impl<'a> Parts<'a> {
         self.leaves.give(number, self.budget);
     }
 
-    /// Makes a part the layer's that has one use, by a part of that layer, and no links to it. False: it has more.
+    /// Makes a part the layer's that has one use, by a part of that layer, and no links to it.
+    /// False: it has more.
     pub(crate) fn adopt(&self, part: PartId, level: u32, layer: LayerId) -> bool {
         if self.uses(part, level).load(Acquire) != 1 {
             return false;
@@ -228,7 +237,8 @@ impl<'a> Parts<'a> {
             if self.leaves.lives(number).load(Acquire) != 1 {
                 return false;
             }
-            // Who makes an object anew, for other tables, counts what that changes in the leaf's layer.
+            // Who makes an object anew, for other tables, counts what that changes in the leaf's
+            // layer.
             let held: [Option<Locked<'_>>; LEAF_SLOTS] =
                 std::array::from_fn(|index| Locked::lock(&self.leaves.words(number)[index]));
             self.leaves.set_layer(number, layer);

@@ -1,5 +1,5 @@
-//! Who holds which stream, and which object each holder reads: hazard pointers (M. M. Michael, "Hazard Pointers: Safe
-//! Memory Reclamation for Lock-Free Objects", IEEE TPDS 15(6), 2004).
+//! Who holds which stream, and which object each holder reads: hazard pointers (M. M. Michael,
+//! "Hazard Pointers: Safe Memory Reclamation for Lock-Free Objects", IEEE TPDS 15(6), 2004).
 //!
 //! ```text
 //! reader:   w ← entry; take a stream: pin ← w (one compare-and-swap does both)
@@ -9,9 +9,10 @@
 //!           when the list is long: free every old that no pin names; keep the others
 //! ```
 //!
-//! The reader writes its pin and then reads the entry; the writer writes the entry and then reads the pins. With all of
-//! that sequentially consistent one of them sees the other: a reader whose second look finds its word has a pin that
-//! every later scan sees. So nobody writes or frees an object's bytes while they are read, and no reader waits.
+//! The reader writes its pin and then reads the entry; the writer writes the entry and then reads
+//! the pins. With all of that sequentially consistent one of them sees the other: a reader whose
+//! second look finds its word has a pin that every later scan sees. So nobody writes or frees an
+//! object's bytes while they are read, and no reader waits.
 
 use crossbeam_utils::CachePadded;
 
@@ -25,13 +26,15 @@ use crate::{
     },
 };
 
-/// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when it reads none).
+/// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when
+/// it reads none).
 const FREE: u64 = 0;
 
 /// What the pin of a writer has beside the layer's number.
 const WRITING: u64 = 1 << 58;
 
-/// One pin a stream, each on a cache line of its own, and on the rest of the line what belongs to the pin's holder.
+/// One pin a stream, each on a cache line of its own, and on the rest of the line what belongs to
+/// the pin's holder.
 #[derive(Debug)]
 pub(crate) struct Pins<T = ()> {
     seats: Box<[CachePadded<Seat<T>>]>,
@@ -43,7 +46,8 @@ struct Seat<T> {
     beside: T,
 }
 
-/// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both back.
+/// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both
+/// back.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     pin: &'a AtomicU64,
@@ -88,14 +92,15 @@ impl<T> Pins<T> {
         Some(Pin { pin, word, number })
     }
 
-    /// Whether the holder of a pin [writes](Pin::writes) to the layer. It is no disk's topmost layer any more, by a store that is `SeqCst`.
+    /// Whether the holder of a pin [writes](Pin::writes) to the layer. It is no disk's topmost
+    /// layer any more, by a store that is `SeqCst`.
     pub(crate) fn write_to(&self, layer: LayerId) -> bool {
         fence(SeqCst);
         self.pins().any(|pin| pin.load(SeqCst) == LOCK | writing(layer))
     }
 
-    /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were swapped out of their
-    /// entries before the call. At most [`len`](Self::len) stay.
+    /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were
+    /// swapped out of their entries before the call. At most [`len`](Self::len) stay.
     pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
         fence(SeqCst);
         let mut kept = 0;
@@ -114,7 +119,8 @@ impl<T> Pins<T> {
         }
     }
 
-    /// Whether somebody reads an object of `words`, which were swapped out of their entries before the call.
+    /// Whether somebody reads an object of `words`, which were swapped out of their entries before
+    /// the call.
     pub(crate) fn name_any(&self, words: &[u64]) -> bool {
         if words.is_empty() {
             return false;
@@ -133,11 +139,12 @@ impl Pin<'_> {
         self.number
     }
 
-    /// Pins the object that `entry` names now, and returns its word without the lock bit. The object stays live and
-    /// unchanged as long as the pin is neither dropped nor moved to another.
+    /// Pins the object that `entry` names now, and returns its word without the lock bit. The
+    /// object stays live and unchanged as long as the pin is neither dropped nor moved to another.
     pub(crate) fn pin(&mut self, entry: &AtomicU64) -> u64 {
         loop {
-            // A locked word still names its object: whoever holds the lock retires it only after unlocking.
+            // A locked word still names its object: whoever holds the lock retires it only after
+            // unlocking.
             let word = entry.load(SeqCst) | LOCK;
             if word == self.word {
                 return word & !LOCK;
@@ -150,8 +157,9 @@ impl Pin<'_> {
 }
 
 impl Pin<'_> {
-    /// Says that the holder is about to write to a layer, until the pin is dropped or names an object. Whether it is a disk's topmost
-    /// one still has to be asked after that, by a load that is `SeqCst`.
+    /// Says that the holder is about to write to a layer, until the pin is dropped or names an
+    /// object. Whether it is a disk's topmost one still has to be asked after that, by a load that
+    /// is `SeqCst`.
     pub(crate) fn writes(&mut self, layer: LayerId) {
         self.word = LOCK | writing(layer);
         self.pin.store(self.word, SeqCst);
@@ -176,13 +184,14 @@ fn same_object(word: u64, pinned: u64) -> bool {
     (word ^ pinned) & !MARKS == 0
 }
 
-/// A word that names no object: no entry is like it, since [`Entry`](crate::entry::Entry)s that name none have low numbers.
+/// A word that names no object: no entry is like it, since [`Entry`](crate::entry::Entry)s that
+/// name none have low numbers.
 fn writing(layer: LayerId) -> u64 {
     WRITING | u64::from(layer.number())
 }
 
-/// Between the store of a pin and the load of the entry. Both are `SeqCst`, which is enough; loom takes such accesses for
-/// weaker and orders by fences alone.
+/// Between the store of a pin and the load of the entry. Both are `SeqCst`, which is enough; loom
+/// takes such accesses for weaker and orders by fences alone.
 fn order() {
     #[cfg(loom)]
     fence(SeqCst);

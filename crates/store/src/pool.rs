@@ -29,22 +29,25 @@ use crate::{
 /// What the heap and the leaves take for the first page of the first disk, at most.
 const FIRST_PAGE_BYTES: u64 = 12 * PAGE_SIZE as u64;
 
-/// What the limit of a pool that takes `empty_bytes` without any page has to be at least. Of the limit 1/16 each is kept for moving
-/// and swapping, 1/64 each for overwriting and more streams, at most.
+/// What the limit of a pool that takes `empty_bytes` without any page has to be at least. Of the
+/// limit 1/16 each is kept for moving and swapping, 1/64 each for overwriting and more streams, at
+/// most.
 fn needed_bytes(empty_bytes: u64, streams: &Streams) -> u64 {
     (empty_bytes + streams.one_bytes() + FIRST_PAGE_BYTES) * 64 / 54 + 1
 }
 
-/// How a pool is made. To be written as `Config { codec, ..Config::default() }`, since later versions may have more fields.
+/// How a pool is made. To be written as `Config { codec, ..Config::default() }`, since later
+/// versions may have more fields.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What compresses the pages.
     pub codec: Arc<dyn Codec>,
     /// Whether the codec's tables, if it has any, are trained on the pages written.
     pub train: bool,
-    /// Whether pages that are equal, on whatever disks, are kept once. A page that is written is compared with one that had the same hash; two
-    /// hashes of 33 bits and a number are kept for that, in up to 1/64 of the memory. A write then takes less time where the page
-    /// is there already, so who may write to one disk can find out which pages are on others.
+    /// Whether pages that are equal, on whatever disks, are kept once. A page that is written is
+    /// compared with one that had the same hash; two hashes of 33 bits and a number are kept for
+    /// that, in up to 1/64 of the memory. A write then takes less time where the page is there
+    /// already, so who may write to one disk can find out which pages are on others.
     pub dedupe: bool,
     /// The most memory that the pool may spend, everything counted; `u64::MAX` for no limit.
     pub memory_limit: u64,
@@ -60,7 +63,8 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewError {
-    /// The process may not have the address space that a pool reserves (`ulimit -v`, `vm.overcommit_memory`).
+    /// The process may not have the address space that a pool reserves (`ulimit -v`,
+    /// `vm.overcommit_memory`).
     #[error("the process may not have the address space that a pool of pages needs (ulimit -v): {0}")]
     AddressSpace(#[source] io::Error),
     /// Under that limit no page could ever be written.
@@ -73,8 +77,8 @@ pub enum NewError {
     },
 }
 
-/// A pool of compressed pages, in which [disks](Disk) are made. Clones are the same pool; it lives as long as one of them, or a disk,
-/// does.
+/// A pool of compressed pages, in which [disks](Disk) are made. Clones are the same pool; it lives
+/// as long as one of them, or a disk, does.
 #[derive(Clone)]
 pub struct Pool(Arc<Core>);
 
@@ -107,7 +111,8 @@ impl Pool {
             return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
-        // The page of figures that the first number lies on is the pool's, so the first disk costs no more than others.
+        // The page of figures that the first number lies on is the pool's, so the first disk costs
+        // no more than others.
         let first = layers.take(&budget).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
         let equals = if dedupe { Some(Equals::new(most).map_err(NewError::AddressSpace)?) } else { None };
@@ -137,8 +142,8 @@ impl Pool {
         Disk::new(Arc::clone(&self.0), slots, false)
     }
 
-    /// An empty disk of so many slots that lies over something else, which its user reads where the disk holds nothing: a slot that is
-    /// discarded then holds a hole.
+    /// An empty disk of so many slots that lies over something else, which its user reads where the
+    /// disk holds nothing: a slot that is discarded then holds a hole.
     ///
     /// # Errors
     /// As [`disk`](Self::disk).
@@ -146,8 +151,8 @@ impl Pool {
         Disk::new(Arc::clone(&self.0), slots, true)
     }
 
-    /// Changes the memory limit while the pool is used; `u64::MAX` for none. Below what is spent, nothing more is stored until enough
-    /// was discarded or compacted.
+    /// Changes the memory limit while the pool is used; `u64::MAX` for none. Below what is spent,
+    /// nothing more is stored until enough was discarded or compacted.
     ///
     /// # Errors
     /// [`NewError::LimitTooSmall`]; the limit is as it was.
@@ -162,8 +167,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts bytes against the limit that the process takes beside the pool: buffers of connections, caches. False: the limit does not
-    /// allow that much more, and nothing was counted.
+    /// Counts bytes against the limit that the process takes beside the pool: buffers of
+    /// connections, caches. False: the limit does not allow that much more, and nothing was
+    /// counted.
     pub fn take_beside(&self, bytes: u64) -> bool {
         let taken = self.0.budget.take_for(Purpose::Store, bytes).is_ok();
         if taken {
@@ -172,7 +178,8 @@ impl Pool {
         taken
     }
 
-    /// Counts bytes that the process cannot do without, beyond the limit if need be: then pages are refused until so much was given back.
+    /// Counts bytes that the process cannot do without, beyond the limit if need be: then pages are
+    /// refused until so much was given back.
     pub fn take_beside_least(&self, bytes: u64) {
         self.0.budget.force(bytes);
         self.0.beside_bytes.fetch_add(bytes, Relaxed);
@@ -223,17 +230,20 @@ impl Pool {
         stats
     }
 
-    /// Moves objects together until no more memory can be given back that way. Other threads use the pool meanwhile.
+    /// Moves objects together until no more memory can be given back that way. Other threads use
+    /// the pool meanwhile.
     pub fn compact(&self) {
         self.0.compact(None);
     }
 
-    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more to do.
+    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more
+    /// to do.
     pub fn compact_for(&self, time: Duration) -> bool {
         self.0.compact(Instant::now().checked_add(time))
     }
 
-    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the pool.
+    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the
+    /// pool.
     pub fn check(&self) -> Result<(), String> {
         let core = &self.0;
         let paused = core.pause();

@@ -4,7 +4,8 @@
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Asks the CPU to have the line at `address` in its cache soon. An address outside all memory does nothing.
+/// Asks the CPU to have the line at `address` in its cache soon. An address outside all memory does
+/// nothing.
 #[inline]
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -18,7 +18,8 @@ pub(crate) struct Region {
     len_bytes: usize,
 }
 
-// SAFETY: a region is plain memory; who may touch which bytes when is the contract of its unsafe methods.
+// SAFETY: a region is plain memory; who may touch which bytes when is the contract of its unsafe
+// methods.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -27,11 +28,12 @@ impl Region {
     /// Reserves `len_bytes` of address space.
     pub(crate) fn reserve(len_bytes: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory in use.
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory in
+        // use.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
-        // Where the system makes huge pages of its own accord, 2 MiB would come with the first byte, and come back after
-        // parts were given back: the account of 4 KiB pages would be untrue. A kernel without huge pages refuses; good.
-        // SAFETY: advice on our own new mapping.
+        // Where the system makes huge pages of its own accord, 2 MiB would come with the first
+        // byte, and come back after parts were given back: the account of 4 KiB pages would be
+        // untrue. A kernel without huge pages refuses; good. SAFETY: advice on our own new mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxNoHugepage) };
         Ok(Self { base: base.cast(), len_bytes })
     }
@@ -47,8 +49,8 @@ impl Region {
     /// Nothing writes them while the slice lives.
     pub(crate) unsafe fn bytes(&self, offset: usize, len_bytes: usize) -> &[u8] {
         self.assert_within(offset, len_bytes);
-        // SAFETY: the range lies in the mapping, which is initialised (zero-filled) and lives as long as `self`; the
-        // caller keeps writers away.
+        // SAFETY: the range lies in the mapping, which is initialised (zero-filled) and lives as
+        // long as `self`; the caller keeps writers away.
         unsafe { slice::from_raw_parts(self.base.add(offset), len_bytes) }
     }
 
@@ -58,7 +60,8 @@ impl Region {
     /// Nothing writes them meanwhile.
     pub(crate) unsafe fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
         self.assert_within(offset, N);
-        // SAFETY: the range lies in the mapping; an array of bytes has no alignment; the caller keeps writers away.
+        // SAFETY: the range lies in the mapping; an array of bytes has no alignment; the caller
+        // keeps writers away.
         unsafe { self.base.add(offset).cast::<[u8; N]>().read() }
     }
 
@@ -68,7 +71,8 @@ impl Region {
     /// Nothing else reads or writes the range meanwhile.
     pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         self.assert_within(offset, bytes.len());
-        // SAFETY: the range lies in the mapping; `bytes` cannot overlap it, as the caller alone uses it.
+        // SAFETY: the range lies in the mapping; `bytes` cannot overlap it, as the caller alone
+        // uses it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(offset), bytes.len()) };
     }
 
@@ -92,7 +96,8 @@ impl Region {
         unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.store(value, Relaxed);
     }
 
-    /// Asks the CPU to have the lines of a range in its cache soon. The part of it outside the region does nothing.
+    /// Asks the CPU to have the lines of a range in its cache soon. The part of it outside the
+    /// region does nothing.
     pub(crate) fn prefetch(&self, offset: usize, len_bytes: usize) {
         let end = offset.saturating_add(len_bytes).min(self.len_bytes);
         for line in (offset..end).step_by(LINE_BYTES) {
@@ -100,8 +105,8 @@ impl Region {
         }
     }
 
-    /// Has the memory of whole pages present before it is used, where the kernel can (Linux 5.14); else each comes with its
-    /// first use.
+    /// Has the memory of whole pages present before it is used, where the kernel can (Linux 5.14);
+    /// else each comes with its first use.
     pub(crate) fn make_present(&self, offset: usize, len_bytes: usize) {
         self.assert_within(offset, len_bytes);
         let start = self.base.wrapping_add(offset).cast::<c_void>();
@@ -115,7 +120,8 @@ impl Region {
     /// Nothing else reads or writes the range meanwhile.
     pub(crate) unsafe fn give_back(&self, offset: usize, len_bytes: usize) {
         self.assert_within(offset, len_bytes);
-        // On a system with larger pages the kernel would round up, over memory in use. There it stays.
+        // On a system with larger pages the kernel would round up, over memory in use. There it
+        // stays.
         let page = rustix::param::page_size();
         if !offset.is_multiple_of(page) || !len_bytes.is_multiple_of(page) {
             return;
@@ -123,7 +129,8 @@ impl Region {
         let start = self.base.wrapping_add(offset).cast::<c_void>();
         // Of locked memory, only the first gives anything back. Linux has it from 5.18 on.
         for advice in [Advice::LinuxDontneedLocked, Advice::LinuxDontNeed] {
-            // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that the pages stay.
+            // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that
+            // the pages stay.
             if unsafe { madvise(start, len_bytes, advice) }.is_ok() {
                 break;
             }

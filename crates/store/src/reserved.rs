@@ -1,4 +1,5 @@
-//! Rows of atomics in reserved address space: an element costs memory from its first use on, and never moves or goes away.
+//! Rows of atomics in reserved address space: an element costs memory from its first use on, and
+//! never moves or goes away.
 #![allow(unsafe_code)] // atomics over plain memory
 
 #[cfg(not(loom))]
@@ -15,8 +16,8 @@ mod rows {
     /// What may lie in a row.
     ///
     /// # Safety
-    /// All bytes zero are a valid value, all access through a shared reference is atomic, nothing is done when it is dropped, and
-    /// its alignment is at most a page.
+    /// All bytes zero are a valid value, all access through a shared reference is atomic, nothing
+    /// is done when it is dropped, and its alignment is at most a page.
     pub(crate) unsafe trait Element {}
     // SAFETY: an integer.
     unsafe impl Element for AtomicU32 {}
@@ -50,15 +51,17 @@ mod rows {
         /// All of them.
         #[inline]
         pub(crate) fn all(&self) -> &[T] {
-            // SAFETY: the region has `count` elements, zero-filled or as they were left, which are valid by the trait's
-            // contract and only touched atomically; a mapping begins at a page.
+            // SAFETY: the region has `count` elements, zero-filled or as they were left, which are
+            // valid by the trait's contract and only touched atomically; a mapping begins at a
+            // page.
             unsafe { slice::from_raw_parts(self.region.start().cast::<T>(), self.count) }
         }
 
-        /// Gives the memory of whole pages back: their elements become zero, for those too who read them just now.
+        /// Gives the memory of whole pages back: their elements become zero, for those too who read
+        /// them just now.
         pub(crate) fn give_back(&self, first: usize, count: usize) {
-            // SAFETY: who reads meanwhile reads an atomic that becomes zero; nobody writes elements that are given back, by the
-            // contract of those who number them (see `Slab`).
+            // SAFETY: who reads meanwhile reads an atomic that becomes zero; nobody writes elements
+            // that are given back, by the contract of those who number them (see `Slab`).
             unsafe { self.region.give_back(first * size_of::<T>(), count * size_of::<T>()) };
         }
     }
@@ -95,7 +98,8 @@ mod rows {
 pub(crate) use rows::{Element, Reserved};
 
 impl<T: Element> Reserved<T> {
-    /// Reserves address space for `most` elements, or for half as many until that can be had, down to `least`.
+    /// Reserves address space for `most` elements, or for half as many until that can be had, down
+    /// to `least`.
     pub(crate) fn at_most(most: usize, least: usize) -> std::io::Result<Self> {
         let mut count = most.max(least);
         loop {

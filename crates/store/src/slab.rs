@@ -1,9 +1,12 @@
-//! Numbers for parts of equal size that lie side by side, some to a page: which are free, and which pages have memory.
+//! Numbers for parts of equal size that lie side by side, some to a page: which are free, and which
+//! pages have memory.
 //!
-//! A page whose parts are all free has no memory. Numbers on pages that have some are given out before others, so that a slab
-//! stays small; the numbers themselves stay below the most that were ever in use at once, rounded up to a page.
+//! A page whose parts are all free has no memory. Numbers on pages that have some are given out
+//! before others, so that a slab stays small; the numbers themselves stay below the most that were
+//! ever in use at once, rounded up to a page.
 //!
-//! `held_bytes = pages with a part in use × 4096 + capacity × PER_PAGE_BYTES`, all of it in the budget.
+//! `held_bytes = pages with a part in use × 4096 + capacity × PER_PAGE_BYTES`, all of it in the
+//! budget.
 
 use std::sync::PoisonError;
 
@@ -30,8 +33,8 @@ pub(crate) struct Slab {
     state: Mutex<State>,
 }
 
-/// Every page with a free part is in one list: `spare` if none of its parts is in use, else `roomy`, where it may still be when
-/// the last of its parts has become free.
+/// Every page with a free part is in one list: `spare` if none of its parts is in use, else
+/// `roomy`, where it may still be when the last of its parts has become free.
 #[derive(Debug)]
 struct State {
     pages: Vec<Page>,
@@ -49,7 +52,8 @@ struct Page {
 }
 
 impl Slab {
-    /// Numbers for at most `parts_max` parts of `part_bytes`, for each of which the owner keeps `beside_bytes` more.
+    /// Numbers for at most `parts_max` parts of `part_bytes`, for each of which the owner keeps
+    /// `beside_bytes` more.
     pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
         let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {
@@ -126,8 +130,9 @@ impl Slab {
         Ok(page)
     }
 
-    /// Gives a number back. If no part of its page is in use then, `give_back` gets the numbers of the page's first part and how many
-    /// there are, to give their memory back; it must not use the slab.
+    /// Gives a number back. If no part of its page is in use then, `give_back` gets the numbers of
+    /// the page's first part and how many there are, to give their memory back; it must not use the
+    /// slab.
     pub(crate) fn give(&self, number: u32, budget: &Budget, give_back: impl FnOnce(usize, usize)) {
         let mut guard = self.lock();
         let state = &mut *guard;

@@ -1,9 +1,10 @@
 //! A store's figures.
 
-/// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them (kernel document
-/// `admin-guide/blockdev/zram.rst`).
+/// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them
+/// (kernel document `admin-guide/blockdev/zram.rst`).
 ///
-/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤ mem_limit`
+/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤
+/// mem_limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -37,7 +38,8 @@ pub struct Stats {
     pub tables_bytes: u64,
     /// Seconds since they were trained; 0 if they came with the codec.
     pub tables_age_s: u64,
-    /// By how many thousandths they make pages smaller than what came with the codec does, measured when they were trained.
+    /// By how many thousandths they make pages smaller than what came with the codec does, measured
+    /// when they were trained.
     pub tables_gain_permille: u64,
     /// How often tables were trained that were better.
     pub trainings: u64,
@@ -82,7 +84,8 @@ impl Stats {
 
 /// What a disk holds and what that costs.
 ///
-/// `spent_bytes = compr_data_size + table_bytes`: its objects' waste, streams and trained tables are the pool's.
+/// `spent_bytes = compr_data_size + table_bytes`: its objects' waste, streams and trained tables
+/// are the pool's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskStats {
@@ -94,7 +97,8 @@ pub struct DiskStats {
     pub same_pages: u64,
     /// Pages that do not compress, kept as they are.
     pub huge_pages: u64,
-    /// Of `compr_data_size`, bytes of objects that equal pages of this disk or others share; they count for each in full.
+    /// Of `compr_data_size`, bytes of objects that equal pages of this disk or others share; they
+    /// count for each in full.
     pub shared_bytes: u64,
     /// Bytes of its table of entries.
     pub table_bytes: u64,

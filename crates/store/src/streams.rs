@@ -1,12 +1,14 @@
 //! Compression streams: a codec's working state, lent to one thread at a time.
 //!
-//! There is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken (the thread that has it
-//! was preempted or moved), it takes another that is free; only when every stream is taken does it wait. A thread that is
-//! moved while it holds a stream keeps it: who holds a stream is decided by its pin alone, the CPU only says where to look
-//! first. Streams are made when first taken; where the memory limit forbids that, one that is there has to do. CPUs share
-//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one stream. A holder waits for no
-//! other stream, so the stream comes back in bounded time; it may wait for an entry, whose holder needs no stream that it does
-//! not yet have. The crate `published` has the policies that this one was compared with for zram.
+//! There is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken
+//! (the thread that has it was preempted or moved), it takes another that is free; only when every
+//! stream is taken does it wait. A thread that is moved while it holds a stream keeps it: who holds
+//! a stream is decided by its pin alone, the CPU only says where to look first. Streams are made
+//! when first taken; where the memory limit forbids that, one that is there has to do. CPUs share
+//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one
+//! stream. A holder waits for no other stream, so the stream comes back in bounded time; it may
+//! wait for an entry, whose holder needs no stream that it does not yet have. The crate `published`
+//! has the policies that this one was compared with for zram.
 #![allow(unsafe_code)] // the working state belongs to whoever holds the pin of its number
 
 use std::{
@@ -33,26 +35,28 @@ use crate::{
     training::Trained,
 };
 
-/// Threads that find the stream of their CPU taken so often within so many milliseconds come apart: there is one more stream for
-/// CPUs to share.
+/// Threads that find the stream of their CPU taken so often within so many milliseconds come apart:
+/// there is one more stream for CPUs to share.
 const CROWDED: u64 = 8;
 const CROWDED_MS: u128 = 16;
 
-/// More threads than CPUs run into streams whose holders were preempted; with one a CPU they would wait for those or take
-/// other CPUs' streams. With ten jobs on two CPUs four measured
-/// 1.1 times the throughput of two; eight gained nothing more.
+/// More threads than CPUs run into streams whose holders were preempted; with one a CPU they would
+/// wait for those or take other CPUs' streams. With ten jobs on two CPUs four measured 1.1 times
+/// the throughput of two; eight gained nothing more.
 const STREAMS_PER_CPU: usize = 4;
 
-/// How often a thread that finds every stream taken lets others run before it sleeps: a holder that was preempted is soon
-/// done. Sleeping at once makes each return a wake-up call (0.87 of the throughput with ten jobs on two CPUs).
+/// How often a thread that finds every stream taken lets others run before it sleeps: a holder that
+/// was preempted is soon done. Sleeping at once makes each return a wake-up call (0.87 of the
+/// throughput with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
-/// Objects that a stream keeps until it looks which of them are still read: as many as there are streams to look at, so that
-/// each costs about one look, within these bounds. What is kept cannot be moved and holds up the emptying of its segment.
+/// Objects that a stream keeps until it looks which of them are still read: as many as there are
+/// streams to look at, so that each costs about one look, within these bounds. What is kept cannot
+/// be moved and holds up the emptying of its segment.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
-/// Bytes of such objects from which on it looks sooner: what comes free at once is memory that others take anew meanwhile, and
-/// looks to a pool like something to be compacted.
+/// Bytes of such objects from which on it looks sooner: what comes free at once is memory that
+/// others take anew meanwhile, and looks to a pool like something to be compacted.
 const RETIRED_BYTES: usize = 16 << 10;
 
 /// What a waiter sleeps at most before it looks for itself.
@@ -96,7 +100,8 @@ pub(crate) struct Streams {
     used_bytes: AtomicU64,
 }
 
-/// What belongs to the holder of a pin. All of a stream that is there before it is first taken lies on its pin's line.
+/// What belongs to the holder of a pin. All of a stream that is there before it is first taken lies
+/// on its pin's line.
 #[derive(Default)]
 struct Desk {
     working: UnsafeCell<Option<Working>>,
@@ -119,7 +124,8 @@ struct Homes {
 /// Threads that found a stream taken.
 struct Crowd {
     since: Instant,
-    /// How many milliseconds after `since` the last one did, in steps of [`CROWDED_MS`], and in the low byte how many did then.
+    /// How many milliseconds after `since` the last one did, in steps of [`CROWDED_MS`], and in the
+    /// low byte how many did then.
     met: AtomicU64,
     /// Those that found every stream taken.
     waiting: AtomicUsize,
@@ -139,8 +145,8 @@ impl Homes {
         if active == self.cpus.count() { cpu } else { cpu % active }
     }
 
-    /// All streams of `count`, `home` first, then those that are nobody's home, then others' homes, and last those that are not
-    /// made yet.
+    /// All streams of `count`, `home` first, then those that are nobody's home, then others' homes,
+    /// and last those that are not made yet.
     fn in_turn(&self, home: usize, count: usize) -> impl Iterator<Item = usize> {
         let end = self.end.load(Relaxed);
         let active = self.active.load(Relaxed).min(end);
@@ -162,7 +168,8 @@ impl Crowd {
         }
     }
 
-    /// Counts that a thread found the stream of its CPU taken. Whether there are too few of them: some counts may get lost.
+    /// Counts that a thread found the stream of its CPU taken. Whether there are too few of them:
+    /// some counts may get lost.
     fn meet(&self) -> bool {
         let step = (self.since.elapsed().as_millis() / CROWDED_MS) as u64;
         let met = self.met.load(Relaxed);
@@ -190,7 +197,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<'a> Taken<'a> {
     /// The working state, and the pin that says what the thread reads.
     pub(crate) fn parts(&mut self) -> (&mut Working, &mut Pin<'a>) {
-        // SAFETY: this thread holds the pin, `&mut self` says that it has no other reference from here.
+        // SAFETY: this thread holds the pin, `&mut self` says that it has no other reference from
+        // here.
         let working = unsafe { &mut *self.desk.working.get() };
         let Some(working) = working else { unreachable!("`take` makes what it lends") };
         (working, &mut self.pin)
@@ -257,8 +265,10 @@ impl Streams {
         self.pins.bytes() + self.homes.cpus.bytes()
     }
 
-    /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still there.
-    // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more than the rest.
+    /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still
+    /// there.
+    // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more
+    // than the rest.
     #[inline(always)]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
         let pin = match self.pins.try_take(self.homes.home(), word) {
@@ -299,7 +309,8 @@ impl Streams {
         }
     }
 
-    /// Waits for a stream that is there: what has been written must be readable at the memory limit.
+    /// Waits for a stream that is there: what has been written must be readable at the memory
+    /// limit.
     #[cold]
     fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
         let made = |number: usize| {
@@ -353,8 +364,9 @@ impl Streams {
         wait_for(|| self.pins.try_take(number, word))
     }
 
-    /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin names it; passes the words
-    /// of objects whose time has come to `free`. It looks for those now and then, or now if it is not to `keep` any.
+    /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin
+    /// names it; passes the words of objects whose time has come to `free`. It looks for those now
+    /// and then, or now if it is not to `keep` any.
     pub(crate) fn retire(&self, kept: &mut Kept, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
         kept.words.push(word);
         kept.bytes += len_bytes;
@@ -364,8 +376,8 @@ impl Streams {
         }
     }
 
-    /// Passes every kept word whose object nobody reads to `free`: those of `kept`, whose stream the caller holds, and those of
-    /// the streams that nobody holds.
+    /// Passes every kept word whose object nobody reads to `free`: those of `kept`, whose stream
+    /// the caller holds, and those of the streams that nobody holds.
     #[cold]
     pub(crate) fn release_all(&self, kept: Option<&mut Kept>, mut free: impl FnMut(u64)) {
         if let Some(kept) = kept {
@@ -380,14 +392,15 @@ impl Streams {
         }
     }
 
-    /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The caller holds none.
+    /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The
+    /// caller holds none.
     #[cold]
     pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {
         self.visit(|working| self.pins.release(&mut working.kept.words, &mut free));
     }
 
-    /// Passes every working state to `change` that was made so far, one after the other, as soon as nobody holds it: whoever
-    /// held a stream before the call has given it back once after.
+    /// Passes every working state to `change` that was made so far, one after the other, as soon as
+    /// nobody holds it: whoever held a stream before the call has given it back once after.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
         for number in 0..self.len() {
             let _pin = self.take_number(number, 0);
@@ -398,14 +411,14 @@ impl Streams {
         }
     }
 
-    /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at most a decode each, unless
-    /// the reader is preempted.
+    /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at
+    /// most a decode each, unless the reader is preempted.
     pub(crate) fn wait_for_readers(&self, words: &[u64]) {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Waits until nobody writes to a layer that is no disk's topmost one any more: at most a change of a page each, unless the writer is
-    /// preempted.
+    /// Waits until nobody writes to a layer that is no disk's topmost one any more: at most a
+    /// change of a page each, unless the writer is preempted.
     pub(crate) fn wait_for_writers(&self, layer: LayerId) {
         wait_for(|| (!self.pins.write_to(layer)).then_some(()));
     }
@@ -415,7 +428,8 @@ impl Streams {
         self.one_bytes
     }
 
-    /// Has the budget keep room for the streams that threads on all CPUs want, in at most a 64th of the limit beside the first.
+    /// Has the budget keep room for the streams that threads on all CPUs want, in at most a 64th of
+    /// the limit beside the first.
     pub(crate) fn promise(&self, budget: &Budget) {
         let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));
         budget.promise(((1 + more) * self.one_bytes).saturating_sub(self.used_bytes()));

@@ -1,4 +1,5 @@
-//! Tables of the pool's own: sampled, trained in the background, numbered, and given up when no object needs them.
+//! Tables of the pool's own: sampled, trained in the background, numbered, and given up when no
+//! object needs them.
 //!
 //! ```text
 //! writer:   object ← compress with the tables of `current`; the entry says their number
@@ -11,12 +12,13 @@
 //!           else: number ← a free one; current ← number; none is free any more: give the oldest up
 //! ```
 //!
-//! A number is free again when (1) it is not the current one, (2) every stream has been given back since, so that no writer
-//! still has it in mind, (3) no entry has it, (4) every stream has been given back again, so that nobody still decodes an
-//! object that had it. While a stream is held none of (2) and (4) can pass: so its holder may use what it looked up.
+//! A number is free again when (1) it is not the current one, (2) every stream has been given back
+//! since, so that no writer still has it in mind, (3) no entry has it, (4) every stream has been
+//! given back again, so that nobody still decodes an object that had it. While a stream is held
+//! none of (2) and (4) can pass: so its holder may use what it looked up.
 //!
-//! Number 0 are the tables that the codec came with. They are kept: a new stream has them. The sum of `objects` over the
-//! numbers is how many entries name compressed objects.
+//! Number 0 are the tables that the codec came with. They are kept: a new stream has them. The sum
+//! of `objects` over the numbers is how many entries name compressed objects.
 
 use std::{
     array, iter, mem,
@@ -44,17 +46,20 @@ use crate::{
     sync::wait_for,
 };
 
-/// Tables that a pool has at most at a time, those that the codec came with included: 0.05 to 1.7 MiB each.
+/// Tables that a pool has at most at a time, those that the codec came with included: 0.05 to 1.7
+/// MiB each.
 pub(crate) const NUMBERS: usize = 4;
 
 /// No number: nothing is to be given up; the stream's tables are not known.
 const NONE: u8 = u8::MAX;
 
-/// Memory of a training for each page of its sample. Of 1024 pages its largest parts are 4 MiB of pages, 10 MiB to choose a
-/// dictionary (which is then freed), 8 MiB of sequences and literals, and what they are counted in.
+/// Memory of a training for each page of its sample. Of 1024 pages its largest parts are 4 MiB of
+/// pages, 10 MiB to choose a dictionary (which is then freed), 8 MiB of sequences and literals, and
+/// what they are counted in.
 const WORK_PAGE_BYTES: u64 = 28 << 10;
 
-/// Entries that a writer looks at when a number is to be given up, and how many of them it rewrites.
+/// Entries that a writer looks at when a number is to be given up, and how many of them it
+/// rewrites.
 const HELP_LOOKS: u64 = 64;
 const HELP_REWRITES: usize = 2;
 
@@ -65,7 +70,8 @@ pub(crate) struct Plan {
     pub(crate) sample_pages: usize,
     /// One page of so many written goes to the first sample.
     pub(crate) first_stride: u32,
-    /// And so many to later ones; each sample from which nothing is learnt doubles it, up to `max_stride`.
+    /// And so many to later ones; each sample from which nothing is learnt doubles it, up to
+    /// `max_stride`.
     pub(crate) stride: u32,
     /// The most it becomes.
     pub(crate) max_stride: u32,
@@ -76,7 +82,8 @@ impl Plan {
     pub(crate) const USUAL: Self = Self { sample_pages: 1024, first_stride: 4, stride: 64, max_stride: 1024 };
 }
 
-/// What a stream has to do with training. A new stream has the tables that its codec came with, number 0.
+/// What a stream has to do with training. A new stream has the tables that its codec came with,
+/// number 0.
 #[derive(Debug, Default)]
 pub(crate) struct Trained {
     /// The number of the tables that it is set to.
@@ -107,8 +114,8 @@ pub(crate) struct Training {
 
 struct Sets {
     of: [Option<Tables>; NUMBERS],
-    /// When the current ones were trained, if they were, and by how many thousandths they make pages smaller than those of
-    /// number 0.
+    /// When the current ones were trained, if they were, and by how many thousandths they make
+    /// pages smaller than those of number 0.
     trained: Option<(Instant, u64)>,
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,
@@ -206,7 +213,8 @@ impl Training {
         }
     }
 
-    /// Compares the counts with what the entries name. For tests, with no other thread in the store.
+    /// Compares the counts with what the entries name. For tests, with no other thread in the
+    /// store.
     pub(crate) fn check(&self, entries: impl Iterator<Item = Entry>) -> Result<(), String> {
         let counted: [i64; NUMBERS] = array::from_fn(|number| self.objects[number].load(Relaxed));
         let mut found = [0; NUMBERS];
@@ -263,8 +271,8 @@ impl Training {
         Some(mem::replace(&mut sampling.entries, Vec::with_capacity(self.plan.sample_pages)))
     }
 
-    /// Offers an entry that is being written to the sample: one of every `stride` is taken. When the sample is full a thread
-    /// begins to train.
+    /// Offers an entry that is being written to the sample: one of every `stride` is taken. When
+    /// the sample is full a thread begins to train.
     #[inline]
     pub(crate) fn offer(&self, trained: &mut Trained, entry: u64, core: &Arc<Core>) {
         if trained.until_sample > 0 {
@@ -285,8 +293,8 @@ impl Training {
         }
     }
 
-    /// Waits for the end of the training that is under way, whose memory is then free. False: there is none. The caller holds
-    /// no stream and no entry.
+    /// Waits for the end of the training that is under way, whose memory is then free. False: there
+    /// is none. The caller holds no stream and no entry.
     #[cold]
     pub(crate) fn wait_for_end(&self) -> bool {
         let is_busy = || lock(&self.sampling).busy;
@@ -320,7 +328,8 @@ impl Training {
         }
     }
 
-    /// Tables that are better for `pages` than the current ones, if any are, and their gain over number 0.
+    /// Tables that are better for `pages` than the current ones, if any are, and their gain over
+    /// number 0.
     fn better(&self, pages: &[Page]) -> Option<(Tables, u64)> {
         let pages: Vec<&Page> = pages.iter().collect();
         let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
@@ -376,7 +385,8 @@ impl Training {
         }
     }
 
-    /// Entries whose objects are to be rewritten, so that the oldest number becomes free: few, and none most of the time.
+    /// Entries whose objects are to be rewritten, so that the oldest number becomes free: few, and
+    /// none most of the time.
     pub(crate) fn to_rewrite(&self, leaves: &Leaves) -> impl Iterator<Item = u64> {
         let leaving = self.leaving.load(Acquire);
         let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, leaves.end()) };
@@ -411,8 +421,8 @@ fn pages_of(entries: &[u64], core: &Core) -> Vec<Page> {
     pages
 }
 
-/// By how many thousandths `tables` make pages smaller than `first` does, by those of the sample that they were not trained
-/// on (see [`Tables::train_beyond`]).
+/// By how many thousandths `tables` make pages smaller than `first` does, by those of the sample
+/// that they were not trained on (see [`Tables::train_beyond`]).
 fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
     let bytes = |tables: &Tables| {
         let mut stream = tables.codec().stream().ok()?;
@@ -426,7 +436,8 @@ fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
     }
 }
 
-/// Sets `stream` to the tables of `number`, if it is not yet. False: the store has none of that number.
+/// Sets `stream` to the tables of `number`, if it is not yet. False: the store has none of that
+/// number.
 #[inline]
 pub(crate) fn prepare(training: Option<&Training>, stream: &mut dyn Stream, trained: &mut Trained, number: u8) -> bool {
     if trained.number == number {

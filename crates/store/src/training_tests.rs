@@ -16,7 +16,7 @@ use crate::{Config, Error, entry::Entry, one::One, training::Plan};
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
 
 /// A codec of each kind of tables.
-const CODECS: [&str; 3] = ["pleat", "lz4-dict", "zstd-1-dict"];
+const CODECS: [&str; 4] = ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"];
 
 /// A store of `codec` with `slots` slots that trains by `plan`.
 fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> One {
@@ -28,12 +28,14 @@ fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> One {
 fn weak(tables: &Tables) -> Weak<dyn Send + Sync> {
     match tables {
         Tables::Pleat(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
+        Tables::Fold(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
         Tables::Lz4(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
         Tables::Zstd(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
     }
 }
 
-/// A page of words of `kind`'s own vocabulary: other tables are better for every kind. The same arguments, the same page.
+/// A page of words of `kind`'s own vocabulary: other tables are better for every kind. The same
+/// arguments, the same page.
 fn page(kind: u64, number: u64) -> Page {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |below: u64| {
@@ -277,8 +279,8 @@ fn keep_through_retrainings(codec: &str) {
     assert!(store.stats().trainings > 0, "{codec}: {:?}", store.stats());
 }
 
-/// A page that says of itself which slot's it is and what it has to look like: words of a kind, noise, or one word over and
-/// over. The zeros of an empty slot are slot 0's 0th.
+/// A page that says of itself which slot's it is and what it has to look like: words of a kind,
+/// noise, or one word over and over. The zeros of an empty slot are slot 0's 0th.
 fn telling(slot: u64, number: u64) -> Page {
     let told = slot << 32 | number;
     let mut page = match number % 7 {

@@ -6,12 +6,15 @@
 //! leaf     64 entries: 256 KiB
 //! ```
 //!
-//! A slot without a leaf holds nothing; a reader that finds none has its answer. Parts are made at the first write below them.
+//! A slot without a leaf holds nothing; a reader that finds none has its answer. Parts are made at
+//! the first write below them.
 //!
-//! **Layers.** Every part belongs to a layer, and the disk changes parts of its own layer alone, under `changing` or with an entry held.
-//! A fork is a second tree with the same topmost part. Both disks get new layers with it, so that from then on nobody may change any part they share:
-//! who wants to makes the parts on the way to it his own first, from the top ([`Tree::own`]). A part that nothing else uses
-//! is taken over ([`Parts::adopt`]), any other copied. So a part of the disk's layer has only such parts above it, and nobody else uses it.
+//! **Layers.** Every part belongs to a layer, and the disk changes parts of its own layer alone,
+//! under `changing` or with an entry held. A fork is a second tree with the same topmost part. Both
+//! disks get new layers with it, so that from then on nobody may change any part they share: who
+//! wants to makes the parts on the way to it his own first, from the top ([`Tree::own`]). A part
+//! that nothing else uses is taken over ([`Parts::adopt`]), any other copied. So a part of the
+//! disk's layer has only such parts above it, and nobody else uses it.
 //!
 //! **Who comes too late.** A part without uses is given back and can be any disk's then.
 //!
@@ -26,11 +29,12 @@
 //! forker:  under `changing`: layer ← new one; wait until no pin says that its holder writes to the old one
 //! ```
 //!
-//! A part gets to its next user through the lock of a slab, after the version has changed: a reader who sees what the next user wrote
-//! sees another version too. A part's id is never used twice, so a place that still names the leaf names it for the same slot.
-//! A writer's pin and the layer are like a reader's pin and the entry (`pins.rs`): who locks an entry after the layer has
-//! changed sees that it did, and for all others the forker waits. So at the fork's instant no change is half done, and
-//! nothing that it shares changes afterwards.
+//! A part gets to its next user through the lock of a slab, after the version has changed: a reader
+//! who sees what the next user wrote sees another version too. A part's id is never used twice, so
+//! a place that still names the leaf names it for the same slot. A writer's pin and the layer are
+//! like a reader's pin and the entry (`pins.rs`): who locks an entry after the layer has changed
+//! sees that it did, and for all others the forker waits. So at the fork's instant no change is
+//! half done, and nothing that it shares changes afterwards.
 
 use std::sync::PoisonError;
 
@@ -115,14 +119,15 @@ impl<'a> Place<'a> {
     }
 }
 
-/// An entry that was looked at, for a slot whose own entry is it or leads to it. It was the slot's if [`Tree::is_current`] says so
-/// afterwards.
+/// An entry that was looked at, for a slot whose own entry is it or leads to it. It was the slot's
+/// if [`Tree::is_current`] says so afterwards.
 pub(crate) struct Looked<'a> {
     /// The number of the slot's own entry.
     pub(crate) number: u64,
     word: &'a AtomicU64,
     pub(crate) seen: u64,
-    /// The entries that led to it, and what they were: a link, one that shares, or the one and then the other.
+    /// The entries that led to it, and what they were: a link, one that shares, or the one and then
+    /// the other.
     steps: [Option<(&'a AtomicU64, u64)>; 2],
 }
 
@@ -154,8 +159,9 @@ impl<'a> Looked<'a> {
         self.entry()
     }
 
-    /// Whether the entries that led to this one still do, and it is what it was. An object that is shared goes from entry to entry: one that was
-    /// emptied, and then got another, would otherwise be taken for what led to the first.
+    /// Whether the entries that led to this one still do, and it is what it was. An object that is
+    /// shared goes from entry to entry: one that was emptied, and then got another, would otherwise
+    /// be taken for what led to the first.
     fn is_there(&self) -> bool {
         let is = |word: &AtomicU64, seen: u64| (word.load(Acquire) ^ seen) & !MARKS == 0;
         !self.entry().is_elsewhere()
@@ -280,7 +286,8 @@ impl Tree {
         }
     }
 
-    /// The slot's entry or what it links to, and how many slots from it on, at most `limit`, are the same for certain.
+    /// The slot's entry or what it links to, and how many slots from it on, at most `limit`, are
+    /// the same for certain.
     pub(crate) fn run(&self, leaves: &Leaves, slot: u64, limit: u64) -> (Entry, u64) {
         let (mut count, mut first) = (0, Entry::Empty);
         while count < limit {
@@ -302,8 +309,8 @@ impl Tree {
         (first, count)
     }
 
-    /// Whether one of `layers` has what the slot holds, or may have a hole there, and for how many slots from it on, at most `limit`, the
-    /// same is certain.
+    /// Whether one of `layers` has what the slot holds, or may have a hole there, and for how many
+    /// slots from it on, at most `limit`, the same is certain.
     pub(crate) fn run_of(&self, leaves: &Leaves, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
         let (mut count, mut first) = (0, false);
         while count < limit {
@@ -337,8 +344,8 @@ impl Tree {
         }
     }
 
-    /// Holds the entry at `place` to change it, if it is still the slot's, the disk's own, and `may` says so too. Until `pin` is dropped or names an
-    /// object, nobody forks the disk.
+    /// Holds the entry at `place` to change it, if it is still the slot's, the disk's own, and
+    /// `may` says so too. Until `pin` is dropped or names an object, nobody forks the disk.
     #[inline]
     pub(crate) fn lock<'a>(
         &self,
@@ -388,7 +395,8 @@ impl<'a> Changing<'a> {
     /// The slot's entry in a leaf of the disk's own, as long as the slot is below `slots` now.
     ///
     /// # Errors
-    /// There is no memory for it, or `slots` is no longer beyond the slot: then the tree says the same as before.
+    /// There is no memory for it, or `slots` is no longer beyond the slot: then the tree says the
+    /// same as before.
     pub(crate) fn own(&mut self, slot: u64, slots: u64) -> Result<Place<'a>, Full> {
         if slot >= slots {
             return Err(Full);
@@ -429,7 +437,8 @@ impl<'a> Changing<'a> {
         self.tree.version.fetch_add(1, AcqRel);
     }
 
-    /// The part that `place` names, which is the root or in a part of the disk's own, as one of the disk's own.
+    /// The part that `place` names, which is the root or in a part of the disk's own, as one of the
+    /// disk's own.
     fn own_part(&mut self, place: &AtomicU64, level: u32) -> Result<PartId, Full> {
         let Self { parts, layer, purpose, .. } = *self;
         let before = place.load(Acquire);
@@ -454,7 +463,8 @@ impl<'a> Changing<'a> {
     /// Makes the slots as those below a place that is `below`: [`NOTHING`] or [`HOLE`].
     ///
     /// # Errors
-    /// There is no memory to do it where a part is shared, or where nothing is to become a hole: some of the slots are so.
+    /// There is no memory to do it where a part is shared, or where nothing is to become a hole:
+    /// some of the slots are so.
     pub(crate) fn clear(&mut self, slots: std::ops::Range<u64>, below: u64, most: u64) -> Result<(), Full> {
         let root = &self.tree.root;
         // What is beyond the disk's end is nothing.
@@ -560,8 +570,8 @@ impl<'a> Changing<'a> {
         }
     }
 
-    /// From now on the disk writes to `layer`, and nobody changes what the tree has. `wait` returns when nobody writes to a
-    /// layer. Returns whether `layer` was needed.
+    /// From now on the disk writes to `layer`, and nobody changes what the tree has. `wait` returns
+    /// when nobody writes to a layer. Returns whether `layer` was needed.
     fn freeze(&mut self, layer: LayerId, mut wait: impl FnMut(LayerId)) -> bool {
         let before = self.layer;
         if self.parts.layers.parts(before) == 0 {
@@ -582,8 +592,9 @@ impl<'a> Changing<'a> {
         true
     }
 
-    /// A tree with the same content for a disk that writes to `theirs`. This one's disk writes to `ours` from now on, unless it has changed
-    /// nothing since it was last forked. `wait` returns when nobody writes to a layer.
+    /// A tree with the same content for a disk that writes to `theirs`. This one's disk writes to
+    /// `ours` from now on, unless it has changed nothing since it was last forked. `wait` returns
+    /// when nobody writes to a layer.
     pub(crate) fn fork(&mut self, ours: LayerId, theirs: LayerId, wait: impl FnMut(LayerId)) -> Tree {
         if !self.freeze(ours, wait) {
             self.parts.layers.give(ours, self.parts.budget);
@@ -598,8 +609,8 @@ impl<'a> Changing<'a> {
         fork
     }
 
-    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody else uses `other`. The disk writes to
-    /// `layer` from now on, unless it has changed nothing.
+    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody
+    /// else uses `other`. The disk writes to `layer` from now on, unless it has changed nothing.
     pub(crate) fn become_as(&mut self, other: &Tree, layer: LayerId, wait: impl FnMut(LayerId)) {
         if !self.freeze(layer, wait) {
             self.parts.layers.give(layer, self.parts.budget);

@@ -8,8 +8,8 @@ use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
 
 use crate::{content, image_of};
 
-/// An image with any byte changed is refused, or opened and read to its end with or without errors: never a panic. A change of the
-/// superblock, which has a checksum, is noticed.
+/// An image with any byte changed is refused, or opened and read to its end with or without errors:
+/// never a panic. A change of the superblock, which has a checksum, is noticed.
 #[test]
 fn a_changed_byte_is_an_error_or_read() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -50,7 +50,8 @@ fn image_of(path: &Path, options: &BuildOptions) -> PathBuf {
     image
 }
 
-/// Content with runs that compress, noise, zeros in between and a length that is no multiple of anything.
+/// Content with runs that compress, noise, zeros in between and a length that is no multiple of
+/// anything.
 fn content(len: usize) -> Vec<u8> {
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     let mut content = Vec::with_capacity(len + 8192);

@@ -85,7 +85,8 @@ fn an_image_that_cannot_be_read_alone_is_refused() {
     assert!(encrypted.to_string().contains("the image is encrypted"), "{encrypted}");
 }
 
-/// An image with a byte changed is refused, or opened and read to its end with or without errors: never a panic.
+/// An image with a byte changed is refused, or opened and read to its end with or without errors:
+/// never a panic.
 #[test]
 fn a_changed_byte_is_an_error_or_read() {
     let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };

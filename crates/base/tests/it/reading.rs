@@ -27,8 +27,8 @@ pub(crate) fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBu
     path
 }
 
-/// Random reads of a base equal the content, with zeros up to the end of the last sector; extents cover what is asked for, and what they
-/// call a hole is zeros.
+/// Random reads of a base equal the content, with zeros up to the end of the last sector; extents
+/// cover what is asked for, and what they call a hole is zeros.
 pub(crate) fn check(base: &Base, content: &[u8], cases: u32) {
     let size = base.size_bytes();
     assert_eq!(size, content.len().next_multiple_of(512) as u64);

@@ -27,8 +27,8 @@ fn changed_pages(disk: &dyn BlockDevice) -> Vec<bool> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Pages that were written or discarded since the fork are changed; no other has been, whatever snapshots were taken meanwhile. A snapshot
-    /// has the changes of its instant.
+    /// Pages that were written or discarded since the fork are changed; no other has been, whatever
+    /// snapshots were taken meanwhile. A snapshot has the changes of its instant.
     #[test]
     fn changes_are_what_was_written_since_the_fork(
         before in prop::collection::vec((0..PAGES, 1..40_u64), 0..6),

@@ -217,7 +217,8 @@ proptest! {
     }
 }
 
-/// What equals the base takes no memory, and frees what was there: written at once, or page by page after it was read.
+/// What equals the base takes no memory, and frees what was there: written at once, or page by page
+/// after it was read.
 #[test]
 fn what_equals_the_base_takes_nothing() {
     let pool = Pool::new(PoolConfig { train: false, ..PoolConfig::default() }).expect("a pool");
@@ -247,7 +248,8 @@ fn what_equals_the_base_takes_nothing() {
     assert!(bytes == content);
 }
 
-/// Without its base a disk gives what it holds itself, and says what is wrong with the rest; nothing is lost by trying.
+/// Without its base a disk gives what it holds itself, and says what is wrong with the rest;
+/// nothing is lost by trying.
 #[test]
 fn a_disk_outlives_its_base() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");

@@ -1,8 +1,9 @@
 //! The free blocks of a shard by length.
 //!
-//! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A bitmap says which are
-//! not empty, and a word above it which words of it are not zero, so a search is a few instructions. What is left of
-//! the length of each list's first block is kept too: who looks for room does not wait for the block's own line.
+//! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A
+//! bitmap says which are not empty, and a word above it which words of it are not zero, so a search
+//! is a few instructions. What is left of the length of each list's first block is kept too: who
+//! looks for room does not wait for the block's own line.
 
 use super::block::{BLOCK_MIN, Blocks, NIL};
 
@@ -96,7 +97,8 @@ impl Bins {
         (at, bin as u32 * FINE_STEP + rest as u32)
     }
 
-    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is, and its length.
+    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is, and its
+    /// length.
     pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<(u32, u32)> {
         let own = (len / FINE_STEP) as usize;
         let first = self.head(blocks, own);
@@ -106,7 +108,8 @@ impl Bins {
         self.first_from(own + 1).map(|bin| self.head(blocks, bin))
     }
 
-    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the longest there is, and its length.
+    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the
+    /// longest there is, and its length.
     pub(super) fn longest_below(&self, blocks: &Blocks, len: u32, least: u32) -> Option<(u32, u32)> {
         let bin = self.last_below((len / FINE_STEP) as usize)?;
         (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.head(blocks, bin))

@@ -13,8 +13,10 @@
 //!            └─────┴───────┴───────┴───────┴────────────────────────┴───────┘
 //! ```
 //!
-//! `kind` takes 2 bits, `p` (the block before is free) 1, a live block's `len` 13, its owner's number 3 bytes. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of blocks in the shard. A block that
-//! follows a free one reads that one's length from the 4 bytes before itself.
+//! `kind` takes 2 bits, `p` (the block before is free) 1, a live block's `len` 13, its owner's
+//! number 3 bytes. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of blocks
+//! in the shard. A block that follows a free one reads that one's length from the 4 bytes before
+//! itself.
 #![allow(unsafe_code)] // reads and writes the region
 
 use super::Owner;
@@ -58,16 +60,18 @@ impl Kind {
 
 /// The memory of a shard, seen as blocks.
 ///
-/// Offsets passed to its methods are those of blocks. Blocks are made, changed and looked over by the holder of the
-/// shard's lock alone; beside that, who owns a live object reads its kind, length and link and reads or writes its body.
-/// A live block's first byte, in which `p` changes while the object is read, is accessed atomically for that.
+/// Offsets passed to its methods are those of blocks. Blocks are made, changed and looked over by
+/// the holder of the shard's lock alone; beside that, who owns a live object reads its kind, length
+/// and link and reads or writes its body. A live block's first byte, in which `p` changes while the
+/// object is read, is accessed atomically for that.
 #[derive(Debug)]
 pub(super) struct Blocks {
     region: Region,
 }
 
-// Every access below lies within a block, or in the 4 bytes before one that follows a free block, by the contract above;
-// so no two threads meet on a byte but on a live block's first, which is atomic. The region checks its bounds.
+// Every access below lies within a block, or in the 4 bytes before one that follows a free block,
+// by the contract above; so no two threads meet on a byte but on a live block's first, which is
+// atomic. The region checks its bounds.
 impl Blocks {
     pub(super) fn new(region: Region) -> Self {
         Self { region }
@@ -120,13 +124,14 @@ impl Blocks {
         self.load(at + HEADER_BYTES)
     }
 
-    /// The object that was handed over before this one, by the field that [`put_handed`](Self::put_handed) wrote.
+    /// The object that was handed over before this one, by the field that
+    /// [`put_handed`](Self::put_handed) wrote.
     pub(super) fn handed(&self, at: u32) -> u32 {
         self.load(at + HEADER_BYTES + LINK_BYTES)
     }
 
-    /// Notes `next` in a live block whose object is no longer needed, behind what describes the block: the shortest has room
-    /// for it. The object is the caller's.
+    /// Notes `next` in a live block whose object is no longer needed, behind what describes the
+    /// block: the shortest has room for it. The object is the caller's.
     pub(super) fn put_handed(&self, at: u32, next: u32) {
         self.store(at + HEADER_BYTES + LINK_BYTES, next);
     }

@@ -1,5 +1,5 @@
-//! Compaction: segments are emptied, those with the most free bytes first. Their objects go to holes elsewhere in their shard,
-//! and what was free in them is one piece again, or given back.
+//! Compaction: segments are emptied, those with the most free bytes first. Their objects go to
+//! holes elsewhere in their shard, and what was free in them is one piece again, or given back.
 
 use std::{
     cmp::Reverse,
@@ -17,26 +17,29 @@ use super::{
 };
 use crate::budget::{Full, Purpose};
 
-/// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as dense as possible.
+/// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as
+/// dense as possible.
 const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
 /// The same near the limit, for the compactor and for a writer who finds no room.
 const WORTH_LIMIT: u32 = SEGMENT / 64;
 const WORTH_ROOM: u32 = SEGMENT / 512;
 
-/// How often a writer who finds no room empties a segment or waits for others who do, and how often he looks though nothing is worth it:
-/// what others hold for a moment may be.
+/// How often a writer who finds no room empties a segment or waits for others who do, and how often
+/// he looks though nothing is worth it: what others hold for a moment may be.
 const ROOM_TURNS: u32 = 64;
 const LEAST_TURNS: u32 = 4;
 
-/// How long a writer without room waits for those who empty segments in all shards, and between two looks.
+/// How long a writer without room waits for those who empty segments in all shards, and between two
+/// looks.
 const OTHERS_WAIT: Duration = Duration::from_millis(100);
 const OTHERS_PAUSE: Duration = Duration::from_micros(20);
 
 /// Objects that move together when a segment is emptied.
 const BATCH: usize = 8;
 
-/// Segments of a shard that are left for later because something in them is just being written or read, at most.
+/// Segments of a shard that are left for later because something in them is just being written or
+/// read, at most.
 const STUCK_MAX: usize = 2;
 
 /// An object of `len_bytes` that moves from block `at` to block `new`.
@@ -66,8 +69,9 @@ impl Heap {
         }
     }
 
-    /// Moves up to about `objects` objects so as to empty memory and give it back. Any number of threads may call it,
-    /// and the heap is in full use meanwhile. Returns whether there is more to do for `goal`.
+    /// Moves up to about `objects` objects so as to empty memory and give it back. Any number of
+    /// threads may call it, and the heap is in full use meanwhile. Returns whether there is more to
+    /// do for `goal`.
     pub(crate) fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
         match goal {
             Goal::Relief => self.relieve(owners, objects),
@@ -78,7 +82,8 @@ impl Heap {
     }
 
     /// [`alloc_to_write`](Self::alloc_to_write) in a heap that may take no more memory: moves others until there is room. Whoever has
-    /// brought as much together as the object takes, takes it of what is kept for moving, so that others cannot have it before him.
+    /// brought as much together as the object takes, takes it of what is kept for moving, so that
+    /// others cannot have it before him.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
@@ -108,8 +113,8 @@ impl Heap {
         Err(Full)
     }
 
-    /// Empties a segment of the shard with the most free bytes in which nobody else does. Returns by how much the memory that the shard holds
-    /// has become less.
+    /// Empties a segment of the shard with the most free bytes in which nobody else does. Returns
+    /// by how much the memory that the shard holds has become less.
     fn empty_one(&self, owners: &dyn Owners) -> Result<u64, Busy> {
         let mut parts: Vec<(u64, usize, &Part)> =
             self.parts().map(|(number, part)| (part.free_bytes.load(Relaxed), number, part)).collect();
@@ -239,7 +244,8 @@ impl Heap {
         }
     }
 
-    /// At a segment's end: whether it is worth going through it once more for objects that were just being written.
+    /// At a segment's end: whether it is worth going through it once more for objects that were
+    /// just being written.
     fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
         let mut shard = self.lock_after_others(part);
         shard.free_delayed(&part.blocks);
@@ -253,8 +259,9 @@ impl Heap {
         true
     }
 
-    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners' entries name them. They wait for
-    /// readers together: the pins that say who reads are on lines that other CPUs write all the time.
+    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners'
+    /// entries name them. They wait for readers together: the pins that say who reads are on lines
+    /// that other CPUs write all the time.
     fn relocate(&self, number: usize, part: &Part, owners: &dyn Owners, residents: &[Resident]) -> Result<(), Full> {
         let mut moves = [Move::default(); BATCH];
         let mut count = 0;
@@ -292,7 +299,8 @@ impl Heap {
             let (from, to) = (self.location(number, *at), self.location(number, *new));
             let word = owners.repoint(*owner, from, to, *len_bytes, &mut || {
                 let object = &mut object[..*len_bytes];
-                // SAFETY: the entry names the old object, of this length, and is held; the new one is in no entry yet.
+                // SAFETY: the entry names the old object, of this length, and is held; the new one
+                // is in no entry yet.
                 unsafe {
                     part.blocks.read(*at + HEADER_BYTES, object);
                     part.blocks.write(*new + HEADER_BYTES, object);

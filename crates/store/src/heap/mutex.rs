@@ -1,9 +1,10 @@
 //! A lock whose release is a plain store.
 //!
-//! The standard library's releases with an exchange, which waits until every store before it has reached the cache. What
-//! is done under a shard's lock ends with stores to lines that are seldom there: those waits were two thirds of the time
-//! of a `free`. The price is that nobody is woken: who waits spins, then gives the CPU away, then sleeps for moments. A thread that takes
-//! the lock again and again, with little between, would keep others waiting for long: it lets them go first.
+//! The standard library's releases with an exchange, which waits until every store before it has
+//! reached the cache. What is done under a shard's lock ends with stores to lines that are seldom
+//! there: those waits were two thirds of the time of a `free`. The price is that nobody is woken:
+//! who waits spins, then gives the CPU away, then sleeps for moments. A thread that takes the lock
+//! again and again, with little between, would keep others waiting for long: it lets them go first.
 #![allow(unsafe_code)] // lends what is behind the lock to its holder
 
 use std::{
@@ -20,8 +21,8 @@ use crate::sync::{SLEEPS_FROM, wait_for};
 /// Looks at whether others wait, the last few of them with sleeps between.
 const LOOKS_FOR_OTHERS: u32 = SLEEPS_FROM + 8;
 
-/// A value behind a lock. It is held for as long as some objects' headers take, without any call of the system's but
-/// giving memory back.
+/// A value behind a lock. It is held for as long as some objects' headers take, without any call of
+/// the system's but giving memory back.
 #[derive(Debug)]
 pub(super) struct Mutex<T> {
     held: AtomicBool,

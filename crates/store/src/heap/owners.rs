@@ -57,12 +57,13 @@ pub(crate) enum Goal {
 
 /// Who owns objects: the heap asks it where an object stands before and when it moves it.
 pub(crate) trait Owners: Send + Sync {
-    /// The length of the object at `at`, if an entry of `owner` names it at some moment during the call.
+    /// The length of the object at `at`, if an entry of `owner` names it at some moment during the
+    /// call.
     fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize>;
 
-    /// If an entry of `owner` names the object of `len_bytes` at `from` and nobody holds the entry: calls `copy`, makes the
-    /// entry name `to`, and returns the word that it was. The old object is the caller's once
-    /// [`wait_for_readers`](Self::wait_for_readers) has returned.
+    /// If an entry of `owner` names the object of `len_bytes` at `from` and nobody holds the entry:
+    /// calls `copy`, makes the entry name `to`, and returns the word that it was. The old object is
+    /// the caller's once [`wait_for_readers`](Self::wait_for_readers) has returned.
     fn repoint(
         &self,
         owner: Owner,
@@ -72,9 +73,11 @@ pub(crate) trait Owners: Send + Sync {
         copy: &mut dyn FnMut(),
     ) -> Option<u64>;
 
-    /// Waits until nobody reads what any of `words` named, which [`repoint`](Self::repoint) returned.
+    /// Waits until nobody reads what any of `words` named, which [`repoint`](Self::repoint)
+    /// returned.
     fn wait_for_readers(&self, words: &[u64]);
 
-    /// Frees what was taken out of entries and is only kept for those who might still be reading it.
+    /// Frees what was taken out of entries and is only kept for those who might still be reading
+    /// it.
     fn settle(&self);
 }

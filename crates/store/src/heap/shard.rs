@@ -11,11 +11,13 @@
 //! free:  join the block with free neighbours; give the segment back if nothing else is in it
 //! ```
 //!
-//! Segments of 64 KiB are filled from the front. A segment's blocks cover it up to `top`; the memory of its first
-//! `held` bytes is accounted for. No two free blocks touch, and none ends at the top of the open segment, except in a
-//! segment that is being emptied, where freed blocks stay as they are and are in no list.
+//! Segments of 64 KiB are filled from the front. A segment's blocks cover it up to `top`; the
+//! memory of its first `held` bytes is accounted for. No two free blocks touch, and none ends at
+//! the top of the open segment, except in a segment that is being emptied, where freed blocks stay
+//! as they are and are in no list.
 //!
-//! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top − Σ free`.
+//! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top −
+//! Σ free`.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -29,7 +31,8 @@ use super::{
 };
 use crate::budget::{Budget, Full, Purpose};
 
-/// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is not.
+/// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is
+/// not.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
 const HOLD_SMALL: u32 = PAGE_SIZE as u32;
 /// Segments from which on a shard is large.
@@ -39,13 +42,14 @@ const LARGE: usize = 32;
 const PIECE_MIN: u32 = 64;
 const PIECE_PART: u32 = 4;
 
-/// Live bytes of a shard from which on freeing is put off; a smaller one fits in the cache. The headers of what waits are
-/// fetched into the cache at once, and its neighbours' when so many others are still to go before it.
+/// Live bytes of a shard from which on freeing is put off; a smaller one fits in the cache. The
+/// headers of what waits are fetched into the cache at once, and its neighbours' when so many
+/// others are still to go before it.
 const DELAY_FROM: u64 = 1 << 20;
 const LEAD: usize = 4;
 
-/// Whoever is about to write an object frees another if more than so many wait: that is done while the lines to be written
-/// come into the cache.
+/// Whoever is about to write an object frees another if more than so many wait: that is done while
+/// the lines to be written come into the cache.
 const WAITING: usize = DELAYED / 2;
 
 /// Segments that are compared to find the one that is emptied next.
@@ -94,8 +98,8 @@ pub(super) struct Shard {
     pub(super) free_bytes: u64,
     /// Objects to be freed, the oldest first. They count as live.
     delayed: Delayed,
-    /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst it ended, then those at
-    /// whose end something was left, which come to their turn again.
+    /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst
+    /// it ended, then those at whose end something was left, which come to their turn again.
     pub(super) paused: VecDeque<Emptying>,
     /// The segment from which on the next to be emptied is looked for.
     next: usize,
@@ -126,7 +130,8 @@ impl Emptying {
 pub(super) struct Wanted {
     pub(super) len_bytes: u32,
     pub(super) owner: Owner,
-    /// Whether it is about to be written: its lines are asked for as soon as it is known which they are.
+    /// Whether it is about to be written: its lines are asked for as soon as it is known which they
+    /// are.
     pub(super) writes: bool,
     /// What its memory is taken for, if no free block holds it.
     pub(super) purpose: Purpose,
@@ -236,8 +241,9 @@ impl Shard {
         }
     }
 
-    /// Takes room for an object that is moved near the limit; it has lain in two pieces if `in_two`. Such a
-    /// one has left a hole elsewhere: it is cut again where no two holes hold it, so that less is taken than comes back.
+    /// Takes room for an object that is moved near the limit; it has lain in two pieces if
+    /// `in_two`. Such a one has left a hole elsewhere: it is cut again where no two holes hold it,
+    /// so that less is taken than comes back.
     pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
         if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
@@ -251,7 +257,8 @@ impl Shard {
         if end >= need || end < PIECE_MIN {
             return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move);
         }
-        // Nothing is left unused between two segments: all that was free in those that are emptied comes together.
+        // Nothing is left unused between two segments: all that was free in those that are emptied
+        // comes together.
         let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(end));
         let first = self.extend(blocks, Kind::First, end, owner, Purpose::Move)?;
         let second = self
@@ -301,7 +308,8 @@ impl Shard {
         Some(first)
     }
 
-    /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of `need` bytes, or of a few more.
+    /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of
+    /// `need` bytes, or of a few more.
     fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: Kind, owner: Owner) {
         let taken = if len - need < BLOCK_MIN { len } else { need };
         if taken < len {
@@ -436,7 +444,8 @@ impl Shard {
         self.spare = number;
     }
 
-    /// Gives an object's blocks back sooner or later: [`free_delayed`](Self::free_delayed) does it at once.
+    /// Gives an object's blocks back sooner or later: [`free_delayed`](Self::free_delayed) does it
+    /// at once.
     pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
         if self.live_bytes < DELAY_FROM {
             self.free(blocks, at);
@@ -500,8 +509,8 @@ impl Shard {
         }
     }
 
-    /// Goes on with a segment whose emptying was begun, or begins with another, if there are no more than `stuck_max` at
-    /// whose end something was left.
+    /// Goes on with a segment whose emptying was begun, or begins with another, if there are no
+    /// more than `stuck_max` at whose end something was left.
     pub(super) fn resume_or_begin(&mut self, blocks: &Blocks, least: u32, stuck_max: usize) -> Option<Emptying> {
         let midway = self.paused.front().is_some_and(|emptying| emptying.cursor > 0);
         if midway || self.paused.len() >= stuck_max {
@@ -510,8 +519,8 @@ impl Shard {
         self.begin_emptying(blocks, least).or_else(|| self.paused.pop_front())
     }
 
-    /// Takes a closed segment with at least `least` free bytes out of use so that it can be emptied: of the next [`LOOKS`] the one with the most,
-    /// or of those after them.
+    /// Takes a closed segment with at least `least` free bytes out of use so that it can be
+    /// emptied: of the next [`LOOKS`] the one with the most, or of those after them.
     pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
         let count = self.segments.len();
         let mut windows = (0..count.div_ceil(LOOKS)).map(|window| {
@@ -531,8 +540,8 @@ impl Shard {
         Some(Emptying { number, cursor: 0, passes: 0 })
     }
 
-    /// Finds the next live objects of a segment that is being emptied and moves its cursor behind them. None: it is at
-    /// the segment's end.
+    /// Finds the next live objects of a segment that is being emptied and moves its cursor behind
+    /// them. None: it is at the segment's end.
     pub(super) fn residents(&self, blocks: &Blocks, emptying: &mut Emptying, found: &mut [Resident]) -> usize {
         let start = emptying.number * SEGMENT;
         let top = self.segments[emptying.number as usize].top;
@@ -562,7 +571,8 @@ impl Shard {
         segment.free == segment.top
     }
 
-    /// Gives the memory of a segment back that was being emptied; or, if something is left in it, the segment to use.
+    /// Gives the memory of a segment back that was being emptied; or, if something is left in it,
+    /// the segment to use.
     pub(super) fn end_emptying(&mut self, blocks: &Blocks, emptying: Emptying) {
         let number = emptying.number;
         if self.is_empty(&emptying) {

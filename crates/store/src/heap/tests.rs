@@ -210,15 +210,16 @@ fn objects_fill_what_they_fit_in_to_the_byte() {
     }
     let Account { live_bytes, held_bytes, .. } = pool.account();
     let objects: u64 = (0..10_000u64).map(|owner| 1000 + owner % 97).sum();
-    // A header is 5 bytes and nothing is rounded up; an object in two pieces, as lie at the end of some segments, takes 13
-    // more.
+    // A header is 5 bytes and nothing is rounded up; an object in two pieces, as lie at the end of
+    // some segments, takes 13 more.
     assert!((objects + 10_000 * 5..objects + 10_000 * 5 + 160 * 2 * 13).contains(&live_bytes), "{:?}", pool.account());
     assert!((held_bytes as f64) < objects as f64 * 1.01, "{:?}", pool.account());
 }
 
 #[test]
 fn other_lengths_find_room_among_the_old_ones() {
-    // On one CPU there is one shard: a thread fills its CPU's first, and what lies free in others is left to compaction.
+    // On one CPU there is one shard: a thread fills its CPU's first, and what lies free in others
+    // is left to compaction.
     let mut cpus = CpuSet::new();
     cpus.set(rustix::thread::sched_getcpu());
     sched_setaffinity(None, &cpus).expect("its own CPU");
@@ -315,7 +316,8 @@ fn objects_are_freed_by_threads_of_other_cpus() {
     assert!(live_bytes == 0 && held_bytes < 1 << 20, "{:?}", pool.account());
 }
 
-/// Objects that are in no entry, as those are that are just being written or were replaced and are still read.
+/// Objects that are in no entry, as those are that are just being written or were replaced and are
+/// still read.
 #[test]
 fn compaction_gives_up_on_what_cannot_be_moved() {
     let (pool, map) = (unlimited(), Map::default());
@@ -367,8 +369,8 @@ fn objects_move_while_they_are_read_and_replaced() {
     verify(&pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
 }
 
-/// Objects of one kind in the place of each other, in a pool that is as full as a store lets it be: what is free lies in
-/// holes that are too short, and has to be brought together.
+/// Objects of one kind in the place of each other, in a pool that is as full as a store lets it be:
+/// what is free lies in holes that are too short, and has to be brought together.
 #[test]
 fn a_full_pool_takes_objects_while_enough_is_free() {
     for (least, most) in [(1200, 2223), (200, 900), (2000, 4096), (1500, 1600), (1, 4096)] {

@@ -22,8 +22,8 @@ fn noise(slot: u64, turn: u64) -> u8 {
     ((slot * 7919 + turn * 104_729) >> 3) as u8
 }
 
-/// Three threads write, update, discard and read slots of their own, each against a plain vector of pages, while a fourth
-/// compacts and a fifth reads all slots.
+/// Three threads write, update, discard and read slots of their own, each against a plain vector of
+/// pages, while a fourth compacts and a fifth reads all slots.
 fn run(store: &One, turns: u64) {
     const THREADS: u64 = 3;
     let slots = store.slots() / THREADS;

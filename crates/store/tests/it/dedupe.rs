@@ -109,7 +109,8 @@ fn a_page_that_is_there_stays_as_it_is() {
     assert_eq!(pool.stats().orig_data_size, PAGE_SIZE as u64);
 }
 
-/// The limit of a disk bounds what it would take alone: else two slots for each page would have no bound.
+/// The limit of a disk bounds what it would take alone: else two slots for each page would have no
+/// bound.
 #[test]
 fn a_disks_limit_counts_what_it_shares() {
     let pool = pool();
@@ -122,7 +123,8 @@ fn a_disks_limit_counts_what_it_shares() {
     assert!(pool.stats().compr_data_size <= 2 * PAGE_SIZE as u64);
 }
 
-/// Objects that are shared move like others, also those in two pieces, and are made anew for other tables.
+/// Objects that are shared move like others, also those in two pieces, and are made anew for other
+/// tables.
 #[test]
 fn shared_objects_are_compacted_and_made_anew() {
     for codec in ["lz4", "fold", "pleat"] {

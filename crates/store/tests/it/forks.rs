@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use crate::pages::mixed;
 
-/// A page that tells versions apart, of which some are one word over and over, and some do not compress.
+/// A page that tells versions apart, of which some are one word over and over, and some do not
+/// compress.
 fn page_of(version: u64) -> Box<Page> {
     match version % 5 {
         0 => Box::new([version as u8; PAGE_SIZE]),
@@ -250,8 +251,8 @@ fn counting(number: u64) -> Box<Page> {
     page
 }
 
-/// Writers write the rounds' numbers to their slots in order. Whatever instant a fork is of, it has one number up to some slot
-/// and the one before it from there on, and it stays so.
+/// Writers write the rounds' numbers to their slots in order. Whatever instant a fork is of, it has
+/// one number up to some slot and the one before it from there on, and it stays so.
 #[test]
 fn a_fork_is_of_one_instant() {
     const WRITERS: u64 = 3;
@@ -316,7 +317,8 @@ fn a_fork_is_of_one_instant() {
     pool.check().expect("consistent");
 }
 
-/// Threads add to shared slots while the disk is forked again and again, and its forks dropped: no change is lost.
+/// Threads add to shared slots while the disk is forked again and again, and its forks dropped: no
+/// change is lost.
 #[test]
 fn changes_across_forks_add_up() {
     const THREADS: u64 = 3;
@@ -352,7 +354,8 @@ fn changes_across_forks_add_up() {
     pool.check().expect("consistent");
 }
 
-/// Threads with families of forks in a pool that is short of memory: who is refused keeps what he had, and others' forks too.
+/// Threads with families of forks in a pool that is short of memory: who is refused keeps what he
+/// had, and others' forks too.
 #[test]
 fn families_of_forks_at_the_limit() {
     families(u64::MAX, false);

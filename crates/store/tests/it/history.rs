@@ -1,9 +1,10 @@
 //! Linearizability of random concurrent histories on few slots.
 //!
-//! Threads write, read, update and discard, and note when each operation began and ended. A history is right when the
-//! operations of each slot can be put in one order that respects those times and that a plain variable would show (Herlihy
-//! and Wing, TOPLAS 12(3), 1990; the search is Wing and Gong's with Lowe's memory of what was tried). Slots are checked one
-//! by one, as linearizability is local.
+//! Threads write, read, update and discard, and note when each operation began and ended. A history
+//! is right when the operations of each slot can be put in one order that respects those times and
+//! that a plain variable would show (Herlihy and Wing, TOPLAS 12(3), 1990; the search is Wing and
+//! Gong's with Lowe's memory of what was tried). Slots are checked one by one, as linearizability
+//! is local.
 
 use std::{
     collections::HashSet,

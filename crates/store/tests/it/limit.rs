@@ -41,7 +41,8 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
         let _ = store.update(slot, |page| page[0] ^= 1);
     }
     let stats = store.stats();
-    // A sixteenth is kept for moving objects, and on a machine with many CPUs another for swapping them.
+    // A sixteenth is kept for moving objects, and on a machine with many CPUs another for swapping
+    // them.
     assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 7 / 8 - (32 << 10), "{stats:?}");
     store.check().expect("consistent");
 
@@ -97,7 +98,8 @@ fn a_limit_under_which_no_page_can_be_written_is_refused() {
     }
 }
 
-/// Reading needs a stream, and a CPU's first one costs memory: at the limit another CPU's has to do.
+/// Reading needs a stream, and a CPU's first one costs memory: at the limit another CPU's has to
+/// do.
 #[test]
 fn every_cpu_reads_at_the_limit() {
     let store = One::new(4096, Config { memory_limit: 1 << 20, ..Config::default() });
@@ -166,8 +168,8 @@ fn of_some_length(seed: u64) -> Box<Page> {
     of_length(seed, 1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize)
 }
 
-/// Pages of one kind differ in length. In the place of each other they are all taken, however often, in a store that was
-/// filled with them.
+/// Pages of one kind differ in length. In the place of each other they are all taken, however
+/// often, in a store that was filled with them.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
     let store = One::new(1 << 16, Config { memory_limit: 32 << 20, ..Config::default() });
@@ -210,8 +212,8 @@ fn take_all_streams(store: &One, streams: u64) {
     });
 }
 
-/// Streams are made when they are first wanted, which may be when the store is full. What is kept for overwriting is not for
-/// them.
+/// Streams are made when they are first wanted, which may be when the store is full. What is kept
+/// for overwriting is not for them.
 #[test]
 fn streams_leave_what_is_kept_for_overwriting() {
     let store = One::new(1 << 16, Config { memory_limit: 16 << 20, ..Config::default() });
@@ -278,7 +280,8 @@ fn what_a_disk_refuses_takes_nothing_of_the_pool() {
     pool.check().expect("consistent");
 }
 
-/// Holes take memory too: a disk far beyond its limit makes no more of them, but frees what it can without.
+/// Holes take memory too: a disk far beyond its limit makes no more of them, but frees what it can
+/// without.
 #[test]
 fn discards_have_a_bound() {
     let pool = Pool::new(Config::default()).expect("a pool");
@@ -318,14 +321,16 @@ fn room_of_a_dropped_disk_is_there_at_once() {
         let [first, second] = disks;
         drop(first);
         let again = (0..100_000).find(|&slot| second.write(slot, &page) == Err(Error::Full)).expect("a limit");
-        // Who is refused finds that nothing is left of the other. How densely objects lie when the pool is full differs a little.
+        // Who is refused finds that nothing is left of the other. How densely objects lie when the
+        // pool is full differs a little.
         assert_eq!(pool.stats().orig_data_size, again * PAGE_SIZE as u64, "{again} of {full}");
         assert!(again > full - full / 50, "{again} of {full}");
     }
     pool.check().expect("consistent");
 }
 
-/// Zeros, and slots that are made to hold nothing again, need leaves of a fork's own: its limit bounds those too.
+/// Zeros, and slots that are made to hold nothing again, need leaves of a fork's own: its limit
+/// bounds those too.
 #[test]
 fn entries_without_pages_have_a_bound() {
     let pool = Pool::new(Config::default()).expect("a pool");
@@ -345,7 +350,8 @@ fn entries_without_pages_have_a_bound() {
     }
 }
 
-/// A disk that cannot be made smaller has the size that it had, and nothing comes back later that was to go.
+/// A disk that cannot be made smaller has the size that it had, and nothing comes back later that
+/// was to go.
 #[test]
 fn a_resize_that_fails_changes_no_size() {
     let pool = Pool::new(Config::default()).expect("a pool");

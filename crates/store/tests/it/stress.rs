@@ -1,4 +1,5 @@
-//! The whole store at once: writers, readers and discards on many slots while objects are moved without pause.
+//! The whole store at once: writers, readers and discards on many slots while objects are moved
+//! without pause.
 
 use std::{
     sync::{
@@ -18,8 +19,9 @@ const SLOTS: u64 = 1200;
 const WRITERS: u64 = 2;
 const READERS: u64 = 2;
 
-/// Versions of a slot that its writer has begun and has finished to write. Each slot has one writer, so that a read that
-/// begins when `finished` is `f` and ends when `begun` is `b` has to find one of the versions `f..=b`.
+/// Versions of a slot that its writer has begun and has finished to write. Each slot has one
+/// writer, so that a read that begins when `finished` is `f` and ends when `begun` is `b` has to
+/// find one of the versions `f..=b`.
 #[derive(Default)]
 struct Versions {
     begun: AtomicU64,
@@ -165,7 +167,8 @@ fn versions_are_seen_in_order_while_objects_move() {
     versions_are_seen_in_order(&One::new(SLOTS, Config::default()), 6000);
 }
 
-/// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or moves it.
+/// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or
+/// moves it.
 #[test]
 fn objects_stay_while_they_are_read() {
     let config = Config { codec: Arc::new(Sleepy), ..Config::default() };

@@ -80,7 +80,8 @@ fn updates_of_one_page_are_all_applied() {
     }
 }
 
-/// Each thread has slots of its own and knows what is in them; all share streams, classes and leaves.
+/// Each thread has slots of its own and knows what is in them; all share streams, classes and
+/// leaves.
 #[test]
 fn threads_keep_their_own_slots() {
     let store = One::new(4096, Config::default());
