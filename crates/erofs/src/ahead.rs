@@ -7,14 +7,16 @@
 //!              decoded   under way                 under way         ^ frontier: nothing is begun from here on
 //! ```
 //!
-//! Workers take segments at the frontier, some whole extents each, as long as it is before the limit and a processor is
-//! idle. A reader takes what is in segments from there, and decodes the rest for itself: whole extents straight into its buffer,
-//! one of which it wants only a part as a segment of its own, from which the next read takes the other part. Where it meets a segment that is
-//! under way, it does as a worker does until that is there. So all are at work, whoever is faster, a reader whom no worker
-//! helps reads as if there were none, and nothing is decoded twice.
+//! Workers take segments at the frontier, some whole extents each, as long as it is before the
+//! limit and a processor is idle. A reader takes what is in segments from there, and decodes the
+//! rest for itself: whole extents straight into its buffer, one of which it wants only a part as a
+//! segment of its own, from which the next read takes the other part. Where it meets a segment that
+//! is under way, it does as a worker does until that is there. So all are at work, whoever is
+//! faster, a reader whom no worker helps reads as if there were none, and nothing is decoded twice.
 //!
-//! A file may be read by several at once, each in order: a stream is where one of them is. Reads that go through a kernel come
-//! a little out of order, so that a long read near an established stream belongs to it.
+//! A file may be read by several at once, each in order: a stream is where one of them is. Reads
+//! that go through a kernel come a little out of order, so that a long read near an established
+//! stream belongs to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -30,13 +32,15 @@ use crate::zmap::Place;
 const START_BYTES: u64 = 128 << 10;
 /// A segment's bytes, but for the rest of its last extent.
 const SEGMENT_BYTES: u64 = 128 << 10;
-/// How far ahead of a reader segments may start: so far, and as much again for every `WINDOW_IDLE` idle processors, up to `MOST_WINDOWS` times as far.
+/// How far ahead of a reader segments may start: so far, and as much again for every `WINDOW_IDLE`
+/// idle processors, up to `MOST_WINDOWS` times as far.
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 const MOST_WINDOWS: usize = 4;
 /// Longer reads are cut, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
-/// Segments of at least this length are looked through for zeros: the longest extents are those, and many readers of them would displace each other's.
+/// Segments of at least this length are looked through for zeros: the longest extents are those,
+/// and many readers of them would displace each other's.
 const LONG_BYTES: usize = 1 << 20;
 /// Streams of a file that are told apart.
 const MAX_STREAMS: usize = 64;
@@ -104,7 +108,8 @@ impl Streams {
     }
 }
 
-/// Says that a segment failed unless it was decoded, even if decoding panicked: somebody may wait for it.
+/// Says that a segment failed unless it was decoded, even if decoding panicked: somebody may wait
+/// for it.
 struct UnderWay<'a> {
     data: &'a Data,
     segment: &'a Arc<Segment>,
@@ -136,7 +141,8 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Ahead {
-    /// Reads `len` bytes of a file from `offset`, which it has, to the front of `room`, all of which may be overwritten.
+    /// Reads `len` bytes of a file from `offset`, which it has, to the front of `room`, all of
+    /// which may be overwritten.
     pub(crate) fn read(self: &Arc<Self>, data: &Arc<Data>, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         // Of a short read only decoding counts: all who read count in one place.
         let _busy = (len >= BUSY_BYTES).then(Busy::enter);
@@ -192,7 +198,8 @@ impl Ahead {
         self.fill(data, id, room, offset, end)
     }
 
-    /// Fills the front of `room` with what lies from `offset` to `end`, from segments and by decoding what they lack.
+    /// Fills the front of `room` with what lies from `offset` to `end`, from segments and by
+    /// decoding what they lack.
     fn fill(&self, data: &Data, id: u64, mut room: &mut [u8], mut offset: u64, end: u64) -> Result<()> {
         let (file, segments) = (data.id(), data.image.segments());
         while offset < end {

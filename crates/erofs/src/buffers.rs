@@ -1,16 +1,19 @@
-//! Buffers for decoded content that are used again, so that a cluster costs neither an allocation nor new zeroed pages
-//! from the kernel, which took as long as decoding it. They lie in two [`Arena`]s, one of which is for what the cache keeps.
+//! Buffers for decoded content that are used again, so that a cluster costs neither an allocation
+//! nor new zeroed pages from the kernel, which took as long as decoding it. They lie in two
+//! [`Arena`]s, one of which is for what the cache keeps.
 
 use std::ops::{Deref, DerefMut, RangeInclusive};
 
 use memmap2::{MmapMut, MmapOptions};
 use pagefold_arena::{Arena, Piece};
 
-/// Buffers of such lengths for which an arena has no room have pages of their own, asked for all at once (`MAP_POPULATE`), which takes two thirds of the
-/// time of a fault for each. The length of longer ones may be a lie: they get pages as they fill, huge ones where there are.
+/// Buffers of such lengths for which an arena has no room have pages of their own, asked for all at
+/// once (`MAP_POPULATE`), which takes two thirds of the time of a fault for each. The length of
+/// longer ones may be a lie: they get pages as they fill, huge ones where there are.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
 
-/// So much of a copy's source is fetched before it begins; by then the processor fetches ahead itself.
+/// So much of a copy's source is fetched before it begins; by then the processor fetches ahead
+/// itself.
 const FETCHED_BYTES: usize = 16 << 10;
 
 /// Where buffers come from.
@@ -78,7 +81,8 @@ impl Buffers {
         Content { bytes: self.passing.take(len).map_or_else(|| Buffer::new(len), Buffer::Lent), len }
     }
 
-    /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece comes from elsewhere.
+    /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece
+    /// comes from elsewhere.
     pub(crate) fn take_kept(&self, len: usize) -> Content {
         match self.kept.take(len) {
             Some(piece) => Content { bytes: Buffer::Lent(piece), len },

@@ -1,9 +1,11 @@
 //! A bounded map that forgets what was not used lately, for any number of threads.
 //!
-//! A hit takes one lock of many and writes nothing else that other threads read: that a value was used is one bit, set once, and what goes is
-//! found by a hand that goes round the values and clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics
-//! System*, 1968). Each part has a hand: a value takes the room of one in its own part, or of the next part that has any. With one hand for all,
-//! threads that had to make room did so in the same part, all at once.
+//! A hit takes one lock of many and writes nothing else that other threads read: that a value was
+//! used is one bit, set once, and what goes is found by a hand that goes round the values and
+//! clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics System*,
+//! 1968). Each part has a hand: a value takes the room of one in its own part, or of the next part
+//! that has any. With one hand for all, threads that had to make room did so in the same part, all
+//! at once.
 
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
@@ -41,11 +43,11 @@ impl<V> Deref for Kept<V> {
     }
 }
 
-/// Values by key, within a bound on their bytes. A value is made once, by the first thread that asks for it, while others
-/// that do wait.
+/// Values by key, within a bound on their bytes. A value is made once, by the first thread that
+/// asks for it, while others that do wait.
 ///
-/// Invariants: `bytes` is the sum of `cost` over all entries, and of what has room and is no entry yet; `bytes <= limit`, unless values that have no
-/// entry yet are larger than that.
+/// Invariants: `bytes` is the sum of `cost` over all entries, and of what has room and is no entry
+/// yet; `bytes <= limit`, unless values that have no entry yet are larger than that.
 pub(crate) struct Cache<K, V> {
     shards: Vec<CachePadded<Mutex<Shard<K, V>>>>,
     limit: usize,
@@ -56,11 +58,11 @@ pub(crate) struct Cache<K, V> {
     hasher: RandomState,
 }
 
-/// A hit costs one line of the table: entries lie in it, each at the first free place from that of its hash on (linear probing: Knuth,
-/// volume 3, section 6.4).
+/// A hit costs one line of the table: entries lie in it, each at the first free place from that of
+/// its hash on (linear probing: Knuth, volume 3, section 6.4).
 ///
-/// Invariants: `count` entries are in `table`, whose length is a power of two or 0; at most three quarters of it; between the place of an entry's hash and the
-/// entry no place is free.
+/// Invariants: `count` entries are in `table`, whose length is a power of two or 0; at most three
+/// quarters of it; between the place of an entry's hash and the entry no place is free.
 struct Shard<K, V> {
     table: Vec<Option<Entry<K, V>>>,
     count: usize,
@@ -130,7 +132,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         self.filling.load(Relaxed)
     }
 
-    /// The key whose value is likely to be forgotten for that of `key`, of `cost` bytes; `None` if there is room.
+    /// The key whose value is likely to be forgotten for that of `key`, of `cost` bytes; `None` if
+    /// there is room.
     pub(crate) fn victim(&self, key: K, cost: usize) -> Option<K> {
         if self.bytes.load(Relaxed).saturating_add(cost) <= self.limit {
             return None;
@@ -138,7 +141,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         self.with_oldest(self.hash(key), |shard, place| shard.table[place].as_ref().map(|entry| entry.key))?
     }
 
-    /// Does something with the entry that goes first for one with this hash. `None`: there is no entry.
+    /// Does something with the entry that goes first for one with this hash. `None`: there is no
+    /// entry.
     fn with_oldest<T>(&self, hash: u64, act: impl Fn(&mut Shard<K, V>, usize) -> T) -> Option<T> {
         // What was used again since the hand came by goes all the same.
         (0..=2 * SHARDS).find_map(|tries| {
@@ -148,7 +152,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         })
     }
 
-    /// Makes room for `cost` bytes of an entry with this hash, as far as that can be done, and takes it.
+    /// Makes room for `cost` bytes of an entry with this hash, as far as that can be done, and
+    /// takes it.
     fn reserve(&self, hash: u64, cost: usize) {
         let taken = |bytes: usize| bytes.checked_add(cost).filter(|sum| *sum <= self.limit);
         while self.bytes.fetch_update(Relaxed, Relaxed, taken).is_err() {
@@ -179,8 +184,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         slot
     }
 
-    /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error is not kept: those who
-    /// waited for the value try for themselves.
+    /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error
+    /// is not kept: those who waited for the value try for themselves.
     pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<V>) -> Result<Kept<V>> {
         let hash = self.hash(key);
         let found = self.shard(hash).used(key, hash).map(Arc::clone);
@@ -208,7 +213,8 @@ fn part(hash: u64) -> usize {
 }
 
 impl<K: Copy + Eq + Hash, V> Shard<K, V> {
-    /// The place of a key that is here, or the free one where it would go; `None` if there is no table.
+    /// The place of a key that is here, or the free one where it would go; `None` if there is no
+    /// table.
     fn place(&self, key: K, hash: u64) -> Option<usize> {
         let last = self.table.len().checked_sub(1)?;
         let mut place = hash as usize & last;
@@ -247,8 +253,8 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         }
     }
 
-    /// The place of the entry that goes first, to which the hand moves. Used ones on its way are spared once, if any are. `None`: the hand came to the
-    /// end.
+    /// The place of the entry that goes first, to which the hand moves. Used ones on its way are
+    /// spared once, if any are. `None`: the hand came to the end.
     fn oldest(&mut self, spare: bool) -> Option<usize> {
         while let Some(place) = self.table.get_mut(self.hand) {
             if let Some(entry) = place

@@ -1,7 +1,8 @@
 //! Checking an image: its structure, and that every cluster decodes.
 //!
-//! One thread walks the tree, others read the files that it has come to. What is found, and in which order it is told, does not depend on
-//! the threads: problems are sorted, and a cluster that many files share is decoded for one of them and told of each.
+//! One thread walks the tree, others read the files that it has come to. What is found, and in
+//! which order it is told, does not depend on the threads: problems are sorted, and a cluster that
+//! many files share is decoded for one of them and told of each.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +30,8 @@ pub struct Problem {
     pub path: Vec<u8>,
     /// What is wrong.
     pub error: Error,
-    /// Where two things lie in one place, whose the other is: a path as above, or what it is that is no file.
+    /// Where two things lie in one place, whose the other is: a path as above, or what it is that
+    /// is no file.
     pub other: Option<Vec<u8>>,
 }
 
@@ -50,7 +52,8 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Takes a warning. Those that stay are the first by path and text, in whatever order they come.
+    /// Takes a warning. Those that stay are the first by path and text, in whatever order they
+    /// come.
     pub(crate) fn add(&mut self, path: impl FnOnce() -> Vec<u8>, what: String) {
         self.first.push(Notice { path: path(), what });
         if self.first.len() >= 2 * MAX_WARNINGS {
@@ -84,7 +87,8 @@ pub struct CheckReport {
     pub problems: Vec<Problem>,
     /// Problems beyond those.
     pub more_problems: u64,
-    /// What does no harm, the first hundred: xattrs that are left out, as Linux does; blocks that no file has.
+    /// What does no harm, the first hundred: xattrs that are left out, as Linux does; blocks that
+    /// no file has.
     pub warnings: Vec<Notice>,
     /// Notices beyond those.
     pub more_warnings: u64,
@@ -95,7 +99,8 @@ impl CheckReport {
         self.add_problem(Problem { path, error, other: None });
     }
 
-    /// Takes a problem. Those that stay are the first by path and text, in whatever order they come.
+    /// Takes a problem. Those that stay are the first by path and text, in whatever order they
+    /// come.
     fn add_problem(&mut self, problem: Problem) {
         self.problems.push(problem);
         if self.problems.len() >= 2 * MAX_PROBLEMS {
@@ -139,8 +144,8 @@ impl Checker<'_> {
         self.report.add(paths.display(path), Error::Corrupt { what, offset });
     }
 
-    /// Claims an inode's bytes and what follows it. Two inodes in one place are how a short image would have endless
-    /// content; the second is not read. Says whether this one may be.
+    /// Claims an inode's bytes and what follows it. Two inodes in one place are how a short image
+    /// would have endless content; the second is not read. Says whether this one may be.
     fn claim_record(&mut self, paths: &Paths, owner: Owner, inode: &Inode) -> bool {
         let end = match self.image.record_end(inode) {
             Ok(end) => end,
@@ -290,19 +295,21 @@ impl Visitor for Checker<'_> {
 }
 
 impl Image {
-    /// Checks the whole tree: every inode, name, link count, xattr and index; that no two things lie in one place, unless they are
-    /// clusters or blocks that files share, and nothing behind the blocks that the superblock counts; and that every
-    /// cluster decodes, for the first extent that has it. `threads` threads do so, at most 1024; 0 for one a processor.
+    /// Checks the whole tree: every inode, name, link count, xattr and index; that no two things
+    /// lie in one place, unless they are clusters or blocks that files share, and nothing behind
+    /// the blocks that the superblock counts; and that every cluster decodes, for the first extent
+    /// that has it. `threads` threads do so, at most 1024; 0 for one a processor.
     ///
-    /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes may not overlap, so
-    /// that the image pays for every index, and a cluster that many extents share is decoded once.
+    /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes
+    /// may not overlap, so that the image pays for every index, and a cluster that many extents
+    /// share is decoded once.
     pub fn check(&self, threads: usize) -> CheckReport {
         self.check_from(None, threads)
     }
 
-    /// As [`check`](Self::check), of one file, or of a directory and what is below it; paths in the report begin there. What only the
-    /// whole tree shows is not looked at: links from elsewhere, and what the superblock counts. Fragments are
-    /// decoded all, wherever they belong.
+    /// As [`check`](Self::check), of one file, or of a directory and what is below it; paths in the
+    /// report begin there. What only the whole tree shows is not looked at: links from elsewhere,
+    /// and what the superblock counts. Fragments are decoded all, wherever they belong.
     pub fn check_below(&self, start: &Inode, threads: usize) -> CheckReport {
         self.check_from(Some(start), threads)
     }

@@ -8,7 +8,8 @@
 //! blocks            chunks, and what compressed files hold as it is: shared block by block, also with runs
 //! ```
 //!
-//! A file that ends within a block of which another has more owns zeros from there, or the block is not its own.
+//! A file that ends within a block of which another has more owns zeros from there, or the block is
+//! not its own.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -49,7 +50,8 @@ pub(crate) enum Owner {
     File(PathId),
 }
 
-/// A part of the image and what it is for. Data ends where the content ends, which may be within a block.
+/// A part of the image and what it is for. Data ends where the content ends, which may be within a
+/// block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Claim {
     pub(crate) start: Spot,
@@ -192,7 +194,8 @@ impl Sorted {
         self.in_image(image.superblock().block_bytes()).map(|(_, end)| end).max().unwrap_or(0)
     }
 
-    /// The blocks before `end` that nobody has and that are not zeros: where the first of them is, and how many there are.
+    /// The blocks before `end` that nobody has and that are not zeros: where the first of them is,
+    /// and how many there are.
     pub(crate) fn nobodys(&self, image: &Image, end: u64) -> Option<(u64, u64)> {
         let block = image.superblock().block_bytes();
         // Blocks in front of the superblock's may hold what starts a machine.
@@ -330,7 +333,8 @@ fn farthest(before: &mut Option<Reach>, reach: Reach) {
     }
 }
 
-/// Files that end within a block of which another has more, where what is behind the end is not zeros.
+/// Files that end within a block of which another has more, where what is behind the end is not
+/// zeros.
 fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
     let block = image.superblock().block_bytes();
     let data = || claims.iter().filter(|(claim, _)| claim.is_shared_by_blocks());

@@ -15,7 +15,8 @@ const LEN_BITS: u32 = 32;
 /// How far the number of an image is from an address in what stands for a cluster among visits.
 const NUMBER_SHIFT: u32 = 36;
 
-/// A bounded cache of decoded clusters that any number of open images share. A clone is the same cache.
+/// A bounded cache of decoded clusters that any number of open images share. A clone is the same
+/// cache.
 ///
 /// [`limit_bytes`](Self::limit_bytes) bounds the clusters that are kept and those that were decoded ahead of readers in order.
 /// Each open image has up to 5 MiB of decoded indexes and directories of its own.
@@ -35,8 +36,8 @@ struct Shared {
 }
 
 impl ClusterCache {
-    /// A cache of at most `limit_bytes`, a quarter of which are for what is decoded ahead of readers in order. A single extent is decoded
-    /// ahead however long it is: 12 MiB at most.
+    /// A cache of at most `limit_bytes`, a quarter of which are for what is decoded ahead of
+    /// readers in order. A single extent is decoded ahead however long it is: 12 MiB at most.
     pub fn new(limit_bytes: usize) -> Self {
         let ahead_bytes = limit_bytes / 4;
         Self::with(limit_bytes - ahead_bytes, ahead_bytes)
@@ -90,12 +91,14 @@ pub(crate) struct Clusters {
 type Key = (u64, u64);
 
 impl Clusters {
-    /// The length is of the key: a cluster that others share may have been decoded for a shorter extent.
+    /// The length is of the key: a cluster that others share may have been decoded for a shorter
+    /// extent.
     fn key(&self, pa: u64, len: u64) -> Key {
         (pa, self.number << LEN_BITS | len)
     }
 
-    /// What stands for the cluster of a key where visits are counted. Two may share it, which only blurs the counts.
+    /// What stands for the cluster of a key where visits are counted. Two may share it, which only
+    /// blurs the counts.
     fn visited((pa, word): Key) -> u64 {
         pa ^ (word >> LEN_BITS) << NUMBER_SHIFT
     }
@@ -116,7 +119,8 @@ impl Clusters {
         self.cache.shared.clusters.get(self.key(pa, len), cost, make)
     }
 
-    /// How often the cluster was visited lately that is likely to be forgotten for this one, of `cost` bytes; `None` if there is room.
+    /// How often the cluster was visited lately that is likely to be forgotten for this one, of
+    /// `cost` bytes; `None` if there is room.
     pub(crate) fn visits_of_victim(&self, pa: u64, len: u64, cost: usize) -> Option<u64> {
         let victim = self.cache.shared.clusters.victim(self.key(pa, len), cost)?;
         Some(self.cache.shared.visits.count(Self::visited(victim)))

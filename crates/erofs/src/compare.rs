@@ -1,8 +1,8 @@
 //! Comparing an image with a tree: names, metadata, links and every byte of content.
 //!
-//! One thread walks both together and compares what inodes say; others read content from both sides meanwhile. The image is
-//! read by the code that reads any image, and the tree's files are read again where they are. The findings and
-//! their order do not depend on the threads.
+//! One thread walks both together and compares what inodes say; others read content from both sides
+//! meanwhile. The image is read by the code that reads any image, and the tree's files are read
+//! again where they are. The findings and their order do not depend on the threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -72,11 +72,12 @@ struct Comparison<'a> {
 }
 
 impl Image {
-    /// Compares the image with a tree, such as the one it was built of: names, kinds, modes, owners, times, sizes, device
-    /// numbers, xattrs, which names are of one file, and all content, in `threads` threads (at most 1024; 0 for one a
-    /// processor). A hole is the zeros it reads as.
+    /// Compares the image with a tree, such as the one it was built of: names, kinds, modes,
+    /// owners, times, sizes, device numbers, xattrs, which names are of one file, and all content,
+    /// in `threads` threads (at most 1024; 0 for one a processor). A hole is the zeros it reads as.
     ///
-    /// What cannot be read, in the image or in the tree, is a difference. Memory is linear in the names.
+    /// What cannot be read, in the image or in the tree, is a difference. Memory is linear in the
+    /// names.
     pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
         let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
         let compare_parts = || {
@@ -162,12 +163,14 @@ impl<'a> Comparison<'a> {
                 let extra = self.paths.add(path, name);
                 self.differs(extra, "is in the image alone");
             }
-            // Depth is the tree's, so that an image whose directories form a circle is left when the tree ends.
+            // Depth is the tree's, so that an image whose directories form a circle is left when
+            // the tree ends.
             directories.extend(below.into_iter().rev());
         }
     }
 
-    /// Compares what an inode says, and hands over its content. Returns whether both are directories.
+    /// Compares what an inode says, and hands over its content. Returns whether both are
+    /// directories.
     fn compare_inode(&mut self, path: PathId, id: NodeId, inode: &Inode) -> bool {
         let node = self.tree.node(id);
         self.report.names += 1;

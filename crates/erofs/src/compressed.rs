@@ -10,7 +10,8 @@
 //!                         is decoded where its content belongs
 //! ```
 //!
-//! A run of LZ4 clusters is read to the end of the room that its content will take, and decoded over itself:
+//! A run of LZ4 clusters is read to the end of the room that its content will take, and decoded
+//! over itself:
 //!
 //! ```text
 //!     |<------------------- content of a, b and c ------------------->|margin|
@@ -18,9 +19,10 @@
 //!     |<------- content of a ------->|           . . . . |   b   |   c       |
 //! ```
 //!
-//! A cluster is shorter than its content, or it would have been stored plain, so what is written stays behind what is still to
-//! be read; the margin is what one cluster needs at the end. Where an image has it otherwise, or the buffer has no room for the margin, the
-//! decoder notices, that cluster is decoded from a copy, and what was overwritten is read anew.
+//! A cluster is shorter than its content, or it would have been stored plain, so what is written
+//! stays behind what is still to be read; the margin is what one cluster needs at the end. Where an
+//! image has it otherwise, or the buffer has no room for the margin, the decoder notices, that
+//! cluster is decoded from a copy, and what was overwritten is read anew.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -47,7 +49,8 @@ const CHEAP_BYTES: u64 = 32 << 10;
 /// Decoding this much of a cluster keeps a processor busy.
 const BUSY_BYTES: u64 = 16 << 10;
 
-/// A file of which this part of the clusters were missed is likely to be read all over, and more than once in most of them.
+/// A file of which this part of the clusters were missed is likely to be read all over, and more
+/// than once in most of them.
 const LIKELY: u64 = 8;
 
 /// A Zstandard block's content at most (RFC 8878, section 3.1.1.2.4).
@@ -68,7 +71,8 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Works with the thread's. A source that lies in an image itself comes here again meanwhile, and gets another.
+    /// Works with the thread's. A source that lies in an image itself comes here again meanwhile,
+    /// and gets another.
     fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = DECODER.take();
         let result = work(&mut scratch);
@@ -84,8 +88,8 @@ struct Run {
 }
 
 impl Data {
-    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, all of which may be overwritten. A reader
-    /// that goes `forward` is likely to want what follows.
+    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, all of which
+    /// may be overwritten. A reader that goes `forward` is likely to want what follows.
     pub(crate) fn read_compressed(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {
         let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
         let mut cursor = Cursor::default();
@@ -124,8 +128,8 @@ impl Data {
         Ok(())
     }
 
-    /// Makes `run` of an extent and those that follow it before `end`. Returns the first that is not of the run, if it was
-    /// looked at.
+    /// Makes `run` of an extent and those that follow it before `end`. Returns the first that is
+    /// not of the run, if it was looked at.
     fn gather(
         &self,
         map: &CompressedMap,
@@ -170,8 +174,8 @@ impl Data {
         }
     }
 
-    /// The front of an interlaced extent, up to the end of the block in which it starts in the file, lies at its cluster's end, the
-    /// rest at the cluster's front.
+    /// The front of an interlaced extent, up to the end of the block in which it starts in the
+    /// file, lies at its cluster's end, the rest at the cluster's front.
     fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
         let block = self.block_bytes();
         let front = block - extent.start % block;
@@ -182,7 +186,8 @@ impl Data {
         if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, pa + skipped.saturating_sub(front)) }
     }
 
-    /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that is then cached.
+    /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that
+    /// is then cached.
     fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
         let Place::Encoded { pa, plen, format, .. } = extent.place else {
             return Err(Error::NotA("compressed extent"));
@@ -190,7 +195,8 @@ impl Data {
         let to = from + out.len();
         let clusters = self.image.clusters();
         if let Some(content) = clusters.find(pa, extent.len) {
-            // Where nothing will have to go soon nobody asks for it, and the table would be one more thing to fetch.
+            // Where nothing will have to go soon nobody asks for it, and the table would be one
+            // more thing to fetch.
             if clusters.is_filling() {
                 clusters.visit(pa);
             }
@@ -220,8 +226,8 @@ impl Data {
         })
     }
 
-    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place in the cache. In its file
-    /// the cache lacked clusters `misses` times.
+    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place
+    /// in the cache. In its file the cache lacked clusters `misses` times.
     fn is_wanted(
         &self,
         extent: &Extent,
@@ -277,8 +283,8 @@ impl Data {
         }
     }
 
-    /// Decodes extents that lie side by side in the file and in the image to the front of `room`, which holds their content and
-    /// may all be overwritten.
+    /// Decodes extents that lie side by side in the file and in the image to the front of `room`,
+    /// which holds their content and may all be overwritten.
     fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
         let mut counts = Counts::default();
         let at = run.first().and_then(address).unwrap_or(0);
@@ -314,7 +320,8 @@ impl Data {
         run.last().is_none_or(|last| content as usize + self.margin(last) <= room_bytes)
     }
 
-    /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the next needs. Returns how many.
+    /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the
+    /// next needs. Returns how many.
     fn decode_over_itself(
         &self,
         run: &[Extent],
@@ -362,7 +369,8 @@ impl Data {
         Ok(run.len())
     }
 
-    /// Decodes all extents from a copy of their compressed bytes, or from where the image has them in memory.
+    /// Decodes all extents from a copy of their compressed bytes, or from where the image has them
+    /// in memory.
     fn decode_copied(
         &self,
         run: &[Extent],
@@ -478,7 +486,8 @@ impl Run {
     }
 }
 
-/// What is decoded of an extent of `len` bytes whose first `to` are wanted: Zstandard gives whole blocks, libdeflate all or nothing.
+/// What is decoded of an extent of `len` bytes whose first `to` are wanted: Zstandard gives whole
+/// blocks, libdeflate all or nothing.
 fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
     match format {
         ClusterFormat::Lz4 | ClusterFormat::MicroLzma => to,
@@ -495,7 +504,8 @@ fn cluster_bytes(extent: &Extent) -> usize {
     }
 }
 
-/// The bytes of a run's clusters, of which the last need not be read further than its content if it is plain.
+/// The bytes of a run's clusters, of which the last need not be read further than its content if it
+/// is plain.
 fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
     run.iter().enumerate().map(|(number, extent)| match extent.place {
         Place::Plain { .. } if number + 1 == run.len() => extent.len as usize,
@@ -503,7 +513,8 @@ fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where an extent's cluster lies; `None` for what is in no cluster of its own, or not in one piece.
+/// Where an extent's cluster lies; `None` for what is in no cluster of its own, or not in one
+/// piece.
 fn address(extent: &Extent) -> Option<u64> {
     match extent.place {
         Place::Encoded { pa, .. } | Place::Plain { pa, interlaced: false, .. } => Some(pa),

@@ -1,4 +1,5 @@
-//! Other devices that hold an image's data: files besides the image that its table of devices lists.
+//! Other devices that hold an image's data: files besides the image that its table of devices
+//! lists.
 //!
 //! ```text
 //! a chunk says       a device's number and a block of it; number 0 stands for a unified address
@@ -6,7 +7,8 @@
 //! metadata           always lies in the image
 //! ```
 //!
-//! Where no devices are given, those that the table maps to blocks of the image are taken to lie there, as Linux does.
+//! Where no devices are given, those that the table maps to blocks of the image are taken to lie
+//! there, as Linux does.
 
 use crate::error::{Error, Result};
 use crate::format::DeviceSlot;
@@ -40,8 +42,8 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Of as many devices as the image has: what was given for them must be there, and as long as the table says, whose addresses
-    /// have 48 bits if they are `wide`.
+    /// Of as many devices as the image has: what was given for them must be there, and as long as
+    /// the table says, whose addresses have 48 bits if they are `wide`.
     pub(crate) fn open(
         slots: &[DeviceSlot],
         (block_bytes, wide): (u64, bool),
@@ -87,7 +89,8 @@ impl Devices {
         Ok(Self { table, unified, sources })
     }
 
-    /// Where a byte lies that the image says to be on the device `number`; `None` if there is no such device.
+    /// Where a byte lies that the image says to be on the device `number`; `None` if there is no
+    /// such device.
     pub(crate) fn spot(&self, number: u16, address: u64) -> Option<Spot> {
         // The mask is the least that has room for all numbers: bits above it are for others to use.
         let number = number & (self.table.len() + 1).next_power_of_two().wrapping_sub(1) as u16;

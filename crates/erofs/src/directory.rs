@@ -10,7 +10,8 @@ use crate::inode::{FileKind, Inode};
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too, wherever the image stores them.
+    /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too, wherever
+    /// the image stores them.
     pub name: Vec<u8>,
     /// The inode that it names.
     pub nid: u64,
@@ -19,7 +20,8 @@ pub struct DirEntry {
 }
 
 impl DirEntry {
-    /// The kind of file that the entry claims to name; `None` where it does not say, or nothing known.
+    /// The kind of file that the entry claims to name; `None` where it does not say, or nothing
+    /// known.
     pub fn kind(&self) -> Option<FileKind> {
         Some(match self.file_type {
             1 => FileKind::Regular,
@@ -88,8 +90,9 @@ impl<'a> DirBlock<'a> {
 }
 
 impl Image {
-    /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that the names ascend, so
-    /// that none comes twice. A `.` that the image leaves out comes last. Memory is one block.
+    /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that
+    /// the names ascend, so that none comes twice. A `.` that the image leaves out comes last.
+    /// Memory is one block.
     pub fn for_each_entry(&self, directory: &Inode, mut each: impl FnMut(DirEntry) -> Result<()>) -> Result<()> {
         let mut failed = None;
         self.for_each_entry_from(directory, 0, |entry, _| match each(entry) {
@@ -102,9 +105,9 @@ impl Image {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Calls `each` with the entries of a directory from `position` on, and with the position after each, until it
-    /// breaks off. The first position is 0. One that no call was given is no error: it lies before some entry, or behind
-    /// the last. Finding it costs one block, wherever it is.
+    /// Calls `each` with the entries of a directory from `position` on, and with the position after
+    /// each, until it breaks off. The first position is 0. One that no call was given is no error:
+    /// it lies before some entry, or behind the last. Finding it costs one block, wherever it is.
     pub fn for_each_entry_from(
         &self,
         directory: &Inode,
@@ -152,7 +155,8 @@ impl Image {
         Ok(entries)
     }
 
-    /// The inode that `name` has in a directory, by binary search: over the blocks, then within one.
+    /// The inode that `name` has in a directory, by binary search: over the blocks, then within
+    /// one.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<u64>> {
         let offset = directory.offset;
         let (mut low, mut high) = (0, self.dir_blocks(directory)?);
@@ -187,7 +191,8 @@ impl Image {
         if directory.kind != FileKind::Directory {
             return Err(Error::NotA("directory"));
         }
-        // Every block of a directory exists in the image, so that its size is bounded by the image's.
+        // Every block of a directory exists in the image, so that its size is bounded by the
+        // image's.
         if directory.size > self.len_bytes() {
             return Error::corrupt("directory is larger than the image", directory.offset);
         }

@@ -20,7 +20,8 @@ pub enum Error {
     /// The image uses something that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),
-    /// There is more than the caller allowed ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
+    /// There is more than the caller allowed
+    /// ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
     #[error("its {needed} bytes are more than is left of the {allowed} allowed")]
     TooMuch {
         /// Bytes of the file that is left out.

@@ -8,11 +8,13 @@
 //! 4. directories owners, modes, xattrs, times, the deepest first
 //! ```
 //!
-//! Nobody else gets to what is made before all in it is as it should be: a directory in the target gets its mode last, and keeps others out until then. What
-//! is further below has its own mode from the start, so that most directories need no more than a time, by name.
+//! Nobody else gets to what is made before all in it is as it should be: a directory in the target
+//! gets its mode last, and keeps others out until then. What is further below has its own mode from
+//! the start, so that most directories need no more than a time, by name.
 //!
-//! Nothing is written outside the target: every directory is one that step 1 made (an existing name is an error) and is
-//! opened name by name from the target without following links; names have no slash and are not `..`.
+//! Nothing is written outside the target: every directory is one that step 1 made (an existing name
+//! is an error) and is opened name by name from the target without following links; names have no
+//! slash and are not `..`.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -57,8 +59,9 @@ pub struct ExtractOptions {
     pub threads: usize,
     /// Set owners, and make device files, which are left out otherwise. Needs root.
     pub owners: bool,
-    /// Set modes as the image has them. Otherwise programs gain no rights of others, and modes are those of new files: without set-id and
-    /// sticky bits and what the process's umask takes, and `security.capability` is not set.
+    /// Set modes as the image has them. Otherwise programs gain no rights of others, and modes are
+    /// those of new files: without set-id and sticky bits and what the process's umask takes, and
+    /// `security.capability` is not set.
     pub permissions: bool,
     /// Set extended attributes.
     pub xattrs: bool,
@@ -88,8 +91,8 @@ pub struct ExtractReport {
     pub warnings: Vec<Notice>,
     /// Notices beyond those.
     pub more_warnings: u64,
-    /// The target took no more: it is full, over a quota, or read-only. What was left was not tried, and the last problem says where
-    /// that was.
+    /// The target took no more: it is full, over a quota, or read-only. What was left was not
+    /// tried, and the last problem says where that was.
     pub stopped: bool,
 }
 
@@ -166,13 +169,15 @@ struct Extraction<'a> {
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
-    /// Directories whose children are being made or finished, and some that these are in. The one used last is the last.
+    /// Directories whose children are being made or finished, and some that these are in. The one
+    /// used last is the last.
     open: Vec<(PathId, OwnedFd)>,
     /// For content on its way.
     room: Room,
 }
 
-/// What files in the target are when they have just been made, so that only what is otherwise needs a call.
+/// What files in the target are when they have just been made, so that only what is otherwise needs
+/// a call.
 struct Made {
     /// Owner and group, if they are certain.
     owner: Option<(u32, u32)>,
@@ -217,8 +222,8 @@ impl Made {
         Mode::from_raw_mode((inode.permissions() & self.kept_mode).into())
     }
 
-    /// The mode to make a file with: its final one, if it is certain to get and to keep it. An ACL among its xattrs would bring back what
-    /// is not kept.
+    /// The mode to make a file with: its final one, if it is certain to get and to keep it. An ACL
+    /// among its xattrs would bring back what is not kept.
     fn mode(&self, inode: &Inode) -> Option<Mode> {
         let mode = self.final_mode(inode);
         let keeps = self.kept_mode == 0o7777 || inode.xattr_start == inode.xattr_end;
@@ -248,8 +253,8 @@ fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Opens a directory below `root`: by one call where the system has one that follows no links on the way, else name by
-/// name.
+/// Opens a directory below `root`: by one call where the system has one that follows no links on
+/// the way, else name by name.
 fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
     let path = names.join(&b'/');
     if (1..PATH_BYTES).contains(&path.len()) {
@@ -271,13 +276,15 @@ fn open_in(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
 }
 
 impl Image {
-    /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot be extracted are
-    /// reported and the rest goes on, unless the target takes nothing more; an error means that there was nothing to go on with.
+    /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot
+    /// be extracted are reported and the rest goes on, unless the target takes nothing more; an
+    /// error means that there was nothing to go on with.
     pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         self.extract_below(&self.root()?, target, options)
     }
 
-    /// As [`extract`](Self::extract), what is in the directory `start`, from which the report's paths begin. `target` becomes as it is.
+    /// As [`extract`](Self::extract), what is in the directory `start`, from which the report's
+    /// paths begin. `target` becomes as it is.
     pub fn extract_below(&self, start: &Inode, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         if start.kind != FileKind::Directory {
             return Err(Error::NotA("directory"));
@@ -535,7 +542,8 @@ impl Target<'_> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// The error, unless it is one that each further file would meet: the first of these is kept, and stops everything.
+    /// The error, unless it is one that each further file would meet: the first of these is kept,
+    /// and stops everything.
     fn unless_stopped_by(&self, path: PathId, error: Error) -> Option<Error> {
         if !error.takes_no_more() {
             return Some(error);
@@ -636,7 +644,8 @@ impl Target<'_> {
             }
         }
         self.set_owner(inode, directory, &file.name)?;
-        // There is no call that takes a directory and a name; the descriptor's link in /proc stands for it.
+        // There is no call that takes a directory and a name; the descriptor's link in /proc stands
+        // for it.
         let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
         let xattrs = self.set_xattrs(file.path, inode, |name, value| {
             rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty())
@@ -702,7 +711,8 @@ impl Target<'_> {
             return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Nobody else gets here before the directories get their modes. Who is not root sets xattrs of what it may write to.
+        // Nobody else gets here before the directories get their modes. Who is not root sets xattrs
+        // of what it may write to.
         let can_set_xattrs = |mode: &Mode| mode.contains(Mode::WUSR) || inode.xattr_start == inode.xattr_end;
         let mode = self.made.mode(inode).filter(can_set_xattrs);
         let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
@@ -727,8 +737,8 @@ impl Target<'_> {
         Ok(file.inode.size)
     }
 
-    /// Sets what an open file or directory has besides content. The owner first, which clears bits of the mode; the mode after the xattrs, which
-    /// it may forbid to set.
+    /// Sets what an open file or directory has besides content. The owner first, which clears bits
+    /// of the mode; the mode after the xattrs, which it may forbid to set.
     fn finish(&self, path: PathId, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
         if self.options.owners && !self.made.has_owner(inode) {

@@ -24,8 +24,8 @@ pub(crate) const CHUNKS_READ: u64 = 512;
 
 /// An open file, directory or symbolic link of an [`Image`].
 ///
-/// A file that is read from front to back is decoded ahead, by threads that the process has for it, as long as a
-/// processor has nothing else to do.
+/// A file that is read from front to back is decoded ahead, by threads that the process has for it,
+/// as long as a processor has nothing else to do.
 ///
 /// A clone is the same file, and reads in order where the other left off.
 #[derive(Clone)]
@@ -68,15 +68,16 @@ impl File {
         &self.data.inode
     }
 
-    /// Reads from `offset` into `buf` and returns how many bytes were read: all that fit, up to the end of the file; 0 from there on. What
-    /// is behind them in `buf` may be overwritten: content is decoded in place if there is some room behind it. After an
-    /// error `buf` holds unspecified bytes.
+    /// Reads from `offset` into `buf` and returns how many bytes were read: all that fit, up to the
+    /// end of the file; 0 from there on. What is behind them in `buf` may be overwritten: content
+    /// is decoded in place if there is some room behind it. After an error `buf` holds unspecified
+    /// bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_into(buf, buf.len(), offset)
     }
 
-    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded in place where `room` has
-    /// [`room_bytes`](Self::room_bytes).
+    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded in place
+    /// where `room` has [`room_bytes`](Self::room_bytes).
     pub fn read_into(&self, room: &mut [u8], len: usize, offset: u64) -> Result<usize> {
         let len = self.data.clip(len.min(room.len()), offset);
         if self.data.map.is_none() {
@@ -86,7 +87,8 @@ impl File {
         Ok(len)
     }
 
-    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, which is longer. Nothing is decoded ahead.
+    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, which is
+    /// longer. Nothing is decoded ahead.
     pub(crate) fn read_alone(&self, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         if self.data.map.is_some() {
             return self.data.read_compressed(room, len, offset, true);
@@ -104,7 +106,8 @@ impl File {
         self.data.image.buffers().take(len)
     }
 
-    /// Makes `bytes` the cluster of the extent of `len` bytes from `offset`. `None`: it is not compressed, or ends elsewhere.
+    /// Makes `bytes` the cluster of the extent of `len` bytes from `offset`. `None`: it is not
+    /// compressed, or ends elsewhere.
     pub(crate) fn cluster_of(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> Result<Option<ClusterFormat>> {
         if self.data.map.is_none() {
             return Ok(None);
@@ -122,8 +125,9 @@ impl File {
         }
     }
 
-    /// The bytes from `offset`, which the file has, to the end of the last extent that ends within `len` bytes of it. If none
-    /// does, to the end of the one that starts there, at most `most` bytes; else `len`.
+    /// The bytes from `offset`, which the file has, to the end of the last extent that ends within
+    /// `len` bytes of it. If none does, to the end of the one that starts there, at most `most`
+    /// bytes; else `len`.
     pub(crate) fn whole_extents(&self, len: usize, most: usize, offset: u64) -> Result<usize> {
         let end = offset + len as u64;
         if self.data.map.is_none() || end >= self.data.inode.size {
@@ -224,7 +228,8 @@ impl Data {
         Ok(end)
     }
 
-    /// Reads what the file is made of, claims its blocks, and decodes each cluster that nobody else claimed.
+    /// Reads what the file is made of, claims its blocks, and decodes each cluster that nobody else
+    /// claimed.
     pub(crate) fn check(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let size = self.inode.size;
         match self.inode.layout {

@@ -1,4 +1,5 @@
-//! Writing the content of a file that is extracted: in pieces, which any number of threads take in order.
+//! Writing the content of a file that is extracted: in pieces, which any number of threads take in
+//! order.
 
 use std::fs::File as OsFile;
 use std::io;
@@ -27,7 +28,8 @@ pub(crate) struct Room {
     content: Option<Content>,
     /// The cluster of a long extent.
     cluster: Vec<u8>,
-    /// One that turned out to hold nothing but zeros, and how many. The same cluster holds the same, and a disk's zeros are one again and again.
+    /// One that turned out to hold nothing but zeros, and how many. The same cluster holds the
+    /// same, and a disk's zeros are one again and again.
     zeros: Option<(ClusterFormat, usize, Vec<u8>)>,
 }
 
@@ -93,7 +95,8 @@ impl Filling {
         }
     }
 
-    /// Ends a file of which all pieces are written. After an error it has what lies before the first piece that failed.
+    /// Ends a file of which all pieces are written. After an error it has what lies before the
+    /// first piece that failed.
     pub(crate) fn end(self) -> Result<OsFile> {
         let progress = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
         let size = self.content.inode().size;

@@ -1,7 +1,8 @@
-//! The on-disk format, all of it: structures, constants and the packing of compacted indexes, encode beside decode.
+//! The on-disk format, all of it: structures, constants and the packing of compacted indexes,
+//! encode beside decode.
 //!
-//! Source: the kernel's `Documentation/filesystems/erofs.rst` and the definitions of `fs/erofs/erofs_fs.h`. All
-//! numbers are little-endian.
+//! Source: the kernel's `Documentation/filesystems/erofs.rst` and the definitions of
+//! `fs/erofs/erofs_fs.h`. All numbers are little-endian.
 //!
 //! ```text
 //! | 1024 bytes | superblock | codec configurations | inodes, xattrs, directories, data, in any order ... |
@@ -44,7 +45,8 @@ impl<const N: usize> Le for [u8; N] {
     }
 }
 
-/// Defines a structure of consecutive fields with its size on disk, which is asserted, and both directions.
+/// Defines a structure of consecutive fields with its size on disk, which is asserted, and both
+/// directions.
 macro_rules! on_disk {
     ($(#[$doc:meta])* $name:ident: $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -83,7 +85,8 @@ on_disk! {
     /// The superblock.
     SuperBlock: 128 {
         magic: u32,
-        /// CRC-32C (no final complement) from the superblock to the end of its block, with this field 0.
+        /// CRC-32C (no final complement) from the superblock to the end of its block, with this
+        /// field 0.
         checksum: u32,
         feature_compat: u32,
         blkszbits: u8,
@@ -191,7 +194,8 @@ on_disk! {
 }
 
 on_disk! {
-    /// One xattr, followed by the name without its prefix, then by the value; entries are aligned to 4.
+    /// One xattr, followed by the name without its prefix, then by the value; entries are aligned
+    /// to 4.
     XattrEntry: 4 {
         e_name_len: u8,
         e_name_index: u8,
@@ -200,7 +204,8 @@ on_disk! {
 }
 
 on_disk! {
-    /// One directory entry. A block begins with these; the names follow, each up to the start of the next.
+    /// One directory entry. A block begins with these; the names follow, each up to the start of
+    /// the next.
     Dirent: 12 {
         nid: u64,
         nameoff: u16,
@@ -222,20 +227,22 @@ on_disk! {
 on_disk! {
     /// How a compressed file is mapped.
     MapHeader: 8 {
-        /// The tail's offset in the packed inode (fragment), or the inline tail's length in the upper half.
+        /// The tail's offset in the packed inode (fragment), or the inline tail's length in the
+        /// upper half.
         h_fragmentoff: u32,
         h_advise: u16,
         /// Bits 0–3: the algorithm of `HEAD1`; 4–7: of `HEAD2`.
         h_algorithmtype: u8,
-        /// Bits 0–3: logical cluster bits less block bits; 7: the whole file is a fragment, and the other 63 bits of
-        /// this header are its offset.
+        /// Bits 0–3: logical cluster bits less block bits; 7: the whole file is a fragment, and the
+        /// other 63 bits of this header are its offset.
         h_clusterbits: u8,
     }
 }
 
 on_disk! {
-    /// How a compressed file with encoded extents is mapped. Records of 4 or 8 bytes say the logical cluster in bits 0 to 3 of the
-    /// last byte, as [`MapHeader`] does; longer ones are counted.
+    /// How a compressed file with encoded extents is mapped. Records of 4 or 8 bytes say the
+    /// logical cluster in bits 0 to 3 of the last byte, as [`MapHeader`] does; longer ones are
+    /// counted.
     ExtentsHeader: 8 {
         h_extents_lo: u32,
         /// [`advise::EXTENTS`], the records' length above it, and the other bits.
@@ -247,10 +254,12 @@ on_disk! {
 on_disk! {
     /// An encoded extent. Shorter records are its first 4, 8 or 16 bytes.
     EncodedExtent: 32 {
-        /// Bits 0 to 20: bytes of the physical cluster, 0 for a hole; 27: the extent is a prefix of its content; 28 to 31: 0 if it is
-        /// plain, else its algorithm and one. For the fragment at a file's end: bits 0 to 31 of its offset.
+        /// Bits 0 to 20: bytes of the physical cluster, 0 for a hole; 27: the extent is a prefix of
+        /// its content; 28 to 31: 0 if it is plain, else its algorithm and one. For the fragment at
+        /// a file's end: bits 0 to 31 of its offset.
         plen: u32,
-        /// Where the physical cluster starts, in bytes. For a fragment: bits 32 to 63 of its offset.
+        /// Where the physical cluster starts, in bytes. For a fragment: bits 32 to 63 of its
+        /// offset.
         pstart_lo: u32,
         pstart_hi: u32,
         /// Where the extent starts in the file.
@@ -261,8 +270,8 @@ on_disk! {
 }
 
 on_disk! {
-    /// A full index: one logical cluster. For heads `di_u` is the block address of the physical cluster; for others it
-    /// is two 16-bit distances, to the head before and the head after.
+    /// A full index: one logical cluster. For heads `di_u` is the block address of the physical
+    /// cluster; for others it is two 16-bit distances, to the head before and the head after.
     FullIndex: 8 {
         di_advise: u16,
         di_clusterofs: u16,
@@ -365,7 +374,8 @@ pub(crate) mod incompat {
 
 /// Bit 0 of `i_format`.
 pub(crate) const I_EXTENDED: u16 = 1;
-/// Bit 4 of a compact inode's `i_format`, unless it is a directory's: it has one link, and `i_nb` is part of an address or a count.
+/// Bit 4 of a compact inode's `i_format`, unless it is a directory's: it has one link, and `i_nb`
+/// is part of an address or a count.
 pub(crate) const I_NLINK_1: u16 = 0x10;
 /// Bit 4 of a directory's `i_format`: it has no entry `.`.
 pub(crate) const I_DOT_OMITTED: u16 = 0x10;
@@ -532,8 +542,8 @@ pub(crate) const LI_CBLKCNT: u32 = 1 << 11;
 
 /// One compacted index: the low bits (an offset or a distance) and the type above them.
 ///
-/// A pack of `count` of them, packed without gaps from bit 0, is followed by the 32-bit block address that the block
-/// addresses of its heads are derived from:
+/// A pack of `count` of them, packed without gaps from bit 0, is followed by the 32-bit block
+/// address that the block addresses of its heads are derived from:
 ///
 /// ```text
 /// 4-byte indexes, a pack of 8 bytes:   | 16 bits | 16 bits | base:32 |
@@ -589,8 +599,9 @@ impl PackFormat {
     }
 }
 
-/// How a compacted file's indexes are divided: `first` of 4 bytes up to a 32-byte boundary, `middle` of 2 bytes, the
-/// rest of 4 bytes. `start` is the image offset of the first, `total` the file's logical clusters.
+/// How a compacted file's indexes are divided: `first` of 4 bytes up to a 32-byte boundary,
+/// `middle` of 2 bytes, the rest of 4 bytes. `start` is the image offset of the first, `total` the
+/// file's logical clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompactLayout {
     pub(crate) first: u64,

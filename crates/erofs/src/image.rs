@@ -27,7 +27,8 @@ use crate::zmap::Lcluster;
 /// Memory for blocks of directories, in bytes, and what one takes besides its own.
 const NAMES_CACHE_BYTES: usize = 1 << 20;
 const KEPT_BYTES: usize = 128;
-/// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that they share.
+/// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that
+/// they share.
 const INDEX_CACHE_BYTES: usize = 2 << 20;
 /// Symbolic links that a path may pass through, as in Linux.
 const MAX_LINKS: u32 = 40;
@@ -37,7 +38,8 @@ const COUNTERS: usize = 16;
 
 /// Longer reads than this are none of inodes, headers and a few indexes.
 const SHORT_BYTES: usize = 512;
-/// What a thread reads at once for short reads, since what belongs to a file lies side by side, and files that do.
+/// What a thread reads at once for short reads, since what belongs to a file lies side by side, and
+/// files that do.
 const NEAR_BYTES: u64 = 4096;
 /// And where it comes back: a walk finds inodes of a directory among those of some others.
 const AREA_BYTES: u64 = 16 << 10;
@@ -45,7 +47,8 @@ const AREA_BYTES: u64 = 16 << 10;
 /// The number of the next image that is opened.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// Areas of which a thread keeps what it read: a walk comes from a directory's names to inodes, headers and back.
+/// Areas of which a thread keeps what it read: a walk comes from a directory's names to inodes,
+/// headers and back.
 const AREAS: usize = 16;
 
 thread_local! {
@@ -54,7 +57,8 @@ thread_local! {
 
 /// What a thread's last short reads came from.
 struct Near {
-    /// The image's number, 0 for none, and the part of the area that was read. Each area has one place.
+    /// The image's number, 0 for none, and the part of the area that was read. Each area has one
+    /// place.
     places: [(u64, Range<u64>); AREAS],
     /// Memory is taken as they are read.
     bytes: Vec<u8>,
@@ -128,7 +132,8 @@ struct Counters {
 pub struct Counts {
     /// LZ4 clusters decoded over their own compressed bytes.
     pub decoded_in_place: u64,
-    /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images in memory.
+    /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images
+    /// in memory.
     pub decoded_by_copy: u64,
     /// Reads of part of a cluster that found it decoded; those of all images that share the cache.
     pub cache_hits: u64,
@@ -154,9 +159,10 @@ impl Image {
         Self::open_with_devices(source, Vec::new(), cache_bytes)
     }
 
-    /// As [`open_with`](Self::open_with), an image that has data on other devices, which are given in the order of its table: for
-    /// `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the archive. Without any, data that the table maps to blocks behind the
-    /// image's own is looked for there.
+    /// As [`open_with`](Self::open_with), an image that has data on other devices, which are given
+    /// in the order of its table: for `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the
+    /// archive. Without any, data that the table maps to blocks behind the image's own is looked
+    /// for there.
     ///
     /// # Errors
     /// [`Error::Devices`] where there are not as many, or one is shorter than the table says, besides what makes [`open`](Self::open) fail.
@@ -168,10 +174,12 @@ impl Image {
         Self::open_sharing(source, devices, &ClusterCache::of_one(cache_bytes))
     }
 
-    /// As [`open_with_devices`](Self::open_with_devices), with decoded clusters kept in a cache that other images may use too.
+    /// As [`open_with_devices`](Self::open_with_devices), with decoded clusters kept in a cache
+    /// that other images may use too.
     ///
     /// # Errors
-    /// As there; and [`Error::Options`] once more than four thousand million images have shared the cache.
+    /// As there; and [`Error::Options`] once more than four thousand million images have shared the
+    /// cache.
     pub fn open_sharing(
         source: impl ReadAt + 'static,
         devices: Vec<Box<dyn ReadAt>>,
@@ -235,8 +243,9 @@ impl Image {
         if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
     }
 
-    /// The inode at `path`, which is taken from the root whether or not it starts with a slash. Symbolic links on the
-    /// way are followed within the image; one at the end is only if there is a slash behind it.
+    /// The inode at `path`, which is taken from the root whether or not it starts with a slash.
+    /// Symbolic links on the way are followed within the image; one at the end is only if there is
+    /// a slash behind it.
     pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
         let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
         let mut todo: Vec<Vec<u8>> = split(path);
@@ -348,7 +357,8 @@ impl Image {
         self.shared.source.read_exact_at(buf, offset).map_err(reading)
     }
 
-    /// Where data lies that the image has at `address` of the device `number`, 0 for what names none.
+    /// Where data lies that the image has at `address` of the device `number`, 0 for what names
+    /// none.
     pub(crate) fn spot(&self, number: u16, address: u64) -> Result<Spot> {
         let no_device = || Error::corrupt("data lies on a device that the image does not have", address);
         self.shared.devices.spot(number, address).map_or_else(no_device, Ok)
@@ -386,8 +396,8 @@ impl Image {
         self.read_spot(buf, self.spot(0, address)?)
     }
 
-    /// The file with the image's data, each byte at its unified address, of which these are `len` from `address`. `None` where
-    /// there is no such file, or not one.
+    /// The file with the image's data, each byte at its unified address, of which these are `len`
+    /// from `address`. `None` where there is no such file, or not one.
     pub(crate) fn data_file(&self, len: u64, address: u64) -> Result<Option<&std::fs::File>> {
         if !self.shared.devices.is_empty() || address >= IN_BOX {
             return Ok(None);

@@ -66,7 +66,8 @@ pub struct Inode {
     pub mtime_nsec: u32,
     /// How its data is laid out.
     pub layout: DataLayout,
-    /// The layout's word: a block address, a device number, a chunk format or a count of blocks, of 48 bits at most.
+    /// The layout's word: a block address, a device number, a chunk format or a count of blocks, of
+    /// 48 bits at most.
     pub(crate) raw: u64,
     /// None of its content is stored, as all of it is zeros.
     pub(crate) is_hole: bool,
@@ -205,8 +206,8 @@ impl Inode {
         self.mode & 0o7777
     }
 
-    /// Blocks of the image that hold its content, for a compressed file as it says itself. Ends that lie with the inode
-    /// are counted as a block, holes too.
+    /// Blocks of the image that hold its content, for a compressed file as it says itself. Ends
+    /// that lie with the inode are counted as a block, holes too.
     pub fn stored_blocks(&self, superblock: &Superblock) -> u64 {
         if self.is_compressed() { self.raw } else { self.size.div_ceil(superblock.block_bytes()) }
     }

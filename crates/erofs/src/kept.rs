@@ -5,10 +5,12 @@ use std::sync::{Arc, OnceLock};
 use crate::error::Result;
 use crate::image::Budget;
 
-/// The first windows of a file are kept while it is open, as long as the budget of all open files has room.
+/// The first windows of a file are kept while it is open, as long as the budget of all open files
+/// has room.
 const KEPT_WINDOWS: u64 = 64;
 
-/// The first windows of an open file's indexes, once they were asked for. What they take of the budget is given back on drop.
+/// The first windows of an open file's indexes, once they were asked for. What they take of the
+/// budget is given back on drop.
 #[derive(Debug)]
 pub(crate) struct KeptWindows<T> {
     windows: Box<[OnceLock<Box<[T]>>]>,
@@ -22,8 +24,8 @@ impl<T> KeptWindows<T> {
         Self { windows, budget: Arc::clone(budget) }
     }
 
-    /// The window `number` of `bytes`, which is read if it was not asked for before. `None` if it is not among the first, or the
-    /// budget has no room for it.
+    /// The window `number` of `bytes`, which is read if it was not asked for before. `None` if it
+    /// is not among the first, or the budget has no room for it.
     pub(crate) fn get(
         &self,
         number: u64,

@@ -25,15 +25,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Tree`] may also come from a tar archive or be made by hand; an [`Image`] may lie in a file, in memory or anywhere
-//! else with positions ([`ReadAt`]). What is supported is in `docs/erofs.md`.
+//! A [`Tree`] may also come from a tar archive or be made by hand; an [`Image`] may lie in a file,
+//! in memory or anywhere else with positions ([`ReadAt`]). What is supported is in `docs/erofs.md`.
 //!
 //! # Errors
 //!
-//! Nothing in an image is trusted. Bytes that break the format are [`Error::Corrupt`], which says where; what this crate does not
-//! read is [`Error::Unsupported`]; what the source, the target or the system refuses is [`Error::Io`]. No image causes a panic, an endless
-//! loop, or memory beyond the bounds that each item states. After an error a buffer that was read into holds unspecified bytes, and
-//! the image can be used on: other files of it may be sound.
+//! Nothing in an image is trusted. Bytes that break the format are [`Error::Corrupt`], which says
+//! where; what this crate does not read is [`Error::Unsupported`]; what the source, the target or
+//! the system refuses is [`Error::Io`]. No image causes a panic, an endless loop, or memory beyond
+//! the bounds that each item states. After an error a buffer that was read into holds unspecified
+//! bytes, and the image can be used on: other files of it may be sound.
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -1,12 +1,14 @@
-//! The metadata box: inodes and what follows them as the content of a file, which may be compressed.
+//! The metadata box: inodes and what follows them as the content of a file, which may be
+//! compressed.
 //!
 //! ```text
 //! offsets of the image:   0 ............................. its length
 //! offsets of the box:     IN_BOX + 0 .................... IN_BOX + the file's size
 //! ```
 //!
-//! Whatever reads metadata has offsets of either kind and gets its bytes from [`Image::read_meta`]. The file itself lies outside of the
-//! box and is read through an [`Image`] that has no box, so that no image makes this recurse.
+//! Whatever reads metadata has offsets of either kind and gets its bytes from [`Image::read_meta`].
+//! The file itself lies outside of the box and is read through an [`Image`] that has no box, so
+//! that no image makes this recurse.
 
 use crate::buffers::Content;
 use crate::cache::{Cache, Kept};

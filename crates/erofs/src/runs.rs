@@ -6,10 +6,11 @@ use crate::format::DataLayout;
 use crate::zmap::{Cursor, Place};
 
 impl File {
-    /// Tells `each` the file's runs in order; they cover it exactly, and two of a kind may follow each other. `each` returns false to hear
-    /// no more.
+    /// Tells `each` the file's runs in order; they cover it exactly, and two of a kind may follow
+    /// each other. `each` returns false to hear no more.
     ///
-    /// All that the image says of where content lies is read and must be possible; the content itself is not read.
+    /// All that the image says of where content lies is read and must be possible; the content
+    /// itself is not read.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where it is not: content that lies outside the image, or extents that do not cover the file.

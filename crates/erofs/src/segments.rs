@@ -1,4 +1,5 @@
-//! Content that was decoded for readers in order and that they have not fetched yet, of all files of the images that share them.
+//! Content that was decoded for readers in order and that they have not fetched yet, of all files
+//! of the images that share them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::buffers::Content;
 
-/// Bytes of an image that may wait for their readers: so many, or `A_READER_BYTES` for each processor if that is more. Where they are more, the oldest
-/// go, whose readers may have gone.
+/// Bytes of an image that may wait for their readers: so many, or `A_READER_BYTES` for each
+/// processor if that is more. Where they are more, the oldest go, whose readers may have gone.
 const MAX_BYTES: u64 = 32 << 20;
 /// The longest extent that is built.
 const A_READER_BYTES: u64 = 8 << 20;
@@ -45,8 +46,9 @@ type Place = (FileId, u64);
 
 /// The segments of an image, or of those that share a cache.
 ///
-/// Invariants: those of one file do not overlap; `bytes` is the sum of what they count for, and at most `max_bytes`, or there is one;
-/// `order` has the number and the place of each, the oldest first, and of some that are gone.
+/// Invariants: those of one file do not overlap; `bytes` is the sum of what they count for, and at
+/// most `max_bytes`, or there is one; `order` has the number and the place of each, the oldest
+/// first, and of some that are gone.
 pub(crate) struct Segments {
     kept: Mutex<Kept>,
     max_bytes: u64,
@@ -85,7 +87,8 @@ impl Segments {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for the byte at `offset` of `file`, and if there is nothing, for the next before `end`.
+    /// Looks for the byte at `offset` of `file`, and if there is nothing, for the next before
+    /// `end`.
     pub(crate) fn find(&self, file: FileId, offset: u64, end: u64) -> Found {
         let kept = self.lock();
         if let Some(segment) = kept.at_or_before(file, offset).filter(|segment| segment.end > offset) {
@@ -119,7 +122,8 @@ impl Segments {
 
     /// Notes that `len` bytes of a segment were fetched, and forgets it when that was all.
     pub(crate) fn fetched(&self, file: FileId, segment: &Arc<Segment>, len: u64) {
-        // Bytes that are fetched twice are counted twice: a segment that goes too early is decoded again.
+        // Bytes that are fetched twice are counted twice: a segment that goes too early is decoded
+        // again.
         let before = segment.unread.fetch_sub(len.min(segment.end - segment.start), Ordering::Relaxed);
         if before <= len {
             self.forget(file, segment);

@@ -13,21 +13,24 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. Fewer bytes than that are an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Fills each of these from its offset. For sources that take long to answer, and can be asked for several things at once.
+    /// Fills each of these from its offset. For sources that take long to answer, and can be asked
+    /// for several things at once.
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
     }
 
-    /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None` if they are not,
-    /// or not all of them are.
+    /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None`
+    /// if they are not, or not all of them are.
     ///
-    /// A file that is mapped into memory is no such source unless nobody can shorten it: who touches what
-    /// is gone is killed (`SIGBUS`). A [`File`] is read instead, and what is gone is an error.
+    /// A file that is mapped into memory is no such source unless nobody can shorten it: who
+    /// touches what is gone is killed (`SIGBUS`). A [`File`] is read instead, and what is gone is
+    /// an error.
     fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
         None
     }
 
-    /// The file whose bytes these are, each at its own offset, if they are a file's: parts of it are copied then without being read here.
+    /// The file whose bytes these are, each at its own offset, if they are a file's: parts of it
+    /// are copied then without being read here.
     fn file(&self) -> Option<&File> {
         None
     }
@@ -44,7 +47,8 @@ impl ReadAt for File {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        // Nearly always at once, and without what a C library does for threads that can be cancelled.
+        // Nearly always at once, and without what a C library does for threads that can be
+        // cancelled.
         match rustix::io::pread(self, &mut *buf, offset) {
             Ok(len) if len == buf.len() => Ok(()),
             _ => FileExt::read_exact_at(self, buf, offset),
@@ -121,7 +125,8 @@ impl<S: ReadAt> Embedded<S> {
     /// What `source` holds from `start_bytes` to its end.
     ///
     /// # Errors
-    /// The source cannot say its length, or ends before `start_bytes` ([`UnexpectedEof`](io::ErrorKind::UnexpectedEof)).
+    /// The source cannot say its length, or ends before `start_bytes`
+    /// ([`UnexpectedEof`](io::ErrorKind::UnexpectedEof)).
     pub fn new(source: S, start_bytes: u64) -> io::Result<Self> {
         let source_bytes = source.len_bytes()?;
         let Some(len_bytes) = source_bytes.checked_sub(start_bytes) else {

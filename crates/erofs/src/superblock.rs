@@ -156,8 +156,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// The configurations of the algorithms that the image uses: for each, a 16-bit length and that many bytes,
-    /// aligned to 4. Returns where they end.
+    /// The configurations of the algorithms that the image uses: for each, a 16-bit length and that
+    /// many bytes, aligned to 4. Returns where they end.
     fn read_configs(&mut self, source: &dyn ReadAt, image_len: u64, mut at: u64) -> Result<u64> {
         if self.algorithms >> 4 != 0 {
             let bits = self.algorithms >> 4 << 4;
@@ -255,7 +255,8 @@ impl Superblock {
         (0..4).filter_map(|algorithm| self.algorithm(algorithm)).collect()
     }
 
-    /// The image offset of an inode, or that in the metadata box ([`IN_BOX`]); `None` past the end of the address space.
+    /// The image offset of an inode, or that in the metadata box ([`IN_BOX`]); `None` past the end
+    /// of the address space.
     pub(crate) fn inode_offset(&self, nid: u64) -> Option<u64> {
         let (nid, base, space) = match nid & NID_IN_METABOX {
             0 => (nid, self.meta_offset, 0),

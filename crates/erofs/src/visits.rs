@@ -1,9 +1,12 @@
-//! How often parts of clusters were read lately: what decides whether a cluster is worth a place in the cache.
+//! How often parts of clusters were read lately: what decides whether a cluster is worth a place in
+//! the cache.
 //!
-//! The policy is TinyLFU's (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission Policy*, ACM Transactions on
-//! Storage 13(4), 2017): who comes in must have been asked for more often than who goes out, and old visits count for less. In place
-//! of its sketch there is a table in which a cluster has one place, and may lose it to another: it then counts as new. In place of the
-//! small cache in front of it, which takes what is asked for again at once, there are the addresses of the last misses.
+//! The policy is TinyLFU's (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission
+//! Policy*, ACM Transactions on Storage 13(4), 2017): who comes in must have been asked for more
+//! often than who goes out, and old visits count for less. In place of its sketch there is a table
+//! in which a cluster has one place, and may lose it to another: it then counts as new. In place of
+//! the small cache in front of it, which takes what is asked for again at once, there are the
+//! addresses of the last misses.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -15,7 +18,8 @@ const PLACES: usize = 4096;
 const COUNT_BITS: u32 = 4;
 /// Further visits are not counted, so that reads of what is read most write nothing.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
-/// Places that grow old together, and have a line for their visits, so that threads seldom write the same one.
+/// Places that grow old together, and have a line for their visits, so that threads seldom write
+/// the same one.
 const PART: usize = 256;
 /// Counted visits after which a part's counts are halved.
 const LIFE: u64 = 16 * PART as u64;

@@ -43,7 +43,8 @@ impl Paths {
         names
     }
 
-    /// The path with slashes. At most 4 KiB of it, its end kept, since the depth is the image's to choose.
+    /// The path with slashes. At most 4 KiB of it, its end kept, since the depth is the image's to
+    /// choose.
     pub(crate) fn display(&self, path: PathId) -> Vec<u8> {
         let joined = [&b"/"[..], &self.names(path).join(&b'/')].concat();
         joined[joined.len().saturating_sub(4096)..].to_vec()
@@ -54,31 +55,37 @@ impl Paths {
 pub(crate) struct Step {
     pub(crate) path: PathId,
     pub(crate) inode: Inode,
-    /// The directory that it was reached from, which is its own for the root; `None` where the walk began elsewhere.
+    /// The directory that it was reached from, which is its own for the root; `None` where the walk
+    /// began elsewhere.
     pub(crate) parent_nid: Option<u64>,
 }
 
 /// What a walk calls.
 pub(crate) trait Visitor {
-    /// A file was reached, for the first time if it is a directory. `false`: what is below it is left out.
+    /// A file was reached, for the first time if it is a directory. `false`: what is below it is
+    /// left out.
     fn visit(&mut self, paths: &Paths, step: &Step) -> bool;
 
-    /// A directory was found in the one that was visited last, and will be visited when all that is there was come to. `false`: it is left out.
+    /// A directory was found in the one that was visited last, and will be visited when all that is
+    /// there was come to. `false`: it is left out.
     fn found(&mut self, _paths: &Paths, _directory: &Step) -> bool {
         true
     }
 
-    /// An entry of the directory that was visited last, `.` and `..` too, with the inode of any other if it can be read.
+    /// An entry of the directory that was visited last, `.` and `..` too, with the inode of any
+    /// other if it can be read.
     fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry, inode: Option<&Inode>);
 
     /// Something is wrong at a path; the walk goes on with the next.
     fn failed(&mut self, paths: &Paths, path: PathId, error: Error);
 }
 
-/// Walks the tree from the root, each directory before what is in it, and first the files in it. Returns the names met.
+/// Walks the tree from the root, each directory before what is in it, and first the files in it.
+/// Returns the names met.
 ///
-/// One thread walks. Others that read inodes ahead of it won nothing (two processors: 72 ms for 51,473 inodes, one 62): what they found had
-/// to be handed over. Visitors have other threads do what takes longer while the walk goes on.
+/// One thread walks. Others that read inodes ahead of it won nothing (two processors: 72 ms for
+/// 51,473 inodes, one 62): what they found had to be handed over. Visitors have other threads do
+/// what takes longer while the walk goes on.
 pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
     let root = image.root()?;
     Ok(walk_from(image, Step { path: 0, parent_nid: Some(root.nid), inode: root }, visitor))

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Threads that are started at most. More gain nothing, and of far too many the system may end the process rather than refuse one.
+/// Threads that are started at most. More gain nothing, and of far too many the system may end the
+/// process rather than refuse one.
 const MAX_THREADS: usize = 1024;
 
 /// Threads for what was asked for: 0 for one a processor.
@@ -55,7 +56,8 @@ impl<T> Work<T> {
         self.wake.notify_one();
     }
 
-    /// As [`push`](Self::push), unless `most` things wait: then it comes back, for the finder to do.
+    /// As [`push`](Self::push), unless `most` things wait: then it comes back, for the finder to
+    /// do.
     pub(crate) fn offer(&self, thing: T, most: usize) -> Option<T> {
         let mut state = self.lock();
         if state.todo.len() >= most {

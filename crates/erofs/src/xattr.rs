@@ -81,8 +81,9 @@ impl Xattrs {
 }
 
 impl Image {
-    /// The xattrs of `inode`, shared ones first; without those whose names have a prefix that the format does not define, which
-    /// Linux shows nobody. At most 256 KiB inline plus 255 shared ones of at most 64 KiB.
+    /// The xattrs of `inode`, shared ones first; without those whose names have a prefix that the
+    /// format does not define, which Linux shows nobody. At most 256 KiB inline plus 255 shared
+    /// ones of at most 64 KiB.
     pub fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>> {
         Ok(self.all_xattrs(inode)?.known)
     }
@@ -151,8 +152,9 @@ impl Image {
             .then(|| self.long_prefixes().get(usize::from(number)).cloned().unwrap_or(Prefix::Unknown(index)))
     }
 
-    /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and what follows it; aligned to 4. They
-    /// lie in the metadata box or else in the packed inode where there is one, unless the image says that they do not. Where they end is returned too.
+    /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and
+    /// what follows it; aligned to 4. They lie in the metadata box or else in the packed inode
+    /// where there is one, unless the image says that they do not. Where they end is returned too.
     pub(crate) fn read_long_prefixes(&self) -> Result<(Vec<Prefix>, Range<u64>)> {
         let superblock = self.superblock();
         let Some((count, start)) = superblock.xattr_prefixes else { return Ok((Vec::new(), 0..0)) };

@@ -1,4 +1,5 @@
-//! Encoded extents: from an offset in a compressed file to the extent that holds it, by a list of extents in place of indexes.
+//! Encoded extents: from an offset in a compressed file to the extent that holds it, by a list of
+//! extents in place of indexes.
 //!
 //! ```text
 //! records of  4 bytes:  | plen |                    all extents have one length, and clusters follow one another from the address
@@ -11,9 +12,9 @@
 //! end    := the start of the next, or the end of the file
 //! ```
 //!
-//! Records are decoded a window at a time, with the first of the next window, so that a window says where its last extent ends.
-//! Each window must ascend. An image whose windows do not is not mapped twice: a search in it ends somewhere, and what it finds
-//! is held against the offset.
+//! Records are decoded a window at a time, with the first of the next window, so that a window says
+//! where its last extent ends. Each window must ascend. An image whose windows do not is not mapped
+//! twice: a search in it ends somewhere, and what it finds is held against the offset.
 
 use std::sync::OnceLock;
 
@@ -52,7 +53,8 @@ pub(crate) struct Extents {
     count: u64,
     /// If all extents have one length: its logarithm.
     bits: Option<u32>,
-    /// If all clusters follow one another: the start of the first, and those of each window, once they were asked for.
+    /// If all clusters follow one another: the start of the first, and those of each window, once
+    /// they were asked for.
     first_pa: Option<u64>,
     window_pas: OnceLock<Box<[u64]>>,
     interlaced: bool,
@@ -175,7 +177,8 @@ impl Extents {
         Ok(Place::Encoded { pa, plen, format, partial: word & EXTENT_PARTIAL != 0 })
     }
 
-    /// The window in which the last record is that starts at or before `offset`; the first if there is none.
+    /// The window in which the last record is that starts at or before `offset`; the first if there
+    /// is none.
     fn find_window(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<u64> {
         let windows = self.count.div_ceil(WINDOW);
         if windows <= 1 {
@@ -250,7 +253,8 @@ impl Extents {
         Ok(())
     }
 
-    /// The record numbered `number` from its bytes, behind which there are zeros. `pa` is where its cluster starts if that is not said.
+    /// The record numbered `number` from its bytes, behind which there are zeros. `pa` is where its
+    /// cluster starts if that is not said.
     fn decode(&self, bytes: &[u8; EncodedExtent::SIZE], number: u64, pa: u64) -> Record {
         let raw = EncodedExtent::decode(bytes);
         let wide = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
@@ -261,7 +265,8 @@ impl Extents {
         }
     }
 
-    /// Where the first cluster of a window starts, if that follows from the clusters before it. All windows' starts are summed up at once.
+    /// Where the first cluster of a window starts, if that follows from the clusters before it. All
+    /// windows' starts are summed up at once.
     fn window_pa(&self, image: &Image, number: u64) -> Result<u64> {
         let Some(first) = self.first_pa.filter(|_| number > 0) else { return Ok(self.first_pa.unwrap_or(0)) };
         if let Some(pas) = self.window_pas.get() {

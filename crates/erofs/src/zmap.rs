@@ -1,8 +1,9 @@
 //! From an offset in a compressed file to the extent that holds it.
 //!
-//! A file is divided into logical clusters of one block. An index a cluster says whether an extent starts in it, and
-//! where; if none does, how far back the one is that covers it. At most one extent starts in a cluster, so that an
-//! extent runs from its head to the next head or to the end of the file.
+//! A file is divided into logical clusters of one block. An index a cluster says whether an extent
+//! starts in it, and where; if none does, how far back the one is that covers it. At most one
+//! extent starts in a cluster, so that an extent runs from its head to the next head or to the end
+//! of the file.
 //!
 //! ```text
 //! head  := the nearest cluster at or before the offset in which an extent starts at or before it
@@ -10,8 +11,9 @@
 //! where := the block address of the head; its blocks are 1, or what the cluster after the head says
 //! ```
 //!
-//! Distances in the image only say how far to step back. Each step goes back, none further than the longest extent,
-//! and the end is found by looking, so that no image makes this loop or map one byte twice.
+//! Distances in the image only say how far to step back. Each step goes back, none further than the
+//! longest extent, and the end is found by looking, so that no image makes this loop or map one
+//! byte twice.
 
 use pagefold_codec::cluster::ClusterFormat;
 
@@ -31,9 +33,11 @@ use crate::zextents::{ExtentCursor, Extents};
 pub(crate) struct Lcluster {
     kind: LclusterType,
     partial: bool,
-    /// Where in the cluster the extent starts (heads); blocks of the physical cluster of the head just before, 0 if unsaid (non-heads).
+    /// Where in the cluster the extent starts (heads); blocks of the physical cluster of the head
+    /// just before, 0 if unsaid (non-heads).
     low: u16,
-    /// The block address (heads); clusters back to the head, or to another non-head, where 0 is corrupt (non-heads).
+    /// The block address (heads); clusters back to the head, or to another non-head, where 0 is
+    /// corrupt (non-heads).
     high: u32,
 }
 
@@ -437,7 +441,8 @@ impl CompressedMap {
         Ok(indexes.into())
     }
 
-    /// The pack that holds a compacted index: its image offset, its format and its first logical cluster.
+    /// The pack that holds a compacted index: its image offset, its format and its first logical
+    /// cluster.
     fn pack(&self, layout: CompactLayout, lcn: u64) -> (u64, PackFormat, u64) {
         let four = PackFormat::four_bytes(self.bits);
         let two = PackFormat::two_bytes(self.bits);
@@ -478,12 +483,13 @@ impl CompressedMap {
 
     /// Decodes a pack from front to back. The block addresses of its heads follow from its base:
     ///
-    /// - without big clusters the base is the address before the first head's, and each head takes one block;
-    /// - with them it is the address of the first cluster whose size the pack says, by a block count in the pack or
-    ///   by a head that is followed by a head.
+    /// - without big clusters the base is the address before the first head's, and each head takes
+    ///   one block;
+    /// - with them it is the address of the first cluster whose size the pack says, by a block
+    ///   count in the pack or by a head that is followed by a head.
     ///
-    /// The last index of a pack, unless it is a block count, has the distance to the next head in place of the
-    /// distance back, which is one more than that of the index before it.
+    /// The last index of a pack, unless it is a block count, has the distance to the next head in
+    /// place of the distance back, which is one more than that of the index before it.
     fn decode_pack(&self, bytes: &[u8], format: PackFormat) -> Result<[Lcluster; 16]> {
         let big = self.has(advise::BIG_PCLUSTER_1 | advise::BIG_PCLUSTER_2);
         let mut pack = [Lcluster::EMPTY; 16];

@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, INodeNo};
 use pagefold_erofs::{FileKind, Inode, Superblock};
 
-/// Added to nids that FUSE has another use for. A nid has this bit not: it numbers 32 bytes of a space of 63 bits, and bit 63 says
-/// which one that is.
+/// Added to nids that FUSE has another use for. A nid has this bit not: it numbers 32 bytes of a
+/// space of 63 bits, and bit 63 says which one that is.
 const MOVED: u64 = 1 << 62;
 
-/// The inode number of a nid: the nid itself, as in the kernel's EROFS, but for the root, which FUSE wants to be 1, and
-/// for nids 0 (FUSE: no such file) and 1.
+/// The inode number of a nid: the nid itself, as in the kernel's EROFS, but for the root, which
+/// FUSE wants to be 1, and for nids 0 (FUSE: no such file) and 1.
 pub(crate) fn number(root_nid: u64, nid: u64) -> INodeNo {
     INodeNo(match nid {
         root if root == root_nid => INodeNo::ROOT.0,
@@ -69,8 +69,8 @@ pub(crate) fn of(superblock: &Superblock, inode: &Inode) -> FileAttr {
     }
 }
 
-/// What is said of a file whose inode cannot be read: a place holder, valid for no time, so that the file is listed and
-/// asking for it fails.
+/// What is said of a file whose inode cannot be read: a place holder, valid for no time, so that
+/// the file is listed and asking for it fails.
 pub(crate) fn unknown(root_nid: u64, nid: u64, kind: Option<FileKind>) -> FileAttr {
     FileAttr {
         ino: number(root_nid, nid),

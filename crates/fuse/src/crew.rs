@@ -1,8 +1,9 @@
 //! How many threads wait for requests.
 //!
-//! The kernel wakes the thread that has slept longest at its device. If all slept there, each request of a single reader would go to another
-//! thread, whose caches know nothing of the one before, and one that waits awake would meet a sleeper that was woken in vain with each. So no more
-//! threads attend the device than had requests at once lately; the others rest here.
+//! The kernel wakes the thread that has slept longest at its device. If all slept there, each
+//! request of a single reader would go to another thread, whose caches know nothing of the one
+//! before, and one that waits awake would meet a sleeper that was woken in vain with each. So no
+//! more threads attend the device than had requests at once lately; the others rest here.
 //!
 //! ```text
 //! all who attend are at work, and a request waits:           call one who rests
@@ -10,7 +11,8 @@
 //! all who attend are at work, and begin nothing for a `TICK`: one who rests, and watches, looks for itself
 //! ```
 //!
-//! The last is for requests that wait long, for a disk or another machine, or for ever: others must not.
+//! The last is for requests that wait long, for a disk or another machine, or for ever: others must
+//! not.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +22,8 @@ use std::time::Duration;
 const SPARE: u32 = 16;
 /// Of so many requests that leave nobody to attend one looks whether another waits.
 const LOOK: u64 = 4;
-/// How long those at work may be without a new request before one who rests looks for requests that wait.
+/// How long those at work may be without a new request before one who rests looks for requests that
+/// wait.
 const TICK: Duration = Duration::from_millis(10);
 
 thread_local! {
@@ -29,7 +32,8 @@ thread_local! {
 
 /// The threads that answer.
 ///
-/// Invariant: those that attend are `threads - resting - at_work`, at least one unless all are at work, or a request waits for at most two ticks.
+/// Invariant: those that attend are `threads - resting - at_work`, at least one unless all are at
+/// work, or a request waits for at most two ticks.
 pub(crate) struct Crew {
     threads: usize,
     state: Mutex<State>,
@@ -37,8 +41,8 @@ pub(crate) struct Crew {
 }
 
 struct State {
-    /// Threads that answered something. Before all are known none rests: who attends when the device is gone is one of them,
-    /// and sends the others there.
+    /// Threads that answered something. Before all are known none rests: who attends when the
+    /// device is gone is one of them, and sends the others there.
     known: usize,
     at_work: usize,
     resting: usize,
@@ -46,7 +50,8 @@ struct State {
     called: usize,
     /// Requests that were begun.
     begun: u64,
-    /// Answers since all who attended were last at work, less those for which a thread went to rest.
+    /// Answers since all who attended were last at work, less those for which a thread went to
+    /// rest.
     spare: u32,
     watch: Watch,
     /// A thread has ended, which it does when the device is gone, or in a panic.

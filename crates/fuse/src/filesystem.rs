@@ -1,9 +1,10 @@
 //! The requests of the kernel, answered from an image.
 //!
-//! Nothing is kept for the kernel: an inode number says where the inode lies in the image, and a position in a directory
-//! which block and entry follow. So any number and any position may be asked for, by a client or out of a hostile image,
-//! and the image's own checks are what answers. An image never changes, so that the kernel may keep names,
-//! attributes, links and pages for as long as it likes, and need not say when it opens or closes a file.
+//! Nothing is kept for the kernel: an inode number says where the inode lies in the image, and a
+//! position in a directory which block and entry follow. So any number and any position may be
+//! asked for, by a client or out of a hostile image, and the image's own checks are what answers.
+//! An image never changes, so that the kernel may keep names, attributes, links and pages for as
+//! long as it likes, and need not say when it opens or closes a file.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -28,7 +29,8 @@ use crate::poller::Poller;
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The longest read, which is also the most that Linux asks for.
 const MAX_READ_BYTES: u32 = 1 << 20;
-/// Files that stay open. A file is opened by its first read; when there are so many, all are closed.
+/// Files that stay open. A file is opened by its first read; when there are so many, all are
+/// closed.
 const MAX_OPEN: usize = 1024;
 /// Requests for pages to come that the kernel may have under way.
 const MAX_BACKGROUND: u16 = 64;
@@ -40,7 +42,8 @@ pub(crate) struct ImageFilesystem {
     image: Image,
     log: Log,
     open: RwLock<HashMap<u64, Arc<File>>>,
-    /// What requests read into before they are answered. The one used last is taken first, since it is in a cache.
+    /// What requests read into before they are answered. The one used last is taken first, since it
+    /// is in a cache.
     buffers: Mutex<Vec<Vec<u8>>>,
     poller: Arc<Poller>,
     /// The kernel can do without answers to open, and without them to opendir.
@@ -113,7 +116,8 @@ impl ImageFilesystem {
         Ok(file)
     }
 
-    /// The first offset from `offset` on that is stored, or that is not. The end of a file is a hole.
+    /// The first offset from `offset` on that is stored, or that is not. The end of a file is a
+    /// hole.
     fn seek(&self, number: INodeNo, offset: i64, hole: bool) -> Result<Option<i64>, Error> {
         let file = self.file(number, 0, 0)?;
         let size = file.inode().size;

@@ -1,5 +1,5 @@
-//! An EROFS image as a file system of this machine, by FUSE: read-only, without libfuse and without root where
-//! `fusermount3` allows it.
+//! An EROFS image as a file system of this machine, by FUSE: read-only, without libfuse and without
+//! root where `fusermount3` allows it.
 //!
 //! ```no_run
 //! use pagefold_erofs::Image;

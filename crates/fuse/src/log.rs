@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Lines after which a log falls silent, so that a damaged image that is read again and again does not fill a disk.
+/// Lines after which a log falls silent, so that a damaged image that is read again and again does
+/// not fill a disk.
 const MAX_LINES: u64 = 1000;
 
 /// A log of errors.
@@ -12,7 +13,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log that hands each of the first thousand lines, and one that says that no more follow, to `tell`.
+    /// A log that hands each of the first thousand lines, and one that says that no more follow, to
+    /// `tell`.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { tell: Box::new(tell), lines: AtomicU64::new(0) }
     }

@@ -20,14 +20,16 @@ use crate::poller::Poller;
 const MIN_THREADS: usize = 4;
 /// And at the most, unless the options say otherwise.
 const MAX_THREADS: usize = 16;
-/// And whatever they say: each has the device open once more, and a process may have some thousand files open.
+/// And whatever they say: each has the device open once more, and a process may have some thousand
+/// files open.
 const MOST_THREADS: usize = 128;
 
 /// How an image is mounted.
 pub struct MountOptions {
     /// What the table of mounts says where it comes from.
     pub name: String,
-    /// Let other users in, as the permissions in the image say. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
+    /// Let other users in, as the permissions in the image say. Needs root, or `user_allow_other`
+    /// in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// Let device files of the image be opened. Needs root.
     pub dev: bool,
@@ -74,12 +76,12 @@ struct Place {
 }
 
 impl Mount {
-    /// Mounts `image` at the directory `at`. When this returns the image is mounted, and those who use it wait for
-    /// [`serve`](Self::serve).
+    /// Mounts `image` at the directory `at`. When this returns the image is mounted, and those who
+    /// use it wait for [`serve`](Self::serve).
     ///
     /// # Errors
-    /// `at` is not a directory or may not be mounted on, the options need root, there is no `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is
-    /// mounted then.
+    /// `at` is not a directory or may not be mounted on, the options need root, there is no
+    /// `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is mounted then.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
         if (options.dev || options.suid) && !rustix::process::geteuid().is_root() {
             let what = if options.dev { "dev: device files" } else { "suid: set-id programs" };
@@ -128,16 +130,17 @@ impl Mount {
         Unmounter { place: self.place.clone() }
     }
 
-    /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`. Bad parts of the image are errors to who
-    /// reads them and lines of the log, not of this method.
+    /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`. Bad
+    /// parts of the image are errors to who reads them and lines of the log, not of this method.
     ///
     /// # Errors
     /// The kernel's device failed, or a thread that answers panicked; the image is then unmounted.
     pub fn serve(self) -> io::Result<()> {
         let mut background = self.session.spawn()?;
         let done = std::mem::replace(&mut background.guard, std::thread::spawn(|| Ok(())));
-        // When fuser's handle of the mount is dropped it unmounts the directory once more, although the mount is gone (0.18 takes
-        // POLLERR for the sign of a mount). By then it may be another's, so the handle is not dropped.
+        // When fuser's handle of the mount is dropped it unmounts the directory once more, although
+        // the mount is gone (0.18 takes POLLERR for the sign of a mount). By then it may be
+        // another's, so the handle is not dropped.
         std::mem::forget(background);
         match done.join() {
             Ok(Ok(())) => Ok(()),
@@ -148,8 +151,8 @@ impl Mount {
 }
 
 impl Unmounter {
-    /// Unmounts, unless that was done. If files are open, their users keep them, nobody else gets in, and [`Mount::serve`]
-    /// ends with the last.
+    /// Unmounts, unless that was done. If files are open, their users keep them, nobody else gets
+    /// in, and [`Mount::serve`] ends with the last.
     pub fn unmount(&self) -> io::Result<()> {
         self.place.unmount()
     }
@@ -175,7 +178,8 @@ impl Place {
     }
 }
 
-/// Says which file is meant where the device cannot be opened. That of the directory is told by `fusermount3`.
+/// Says which file is meant where the device cannot be opened. That of the directory is told by
+/// `fusermount3`.
 fn explain(error: io::Error) -> io::Error {
     let denied = error.raw_os_error().is_some() && error.kind() == io::ErrorKind::PermissionDenied;
     match error.kind() {
@@ -190,7 +194,8 @@ fn explain(error: io::Error) -> io::Error {
     }
 }
 
-/// The numbers of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does not ask the mounts themselves.
+/// The numbers of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does not
+/// ask the mounts themselves.
 fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
     let escaped = |byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),

@@ -1,8 +1,9 @@
 //! Waiting awake for the next request.
 //!
-//! Who reads one page after another asks again some microseconds after an answer. A thread that sleeps by then must be woken, on a processor
-//! that has gone to sleep too, which takes longer than most answers. So one thread stays up for a moment after its answer. How often that
-//! is in vain decides how often it is tried.
+//! Who reads one page after another asks again some microseconds after an answer. A thread that
+//! sleeps by then must be woken, on a processor that has gone to sleep too, which takes longer than
+//! most answers. So one thread stays up for a moment after its answer. How often that is in vain
+//! decides how often it is tried.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -60,8 +61,8 @@ impl Poller {
         let _ = self.device.set(device);
     }
 
-    /// Answers a request by `answer`, and then returns when there is another, or after a moment; at once if that has been in
-    /// vain lately, or somebody else waits.
+    /// Answers a request by `answer`, and then returns when there is another, or after a moment; at
+    /// once if that has been in vain lately, or somebody else waits.
     pub(crate) fn answer(&self, answer: impl FnOnce()) {
         self.crew.begin(|| self.waits());
         // Who asks has a processor while this thread has none, and the other way round.

@@ -1,4 +1,5 @@
-//! Comparing what a case must show with an image, as our reader shows it, and with a directory, as the system does.
+//! Comparing what a case must show with an image, as our reader shows it, and with a directory, as
+//! the system does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -193,7 +194,8 @@ fn below(path: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Expected {
-    /// Compares everything with an image as our reader shows it: metadata, whole contents, parts of them at places that depend on `seed`, and holes.
+    /// Compares everything with an image as our reader shows it: metadata, whole contents, parts of
+    /// them at places that depend on `seed`, and holes.
     ///
     /// # Errors
     /// What differs first.

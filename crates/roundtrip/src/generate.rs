@@ -1,6 +1,7 @@
 //! Cases from bytes.
 //!
-//! Lengths lie around multiples of blocks and clusters, tails around what fits beside an inode, and most files are others with a part changed.
+//! Lengths lie around multiples of blocks and clusters, tails around what fits beside an inode, and
+//! most files are others with a part changed.
 
 use std::collections::HashSet;
 
@@ -415,7 +416,8 @@ impl Maker<'_> {
         let len = match which {
             0..=4 => few % 8,
             5 | 6 => few,
-            // The inode, the header of its xattrs and this one, and a little more or less than a block.
+            // The inode, the header of its xattrs and this one, and a little more or less than a
+            // block.
             7 | 8 => (block + 16).saturating_sub(64 + 12 + 4 + name.len() + few % 64),
             9 => {
                 name.resize(255, b'x');

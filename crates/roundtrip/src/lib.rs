@@ -4,8 +4,9 @@
 //! seed or any bytes -> Case (a tree and options, as plain data) -> image, twice -> read back and compared
 //! ```
 //!
-//! A [`Case`] is plain data: it can be shrunk ([`shrink()`]), printed, and written down as a regression test. Its bytes come from two fixed pools, so
-//! that equal heads, equal tails and moved content are frequent.
+//! A [`Case`] is plain data: it can be shrunk ([`shrink()`]), printed, and written down as a
+//! regression test. Its bytes come from two fixed pools, so that equal heads, equal tails and moved
+//! content are frequent.
 #![forbid(unsafe_code)]
 
 mod case;

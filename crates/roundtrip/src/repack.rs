@@ -11,8 +11,9 @@ use crate::expected::Expected;
 use crate::memory_file;
 use crate::verify::read_all;
 
-/// Extracts the case's image into a directory that it makes, compares that with the case, scans it and builds the image again: the same bytes.
-/// Returns whether it was: `false` where the file system does not take everything, such as long xattrs.
+/// Extracts the case's image into a directory that it makes, compares that with the case, scans it
+/// and builds the image again: the same bytes. Returns whether it was: `false` where the file
+/// system does not take everything, such as long xattrs.
 ///
 /// # Errors
 /// What differs.

@@ -5,7 +5,8 @@ use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments, Indexes};
 use crate::case::{Case, Facts, Kind};
 use crate::segment::{Segment, Stuff};
 
-/// Leaves out of the case, and makes simpler, what it fails without. Tries at most `most_tries` cases.
+/// Leaves out of the case, and makes simpler, what it fails without. Tries at most `most_tries`
+/// cases.
 pub fn shrink(case: &Case, most_tries: usize, fails: &mut dyn FnMut(&Case) -> bool) -> Case {
     let mut smallest = case.clone();
     let mut tries = 0;

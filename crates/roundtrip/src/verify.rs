@@ -30,7 +30,8 @@ pub fn memory_file() -> Result<File, Error> {
     rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).map(File::from).map_err(failed)
 }
 
-/// Builds the case's image with one thread in a new file at `path`, whose content is what [`round_trip`] compares.
+/// Builds the case's image with one thread in a new file at `path`, whose content is what
+/// [`round_trip`] compares.
 ///
 /// # Errors
 /// The builder's, and the system's.
@@ -52,8 +53,9 @@ fn build_in(case: &Case, expected: &Expected, threads: usize, store: Store, out:
     Ok(())
 }
 
-/// Builds the case's image with one thread and with two, from contents in memory and from such without their zeros. Both must be the same; and what
-/// is read back, from memory or from a file, must be what the case says. `check` must find nothing.
+/// Builds the case's image with one thread and with two, from contents in memory and from such
+/// without their zeros. Both must be the same; and what is read back, from memory or from a file,
+/// must be what the case says. `check` must find nothing.
 ///
 /// # Errors
 /// What is wrong first.

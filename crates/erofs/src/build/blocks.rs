@@ -1,8 +1,10 @@
-//! The image's data: blocks in the order in which files are stored, and which of them later files may share.
+//! The image's data: blocks in the order in which files are stored, and which of them later files
+//! may share.
 //!
-//! A block that an index, an inode or the tables below refer to never moves and never changes. Only the blocks of the file
-//! being stored may be dropped again, from any of them to the last ([`Blocks::rewind`]); that drops what the tables say of
-//! them as well. A run of blocks is entered into the tables, or replaced by an equal one, once all of it is stored:
+//! A block that an index, an inode or the tables below refer to never moves and never changes. Only
+//! the blocks of the file being stored may be dropped again, from any of them to the last
+//! ([`Blocks::rewind`]); that drops what the tables say of them as well. A run of blocks is entered
+//! into the tables, or replaced by an equal one, once all of it is stored:
 //!
 //! ```text
 //! plain file    | whole block | whole block | ... | tail block, padded |    the tail block only if the tail is not inline
@@ -27,28 +29,32 @@ use crate::image::Image;
 /// Blocks that are gathered before they are written, in bytes.
 const PENDING_BYTES: usize = 1 << 20;
 
-/// Bytes of one write. For longer ones Linux's page cache takes parts of memory that are larger: in a virtual machine, these are often
-/// such as the host has yet to give it. There, a write of 1 MiB took 3 to 4 times as long as four of these.
+/// Bytes of one write. For longer ones Linux's page cache takes parts of memory that are larger: in
+/// a virtual machine, these are often such as the host has yet to give it. There, a write of 1 MiB
+/// took 3 to 4 times as long as four of these.
 const WRITE_BYTES: usize = 256 << 10;
 
 /// Gaps that are kept for chunks, the longest: each chunk looks through all.
 const MOST_GAPS: usize = 64;
 
-/// What makes two clusters the same: the sum and the number of their bytes, and what decodes them (`None`: nothing).
+/// What makes two clusters the same: the sum and the number of their bytes, and what decodes them
+/// (`None`: nothing).
 type ClusterKey = (u128, usize, Option<ClusterFormat>);
 
 /// The data area of an image that is being built.
 ///
-/// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them; every address in `clusters`
-/// and `runs` is below `next` with all of its blocks. Nothing refers to the blocks of `gaps`, which are zeros and in `out`, not
-/// in `pending`. No blocks are dropped of a file that has made a gap or has blocks in one.
+/// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them;
+/// every address in `clusters` and `runs` is below `next` with all of its blocks. Nothing refers to
+/// the blocks of `gaps`, which are zeros and in `out`, not in `pending`. No blocks are dropped of a
+/// file that has made a gap or has blocks in one.
 pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
     next: u32,
     pending: Vec<u8>,
     clusters: HashMap<ClusterKey, u32>,
-    /// Where clusters of the image that the file being stored is copied from lie here, by where they lie there, and their bytes.
+    /// Where clusters of the image that the file being stored is copied from lie here, by where
+    /// they lie there, and their bytes.
     copies: HashMap<(u64, usize), u32>,
     /// Keys in `clusters` that the file being stored has added.
     clusters_here: Vec<ClusterKey>,
@@ -131,8 +137,9 @@ impl<'a> Blocks<'a> {
         next.ok_or_else(|| Error::Options("the image needs more than 2^32 blocks".to_owned()))
     }
 
-    /// Appends whole blocks that lie in another image from `from` on, and returns the address of the first. Towards the digest
-    /// counts where they are from: they are not read here if the file system can copy them.
+    /// Appends whole blocks that lie in another image from `from` on, and returns the address of
+    /// the first. Towards the digest counts where they are from: they are not read here if the file
+    /// system can copy them.
     pub(super) fn copy(&mut self, image: &Image, from: u64, len_bytes: usize) -> Result<u32> {
         let (blkaddr, next) = (self.next, self.after(len_bytes)?);
         self.flush()?;
@@ -160,8 +167,9 @@ impl<'a> Blocks<'a> {
         self.add_as(bytes, format, Self::append)
     }
 
-    /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped. One of `unit` blocks or
-    /// more begins at a multiple of `unit` blocks; a shorter one may lie in front of such.
+    /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped.
+    /// One of `unit` blocks or more begins at a multiple of `unit` blocks; a shorter one may lie in
+    /// front of such.
     pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {
         let blocks = (bytes.len() >> self.block_bits) as u32;
         let blkaddr = self.add_as(bytes, None, |this, bytes| {
@@ -218,8 +226,9 @@ impl<'a> Blocks<'a> {
         self.gaps.truncate(MOST_GAPS);
     }
 
-    /// The address of blocks equal to those from `first` to the last, which are all of a plain file: drops them if an
-    /// earlier plain file has the same. The first `whole` of them are full, and others may share these alone.
+    /// The address of blocks equal to those from `first` to the last, which are all of a plain
+    /// file: drops them if an earlier plain file has the same. The first `whole` of them are full,
+    /// and others may share these alone.
     pub(super) fn share_run(&mut self, first: u32, whole: u32) -> Result<u32> {
         let blocks = self.next - first;
         if blocks == 0 {
@@ -264,8 +273,8 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Drops the blocks from `block` on, which all belong to the file being stored, and all of its clusters from what
-    /// others may share.
+    /// Drops the blocks from `block` on, which all belong to the file being stored, and all of its
+    /// clusters from what others may share.
     pub(super) fn rewind(&mut self, block: u32) -> Result<()> {
         let bytes = ((self.next - block) as usize) << self.block_bits;
         match self.pending.len().checked_sub(bytes) {
@@ -317,8 +326,8 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// Reads blocks that were written, and shows them with their distance in bytes from the first until `show` has seen
-    /// enough. Returns whether it never had.
+    /// Reads blocks that were written, and shows them with their distance in bytes from the first
+    /// until `show` has seen enough. Returns whether it never had.
     fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
         let start = u64::from(first) << self.block_bits;
         let len = u64::from(blocks) << self.block_bits;

@@ -11,7 +11,8 @@ use crate::format::{DeflateConfig, Lz4Config, LzmaConfig, ZstdConfig};
 
 /// The ways in which an image's files are compressed.
 pub(crate) struct Choices {
-    /// All different; the first is the image's own, that of files without a hint and of the packed inode.
+    /// All different; the first is the image's own, that of files without a hint and of the packed
+    /// inode.
     ways: Vec<Option<Compression>>,
     /// The others' files, by their place in `ways`.
     hinted: HashMap<NodeId, usize>,
@@ -28,7 +29,8 @@ impl Choices {
         choices
     }
 
-    /// Takes the hints of all files. Of a file with several names the first that has a hint counts, in the order of a walk.
+    /// Takes the hints of all files. Of a file with several names the first that has a hint counts,
+    /// in the order of a walk.
     fn hint(&mut self, tree: &Tree, options: &BuildOptions) {
         let mut path = Vec::new();
         // With the length of the path that a name is appended to.
@@ -84,8 +86,8 @@ impl Choices {
         self.compressions().any(|compression| compression.pcluster_bytes > self.block_bytes)
     }
 
-    /// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block, which every kernel
-    /// reads.
+    /// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block,
+    /// which every kernel reads.
     pub(crate) fn has_configs(&self) -> bool {
         self.big() || self.compressions().any(|compression| algorithm(compression.codec) > 0)
     }
@@ -98,8 +100,8 @@ impl Choices {
         self.compressions().fold(0, |formats, compression| formats | 1 << algorithm(compression.codec))
     }
 
-    /// The configurations, each with its length before it, in the order of the formats' numbers. What files of one
-    /// format differ in has the value that suffices for all.
+    /// The configurations, each with its length before it, in the order of the formats' numbers.
+    /// What files of one format differ in has the value that suffices for all.
     pub(crate) fn configs(&self) -> Vec<u8> {
         let formats = self.formats();
         let most = |of: &dyn Fn(Compression) -> Option<u32>| self.compressions().filter_map(of).max().unwrap_or(0);

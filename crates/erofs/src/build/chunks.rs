@@ -1,8 +1,10 @@
-//! Plain files in chunks of equal length, each stored once, wherever it comes again, or a hole if it is zeros.
+//! Plain files in chunks of equal length, each stored once, wherever it comes again, or a hole if
+//! it is zeros.
 //!
-//! A chunk takes whole blocks, and no end lies beside its inode, so that a mount with DAX maps all of a file from where it lies. The
-//! last chunk of a file may be shorter; zeros fill its last block. It is shared with what is equal up to there: behind a file's end a
-//! mapping shows the rest of the block, which must not be another file's.
+//! A chunk takes whole blocks, and no end lies beside its inode, so that a mount with DAX maps all
+//! of a file from where it lies. The last chunk of a file may be shorter; zeros fill its last
+//! block. It is shared with what is equal up to there: behind a file's end a mapping shows the rest
+//! of the block, which must not be another file's.
 
 use std::borrow::Cow;
 
@@ -12,8 +14,8 @@ use super::segment::SEGMENT_BYTES;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
 
-/// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as in their file, as a mapping by
-/// huge pages needs it.
+/// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as
+/// in their file, as a mapping by huge pages needs it.
 const HUGE_PAGE_BYTES: u32 = 2 << 20;
 
 /// How files are cut into chunks.
@@ -42,7 +44,8 @@ impl Chunking {
         (self.chunk_bytes / self.block_bytes).trailing_zeros()
     }
 
-    /// Adds the chunks of a segment, which is its file's last or has whole chunks, to the file's addresses.
+    /// Adds the chunks of a segment, which is its file's last or has whole chunks, to the file's
+    /// addresses.
     pub(super) fn add(self, segment: &[u8], blocks: &mut Blocks, addresses: &mut Vec<u32>) -> Result<()> {
         let unit = if self.chunk_bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES / self.block_bytes } else { 1 };
         for chunk in segment.chunks(self.chunk_bytes as usize) {

@@ -8,10 +8,12 @@
 //!     others      their content is compressed anew, up to the next extent that is kept
 //! ```
 //!
-//! One extent begins in a block. What is compressed anew in front of a kept extent must not need one that begins in that one's block;
-//! if it would, the kept extent is compressed too. At the segment's end, which is a block's boundary, it never would.
+//! One extent begins in a block. What is compressed anew in front of a kept extent must not need
+//! one that begins in that one's block; if it would, the kept extent is compressed too. At the
+//! segment's end, which is a block's boundary, it never would.
 //!
-//! Whether an extent has changed depends on its content alone, so that equal disks above a base become equal images.
+//! Whether an extent has changed depends on its content alone, so that equal disks above a base
+//! become equal images.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -58,7 +60,8 @@ struct Kept {
     compressed: bool,
 }
 
-/// Options that make an image like the one that has `file`: its block, its codec with the usual level, its longest cluster.
+/// Options that make an image like the one that has `file`: its block, its codec with the usual
+/// level, its longest cluster.
 ///
 /// # Errors
 /// The image does not say where the file's content lies.
@@ -105,7 +108,8 @@ pub(super) fn segment(
     let Range { start, end } = stretch.range;
     let len = (end - start) as usize;
     if input.len() < len {
-        // Taken anew, its pages are there only once they are used, which is where something has changed.
+        // Taken anew, its pages are there only once they are used, which is where something has
+        // changed.
         *input = vec![0; len];
     }
     let input = &mut input[..len];
@@ -153,7 +157,8 @@ pub(super) fn segment(
     Ok(segment)
 }
 
-/// What the segment is made of. `input` has its changes, and then all of the parts that could be kept without them.
+/// What the segment is made of. `input` has its changes, and then all of the parts that could be
+/// kept without them.
 fn parts(
     overlay: &Overlay,
     base: &File,
@@ -228,7 +233,8 @@ enum Look {
     Unread,
 }
 
-/// Looks whether a range holds what the base has there. `content` has its changes; if they differ, it has all of the range then.
+/// Looks whether a range holds what the base has there. `content` has its changes; if they differ,
+/// it has all of the range then.
 fn look(overlay: &Overlay, base: &File, range: &Range<u64>, content: &mut [u8], below: &mut Vec<u8>) -> Look {
     let mut changes = overlay.changes(range.clone()).peekable();
     if changes.peek().is_none() {
@@ -281,7 +287,8 @@ fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
 /// Bytes that are read and written at once where the system does not copy.
 const TRANSFER_BYTES: u64 = 256 << 10;
 
-/// Copies `len` bytes of an image's data to `at` in `out`. Where both lie in one file system that shares blocks, none is copied.
+/// Copies `len` bytes of an image's data to `at` in `out`. Where both lie in one file system that
+/// shares blocks, none is copied.
 pub(super) fn transfer(image: &Image, from: u64, len: u64, out: &fs::File, at: u64) -> Result<()> {
     let mut done = 0;
     if let Some(file) = image.data_file(len, from)? {
@@ -290,7 +297,8 @@ pub(super) fn transfer(image: &Image, from: u64, len: u64, out: &fs::File, at: u
             let most = (len - done).min(1 << 30) as usize;
             match copy_file_range(file, Some(&mut source), out, Some(&mut target), most) {
                 Err(Errno::INTR) => {}
-                // The system does not copy between these files, or something is wrong, which reading or writing tells.
+                // The system does not copy between these files, or something is wrong, which
+                // reading or writing tells.
                 Ok(0) | Err(_) => break,
                 Ok(copied) => done += copied as u64,
             }

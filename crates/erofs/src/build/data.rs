@@ -82,8 +82,9 @@ impl Part {
     }
 }
 
-/// Segments that one thread does one after another: a long one, or as many as [`JOB_BYTES`] and [`JOB_PARTS`] allow. A
-/// small file is done sooner than a thread is told of it. Where there is one thread, each segment is stored before the next is begun.
+/// Segments that one thread does one after another: a long one, or as many as [`JOB_BYTES`] and
+/// [`JOB_PARTS`] allow. A small file is done sooner than a thread is told of it. Where there is one
+/// thread, each segment is stored before the next is begun.
 type Job = Vec<Part>;
 
 const JOB_BYTES: u64 = 256 << 10;
@@ -200,8 +201,9 @@ const READ_BYTES: u64 = 1 << 20;
 impl Writer<'_> {
     fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
         let codec = self.ways.get(way).copied().flatten().map(|compression| compression.codec);
-        // A file of several segments is no fragment: it would have to be gathered in order to find it again.
-        // Of what is copied, the extents that cross a segment's end are compressed anew: there are few in long segments.
+        // A file of several segments is no fragment: it would have to be gathered in order to find
+        // it again. Of what is copied, the extents that cross a segment's end are compressed anew:
+        // there are few in long segments.
         let is_copied = matches!(&content, Content::Overlay(overlay) if overlay.base.is_some());
         let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All && !is_copied;
         let segment_bytes = if fast { FAST_SEGMENT_BYTES } else { SEGMENT_BYTES };
@@ -385,8 +387,9 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds the zeros that segments left behind. Their first cluster and the last are not shared: compact indexes have no place for that near to other
-    /// clusters, and full ones take more than two blocks.
+    /// Adds the zeros that segments left behind. Their first cluster and the last are not shared:
+    /// compact indexes have no place for that near to other clusters, and full ones take more than
+    /// two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
         let mut zeros = std::mem::take(&mut self.zeros);
         let mut first = true;
@@ -402,7 +405,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds full blocks of a file that is not compressed, without those of zeros, and keeps the rest as its tail.
+    /// Adds full blocks of a file that is not compressed, without those of zeros, and keeps the
+    /// rest as its tail.
     fn add_raw(&mut self, file: &mut OpenFile, bytes: &[u8]) -> Result<()> {
         let block = self.options.block_bytes as usize;
         let mut blocks = bytes.chunks_exact(block);
@@ -503,9 +507,10 @@ impl Writer<'_> {
         self.end_flat(first_block, source, tail, tail_fits)
     }
 
-    /// Ends a plain file whose whole blocks lie from `first_block` on and are the last that were stored; `tail` follows
-    /// them. A reader finds a tail that is not inline behind the whole blocks, wherever the file's address says that these
-    /// are. So it is stored before an equal run is looked for, and shared with the blocks or not at all.
+    /// Ends a plain file whose whole blocks lie from `first_block` on and are the last that were
+    /// stored; `tail` follows them. A reader finds a tail that is not inline behind the whole
+    /// blocks, wherever the file's address says that these are. So it is stored before an equal run
+    /// is looked for, and shared with the blocks or not at all.
     fn end_flat(&mut self, first_block: u32, source: &Source, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
         let whole = (source.size >> self.options.block_bits()) as u32;
         debug_assert_eq!(self.blocks.next(), first_block + whole);
@@ -550,8 +555,8 @@ impl OpenFile {
         }
     }
 
-    /// Whether the file's whole blocks lie one after another as they are: each extent holds the next block of the file and
-    /// has the next address.
+    /// Whether the file's whole blocks lie one after another as they are: each extent holds the
+    /// next block of the file and has the next address.
     fn is_plain(&self, block: u64) -> bool {
         let last = self.extents.len().saturating_sub(1);
         (self.first_block..).zip(self.extents.iter().enumerate()).all(|(expected, (number, extent))| {

@@ -22,10 +22,11 @@ pub(crate) enum Found {
     Zeros,
 }
 
-/// Reads `len` bytes from `offset` into `bytes`, whatever was in it; holes are not read. Moves the file's own position.
+/// Reads `len` bytes from `offset` into `bytes`, whatever was in it; holes are not read. Moves the
+/// file's own position.
 ///
-/// While others change the file each byte is what it was at some time during the call. A file that ends before is
-/// `UnexpectedEof`.
+/// While others change the file each byte is what it was at some time during the call. A file that
+/// ends before is `UnexpectedEof`.
 pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut next = if len < LEAST_BYTES { offset } else { data_from(file, offset).min(end) };
@@ -58,7 +59,8 @@ pub(crate) fn is_zeros(bytes: &[u8]) -> bool {
     bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// Where the first data from `at` on is, or may be: everything is, in a file system that does not say.
+/// Where the first data from `at` on is, or may be: everything is, in a file system that does not
+/// say.
 fn data_from(file: &File, at: u64) -> u64 {
     match seek(file, SeekFrom::Data(at)) {
         Ok(data) => data.max(at),

@@ -1,7 +1,7 @@
 //! Owners and groups that are changed on the way.
 
-/// Ranges of user or group ids and what becomes of them, as in Linux's user namespaces: the first range that has an id
-/// counts, and one that no range has stays.
+/// Ranges of user or group ids and what becomes of them, as in Linux's user namespaces: the first
+/// range that has an id counts, and one that no range has stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdMap {
     ranges: Vec<IdRange>,

@@ -28,7 +28,8 @@ pub(crate) enum BuiltPlace {
 /// The largest distance that an index holds. One further away is reached by way of another index.
 const MAX_DISTANCE: u32 = LI_CBLKCNT - 1;
 
-/// What the index of a logical cluster is to say, in 8 bytes, since a large file has many. Distances stop at the longest number.
+/// What the index of a logical cluster is to say, in 8 bytes, since a large file has many.
+/// Distances stop at the longest number.
 #[derive(Clone, Copy)]
 enum Entry {
     Head {
@@ -41,7 +42,8 @@ enum Entry {
         /// Clusters since the head, and to the next.
         back: u16,
         ahead: u16,
-        /// Blocks of the head's cluster, in the entry after the head of a file with big clusters; else 0.
+        /// Blocks of the head's cluster, in the entry after the head of a file with big clusters;
+        /// else 0.
         cblks: u16,
     },
 }
@@ -65,8 +67,9 @@ pub(crate) struct IndexStyle {
 }
 
 impl IndexStyle {
-    /// Encodes the indexes of a file of `size` bytes in the format `algorithm`, whose map header will lie at `header_at` modulo 32. Compact ones
-    /// if the style says so and the clusters' addresses follow from each other as compact indexes need it.
+    /// Encodes the indexes of a file of `size` bytes in the format `algorithm`, whose map header
+    /// will lie at `header_at` modulo 32. Compact ones if the style says so and the clusters'
+    /// addresses follow from each other as compact indexes need it.
     pub(crate) fn encode(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
         let entries = self.entries(size, extents);
         let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: algorithm, h_clusterbits: 0 };
@@ -133,7 +136,8 @@ impl IndexStyle {
             start += u64::from(extent.len);
         }
         debug_assert_eq!(start, size);
-        // In a last cluster in which nothing starts, a plain head of nothing says where the file ends.
+        // In a last cluster in which nothing starts, a plain head of nothing says where the file
+        // ends.
         if let Some(last @ Entry::NonHead { .. }) = entries.last_mut()
             && in_cluster(size) != 0
         {
@@ -177,8 +181,8 @@ impl IndexStyle {
         Some(bytes)
     }
 
-    /// One pack. How a reader derives addresses from its base is said at `decode_pack` of the reader; `past` counts
-    /// the blocks between the base and the next head.
+    /// One pack. How a reader derives addresses from its base is said at `decode_pack` of the
+    /// reader; `past` counts the blocks between the base and the next head.
     fn pack(self, entries: &[Entry], format: PackFormat, bytes: &mut [u8]) -> Option<()> {
         let mut base = None;
         let mut past = u32::from(!self.big);
@@ -214,7 +218,8 @@ impl IndexStyle {
     }
 }
 
-/// What the index of a cluster in which nothing begins says of the head: how long ago, or how many blocks it has.
+/// What the index of a cluster in which nothing begins says of the head: how long ago, or how many
+/// blocks it has.
 fn back_or_blocks(back: u16, cblks: u16) -> u32 {
     if cblks > 0 { u32::from(cblks) | LI_CBLKCNT } else { u32::from(back).min(MAX_DISTANCE) }
 }

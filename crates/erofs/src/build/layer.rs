@@ -1,4 +1,5 @@
-//! Layers of a container: trees that are laid over each other, with marks for what a layer deletes below it.
+//! Layers of a container: trees that are laid over each other, with marks for what a layer deletes
+//! below it.
 //!
 //! ```text
 //!                           an OCI layer       overlayfs
@@ -130,10 +131,11 @@ impl Layer {
 
     /// The tree that layers give, the lowest first.
     ///
-    /// Directories that several have are one, described as by the last that describes it. Anything else replaces what the
-    /// layers below have there. Whiteouts count for the layers below their own. A hard link may be to a file of a layer
-    /// below. Where a layer has a directory only since something is below it, and the layers below it a symbolic link, that is
-    /// followed, and never leads out of the root.
+    /// Directories that several have are one, described as by the last that describes it. Anything
+    /// else replaces what the layers below have there. Whiteouts count for the layers below their
+    /// own. A hard link may be to a file of a layer below. Where a layer has a directory only since
+    /// something is below it, and the layers below it a symbolic link, that is followed, and never
+    /// leads out of the root.
     ///
     /// # Errors
     /// [`Error::Source`] for what cannot be put together, with its name.
@@ -403,8 +405,8 @@ impl Stack {
         Ok(())
     }
 
-    /// What the names lead to from `start` on, which is a directory. Links on the way are followed, the last only if
-    /// `follows`. Directories that are missing are made if `makes`.
+    /// What the names lead to from `start` on, which is a directory. Links on the way are followed,
+    /// the last only if `follows`. Directories that are missing are made if `makes`.
     fn resolve(&mut self, start: NodeId, mut names: VecDeque<Vec<u8>>, follows: bool, makes: bool) -> Option<NodeId> {
         let mut here = start;
         let mut links = 0;

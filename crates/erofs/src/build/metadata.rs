@@ -22,8 +22,8 @@ use crate::format::{
 };
 use crate::superblock::{checksum, checksummed_len};
 
-/// Inodes that are placed the longest first, so that the shorter ones fill what these leave of blocks. Few enough to stay near to each
-/// other, as those of a directory are read together.
+/// Inodes that are placed the longest first, so that the shorter ones fill what these leave of
+/// blocks. Few enough to stay near to each other, as those of a directory are read together.
 const PLACED_TOGETHER: usize = 256;
 
 /// An inode and what follows it, but for its nid-dependent bytes.
@@ -31,12 +31,13 @@ struct Record {
     layout: DataLayout,
     size: u64,
     i_u: u32,
-    /// Bytes after the xattrs, from the next boundary of `indexes_align` if there are any: indexes or chunks.
+    /// Bytes after the xattrs, from the next boundary of `indexes_align` if there are any: indexes
+    /// or chunks.
     indexes: Vec<u8>,
     /// 8 bytes for indexes; for chunks the bytes of an address, where readers look for the first.
     indexes_align: u64,
-    /// Bytes after those, which must not cross a block boundary. For directories, whose bytes are not known yet,
-    /// zeros.
+    /// Bytes after those, which must not cross a block boundary. For directories, whose bytes are
+    /// not known yet, zeros.
     tail: Vec<u8>,
 }
 
@@ -99,7 +100,8 @@ pub(crate) fn write(
         };
         if let Some(bytes) = bytes {
             let (in_blocks, tail) = bytes.split_at(bytes.len() - record.tail.len());
-            // Blocks of files that were dropped again may have lain here: what is behind the end is cleared.
+            // Blocks of files that were dropped again may have lain here: what is behind the end is
+            // cleared.
             let mut in_blocks = in_blocks.to_vec();
             in_blocks.resize(in_blocks.len().next_multiple_of(block as usize), 0);
             digest.update(&in_blocks);
@@ -170,8 +172,8 @@ struct Places {
     image_bytes: u64,
 }
 
-/// Finds a place for each inode with what follows it: before the data where there is room, else from `meta_start` on, where the shared
-/// xattrs lie first.
+/// Finds a place for each inode with what follows it: before the data where there is room, else
+/// from `meta_start` on, where the shared xattrs lie first.
 fn places(
     plan: &Plan,
     block: u64,
@@ -279,7 +281,8 @@ fn file_bytes(tree: &Tree, plan: &Plan) -> u64 {
     plan.visits.iter().map(size).sum()
 }
 
-/// What follows a node's inode, with blocks for directories and symbolic links that do not fit behind theirs.
+/// What follows a node's inode, with blocks for directories and symbolic links that do not fit
+/// behind theirs.
 fn record(
     tree: &Tree,
     options: &BuildOptions,
@@ -296,7 +299,8 @@ fn record(
             let size = inode.directory.as_ref().map_or(0, super::directory::DirShape::bytes);
             let tail = size % block;
             let fits = if id == tree.root() {
-                // The root lies behind the superblock, in what is left of the last block before the data.
+                // The root lies behind the superblock, in what is left of the last block before the
+                // data.
                 let end = plan.root_at() + inode.header_bytes();
                 end % block + tail <= block && end + tail <= plan.front_bytes
             } else {

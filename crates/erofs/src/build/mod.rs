@@ -10,9 +10,9 @@
 //! 5. superblock  last, so that an image that was not finished is none
 //! ```
 //!
-//! The same tree and options give the same bytes: nothing above depends on time, on the number of threads, on the order
-//! in which a directory lists its names, or on hash seeds. A segment's clusters depend on its bytes and the options
-//! alone, and the writer alone decides addresses.
+//! The same tree and options give the same bytes: nothing above depends on time, on the number of
+//! threads, on the order in which a directory lists its names, or on hash seeds. A segment's
+//! clusters depend on its bytes and the options alone, and the writer alone decides addresses.
 
 mod acl;
 mod blocks;
@@ -116,16 +116,19 @@ pub struct BuildOptions {
     pub hints: Vec<Hint>,
     /// The size of indexes.
     pub indexes: Indexes,
-    /// Put a compressed file's last cluster behind its inode where it fits. With `fragments`, ends that do not fit go there.
+    /// Put a compressed file's last cluster behind its inode where it fits. With `fragments`, ends
+    /// that do not fit go there.
     pub ztailpacking: bool,
     /// Put ends of files, or files, together.
     pub fragments: Fragments,
-    /// Store clusters that are equal once, and make them begin where content begins that lies elsewhere too. Files are then
-    /// read twice.
+    /// Store clusters that are equal once, and make them begin where content begins that lies
+    /// elsewhere too. Files are then read twice.
     pub dedupe: bool,
-    /// Store each file that is not compressed in chunks of so many bytes, equal ones once: a power of two from the block to 16 MiB.
+    /// Store each file that is not compressed in chunks of so many bytes, equal ones once: a power
+    /// of two from the block to 16 MiB.
     pub chunk_bytes: Option<u32>,
-    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once; those that no name has are left out. At most 128.
+    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once; those that no
+    /// name has are left out. At most 128.
     pub xattr_prefixes: Vec<Vec<u8>>,
     /// Threads that compress, at most 1024; 0 for one a processor. No effect on the image.
     pub threads: usize,
@@ -171,8 +174,8 @@ pub struct BuildReport {
 }
 
 impl BuildOptions {
-    /// Options for an image like the one that has `file`: its block, its codec at the usual level, its longest cluster. Clusters of the file
-    /// can then be copied, see [`Overlay`].
+    /// Options for an image like the one that has `file`: its block, its codec at the usual level,
+    /// its longest cluster. Clusters of the file can then be copied, see [`Overlay`].
     ///
     /// # Errors
     /// [`Error::Corrupt`]: the image does not say where the file's content lies.
@@ -243,10 +246,12 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to the image's length.
+/// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to
+/// the image's length.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10 KiB of them, 60 to 120 bytes for each different chunk, 16 MiB of input a thread, and
-/// what at most `2 * threads + 2` pieces of 16 MiB are compressed to.
+/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10
+/// KiB of them, 60 to 120 bytes for each different chunk, 16 MiB of input a thread, and what at
+/// most `2 * threads + 2` pieces of 16 MiB are compressed to.
 ///
 /// # Errors
 /// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot be put into an image;
@@ -265,7 +270,8 @@ pub fn build_watched(
 ) -> Result<BuildReport> {
     options.check()?;
     let emptying = Error::io("emptying the image");
-    // ext4 has all of a file that was cut to nothing on its way to the disk before the file is closed.
+    // ext4 has all of a file that was cut to nothing on its way to the disk before the file is
+    // closed.
     if out.metadata().map_or(true, |metadata| metadata.len() > 0) {
         out.set_len(0).map_err(emptying)?;
     }

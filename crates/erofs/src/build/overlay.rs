@@ -42,8 +42,8 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// `size` bytes: the `changes`, in order and none twice, of which those that are not zeros are read from `source`, each at its own
-    /// offset; zeros where nothing was changed.
+    /// `size` bytes: the `changes`, in order and none twice, of which those that are not zeros are
+    /// read from `source`, each at its own offset; zeros where nothing was changed.
     ///
     /// # Errors
     /// [`Error::Options`]: the changes are not in order, or go beyond the size.
@@ -59,7 +59,8 @@ impl Overlay {
         Ok(Self { base: None, size, changes, source })
     }
 
-    /// The same above a file of an image: what was not changed is what the file has, and zeros behind its end.
+    /// The same above a file of an image: what was not changed is what the file has, and zeros
+    /// behind its end.
     #[must_use]
     pub fn over(self, base: File) -> Self {
         Self { base: Some(base), ..self }

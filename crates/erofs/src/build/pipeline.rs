@@ -1,4 +1,5 @@
-//! Threads that work ahead of one consumer, which gets results in order. Where there would be one, the consumer works itself.
+//! Threads that work ahead of one consumer, which gets results in order. Where there would be one,
+//! the consumer works itself.
 //!
 //! ```text
 //! worker:    wait until the next job is within the window; take it; work; put the result under its number
@@ -54,8 +55,9 @@ impl<J, R> Drop for EndOnPanic<'_, J, R> {
     }
 }
 
-/// Runs `work` on every job in `threads` threads, or as many as there can be, each with its own state from `start`, and calls `consume` here with
-/// the results in the jobs' order. Stops at the first error of `consume`.
+/// Runs `work` on every job in `threads` threads, or as many as there can be, each with its own
+/// state from `start`, and calls `consume` here with the results in the jobs' order. Stops at the
+/// first error of `consume`.
 pub(crate) fn in_order<J, S, R>(
     threads: usize,
     mut jobs: impl Iterator<Item = J> + Send,

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A path of the operating system. Those of files below a directory have its path in common, so that one costs a name
-/// however deep it is.
+/// A path of the operating system. Those of files below a directory have its path in common, so
+/// that one costs a name however deep it is.
 #[derive(Clone)]
 pub struct SourcePath(Arc<Part>);
 

@@ -9,8 +9,8 @@ const PAGE: u64 = 4096;
 
 /// Gives out ranges of the image, aligned to inode slots.
 ///
-/// Invariants: `holes` are disjoint, lie before `frontier`, none crosses a block boundary; what is given out is disjoint
-/// from them and from each other.
+/// Invariants: `holes` are disjoint, lie before `frontier`, none crosses a block boundary; what is
+/// given out is disjoint from them and from each other.
 #[derive(Debug)]
 pub(crate) struct Placer {
     block: u64,
@@ -39,7 +39,8 @@ impl Placer {
         }
     }
 
-    /// A range of `len` bytes. It lies within one block if it is no longer than that; else its last `tail` bytes do.
+    /// A range of `len` bytes. It lies within one block if it is no longer than that; else its last
+    /// `tail` bytes do.
     pub(crate) fn place(&mut self, len: u64, tail: u64) -> u64 {
         if let Some(&(hole, start)) = self.holes.range((len, 0)..).next() {
             self.holes.remove(&(hole, start));

@@ -1,4 +1,5 @@
-//! What is known of an image before its data is written: the order of inodes and the bytes of each but its data.
+//! What is known of an image before its data is written: the order of inodes and the bytes of each
+//! but its data.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +23,8 @@ const MAX_MINOR: u32 = (1 << 20) - 1;
 pub(crate) struct Plan {
     pub(crate) visits: Vec<Visit>,
     pub(crate) inodes: HashMap<NodeId, InodePlan>,
-    /// The modification time that most inodes have, which the compact ones take from the superblock.
+    /// The modification time that most inodes have, which the compact ones take from the
+    /// superblock.
     pub(crate) time: (i64, u32),
     /// Shared xattrs, encoded, one after the other.
     pub(crate) shared_xattrs: Vec<u8>,
@@ -159,7 +161,8 @@ fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
         .map_or((0, 0), |(time, _)| *time)
 }
 
-/// Encodes the xattrs that several nodes have, in order, and gives each its id: its offset in units of 4 bytes.
+/// Encodes the xattrs that several nodes have, in order, and gives each its id: its offset in units
+/// of 4 bytes.
 fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit], prefixes: &Prefixes) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
     let mut counts: BTreeMap<&Xattr, usize> = BTreeMap::new();
     for visit in visits {

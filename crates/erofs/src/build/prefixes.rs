@@ -1,7 +1,9 @@
-//! Long prefixes of xattr names: an image stores each once, and a byte in each name that begins with it.
+//! Long prefixes of xattr names: an image stores each once, and a byte in each name that begins
+//! with it.
 //!
-//! The table lies between the superblock and the root, since its place is a 32-bit number of 4-byte units and data may be longer than
-//! that. Where there are fragments, it begins the packed inode, the only place in which every Linux from 6.4 on looks for it then.
+//! The table lies between the superblock and the root, since its place is a 32-bit number of 4-byte
+//! units and data may be longer than that. Where there are fragments, it begins the packed inode,
+//! the only place in which every Linux from 6.4 on looks for it then.
 
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES};
@@ -48,8 +50,8 @@ pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
 }
 
 impl Prefixes {
-    /// Those of `wanted` that some name is stored with. None for an image in which they would save nothing, which older kernels then
-    /// mount.
+    /// Those of `wanted` that some name is stored with. None for an image in which they would save
+    /// nothing, which older kernels then mount.
     pub(crate) fn new<'a>(wanted: &[Vec<u8>], xattrs: impl Iterator<Item = &'a Xattr>) -> Self {
         let mut all = wanted.to_vec();
         all.sort_unstable_by(|left, right| (right.len(), left).cmp(&(left.len(), right)));
@@ -71,7 +73,8 @@ impl Prefixes {
         self.all.len() as u8
     }
 
-    /// The index of the longest prefix of `name` that the image has, predefined or its own, and the rest of the name.
+    /// The index of the longest prefix of `name` that the image has, predefined or its own, and the
+    /// rest of the name.
     pub(crate) fn split<'a>(&self, name: &'a [u8]) -> Option<(u8, &'a [u8])> {
         let own = self.all.iter().zip(XATTR_LONG_PREFIX..=u8::MAX);
         own.into_iter()
@@ -79,8 +82,8 @@ impl Prefixes {
             .or_else(|| predefined(name))
     }
 
-    /// The prefixes as the image has them: for each the length of what follows, the index of a predefined prefix and what is behind that;
-    /// padded to 4 bytes.
+    /// The prefixes as the image has them: for each the length of what follows, the index of a
+    /// predefined prefix and what is behind that; padded to 4 bytes.
     pub(crate) fn table(&self) -> Vec<u8> {
         let mut table = Vec::new();
         for (index, infix) in self.all.iter().filter_map(|prefix| predefined(prefix)) {

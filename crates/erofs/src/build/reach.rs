@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-/// What the system gets at a time. It takes 4095 bytes: there is room for the name of an open directory before them, and for
-/// a file's name behind.
+/// What the system gets at a time. It takes 4095 bytes: there is room for the name of an open
+/// directory before them, and for a file's name behind.
 const MOST_BYTES: usize = 3800;
 
 /// A path by which the system reaches a file, and its directory's files, while this value lives.

@@ -1,7 +1,8 @@
 //! Content that lies in several places, so that clusters can begin and end with it.
 //!
-//! Clusters are shared when they are equal, and a cluster depends on where it begins. An insertion near the start of a file
-//! moves all that come after it, and none would equal those of the file without it. So before anything is compressed:
+//! Clusters are shared when they are equal, and a cluster depends on where it begins. An insertion
+//! near the start of a file moves all that come after it, and none would equal those of the file
+//! without it. So before anything is compressed:
 //!
 //! ```text
 //! 1. cut each segment into chunks where a rolling sum of the last 64 bytes says so: the same content, the same cuts,
@@ -11,11 +12,12 @@
 //!    behind them does. Clusters are made to begin and end there, if the run is long enough to pay for it
 //! ```
 //!
-//! A cluster that is cut short wastes half a block, at either end of a run, wherever it lies. Two chunks with the same sum and
-//! other bytes cost such a cut and no more: clusters are compared before they are shared.
+//! A cluster that is cut short wastes half a block, at either end of a run, wherever it lies. Two
+//! chunks with the same sum and other bytes cost such a cut and no more: clusters are compared
+//! before they are shared.
 //!
-//! The rolling sum is the "gear" of Xia et al., *FastCDC: a Fast and Efficient Content-Defined Chunking Approach for Data
-//! Deduplication* (USENIX ATC 2016), section 3.2.
+//! The rolling sum is the "gear" of Xia et al., *FastCDC: a Fast and Efficient Content-Defined
+//! Chunking Approach for Data Deduplication* (USENIX ATC 2016), section 3.2.
 
 use std::collections::HashMap;
 
@@ -27,25 +29,26 @@ use super::holes::is_zeros;
 const LEAST_BYTES: usize = 2 << 10;
 /// The longest.
 const MOST_BYTES: usize = 64 << 10;
-/// A chunk ends where these bits of the sum are zero: 8 KiB behind the least on average. The high bits are those that
-/// all of the last 64 bytes have a part in.
+/// A chunk ends where these bits of the sum are zero: 8 KiB behind the least on average. The high
+/// bits are those that all of the last 64 bytes have a part in.
 const MASK: u64 = 0x1fff << 51;
 /// Bytes that the sum depends on.
 const WINDOW: usize = 64;
 
-/// Blocks that a run must have. Two places with a run of `n` blocks save `n` times the ratio of one, and cost half a block at four ends.
+/// Blocks that a run must have. Two places with a run of `n` blocks save `n` times the ratio of
+/// one, and cost half a block at four ends.
 const RUN_BLOCKS: u32 = 8;
 
-/// A cut is not always possible: one extent begins in a block, and what does not compress takes a block an extent. A run is
-/// cut again this far behind its beginning, in bytes, and each time four times as far, so that what one place has missed it
-/// joins later.
+/// A cut is not always possible: one extent begins in a block, and what does not compress takes a
+/// block an extent. A run is cut again this far behind its beginning, in bytes, and each time four
+/// times as far, so that what one place has missed it joins later.
 const FIRST_WITHIN: u32 = 64 << 10;
 
 /// The sum of a chunk of zeros, which is in no run: zeros are equal wherever they are cut.
 const ZEROS: u64 = 0;
 
-/// A number for each byte: the outputs of splitmix64 (Steele, Lea and Flood, *Fast Splittable Pseudorandom Number
-/// Generators*, OOPSLA 2014).
+/// A number for each byte: the outputs of splitmix64 (Steele, Lea and Flood, *Fast Splittable
+/// Pseudorandom Number Generators*, OOPSLA 2014).
 const GEAR: [u64; 256] = {
     let mut gear = [0; 256];
     let mut state = 0u64;
@@ -150,8 +153,8 @@ impl Repeats {
         }
     }
 
-    /// Where clusters are to begin in a segment whose chunks these are, in order: the ends of each long run of content
-    /// that lies elsewhere too, and places within it.
+    /// Where clusters are to begin in a segment whose chunks these are, in order: the ends of each
+    /// long run of content that lies elsewhere too, and places within it.
     pub(crate) fn cuts(&self, chunks: &[Chunk], block_bytes: u32) -> Vec<u32> {
         let least = RUN_BLOCKS * block_bytes;
         let mut cuts = Vec::new();

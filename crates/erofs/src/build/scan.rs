@@ -37,8 +37,9 @@ pub struct ScanOptions {
     /// Leave out files and directories that cannot be read when the tree is scanned, each with a
     /// [`WarningKind::Unreadable`].
     pub skip_unreadable: bool,
-    /// Paths below the root that are left out with what is below them. `*` stands for any bytes within a name, `?` for
-    /// one; a pattern without a slash applies to names at any depth, one with a slash before it to those in the root.
+    /// Paths below the root that are left out with what is below them. `*` stands for any bytes
+    /// within a name, `?` for one; a pattern without a slash applies to names at any depth, one
+    /// with a slash before it to those in the root.
     pub excludes: Vec<Vec<u8>>,
 }
 
@@ -68,8 +69,8 @@ impl ScanOptions {
     }
 }
 
-/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a path below the root,
-/// which `./` may stand before. A slash at the end says nothing.
+/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a
+/// path below the root, which `./` may stand before. A slash at the end says nothing.
 pub(crate) fn applies(pattern: &[u8], path: &[u8]) -> bool {
     let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
     if !pattern.contains(&b'/') {
@@ -104,8 +105,8 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 impl Tree {
-    /// The tree under `root`. Files that have several names in it are kept as one. Other file systems mounted in it
-    /// are part of it.
+    /// The tree under `root`. Files that have several names in it are kept as one. Other file
+    /// systems mounted in it are part of it.
     ///
     /// # Errors
     /// [`Error::Io`] for the first file that cannot be read, unless it may be left out.
@@ -270,8 +271,8 @@ impl Scanner<'_> {
         })
     }
 
-    /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their own file system
-    /// understands, are left out and counted.
+    /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their
+    /// own file system understands, are left out and counted.
     fn xattrs_of(&mut self, path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
         let failed =
             |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
@@ -305,7 +306,8 @@ pub(crate) fn is_storable(name: &[u8]) -> bool {
     XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
 }
 
-/// Calls `fill` with ever longer buffers until the answer fits. Linux limits both answers to 64 KiB.
+/// Calls `fill` with ever longer buffers until the answer fits. Linux limits both answers to 64
+/// KiB.
 fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut buf = vec![0; 256];
     loop {

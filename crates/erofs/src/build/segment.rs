@@ -9,17 +9,19 @@
 //!         not compressed up to here, if that is more; at most a cluster
 //! ```
 //!
-//! Zeros at the end of a segment, but for those that end in the last cluster with data, are left to the writer: it adds them to those
-//! of the segments that follow, and stores all of them as clusters of one length (`zeros.rs`). Each segment would else end them in a cluster that is
-//! cut short.
+//! Zeros at the end of a segment, but for those that end in the last cluster with data, are left to
+//! the writer: it adds them to those of the segments that follow, and stores all of them as
+//! clusters of one length (`zeros.rs`). Each segment would else end them in a cluster that is cut
+//! short.
 //!
-//! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less is tried the longer nothing
-//! compresses.
+//! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less
+//! is tried the longer nothing compresses.
 //!
-//! An extent thus never has fewer bytes than a block, but for the segment's last, and segments start at block
-//! boundaries: at most one extent starts in any logical cluster, which is what the indexes can say. Where content begins
-//! that lies elsewhere too (`repeats.rs`), a new extent begins if that can be so: the one before it may be made shorter for
-//! that, so that it starts in an earlier block.
+//! An extent thus never has fewer bytes than a block, but for the segment's last, and segments
+//! start at block boundaries: at most one extent starts in any logical cluster, which is what the
+//! indexes can say. Where content begins that lies elsewhere too (`repeats.rs`), a new extent
+//! begins if that can be so: the one before it may be made shorter for that, so that it starts in
+//! an earlier block.
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
@@ -27,28 +29,32 @@ use super::holes::is_zeros;
 use super::{BuildOptions, Compression, Fragments};
 use crate::error::{Error, Result};
 
-/// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block on average), short
-/// enough that the segments in flight are bounded memory. A multiple of every block.
+/// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block
+/// on average), short enough that the segments in flight are bounded memory. A multiple of every
+/// block.
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// Bytes of a segment that LZ4 compresses: so fast that the writer would wait for the last thread's segment. Costs 0.1 % of
-/// the bytes, which its clusters have to spare beside liblz4's.
+/// Bytes of a segment that LZ4 compresses: so fast that the writer would wait for the last thread's
+/// segment. Costs 0.1 % of the bytes, which its clusters have to spare beside liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
 /// The longest content of a cluster of zeros, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
 pub(super) const MAX_ZEROS: usize = 8 << 20;
 
-/// The longest content of a cluster with data, of which a random read decodes half: longer ones save a thousandth. LZ4 and DEFLATE make some
-/// blocks of so many zeros, and save none there either.
+/// The longest content of a cluster with data, of which a random read decodes half: longer ones
+/// save a thousandth. LZ4 and DEFLATE make some blocks of so many zeros, and save none there
+/// either.
 const MAX_CONTENT: usize = 4 << 20;
 
-/// A block is saved at the end by more effort where it is exceeded by this part of what is compressed anew,
+/// A block is saved at the end by more effort where it is exceeded by this part of what is
+/// compressed anew,
 const SQUEEZED: usize = 20;
 
 /// which is at most so much.
 const MOST_SQUEEZED: usize = 16 << 10;
 
-/// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them. A multiple of every block.
+/// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them.
+/// A multiple of every block.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
 
 /// A run of bytes that is stored together.
@@ -59,11 +65,13 @@ pub(crate) struct Piece {
     /// Blocks that it takes.
     pub(crate) blocks: u32,
     pub(crate) compressed: bool,
-    /// Where it lies in the image that it is copied from; else it is the next of the segment's blocks.
+    /// Where it lies in the image that it is copied from; else it is the next of the segment's
+    /// blocks.
     pub(crate) from: Option<u64>,
 }
 
-/// How many pieces, from the first on, lie one after the other in what they are copied from, or among their segment's blocks.
+/// How many pieces, from the first on, lie one after the other in what they are copied from, or
+/// among their segment's blocks.
 pub(crate) fn side_by_side(pieces: &[Piece], block: usize) -> usize {
     let follows = |pair: &[Piece]| match (pair[0].from, pair[1].from) {
         (Some(from), Some(next)) => from + u64::from(pair[0].blocks) * block as u64 == next,
@@ -99,7 +107,8 @@ impl Segment {
         self.pieces.iter().map(|piece| piece.len as usize).sum()
     }
 
-    /// What the last piece holds, if that is less than a `block` and lies among the blocks as it is.
+    /// What the last piece holds, if that is less than a `block` and lies among the blocks as it
+    /// is.
     pub(crate) fn plain_end(&self, block: usize) -> &[u8] {
         match self.pieces.last() {
             Some(piece) if !piece.compressed && piece.from.is_none() && (piece.len as usize) < block => {
@@ -153,8 +162,9 @@ impl Compressor {
         Ok(Self { encoder, cluster: Vec::new(), format: codec.format() })
     }
 
-    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the room is used. Extents begin
-    /// at `cuts`, which ascend, where the indexes can say it, and from there on depend on nothing that came before.
+    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the
+    /// room is used. Extents begin at `cuts`, which ascend, where the indexes can say it, and from
+    /// there on depend on nothing that came before.
     pub(crate) fn compress(
         &mut self,
         src: &[u8],
@@ -167,8 +177,9 @@ impl Compressor {
         self.compress_stretch(src, 0, cuts, end, options, blocks)
     }
 
-    /// As [`compress`](Self::compress), of what `src`, the front of a segment, has from a place on. Where an extent would have to begin
-    /// in the block in which the next begins that is not in `src`, the rest is left out.
+    /// As [`compress`](Self::compress), of what `src`, the front of a segment, has from a place on.
+    /// Where an extent would have to begin in the block in which the next begins that is not in
+    /// `src`, the rest is left out.
     pub(crate) fn compress_stretch(
         &mut self,
         src: &[u8],
@@ -237,7 +248,8 @@ impl Compressor {
                         let step = (plain_run / 4).max(most / 8).clamp(block, most);
                         let mut len = rest.len().min(step - step % block);
                         if len == rest.len() && is_cut {
-                            // A last extent in the block of the cut leaves no place for what begins there.
+                            // A last extent in the block of the cut leaves no place for what begins
+                            // there.
                             let last_start = (len - 1) / block * block;
                             if (at + last_start) / block == stop / block {
                                 len = last_start;
@@ -252,7 +264,8 @@ impl Compressor {
         segment
     }
 
-    /// Fills the cluster from the front of `rest`, which begins `at` bytes into the segment and ends it unless a `cut` does.
+    /// Fills the cluster from the front of `rest`, which begins `at` bytes into the segment and
+    /// ends it unless a `cut` does.
     fn fill(&mut self, rest: &[u8], at: usize, cut: bool, ends_file: bool, options: &SegmentOptions) -> Option<Filled> {
         let block = options.block_bytes;
         if rest.len() <= block && !(ends_file && options.ztailpacking) {
@@ -262,7 +275,8 @@ impl Compressor {
         let filled = self.fill_blocks(&rest[..most], most < rest.len(), block)?;
         let cut_block = (at + rest.len()) / block;
         if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
-            // The next extent would begin in the block in which one begins at the cut. It begins before that block instead.
+            // The next extent would begin in the block in which one begins at the cut. It begins
+            // before that block instead.
             let before = cut_block * block - 1;
             if before / block > at / block {
                 return self.encoder.fill(&rest[..before - at], &mut self.cluster);
@@ -271,8 +285,9 @@ impl Compressor {
         Some(filled)
     }
 
-    /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of that takes less than the cluster, only whole blocks are
-    /// filled where they then hold more each.
+    /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of
+    /// that takes less than the cluster, only whole blocks are filled where they then hold more
+    /// each.
     fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
         let filled = self.encoder.fill(src, &mut self.cluster)?;
         let whole = filled.written / block;
@@ -286,8 +301,9 @@ impl Compressor {
         self.encoder.fill(src, &mut self.cluster)
     }
 
-    /// Stores the end of `src`, from `at` on or from where one of the last clusters of the segment's `run` begins, in a block less than it would take
-    /// with a last cluster of `filled`, if that is near to it and the encoder can with more effort. Returns whether it did.
+    /// Stores the end of `src`, from `at` on or from where one of the last clusters of the
+    /// segment's `run` begins, in a block less than it would take with a last cluster of `filled`,
+    /// if that is near to it and the encoder can with more effort. Returns whether it did.
     fn squeeze(
         &mut self,
         segment: &mut Segment,
@@ -335,8 +351,9 @@ impl Compressor {
         true
     }
 
-    /// One cluster, of the front of `zeros`. If `more` follow it is one that is worth being used again and again: in whole blocks, and with a
-    /// content so round that few lengths are left behind any number of it.
+    /// One cluster, of the front of `zeros`. If `more` follow it is one that is worth being used
+    /// again and again: in whole blocks, and with a content so round that few lengths are left
+    /// behind any number of it.
     pub(super) fn compress_zeros(&mut self, zeros: &[u8], more: bool, options: &SegmentOptions) -> Segment {
         let block = options.block_bytes;
         self.cluster.resize(options.pcluster_bytes, 0);
@@ -352,8 +369,8 @@ impl Compressor {
             && let Some(step) = (consumed / 64).checked_ilog2()
         {
             let round = consumed - consumed % (1 << step).clamp(block, ZEROS_STEP);
-            // Linux knows the length of an LZ4 extent from a block in which the next one begins too. Else it decodes part by part, and
-            // copies the end of a long match byte by byte.
+            // Linux knows the length of an LZ4 extent from a block in which the next one begins
+            // too. Else it decodes part by part, and copies the end of a long match byte by byte.
             let round = round - usize::from(self.format == ClusterFormat::Lz4);
             filled = self.encoder.fill(&zeros[..round], &mut self.cluster);
         }
@@ -368,7 +385,8 @@ impl Compressor {
     }
 }
 
-/// Where the zeros at the end of `src` begin, or a little later: a multiple of [`ZEROS_STEP`], or the end.
+/// Where the zeros at the end of `src` begin, or a little later: a multiple of [`ZEROS_STEP`], or
+/// the end.
 fn zeros_from(src: &[u8]) -> usize {
     let mut from = src.len();
     while from > 0 {
@@ -402,8 +420,8 @@ impl SegmentOptions {
     }
 }
 
-/// What becomes of the end of a file that fits into one cluster, if it is packed: it lies inline where it fits, else in a
-/// fragment if the options have these.
+/// What becomes of the end of a file that fits into one cluster, if it is packed: it lies inline
+/// where it fits, else in a fragment if the options have these.
 fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option<Tail> {
     let (bytes, compressed) = match cluster {
         Some(cluster) => (cluster, true),

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Buffers that wait for their next use: memory that is taken anew must be cleared by the kernel first.
+/// Buffers that wait for their next use: memory that is taken anew must be cleared by the kernel
+/// first.
 #[derive(Default)]
 pub(crate) struct Spare {
     buffers: Mutex<Vec<Vec<u8>>>,

@@ -46,7 +46,8 @@ pub(crate) struct Sparse {
     pub(crate) spans: Vec<Span>,
 }
 
-/// Reads `len` bytes from `offset` of the content that `spans` of `file` are, with zeros between them, into `bytes`.
+/// Reads `len` bytes from `offset` of the content that `spans` of `file` are, with zeros between
+/// them, into `bytes`.
 pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset + len as u64;
     let ends_at = |span: &Span| span.at.saturating_add(span.len);
@@ -107,8 +108,8 @@ impl Map {
 
 const UNREADABLE: &str = "its sparse map cannot be read";
 
-/// The map of a member of GNU's type S, with `stored` bytes in the archive, and where these begin, from where blocks that go
-/// on with the map may lie.
+/// The map of a member of GNU's type S, with `stored` bytes in the archive, and where these begin,
+/// from where blocks that go on with the map may lie.
 pub(crate) fn gnu(archive: &File, header: &Header, from: u64, stored: u64) -> Result<(Sparse, u64), &'static str> {
     let header = header.as_gnu().ok_or(UNREADABLE)?;
     let size = header.real_size().map_err(|_| UNREADABLE)?;
@@ -140,7 +141,8 @@ pub(crate) fn gnu(archive: &File, header: &Header, from: u64, stored: u64) -> Re
     Ok((map.end(), at))
 }
 
-/// The map that PAX records say, of a member with `stored` bytes at `from` of the archive; `None` if they say none.
+/// The map that PAX records say, of a member with `stored` bytes at `from` of the archive; `None`
+/// if they say none.
 pub(crate) fn pax(
     archive: &File,
     records: &BTreeMap<Vec<u8>, Vec<u8>>,

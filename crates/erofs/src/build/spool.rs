@@ -12,8 +12,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::error::{Error, Result};
 use crate::format::MAX_EXTENT_BYTES;
 
-/// Files that end alike share so much or more. What is before it then takes whole blocks of its own, half a block more than
-/// in a fragment.
+/// Files that end alike share so much or more. What is before it then takes whole blocks of its
+/// own, half a block more than in a fragment.
 const SHARED_END_BLOCKS: usize = 4;
 
 /// A temporary file into which fragments are gathered.
@@ -29,7 +29,8 @@ pub(super) struct Spool {
 
 /// Where a fragment lies.
 pub(super) struct Fragment {
-    /// Bytes of what was to be added, in whole blocks, that lie before the fragment and are not in it.
+    /// Bytes of what was to be added, in whole blocks, that lie before the fragment and are not in
+    /// it.
     pub(super) head_len: usize,
     /// The offset in the packed inode of what follows them.
     pub(super) offset: u64,
@@ -61,8 +62,8 @@ impl Spool {
         (self.file, self.len)
     }
 
-    /// Adds a fragment, unless there is one that is the same or ends so. Without `may_split` nothing of it is left before
-    /// the fragment.
+    /// Adds a fragment, unless there is one that is the same or ends so. Without `may_split`
+    /// nothing of it is left before the fragment.
     pub(super) fn add(&mut self, bytes: &[u8], may_split: bool) -> Result<Fragment> {
         let block = self.block_bytes;
         let key = (xxh3_128(bytes), bytes.len());

@@ -178,8 +178,8 @@ impl Tree {
         self.warnings.add(kind, || name.unwrap_or_default());
     }
 
-    /// Adds the nodes of another tree, none of which has a name in this one, and returns the number that its ids are
-    /// moved by.
+    /// Adds the nodes of another tree, none of which has a name in this one, and returns the number
+    /// that its ids are moved by.
     pub(crate) fn append(&mut self, other: Self) -> usize {
         let (moved, sources) = (self.nodes.len(), self.sources.len());
         self.origins.resize(moved, sources as u32 - 1);
@@ -325,9 +325,9 @@ impl Tree {
         names.iter().rev().collect()
     }
 
-    /// All nodes that have a name, the root first, each directory's children in the order of their names before what
-    /// is below them; with the number of names that each has (2 and its subdirectories for directories) and the parent
-    /// of directories.
+    /// All nodes that have a name, the root first, each directory's children in the order of their
+    /// names before what is below them; with the number of names that each has (2 and its
+    /// subdirectories for directories) and the parent of directories.
     pub(crate) fn walk(&self) -> Vec<Visit> {
         let mut visits: Vec<Visit> = Vec::with_capacity(self.nodes.len());
         let mut place = vec![usize::MAX; self.nodes.len()];

@@ -17,11 +17,13 @@ pub enum WarningKind {
     XattrName,
     /// NFSv4 ACLs were left out.
     Nfs4Acl,
-    /// POSIX ACLs were left out that name users or groups without an id, which this system does not know.
+    /// POSIX ACLs were left out that name users or groups without an id, which this system does not
+    /// know.
     AclName,
     /// Files whose names mark whiteouts in layers of containers are files of the tree.
     WhiteoutFile,
-    /// A layer has directories that it does not describe, so that their mode and owner hide those of the layers below.
+    /// A layer has directories that it does not describe, so that their mode and owner hide those
+    /// of the layers below.
     UndescribedDirectory,
     /// A layer hides all that is below it, for which overlayfs has no mark.
     OpaqueRoot,

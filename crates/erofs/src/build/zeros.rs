@@ -1,4 +1,5 @@
-//! Long runs of zeros, over the ends of segments: as many clusters of one length as there are, and one with the rest.
+//! Long runs of zeros, over the ends of segments: as many clusters of one length as there are, and
+//! one with the rest.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,7 +19,8 @@ pub(crate) struct Zeros {
 }
 
 impl Zeros {
-    /// A cluster for the front of `len` zeros, which are stored in this `way`: it is all of the segment.
+    /// A cluster for the front of `len` zeros, which are stored in this `way`: it is all of the
+    /// segment.
     pub(crate) fn cluster(
         &mut self,
         way: usize,
@@ -62,7 +64,8 @@ mod tests {
 
     use super::*;
 
-    /// So that each LZ4 extent of a run ends in a block in which the next one begins, and Linux knows its length.
+    /// So that each LZ4 extent of a run ends in a block in which the next one begins, and Linux
+    /// knows its length.
     #[test]
     fn lz4_extents_of_zeros_end_within_a_block() {
         for pcluster_bytes in [4096, 65_536, 1 << 20] {

@@ -1,4 +1,5 @@
-//! What we build: mounted by the kernel, checked by `fsck.erofs`, read by us, and the same whatever the threads.
+//! What we build: mounted by the kernel, checked by `fsck.erofs`, read by us, and the same whatever
+//! the threads.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -52,8 +53,9 @@ fn variants() -> Vec<(String, BuildOptions)> {
     variants
 }
 
-/// Builds an image in a new file: the one that was there may still be mounted where mounts were copied to another namespace,
-/// and the next mount of a file gets the loop device that the file has.
+/// Builds an image in a new file: the one that was there may still be mounted where mounts were
+/// copied to another namespace, and the next mount of a file gets the loop device that the file
+/// has.
 pub(crate) fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
     let _ = fs::remove_file(path);
     let out = File::options().read(true).write(true).create_new(true).open(path).unwrap();
@@ -71,8 +73,8 @@ pub(crate) fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) 
     (directory, tree, tree_of_directory(&source))
 }
 
-/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the machine can. Linux mounts no
-/// blocks above its page.
+/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the
+/// machine can. Linux mounts no blocks above its page.
 pub(crate) fn round_trip(
     directory: &Path,
     tree: &Tree,

@@ -1,4 +1,5 @@
-//! Plain files in chunks: equal to their source whatever chunks they have in common, aligned, and stored once.
+//! Plain files in chunks: equal to their source whatever chunks they have in common, aligned, and
+//! stored once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -131,7 +132,8 @@ fn chunks_of_a_huge_page_lie_at_one_and_the_gaps_are_used() {
             let chunks = addresses(&image, &bytes, name, 1);
             assert!(chunks[0].is_multiple_of(HUGE), "{name}: {chunks:?}");
         }
-        // Ends of half a MiB that are chunks of their own lie in front of other files; else half a chunk stays free.
+        // Ends of half a MiB that are chunks of their own lie in front of other files; else half a
+        // chunk stays free.
         let most = if chunk_bytes == 2 << 20 { 54 } else { 81 };
         assert!(built <= most << 20, "{built} bytes");
     }
@@ -169,7 +171,8 @@ fn chunks_that_cannot_be_are_refused() {
     refused(&BuildOptions { hints: vec![hint], chunk_bytes: Some(4096), ..BuildOptions::default() });
 }
 
-/// Bytes of few kinds, so that files have much in common: a piece of noise or zeros, perhaps with another last byte.
+/// Bytes of few kinds, so that files have much in common: a piece of noise or zeros, perhaps with
+/// another last byte.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     let lens = prop_oneof![Just(512), Just(1024), Just(2048), Just(511), Just(513), 1usize..2000];
     (0u64..4, lens, prop::bool::weighted(0.2)).prop_map(|(kind, len, changed)| {

@@ -182,7 +182,8 @@ fn names_of_one_file_count() {
     assert_eq!(differences(&image, &empty), ["/a: is in the image alone"]);
 }
 
-/// A file that was shortened or removed after the image was built is a difference, not an error that stops the rest.
+/// A file that was shortened or removed after the image was built is a difference, not an error
+/// that stops the rest.
 #[test]
 fn a_source_that_is_gone_differs() {
     let folder = tempfile::tempdir().unwrap();

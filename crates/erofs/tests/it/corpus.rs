@@ -1,7 +1,8 @@
-//! Images with one field changed, each of which must fail, with what each part of the reader says of it.
+//! Images with one field changed, each of which must fail, with what each part of the reader says
+//! of it.
 //!
-//! The images are made here, always the same, and their errors are committed in `tests/corpus.txt`, so that a changed error
-//! shows in a diff. `PAGEFOLD_BLESS=1` writes the file anew.
+//! The images are made here, always the same, and their errors are committed in `tests/corpus.txt`,
+//! so that a changed error shows in a diff. `PAGEFOLD_BLESS=1` writes the file anew.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

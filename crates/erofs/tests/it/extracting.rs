@@ -52,7 +52,8 @@ fn set_group_id(target: &Path) -> std::io::Result<()> {
     fs::set_permissions(target, fs::Permissions::from_mode(0o2777))
 }
 
-/// What is made in it gets an ACL, and a mode by that instead of by the mask: owner rwx, group r, others none.
+/// What is made in it gets an ACL, and a mode by that instead of by the mask: owner rwx, group r,
+/// others none.
 fn default_acl(target: &Path) -> std::io::Result<()> {
     fs::create_dir(target)?;
     let entries: [(u16, u16); 3] = [(1, 7), (4, 4), (32, 0)];

@@ -57,7 +57,8 @@ fn generated_trees_are_read_back() {
     assert!(refused == 0, "{refused} of {CASES} cases have options that are refused");
 }
 
-/// Builds cases until [`OTHERS`] of them were taken by `check`, which gets the image's path and says `None` of one that it does not take.
+/// Builds cases until [`OTHERS`] of them were taken by `check`, which gets the image's path and
+/// says `None` of one that it does not take.
 fn others(check: impl Fn(&Case, &Expected, &Path) -> Option<Result<(), String>>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");

@@ -80,8 +80,9 @@ fn zeros_take_as_few_blocks_as_their_codec_can() {
     let zstd = Some(ClusterCodec::Zstd { level: 3, window_log: 16 });
     let (deflate, lzma) =
         (Some(ClusterCodec::Deflate(1)), Some(ClusterCodec::MicroLzma { preset: 0, dict_bytes: 1 << 16 }));
-    // LZ4 makes 255 bytes one, DEFLATE 985; the others are bound by what a cluster may hold. Two blocks of metadata, indexes of two bytes a
-    // block, and for each of the three pieces of data a few blocks.
+    // LZ4 makes 255 bytes one, DEFLATE 985; the others are bound by what a cluster may hold. Two
+    // blocks of metadata, indexes of two bytes a block, and for each of the three pieces of data a
+    // few blocks.
     let around = 256 * 512 / 4096 + 2 + 18;
     for (name, codec, pcluster_bytes, blocks) in [
         ("lz4", base.codec, 4096, 258),

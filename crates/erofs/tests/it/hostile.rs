@@ -1,4 +1,5 @@
-//! Images that are wrong: each is refused or read, none hangs, panics or takes memory that it does not pay for.
+//! Images that are wrong: each is refused or read, none hangs, panics or takes memory that it does
+//! not pay for.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -65,7 +66,8 @@ fn survives(bytes: Vec<u8>) -> bool {
 
 const BOXED_NAMES: &[&[&str]] = &[&[".", "..", "directory", "link", "text"], &[".", "..", "short"]];
 
-/// An image whose inodes and names all lie in its metadata box, as they are: a small image without blocks of data, as a file.
+/// An image whose inodes and names all lie in its metadata box, as they are: a small image without
+/// blocks of data, as a file.
 fn boxed() -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let build = |name: &str| {
@@ -193,7 +195,8 @@ fn a_flipped_bit_in_the_superblock_is_found() {
     }
 }
 
-/// Where the entry of `name` lies in a directory block of the image, given the order of names there.
+/// Where the entry of `name` lies in a directory block of the image, given the order of names
+/// there.
 fn dirent(bytes: &[u8], names: &[&str], name: &str) -> usize {
     let joined = names.concat();
     let at =
@@ -228,7 +231,8 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         bytes[at] ^= 1;
     });
     craft("inode overlaps another", &|bytes| {
-        // An empty file's inode, moved to where another file's indexes are: behind the map header and the first six.
+        // An empty file's inode, moved to where another file's indexes are: behind the map header
+        // and the first six.
         let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
         let inside = inode_of("text-40000") + 64;
         bytes[inside..inside + 32].copy_from_slice(&empty);
@@ -314,7 +318,8 @@ fn extraction_does_not_leave_its_target() {
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
 }
 
-/// Two folders share their files' clusters; a bad one is told of both, and everything in the same order, whatever the threads.
+/// Two folders share their files' clusters; a bad one is told of both, and everything in the same
+/// order, whatever the threads.
 #[test]
 fn findings_do_not_depend_on_threads() {
     let directory = tempfile::tempdir().unwrap();
@@ -348,7 +353,8 @@ fn findings_do_not_depend_on_threads() {
     }
 }
 
-/// What is below a path is checked as in the whole; damage elsewhere is not seen, and links from elsewhere are not missed.
+/// What is below a path is checked as in the whole; damage elsewhere is not seen, and links from
+/// elsewhere are not missed.
 #[test]
 fn a_part_of_the_tree_is_checked_alone() {
     for options in kinds() {

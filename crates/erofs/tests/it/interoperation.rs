@@ -51,7 +51,8 @@ fn unreadable(root: &Path) -> Vec<Vec<u8>> {
     found
 }
 
-/// Builds `source` with each number of threads, lets `fsck.erofs` go over the image, mounts it and compares.
+/// Builds `source` with each number of threads, lets `fsck.erofs` go over the image, mounts it and
+/// compares.
 fn large_tree(test: &str, source: &Path, options: &BuildOptions, threads: &[usize]) {
     let directory = tempfile::tempdir().unwrap();
     let excludes = unreadable(source);

@@ -44,7 +44,8 @@ fn layer(members: &[Vec<u8>]) -> Layer {
     Layer::from_tar(archive, Path::new("the.tar"), &ScanOptions::default()).unwrap()
 }
 
-/// What is told apart in these tests: the kind, the mode, the first path of the same file, and whether it is opaque.
+/// What is told apart in these tests: the kind, the mode, the first path of the same file, and
+/// whether it is opaque.
 type Facts = BTreeMap<String, (char, u16, String, bool)>;
 
 fn facts(tree: &Tree) -> Facts {
@@ -163,7 +164,8 @@ fn later_sources_replace_and_directories_merge() {
     // One name of a hard link is replaced.
     let found = stack([base(), layer(&[file("usr/lib/a", 0o600)])], Whiteouts::Apply);
     assert_eq!((found["/usr/lib/a"].1, found["/usr/lib/b"].1), (0o600, 0o644));
-    // A hard link may be to what a layer below has, by a path that has links, also where this layer deletes that.
+    // A hard link may be to what a layer below has, by a path that has links, also where this layer
+    // deletes that.
     let links = [member(b'1', "c", "lib/a", 0), file("usr/lib/.wh.a", 0)];
     let found = stack([base(), layer(&links)], Whiteouts::Apply);
     assert_eq!((&found["/c"].2[..], &found["/usr/lib/b"].2[..]), ("/c", "/c"));
@@ -279,7 +281,8 @@ fn replace(own: &mut Model, deleted: &mut Vec<String>, opaque: &mut Vec<String>,
     opaque.retain(|other| other != path && !other.starts_with(&below));
 }
 
-/// Makes an archive of those members that can be, and applies it to the model by the rules of OCI's layers.
+/// Makes an archive of those members that can be, and applies it to the model by the rules of OCI's
+/// layers.
 fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, describes_all: bool) -> Vec<Vec<u8>> {
     let (mut members, mut own) = (Vec::new(), Model::new());
     let mut described: BTreeMap<String, bool> = BTreeMap::new();
@@ -406,7 +409,8 @@ proptest! {
         prop_assert_eq!(plain(found), facts_of(&model));
     }
 
-    /// Layers that are made one, and that one laid over what they were over, give what they give one by one.
+    /// Layers that are made one, and that one laid over what they were over, give what they give
+    /// one by one.
     #[test]
     fn layers_that_are_made_one_delete_the_same(layers in prop::collection::vec(ops(), 2..5)) {
         let without_links = |ops: &Vec<(String, Op)>| -> Vec<(String, Op)> {
@@ -455,7 +459,8 @@ fn built(folder: &Path, name: &str, tree: &Tree) -> std::path::PathBuf {
     path
 }
 
-/// Three layers made by tar, as images that the kernel mounts over each other, and as the tree that they give.
+/// Three layers made by tar, as images that the kernel mounts over each other, and as the tree that
+/// they give.
 #[test]
 fn images_of_layers_are_what_overlayfs_reads() {
     const TEST: &str = "images_of_layers_are_what_overlayfs_reads";

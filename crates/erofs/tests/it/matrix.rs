@@ -1,4 +1,5 @@
-//! Each way to build a compressed image with each other, over a small tree: mounted by the kernel and compared.
+//! Each way to build a compressed image with each other, over a small tree: mounted by the kernel
+//! and compared.
 
 use std::collections::HashSet;
 use std::fs;
@@ -67,7 +68,8 @@ fn cases(codec: ClusterCodec) -> Vec<BuildOptions> {
     cases
 }
 
-/// Whether each option changes the image: with fragments what did not move is stored once in any case.
+/// Whether each option changes the image: with fragments what did not move is stored once in any
+/// case.
 fn each_matters(options: &BuildOptions) -> bool {
     options.fragments == Fragments::Off || !options.dedupe
 }

@@ -1,4 +1,5 @@
-//! Reading what `mkfs.erofs` builds, with every option that changes how an image is made: each image is the source again, and sound.
+//! Reading what `mkfs.erofs` builds, with every option that changes how an image is made: each
+//! image is the source again, and sound.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ enum Source {
     Index,
 }
 
-/// One set of options: the oldest `mkfs.erofs` that has them; the options, with `BLOB` for the path of another device; what else
-/// than the source is to be found.
+/// One set of options: the oldest `mkfs.erofs` that has them; the options, with `BLOB` for the path
+/// of another device; what else than the source is to be found.
 struct Row {
     since: Version,
     source: Source,

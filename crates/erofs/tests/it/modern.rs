@@ -1,4 +1,5 @@
-//! Images of what `mkfs.erofs` has since 1.9: 48-bit addresses, encoded extents, directories without `.`, the metadata box.
+//! Images of what `mkfs.erofs` has since 1.9: 48-bit addresses, encoded extents, directories
+//! without `.`, the metadata box.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ const VARIANTS: &[(&[&str], u32)] = &[
     (&["-zlz4", "-C65536", "-E48bit", "--max-extent-bytes=65536"], BIT_48),
     (&["-zlz4", "-E48bit,ztailpacking"], BIT_48),
     (&["-zlzma", "-C65536", "-E48bit,fragments"], BIT_48),
-    // Others give clusters of any length, one after the other: records of 4 bytes where nothing lies between.
+    // Others give clusters of any length, one after the other: records of 4 bytes where nothing
+    // lies between.
     (&["-zzstd", "-E48bit"], BIT_48),
     (&["-zzstd", "-C65536", "-E48bit"], BIT_48),
     (&["-zzstd", "-C65536", "-E48bit,dedupe"], BIT_48),
@@ -88,7 +90,8 @@ fn reads_what_new_mkfs_builds() {
     trees::over_a_mebibyte(&source);
     let hole = fs::File::create(source.join("hole")).unwrap();
     hole.set_len(3 << 20).unwrap();
-    // With 48-bit addresses inodes stay short, and have times of whole seconds. That they have these a mount shows.
+    // With 48-bit addresses inodes stay short, and have times of whole seconds. That they have
+    // these a mount shows.
     let without_times = |mut tree: Tree| {
         tree.values_mut().for_each(Facts::forget_time);
         tree
@@ -123,7 +126,8 @@ fn reads_what_new_mkfs_builds() {
     }
 }
 
-/// Images that are committed, so that these formats are read wherever the tests run. `PAGEFOLD_BLESS=1` makes them anew.
+/// Images that are committed, so that these formats are read wherever the tests run.
+/// `PAGEFOLD_BLESS=1` makes them anew.
 pub(crate) const COMMITTED: &[(&str, &[&str], u32)] = &[
     // Records of 4 bytes, and of 8 where content is shared.
     ("zstd-extents", &["-b512", "-zzstd", "-C4096", "-E48bit,dedupe,dot-omitted", "--max-extent-bytes=4096"], BIT_48),

@@ -49,7 +49,8 @@ impl Edited {
         *self.word(at) = block.to_le_bytes();
     }
 
-    /// Where the address of a file's first cluster stands, if its indexes are full ones and it has no xattrs.
+    /// Where the address of a file's first cluster stands, if its indexes are full ones and it has
+    /// no xattrs.
     fn cluster(&mut self, name: &str) -> usize {
         let inode = self.inode(name);
         let size = if self.bytes[inode] & 1 == 0 { 32 } else { 64 };
@@ -92,7 +93,8 @@ fn blocks_of_a_file_that_run_into_another_are_found() {
     assert!(!image.check().problems.is_empty());
 }
 
-/// What `pack --dedupe` once wrote: a file that shares another's blocks, and whose tail is taken from whatever lies behind them.
+/// What `pack --dedupe` once wrote: a file that shares another's blocks, and whose tail is taken
+/// from whatever lies behind them.
 #[test]
 fn tails_that_are_others_blocks_are_found() {
     let head = trees::noise(2 * BLOCK, 1);

@@ -1,4 +1,5 @@
-//! Long prefixes of xattr names: the names are what they were, for our reader and the kernel, wherever the table lies.
+//! Long prefixes of xattr names: the names are what they were, for our reader and the kernel,
+//! wherever the table lies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,8 +29,8 @@ fn tree_of(xattrs: &[Vec<Xattr>]) -> Tree {
     tree
 }
 
-/// Ways to build that put the table into different places: before the root, or into the packed inode, with and without anything
-/// else there.
+/// Ways to build that put the table into different places: before the root, or into the packed
+/// inode, with and without anything else there.
 fn variants(prefixes: &[&str], block_bytes: u32) -> [BuildOptions; 5] {
     let xattr_prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
     let base = BuildOptions {
@@ -48,8 +49,8 @@ fn variants(prefixes: &[&str], block_bytes: u32) -> [BuildOptions; 5] {
     ]
 }
 
-/// Compares what the image at `path` holds with `xattrs`, and with what the kernel shows if `mount`. An error says what the machine
-/// lacks.
+/// Compares what the image at `path` holds with `xattrs`, and with what the kernel shows if
+/// `mount`. An error says what the machine lacks.
 fn compare(path: &Path, xattrs: &[Vec<Xattr>], mount: bool) -> Result<(), String> {
     let image = Image::open_path(path).unwrap();
     let problems = image.check(1).problems;
@@ -86,7 +87,8 @@ fn the_kernel_reads_long_prefixes() {
         .collect();
     let tree = tree_of(&xattrs);
     let wanted = ["user.mime_", "trusted.overlay.", "trusted.overlay.redirect", "trusted.overlay.re", "lustre.unused"];
-    // 128 prefixes that make the longest table there is, and push the root away from the superblock.
+    // 128 prefixes that make the longest table there is, and push the root away from the
+    // superblock.
     let long: Vec<_> = (0..128).map(|number| format!("user.{number:03}{}", "x".repeat(247))).collect();
     let long: Vec<_> = long.iter().map(String::as_str).collect();
     let of_long: Vec<_> = long.iter().map(|name| vec![xattr(name, name.as_bytes())]).collect();

@@ -147,7 +147,8 @@ fn damage_is_met_where_it_lies() {
     assert!(buffer == content[behind as usize..behind as usize + 10_000]);
 }
 
-/// Who reads the front of a cluster does not hear that its end is bad. Who reads its end does, and who reads or checks all of it.
+/// Who reads the front of a cluster does not hear that its end is bad. Who reads its end does, and
+/// who reads or checks all of it.
 #[test]
 fn damage_at_the_end_of_a_cluster_is_met_there() {
     const CLUSTER: usize = 65_536;
@@ -356,7 +357,8 @@ struct Read {
     stateless: bool,
 }
 
-/// Reads all over and in a few places again and again, of parts of blocks, pages, clusters and runs of them.
+/// Reads all over and in a few places again and again, of parts of blocks, pages, clusters and runs
+/// of them.
 fn reads() -> impl Strategy<Value = Vec<Read>> {
     let at = prop_oneof![0_usize..7_000_000, (0_usize..12).prop_map(|place| place * 531_441), Just(usize::MAX)];
     let len = prop_oneof![3 => Just(4096), 2 => 1_usize..10_000, 1 => 1_usize..400_000];

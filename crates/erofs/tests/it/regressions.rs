@@ -37,7 +37,8 @@ fn tree_of(files: &[File]) -> Tree {
     tree
 }
 
-/// Builds an image of `files` and compares what our reader and the kernel's mount have with them. Returns its length.
+/// Builds an image of `files` and compares what our reader and the kernel's mount have with them.
+/// Returns its length.
 #[track_caller]
 fn round_trip(files: &[File], options: &BuildOptions) -> u64 {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +82,8 @@ fn sharing() -> Vec<BuildOptions> {
     all
 }
 
-/// A file's last block, where it is too long to lie beside the inode, was not behind the blocks that the file shared.
+/// A file's last block, where it is too long to lie beside the inode, was not behind the blocks
+/// that the file shared.
 #[test]
 fn files_that_differ_in_their_last_block_alone() {
     for options in sharing() {
@@ -92,7 +94,8 @@ fn files_that_differ_in_their_last_block_alone() {
     }
 }
 
-/// The same for files that are equal, one of which has its end beside its inode and the other has not.
+/// The same for files that are equal, one of which has its end beside its inode and the other has
+/// not.
 #[test]
 fn equal_files_whose_inodes_differ_in_length() {
     for options in sharing() {
@@ -123,7 +126,8 @@ fn equal_plain_files_are_stored_once() {
     }
 }
 
-/// Addresses of chunks follow the xattrs at the next multiple of 4 bytes, where they were written at the next of 8.
+/// Addresses of chunks follow the xattrs at the next multiple of 4 bytes, where they were written
+/// at the next of 8.
 #[test]
 fn files_with_holes_and_xattrs_of_any_length() {
     for value in ["", "1", "12345", "123456789"] {
@@ -135,7 +139,8 @@ fn files_with_holes_and_xattrs_of_any_length() {
     }
 }
 
-/// A fragment that is not a whole file is an extent, which may have 12 MiB: here 14 MiB were shared.
+/// A fragment that is not a whole file is an extent, which may have 12 MiB: here 14 MiB were
+/// shared.
 #[test]
 fn long_ends_that_files_share() {
     let first = noise(15_000_000, 1);

@@ -42,7 +42,8 @@ fn image_bytes(folder: &Path, contents: &[Vec<u8>], options: &BuildOptions) -> u
     report.image_bytes
 }
 
-/// With their inodes two of the short ones and a third of a block fill one, or a short one and a long one.
+/// With their inodes two of the short ones and a third of a block fill one, or a short one and a
+/// long one.
 #[test]
 fn long_and_short_inodes_share_blocks() {
     let folder = tempfile::tempdir().unwrap();

@@ -150,8 +150,8 @@ fn xattrs_of(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     xattrs
 }
 
-/// As [`tree_of_directory`], for trees that do not fit into memory or that have names elsewhere: of contents a sum is kept, and only
-/// names in the tree count as links.
+/// As [`tree_of_directory`], for trees that do not fit into memory or that have names elsewhere: of
+/// contents a sum is kept, and only names in the tree count as links.
 pub(crate) fn summary_of_directory(root: &Path) -> Tree {
     let mut tree = tree_of(root, |bytes| xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes().to_vec());
     let mut names: BTreeMap<PathBuf, u64> = BTreeMap::new();
@@ -230,7 +230,8 @@ pub(crate) struct Refused {
 }
 
 impl Mount {
-    /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and not others.
+    /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and
+    /// not others.
     pub(crate) fn new(image: &Path) -> Result<Self, String> {
         Self::attempt(image).map(|mounted| mounted.unwrap_or_else(|refused| panic!("{}", refused.message)))
     }

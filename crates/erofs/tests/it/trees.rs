@@ -130,7 +130,8 @@ pub(crate) fn awkward(root: &Path) {
     set("empty", "system.posix_acl_default", &acl);
 }
 
-/// Fills `root` with some thirty files, less than a MiB in all: edges of blocks and clusters, content that is repeated and moved, holes.
+/// Fills `root` with some thirty files, less than a MiB in all: edges of blocks and clusters,
+/// content that is repeated and moved, holes.
 pub(crate) fn small(root: &Path) {
     let write = |name: &str, bytes: &[u8]| fs::write(root.join(name), bytes).unwrap();
     for len in [0, 1, 100, 4095, 4096, 4097, 65_535, 65_536, 65_537] {

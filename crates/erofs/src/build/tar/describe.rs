@@ -134,7 +134,8 @@ impl Describer {
                 Ok(acl) if acl.is_mode() && name == acl::ACCESS => {}
                 Ok(acl) => node.xattrs.push(Xattr { name: name.to_vec(), value: acl.encode() }),
                 Err(Problem::Unknown { name: account, group_rights }) => {
-                    // With an ACL, the mode has the mask's rights where else those of the group are.
+                    // With an ACL, the mode has the mask's rights where else those of the group
+                    // are.
                     if name == acl::ACCESS {
                         node.permissions &= !0o070 | group_rights << 3;
                     }
@@ -160,7 +161,8 @@ impl Describer {
     }
 }
 
-/// Seconds with a fraction, as PAX writes them: the fraction counts away from zero, nanoseconds count forward.
+/// Seconds with a fraction, as PAX writes them: the fraction counts away from zero, nanoseconds
+/// count forward.
 fn parse_time(text: &str) -> Option<(i64, u32)> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds: i64 = whole.parse().ok()?;

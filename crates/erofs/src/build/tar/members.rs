@@ -136,7 +136,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The header at the current position and where its content starts; `None` at the archive's end.
+    /// The header at the current position and where its content starts; `None` at the archive's
+    /// end.
     fn header(&self) -> Result<Option<(Header, u64)>> {
         if self.len == 0 {
             return Err(self.here("an archive is never empty"));
@@ -163,8 +164,9 @@ impl<'a> Members<'a> {
         source_error(format!("byte {}", self.at).as_bytes(), what)
     }
 
-    /// An archive ends with zeros. Disks begin with them, and an image of nothing would be made of one; archives that were put one behind
-    /// the other have them between, and all but the first would be left out.
+    /// An archive ends with zeros. Disks begin with them, and an image of nothing would be made of
+    /// one; archives that were put one behind the other have them between, and all but the first
+    /// would be left out.
     fn refuse_data_behind_zeros(&self) -> Result<()> {
         let mut behind = vec![0; (self.len - self.at).min(DISK_FRONT_BYTES) as usize];
         self.archive.read_exact_at(&mut behind, self.at).map_err(Error::io("reading the archive"))?;
@@ -189,19 +191,21 @@ fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
     (header.cksum().ok() == Some(sum)).then(|| header.clone())
 }
 
-/// Whether nothing follows such a member's header. A size in it is not of content: some archivers write that of a directory, of a link's target, or of
-/// the file that a hard link is to.
+/// Whether nothing follows such a member's header. A size in it is not of content: some archivers
+/// write that of a directory, of a link's target, or of the file that a hard link is to.
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
     matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
 }
 
-/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with owners, it is zero.
+/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with
+/// owners, it is zero.
 pub(super) fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
     if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
 }
 
-/// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an xattr's.
+/// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an
+/// xattr's.
 fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result<(), &'static str> {
     while !bytes.is_empty() {
         let parsed = bytes.iter().position(|byte| *byte == b' ').and_then(|space| {

@@ -1,7 +1,8 @@
 //! A tar archive becomes a tree.
 //!
-//! Members are read by position, one header of 512 bytes after the other: POSIX ustar, PAX records (by their lengths, since
-//! values may hold any byte), GNU's long names and both's ways to leave holes out (`sparse.rs`).
+//! Members are read by position, one header of 512 bytes after the other: POSIX ustar, PAX records
+//! (by their lengths, since values may hold any byte), GNU's long names and both's ways to leave
+//! holes out (`sparse.rs`).
 
 mod content;
 mod describe;
@@ -28,9 +29,10 @@ use crate::error::{Error, Result};
 const LABEL: u8 = b'V';
 
 impl Tree {
-    /// The tree that a tar archive (POSIX, PAX, GNU) holds. `archive` stays open, since files' content is read from it
-    /// when the image is built. A later member of a name replaces an earlier one; directories that no member describes
-    /// belong to root and have mode 0755 and time 0. Whiteouts of containers' layers are files.
+    /// The tree that a tar archive (POSIX, PAX, GNU) holds. `archive` stays open, since files'
+    /// content is read from it when the image is built. A later member of a name replaces an
+    /// earlier one; directories that no member describes belong to root and have mode 0755 and time
+    /// 0. Whiteouts of containers' layers are files.
     ///
     /// # Errors
     /// [`Error::Source`] for what is wrong with the archive, with the member's name; [`Error::Io`] where it cannot be read.
@@ -140,7 +142,8 @@ impl Reading<'_> {
         self.describe(member, id)
     }
 
-    /// Keeps a file that is left out without a name, since a name that stays may be a hard link to it.
+    /// Keeps a file that is left out without a name, since a name that stays may be a hard link to
+    /// it.
     fn leave_out(&mut self, member: &Member, names: &[&[u8]]) -> Result<()> {
         let id = if member.kind == EntryType::Link {
             self.linked(member)?
@@ -156,7 +159,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The file that a member is a hard link to, or what stands for it until the layers below are known.
+    /// The file that a member is a hard link to, or what stands for it until the layers below are
+    /// known.
     fn linked(&mut self, member: &Member) -> Result<NodeId> {
         let target = names(&member.link)?;
         let tree = &mut self.layer.tree;
