@@ -70,7 +70,8 @@ struct Reply {
 }
 
 impl Client {
-    /// Connects to the socket at `path`. Every answer has to come within `time`, and what a command takes by itself.
+    /// Connects to the socket at `path`. Every answer has to come within `time`, and what a command
+    /// takes by itself.
     pub fn connect(path: &Path, time: Duration) -> Result<Self, ClientError> {
         let connect = |source| ClientError::Connect { path: path.into(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
@@ -90,7 +91,8 @@ impl Client {
         }
     }
 
-    /// Has a command done and returns what it answers: the record that [`Manage`](crate::Manage) names for it.
+    /// Has a command done and returns what it answers: the record that [`Manage`](crate::Manage)
+    /// names for it.
     pub fn call<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, ClientError> {
         let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
         let id = self.next_id;
@@ -100,7 +102,8 @@ impl Client {
         if let Command::Compact { seconds } = command {
             time = time.saturating_add(Duration::from_secs(*seconds));
         }
-        // A server that refuses this client says so and closes: what it said is read even if nothing can be sent.
+        // A server that refuses this client says so and closes: what it said is read even if
+        // nothing can be sent.
         let sent = send(&self.stream, &request, time);
         let line = self.line(time).map_err(|error| match sent {
             Err(cause) => ClientError::Io(cause),

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A command with its fields. A disk's name is the name of its NBD export; sizes and limits are in bytes.
+/// A command with its fields. A disk's name is the name of its NBD export; sizes and limits are in
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
@@ -88,7 +89,8 @@ pub enum Command {
         #[serde(default = "compact_seconds")]
         seconds: u64,
     },
-    /// Serves a disk as it is at this instant, read-only, until the connection that asks for it ends.
+    /// Serves a disk as it is at this instant, read-only, until the connection that asks for it
+    /// ends.
     Freeze {
         /// Which.
         name: String,
@@ -148,7 +150,8 @@ pub struct AddBase {
     /// The path of the file in the image. Without it the image holds a single file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<String>,
-    /// What the file at `path` holds. Without it the content and the name of the file tell, and must agree.
+    /// What the file at `path` holds. Without it the content and the name of the file tell, and
+    /// must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
 }

@@ -49,10 +49,12 @@ pub const MAX_NAME_BYTES: usize = 4096;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Disks that are looked at together for an answer: few, as a name may take 24 KiB of JSON in each place where it stands.
+/// Disks that are looked at together for an answer: few, as a name may take 24 KiB of JSON in each
+/// place where it stands.
 const BATCH_DISKS: usize = 8;
 
-/// An answer about many disks is sent when there are so many bytes of it, so that its memory does not grow with their number.
+/// An answer about many disks is sent when there are so many bytes of it, so that its memory does
+/// not grow with their number.
 const PART_BYTES: usize = 16 << 10;
 
 /// What one request to compact works at most.
@@ -60,9 +62,10 @@ const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
 
 /// Does what `line` asks of `disks` and returns the answer: one line of JSON, without its end.
 ///
-/// Any bytes get an answer. One that is not a request gets an error with the code `invalid-request`, which names the field. The
-/// answer has the request's id, or `null` where it has none that can be read. There is no connection here: an instant that
-/// `freeze` makes ends at once.
+/// Any bytes get an answer. One that is not a request gets an error with the code
+/// `invalid-request`, which names the field. The answer has the request's id, or `null` where it
+/// has none that can be read. There is no connection here: an instant that `freeze` makes ends at
+/// once.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
     let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut Vec::new(), &mut |part| {
@@ -74,8 +77,8 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
-/// The same, given to `send` in parts, with the line's end. What is to live as long as the connection is added to `held`. Its
-/// errors are those of `send`.
+/// The same, given to `send` in parts, with the line's end. What is to live as long as the
+/// connection is added to `held`. Its errors are those of `send`.
 pub(crate) fn answer_in_parts(
     line: Vec<u8>,
     disks: &dyn Manage,
@@ -145,7 +148,8 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Adds the records of all disks. One that is renamed meanwhile may be there twice, or not at all.
+    /// Adds the records of all disks. One that is renamed meanwhile may be there twice, or not at
+    /// all.
     fn add_disks<R: Serialize>(
         &mut self,
         next: impl Fn(Batch<'_>) -> Vec<R>,

@@ -41,7 +41,8 @@ pub(crate) struct Bounds {
 pub(crate) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// The next line without its end, or `None` when the peer sends no more. What comes before the end of the stream is a line.
+    /// The next line without its end, or `None` when the peer sends no more. What comes before the
+    /// end of the stream is a line.
     pub(crate) fn next(&mut self, stream: &UnixStream, bounds: Bounds) -> Result<Option<Vec<u8>>, LineError> {
         let mut start = (!bounds.idle || !self.0.is_empty()).then(Instant::now);
         let mut looked_bytes = 0;

@@ -19,10 +19,11 @@ pub struct Batch<'a> {
     pub most: usize,
 }
 
-/// Disks that can be managed while they are served. Methods are called from several threads at once.
+/// Disks that can be managed while they are served. Methods are called from several threads at
+/// once.
 ///
-/// Names and sizes that come here were checked by [`answer`](crate::answer); whether a disk has a name was not. A method that
-/// fails has changed nothing.
+/// Names and sizes that come here were checked by [`answer`](crate::answer); whether a disk has a
+/// name was not. A method that fails has changed nothing.
 pub trait Manage: Send + Sync {
     /// Disks, and where they are served; none when there are no more.
     fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord>;
@@ -51,7 +52,8 @@ pub trait Manage: Send + Sync {
     /// Makes a disk hold what a snapshot of it does.
     fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
 
-    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room for it.
+    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room
+    /// for it.
     fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure>;
 
     /// Removes a disk with its contents; with its snapshots only if `snapshots` says so.

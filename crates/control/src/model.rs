@@ -15,8 +15,8 @@ use crate::{
     FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
 };
 
-/// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and fuzzers of what speaks the
-/// protocol.
+/// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and
+/// fuzzers of what speaks the protocol.
 #[derive(Debug, Default)]
 pub struct Model {
     state: Mutex<State>,

@@ -28,7 +28,8 @@ use crate::{
     lines::{Bounds, LineError, Lines, Sending, send},
 };
 
-/// The version of the protocol: it changes when a program that was written for it would no longer work.
+/// The version of the protocol: it changes when a program that was written for it would no longer
+/// work.
 pub(crate) const PROTOCOL: u64 = 1;
 
 /// How long a client waits for the end of one that was closed for it.
@@ -40,10 +41,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What clients may cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if none is, the new one gets an
-    /// error. A client that has an instant of a disk is not idle.
+    /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if
+    /// none is, the new one gets an error. A client that has an instant of a disk is not idle.
     pub clients: usize,
-    /// In this time a request comes whole, from its first byte on. Between requests a client may be silent for ever.
+    /// In this time a request comes whole, from its first byte on. Between requests a client may be
+    /// silent for ever.
     pub request_time: Duration,
     /// In this time a client takes an answer.
     pub answer_time: Duration,
@@ -123,7 +125,8 @@ impl Server {
         ServerHandle(Arc::clone(&self.shared))
     }
 
-    /// Serves until [`ServerHandle::stop`]. Requests that were received are answered first, within [`Limits::stop_grace`].
+    /// Serves until [`ServerHandle::stop`]. Requests that were received are answered first, within
+    /// [`Limits::stop_grace`].
     pub fn run(self) -> io::Result<()> {
         let Self { listener, shared } = self;
         let result = shared.accept_all(&listener);
@@ -201,7 +204,8 @@ impl Shared {
         drop(spawned);
     }
 
-    /// Tells a client that it is not served. One that takes nothing gets nothing: its socket has room for a line.
+    /// Tells a client that it is not served. One that takes nothing gets nothing: its socket has
+    /// room for a line.
     fn refuse(&self, stream: &UnixStream, failure: &Failure) {
         let _ = send(stream, &self.greeting, MAKE_ROOM_TIME);
         let _ = send(stream, &refusal(&Value::Null, failure), MAKE_ROOM_TIME);

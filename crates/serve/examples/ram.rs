@@ -5,7 +5,8 @@
 //! nbdinfo 'nbd+unix:///?socket=ram.sock'
 //! ```
 //!
-//! With a third argument, `may-block`, it says that it may block: then its requests take the path of slow devices.
+//! With a third argument, `may-block`, it says that it may block: then its requests take the path
+//! of slow devices.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -15,10 +15,11 @@ const MAX_SOCKETS: u32 = 1024;
 pub struct Passed(Vec<(String, Listener)>);
 
 impl Passed {
-    /// Takes the passed sockets; `None` when there are none. Another call finds none: the variables are gone then.
+    /// Takes the passed sockets; `None` when there are none. Another call finds none: the variables
+    /// are gone then.
     ///
-    /// What was passed to another process, say to a shell that did not take it, is not ours: `LISTEN_PID` has to be this
-    /// process's id, and `LISTEN_FDS` a number above 0.
+    /// What was passed to another process, say to a shell that did not take it, is not ours:
+    /// `LISTEN_PID` has to be this process's id, and `LISTEN_FDS` a number above 0.
     ///
     /// # Errors
     /// [`Error::Activation`]: one of them is not a stream socket that listens.
@@ -37,7 +38,8 @@ impl Passed {
         Ok(Some(Self(sockets.collect::<Result<_, Error>>()?)))
     }
 
-    /// Takes the first Unix socket of this name out (`FileDescriptorName=` of systemd's units, `LISTEN_FDNAMES`).
+    /// Takes the first Unix socket of this name out (`FileDescriptorName=` of systemd's units,
+    /// `LISTEN_FDNAMES`).
     pub fn take_unix(&mut self, name: &str) -> Option<UnixListener> {
         let is_it = |(found, listener): &(String, Listener)| found == name && listener.tcp_address().is_none();
         let index = self.0.iter().position(is_it)?;
@@ -74,7 +76,8 @@ fn take(passed: &mut ListenFd, index: usize) -> io::Result<Listener> {
     Ok(Listener::passed(listener.into(), None, path))
 }
 
-/// A connected socket, say of a unit with `Accept=yes`, can never be accepted from, though it is often ready.
+/// A connected socket, say of a unit with `Accept=yes`, can never be accepted from, though it is
+/// often ready.
 fn does_listen(socket: impl std::os::fd::AsFd) -> io::Result<()> {
     if sockopt::socket_acceptconn(socket)? {
         Ok(())

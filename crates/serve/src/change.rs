@@ -1,4 +1,5 @@
-//! Requests that change a device: in pieces, which may run at the same time, and each piece in steps.
+//! Requests that change a device: in pieces, which may run at the same time, and each piece in
+//! steps.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -63,8 +64,8 @@ impl Pieces {
     }
 }
 
-/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a page. Otherwise two
-/// threads would change one page.
+/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a
+/// page. Otherwise two threads would change one page.
 pub(crate) fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
     if left_bytes <= most_bytes {
         return left_bytes as usize;
@@ -79,8 +80,9 @@ pub(crate) enum Attempt {
     NoRoom(Arc<Waits>),
 }
 
-/// A piece of a WRITE, or all of a TRIM or WRITE_ZEROES. On a device where changes wait for room, a page that was written is not
-/// written again when the rest is tried again: another request may have changed it meanwhile.
+/// A piece of a WRITE, or all of a TRIM or WRITE_ZEROES. On a device where changes wait for room, a
+/// page that was written is not written again when the rest is tried again: another request may
+/// have changed it meanwhile.
 pub(crate) struct Change<B> {
     request: Request,
     offset: u64,

@@ -1,7 +1,7 @@
 //! A client that reads: what another process serves.
 //!
-//! Nothing that the server sends is trusted. What breaks the protocol, and what takes longer than the client waits, is an error
-//! of the read at hand, after which the connection cannot be used.
+//! Nothing that the server sends is trusted. What breaks the protocol, and what takes longer than
+//! the client waits, is an error of the read at hand, after which the connection cannot be used.
 
 use std::{
     collections::VecDeque,
@@ -21,8 +21,8 @@ use crate::protocol::{
 /// Bytes of one request: all servers answer so many, and no answer takes long.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Requests that wait for their answers at once. All of them have room in the buffers of a socket, so that a server that waits until its
-/// answers are read is not waited for in turn.
+/// Requests that wait for their answers at once. All of them have room in the buffers of a socket,
+/// so that a server that waits until its answers are read is not waited for in turn.
 const MOST_REQUESTS: usize = 32;
 
 /// A connection to an export, for reading.
@@ -42,7 +42,8 @@ fn malformed(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::E
 }
 
 impl Client {
-    /// Connects to an export of the server at a Unix socket. Each answer has to go on coming within `time`.
+    /// Connects to an export of the server at a Unix socket. Each answer has to go on coming within
+    /// `time`.
     pub fn unix(path: &Path, export: &str, time: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(time))?;
@@ -106,13 +107,14 @@ impl Client {
     /// Fills `buf` from `offset`. After an error `buf` holds unspecified bytes.
     ///
     /// # Errors
-    /// The server cannot read there, and goes on with the next read; or the connection broke, or what came is not an answer.
+    /// The server cannot read there, and goes on with the next read; or the connection broke, or
+    /// what came is not an answer.
     pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.read_all(&mut [(offset, buf)])
     }
 
-    /// Fills each of these from its offset. Some requests are always under way, so that a server that is far is not waited for each
-    /// time. Else as [`read`](Self::read).
+    /// Fills each of these from its offset. Some requests are always under way, so that a server
+    /// that is far is not waited for each time. Else as [`read`](Self::read).
     pub fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         let requests = parts.iter_mut().flat_map(|(offset, buf)| {
             buf.chunks_mut(REQUEST_BYTES).zip((*offset..).step_by(REQUEST_BYTES)).map(|(part, at)| (at, part))
@@ -137,7 +139,8 @@ impl Client {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Waits for the answer to one of the requests, and takes that away. Returns what the server has against it.
+    /// Waits for the answer to one of the requests, and takes that away. Returns what the server
+    /// has against it.
     fn take_answer(&mut self, asked: &mut VecDeque<(u64, u64, &mut [u8])>) -> io::Result<Option<io::Error>> {
         let mut header = [0; SIMPLE_REPLY_BYTES];
         self.stream.read_exact(&mut header)?;

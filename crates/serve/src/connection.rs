@@ -15,14 +15,15 @@
 //!         receive as much as there is
 //! ```
 //!
-//! So sixteen requests of 4 KiB that arrived together cost one receive and one send, and no thread is woken; and a
-//! slow request holds up none. A change that finds no room is put aside, where the device has such wait (`waiting.rs`). Followers are started when a leader finds none idle, and leave after a while without
-//! work. At most one is on its way to the lead at a time; who is done before it comes takes the lead back. The measured
-//! gains are in `docs/nbd.md`.
+//! So sixteen requests of 4 KiB that arrived together cost one receive and one send, and no thread
+//! is woken; and a slow request holds up none. A change that finds no room is put aside, where the
+//! device has such wait (`waiting.rs`). Followers are started when a leader finds none idle, and
+//! leave after a while without work. At most one is on its way to the lead at a time; who is done
+//! before it comes takes the lead back. The measured gains are in `docs/nbd.md`.
 //!
-//! Buffers are small until the connection is busy, and small again when it is idle. Where there is no memory for a large
-//! one, or for the buffer that a follower needs, the leader runs the request itself, in the small ones: slower, and
-//! nobody waits for anybody.
+//! Buffers are small until the connection is busy, and small again when it is idle. Where there is
+//! no memory for a large one, or for the buffer that a follower needs, the leader runs the request
+//! itself, in the small ones: slower, and nobody waits for anybody.
 
 use std::{
     collections::VecDeque,
@@ -60,11 +61,12 @@ const SMALL_OUTPUT_BYTES: usize = 16 << 10;
 const LARGE_OUTPUT_BYTES: usize = 256 << 10;
 /// A large request is run in pieces of this size, other replies between them.
 const PIECE_BYTES: usize = 256 << 10;
-/// A write is run in pieces of this size while other requests are at work, if there is memory. The CPUs are busy then without
-/// pieces of one write at the same time, and each piece wakes a thread: a fifth of the time that lz4 takes for 256 KiB.
+/// A write is run in pieces of this size while other requests are at work, if there is memory. The
+/// CPUs are busy then without pieces of one write at the same time, and each piece wakes a thread:
+/// a fifth of the time that lz4 takes for 256 KiB.
 const LARGE_PIECE_BYTES: usize = 1 << 20;
-/// A read whose reply must be in one piece is read whole up to this size before any of it is sent, if there is memory:
-/// then an error can be told.
+/// A read whose reply must be in one piece is read whole up to this size before any of it is sent,
+/// if there is memory: then an error can be told.
 const WHOLE_READ_BYTES: usize = 4 << 20;
 /// A follower without work leaves after this time.
 const FOLLOWER_IDLE: Duration = Duration::from_secs(1);
@@ -130,16 +132,18 @@ pub(crate) struct Connection<T, G> {
 
 /// Exactly one thread holds the [`Leader`], or it waits here to be taken.
 ///
-/// While it waits and nothing has ended, a thread is on its way to take it: `waking`, or all threads are at work and the
-/// first that is done will.
+/// While it waits and nothing has ended, a thread is on its way to take it: `waking`, or all
+/// threads are at work and the first that is done will.
 struct Roles<T> {
     free: Option<Box<Leader<T>>>,
-    /// A follower has been woken or started and has not come yet. Until it does, no other needs to be: with requests that
-    /// are done sooner than a thread wakes, the thread that passed the lead on takes it back, and few are woken.
+    /// A follower has been woken or started and has not come yet. Until it does, no other needs to
+    /// be: with requests that are done sooner than a thread wakes, the thread that passed the lead
+    /// on takes it back, and few are woken.
     waking: bool,
     idle: usize,
     threads: usize,
-    /// One for each thread but one, which came with the connection. A thread that leaves takes any of them with it.
+    /// One for each thread but one, which came with the connection. A thread that leaves takes any
+    /// of them with it.
     leaves: Vec<Follower>,
     ended: bool,
 }
@@ -175,8 +179,9 @@ enum Task {
 }
 
 impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
-    /// Serves the session with the calling thread and followers, until the peer leaves or breaks the protocol. Other
-    /// threads may still be at work when this returns; `guard` is dropped when the last has ended.
+    /// Serves the session with the calling thread and followers, until the peer leaves or breaks
+    /// the protocol. Other threads may still be at work when this returns; `guard` is dropped when
+    /// the last has ended.
     pub(crate) fn serve(transport: Arc<T>, session: Session, common: Arc<Common>, guard: G) -> Result<(), Ended> {
         let leader = Box::new(Leader {
             input: Input::new(Arc::clone(&transport))?,
@@ -288,7 +293,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Lets all threads finish what they run, and nothing more. `now` also closes the stream for them.
+    /// Lets all threads finish what they run, and nothing more. `now` also closes the stream for
+    /// them.
     fn end(&self, now: bool) {
         if now {
             self.transport.shutdown();
@@ -308,7 +314,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             || self.roles.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
-    /// Whether a thread is at work for another request than a write of these pieces, which the calling thread receives.
+    /// Whether a thread is at work for another request than a write of these pieces, which the
+    /// calling thread receives.
     fn is_busy_beside(&self, pieces: &Pieces) -> bool {
         let roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.threads - roles.idle > pieces.holders()
@@ -485,7 +492,8 @@ impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
 }
 
 impl<T: Transport> Leader<T> {
-    /// Serves until a request comes that another thread should not wait for, or the peer has left (`None`).
+    /// Serves until a request comes that another thread should not wait for, or the peer has left
+    /// (`None`).
     fn lead<G: Send + Sync + 'static>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Option<Task>, Ended> {
         loop {
             if self.writing.is_some()
@@ -615,8 +623,9 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Receives more of a write's payload: up to a piece, for a task, or all of it, for which there is no memory and which
-    /// is written from the input buffer. Ends with `writing` empty, or a task.
+    /// Receives more of a write's payload: up to a piece, for a task, or all of it, for which there
+    /// is no memory and which is written from the input buffer. Ends with `writing` empty, or a
+    /// task.
     fn write_more<G: Send + Sync + 'static>(
         &mut self,
         connection: &Arc<Connection<T, G>>,
@@ -724,7 +733,8 @@ impl<T: Transport> Leader<T> {
             return Ok(self.input.receive(deadline.left()?, share)? != 0);
         }
         if connection.common.stopping.load(Ordering::Relaxed) {
-            // What came before the stop is received once more. It does not block: the server shuts the socket down.
+            // What came before the stop is received once more. It does not block: the server shuts
+            // the socket down.
             if self.drained {
                 return Ok(false);
             }

@@ -1,4 +1,5 @@
-//! What can go wrong outside of a connection. A cause is the error's source, and not in its text too.
+//! What can go wrong outside of a connection. A cause is the error's source, and not in its text
+//! too.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 

@@ -31,8 +31,9 @@ struct State {
 
 /// One connection's way to its export's device, closed when the export is removed.
 ///
-/// The reference count that requests change is the connection's own, so connections of one export share no cache line
-/// for it. Nobody keeps the device while waiting for a peer: then a removed device lives as long as its last request.
+/// The reference count that requests change is the connection's own, so connections of one export
+/// share no cache line for it. Nobody keeps the device while waiting for a peer: then a removed
+/// device lives as long as its last request.
 pub(crate) struct Access(Mutex<Option<Arc<Device>>>);
 
 impl Access {
@@ -152,8 +153,8 @@ impl fmt::Debug for Export {
     }
 }
 
-/// The exports of a server, each with its own name. Clones are handles to the same exports, so they can be added, removed
-/// and renamed while the server runs.
+/// The exports of a server, each with its own name. Clones are handles to the same exports, so they
+/// can be added, removed and renamed while the server runs.
 #[derive(Clone, Debug, Default)]
 pub struct Exports(Arc<RwLock<Table>>);
 
@@ -192,8 +193,9 @@ impl Exports {
 
     /// Removes the export of exactly this name; `None` if there is none.
     ///
-    /// Requests that have reached the device finish. Later ones of its clients fail with ESHUTDOWN, and their connections
-    /// end soon. The server drops the device when the last request is done, which may be after this returns.
+    /// Requests that have reached the device finish. Later ones of its clients fail with ESHUTDOWN,
+    /// and their connections end soon. The server drops the device when the last request is done,
+    /// which may be after this returns.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.numbers.remove(name)?;
@@ -236,7 +238,8 @@ impl Exports {
         table.numbers.get(name).and_then(|number| table.by_age.get(number)).cloned()
     }
 
-    /// The export of this name; the one that was added first when the name is empty and no export has the empty name.
+    /// The export of this name; the one that was added first when the name is empty and no export
+    /// has the empty name.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);

@@ -20,8 +20,8 @@ pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
 /// Received bytes: `buffer[start..end]` are to be parsed.
 pub(crate) struct Input<T> {
     transport: Arc<T>,
-    /// How long the transport waits, as it was last told. Telling it costs a system call, so a shorter time than needed
-    /// is left as it is until it has passed.
+    /// How long the transport waits, as it was last told. Telling it costs a system call, so a
+    /// shorter time than needed is left as it is until it has passed.
     armed: Option<Duration>,
     buffer: Growing,
     start: usize,
@@ -92,7 +92,8 @@ impl<T: Transport> Input<T> {
         }
     }
 
-    /// Receives some bytes after what is unparsed; 0 is the end. [`io::ErrorKind::TimedOut`] after `timeout`.
+    /// Receives some bytes after what is unparsed; 0 is the end. [`io::ErrorKind::TimedOut`] after
+    /// `timeout`.
     pub(crate) fn receive(&mut self, timeout: Duration, share: &Arc<Share>) -> io::Result<usize> {
         if self.start != 0 {
             self.buffer.as_mut().copy_within(self.start..self.end, 0);

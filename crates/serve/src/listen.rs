@@ -36,7 +36,8 @@ const BACKLOG: i32 = 128;
 /// A listening socket; a Unix socket's file that it made goes with it.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Dropped before the socket, which keeps the file's inode number from being given to another server's file.
+    /// Dropped before the socket, which keeps the file's inode number from being given to another
+    /// server's file.
     _file: Option<SocketFile>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
@@ -44,8 +45,8 @@ pub(crate) struct Listener {
     path: Option<PathBuf>,
 }
 
-/// The file of a Unix socket that was made here, removed with this value. It is known by its inode, so that another
-/// server's file is not removed.
+/// The file of a Unix socket that was made here, removed with this value. It is known by its inode,
+/// so that another server's file is not removed.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -63,8 +64,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens on a Unix socket that only this process's user may connect to, for other purposes than NBD. A file left by a
-/// server that is gone is replaced.
+/// Listens on a Unix socket that only this process's user may connect to, for other purposes than
+/// NBD. A file left by a server that is gone is replaced.
 ///
 /// # Errors
 /// Those of [`Builder::bind`](crate::Builder::bind) for a Unix socket.
@@ -93,7 +94,8 @@ fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), E
     Ok((listener, file))
 }
 
-/// Linux gives the file the mode of the socket that is bound to it, less the umask: it never has another.
+/// Linux gives the file the mode of the socket that is bound to it, less the umask: it never has
+/// another.
 fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     let Some(mode) = mode else { return UnixListener::bind(path) };
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -158,10 +160,11 @@ impl AsFd for Listener {
     }
 }
 
-/// Locks the directory of `path` against other servers that start or stop there, until the result is dropped.
+/// Locks the directory of `path` against other servers that start or stop there, until the result
+/// is dropped.
 ///
-/// A directory that cannot be locked (it may not be read, or its file system has no such locks) is used without.
-/// Fails with [`io::ErrorKind::TimedOut`] when another process keeps it locked.
+/// A directory that cannot be locked (it may not be read, or its file system has no such locks) is
+/// used without. Fails with [`io::ErrorKind::TimedOut`] when another process keeps it locked.
 fn lock_directory(path: &Path) -> io::Result<Option<OwnedFd>> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

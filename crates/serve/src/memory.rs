@@ -1,7 +1,7 @@
 //! The memory of connections: bounded in sum, counted, and given back when a connection goes idle.
 //!
-//! Buffers are mappings of their own, so what is given back leaves the process. As blocks of the C library's heap they
-//! would stay with it.
+//! Buffers are mappings of their own, so what is given back leaves the process. As blocks of the C
+//! library's heap they would stay with it.
 
 use std::{
     fmt, io,
@@ -18,20 +18,22 @@ use memmap2::MmapMut;
 const KEPT_BUFFERS: usize = 4;
 /// Mappings come in pages.
 const PAGE_BYTES: usize = 4096;
-/// What a connection takes at least: its two buffers of 16 KiB, and what its thread touches of its stack.
+/// What a connection takes at least: its two buffers of 16 KiB, and what its thread touches of its
+/// stack.
 pub const LEAST_BYTES: u64 = 48 << 10;
 /// What one more thread touches of its stack.
 pub(crate) const THREAD_BYTES: u64 = 32 << 10;
 
-/// Where a server's memory is counted, beside [`Limits::memory_bytes`](crate::Limits::memory_bytes): an account that is
-/// shared with what else the process keeps in memory.
+/// Where a server's memory is counted, beside
+/// [`Limits::memory_bytes`](crate::Limits::memory_bytes): an account that is shared with what else
+/// the process keeps in memory.
 pub trait Account: Send + Sync {
-    /// Counts `bytes` as taken if there is room for them. When it refuses, connections go on in the memory that they have:
-    /// one request at a time, in small pieces.
+    /// Counts `bytes` as taken if there is room for them. When it refuses, connections go on in the
+    /// memory that they have: one request at a time, in small pieces.
     fn take(&self, bytes: u64) -> bool;
 
-    /// Counts what a new connection cannot be without, [`LEAST_BYTES`]. When it refuses, the connection is closed, so it should
-    /// find room beyond that of [`take`](Self::take).
+    /// Counts what a new connection cannot be without, [`LEAST_BYTES`]. When it refuses, the
+    /// connection is closed, so it should find room beyond that of [`take`](Self::take).
     fn take_least(&self, bytes: u64) -> bool;
 
     /// Counts `bytes`, taken before, as free.
@@ -122,8 +124,8 @@ impl Share {
         Arc::new(Self { memory, limit_bytes, mapped_bytes: AtomicUsize::new(0), kept: Mutex::default() })
     }
 
-    /// Lends a buffer of `len_bytes`; `None` if there is no memory for it now. The content is zeros, or left over from
-    /// earlier requests of the same connection.
+    /// Lends a buffer of `len_bytes`; `None` if there is no memory for it now. The content is
+    /// zeros, or left over from earlier requests of the same connection.
     pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
         let lent = |buffer| Lent { share: Arc::clone(self), buffer: Some(buffer), len_bytes };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +221,8 @@ impl Growing {
         self.large.is_some()
     }
 
-    /// Gets a buffer of `len_bytes` if it is small and there is memory; what is in `keep` is at its front then.
+    /// Gets a buffer of `len_bytes` if it is small and there is memory; what is in `keep` is at its
+    /// front then.
     pub(crate) fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
         if self.large.is_some() {
             return false;

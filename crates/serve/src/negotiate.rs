@@ -60,9 +60,9 @@ pub(crate) enum Ended {
 
 /// Speaks with one client until it has chosen an export.
 ///
-/// Reads not one byte past the option that ends the negotiation. An option of more than [`MAX_OPTION_BYTES`] is refused
-/// and ends the connection, so that neither memory nor time depend on the length a peer claims. `begin` is asked when an
-/// export has been chosen, and may refuse.
+/// Reads not one byte past the option that ends the negotiation. An option of more than
+/// [`MAX_OPTION_BYTES`] is refused and ends the connection, so that neither memory nor time depend
+/// on the length a peer claims. `begin` is asked when an export has been chosen, and may refuse.
 pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
@@ -99,7 +99,8 @@ pub(crate) fn negotiate<T: Transport>(
         if header.len_bytes > MAX_OPTION_BYTES {
             return negotiation.refuse_size(header);
         }
-        // Parsed, an option takes up to eight times its length: four bytes make an empty query, and the list of them grows.
+        // Parsed, an option takes up to eight times its length: four bytes make an empty query, and
+        // the list of them grows.
         let taken = (header.len_bytes > SHORT_OPTION_BYTES).then(|| memory.take(8 * u64::from(header.len_bytes)));
         if matches!(taken, Some(None)) {
             return negotiation.refuse_size(header);

@@ -1,7 +1,7 @@
 //! Everything the NBD protocol fixes: numbers, layouts, and how they are parsed and written.
 //!
-//! Source: `doc/proto.md` of the NBD project. All numbers are big-endian. Nothing here does I/O: parsers take byte
-//! slices and encoders fill them, so that each can be tested and fuzzed alone.
+//! Source: `doc/proto.md` of the NBD project. All numbers are big-endian. Nothing here does I/O:
+//! parsers take byte slices and encoders fill them, so that each can be tested and fuzzed alone.
 
 /// First eight bytes a server sends: `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -617,7 +617,8 @@ impl Request {
         Ok(Self { flags, kind, cookie, offset, len_bytes })
     }
 
-    /// Bytes that follow the header. A WRITE has a payload without the flag too: qemu 10 leaves it out.
+    /// Bytes that follow the header. A WRITE has a payload without the flag too: qemu 10 leaves it
+    /// out.
     pub fn payload_bytes(&self, headers: Headers) -> u64 {
         let says_so = headers == Headers::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
         if says_so || self.kind == command::WRITE { self.len_bytes } else { 0 }

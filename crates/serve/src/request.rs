@@ -25,8 +25,8 @@ pub(crate) const REPLY_OVERHEAD_BYTES: usize = 512;
 const OFFSET_BYTES: usize = 8;
 /// Devices keep pages of this size: pieces of a request end where one does.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Zeros between data are sent as a hole from here on. A hole costs a chunk of its own, and another for the data after
-/// it: at 20 KiB libnbd takes longer for those than for the zeros.
+/// Zeros between data are sent as a hole from here on. A hole costs a chunk of its own, and another
+/// for the data after it: at 20 KiB libnbd takes longer for those than for the zeros.
 const HOLE_BYTES: u64 = 32 << 10;
 /// A request of zeros alone is answered by a hole from here on: one chunk, as otherwise.
 const WHOLE_HOLE_BYTES: u64 = 4096;
@@ -216,8 +216,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         }
     }
 
-    /// Answers a request that neither reads nor changes the device. There must be room for [`REPLY_OVERHEAD_BYTES`]; a block
-    /// status has as many extents as fit.
+    /// Answers a request that neither reads nor changes the device. There must be room for
+    /// [`REPLY_OVERHEAD_BYTES`]; a block status has as many extents as fit.
     pub(crate) fn execute(&mut self, request: &Request, session: &Session, device: Option<&Device>) {
         let headers = session.headers;
         let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
@@ -280,7 +280,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
 /// in one piece: [header, data] [data] …                nothing may; simple replies, and chunks that must not be split
 /// ```
 ///
-/// An error ends a reply in chunks at any time. One in one piece can only begin with it: later, the connection breaks.
+/// An error ends a reply in chunks at any time. One in one piece can only begin with it: later, the
+/// connection breaks.
 #[derive(Debug)]
 pub(crate) struct Reading {
     request: Request,
@@ -328,7 +329,8 @@ impl Reading {
         }
     }
 
-    /// How much to read next if there is room for so much: up to the end of a page, so that none is read twice.
+    /// How much to read next if there is room for so much: up to the end of a page, so that none is
+    /// read twice.
     fn next_bytes(&self, room_bytes: usize) -> usize {
         let room_bytes = room_bytes as u64;
         let left_bytes = self.left_bytes();
@@ -412,14 +414,14 @@ enum RunKind {
     Data(u64),
 }
 
-/// The first of the runs that a range consists of: zeros of twice [`HOLE_BYTES`], some of less, or what lies between. A range of
-/// zeros alone is one from `least_bytes` on.
+/// The first of the runs that a range consists of: zeros of twice [`HOLE_BYTES`], some of less, or
+/// what lies between. A range of zeros alone is one from `least_bytes` on.
 fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> Result<RunKind, disk::Error> {
     if len_bytes < least_bytes {
         return Ok(RunKind::Data(len_bytes));
     }
-    // To look at every page would take a tenth of the time of reading it. A probe for each least hole finds all of twice
-    // its length.
+    // To look at every page would take a tenth of the time of reading it. A probe for each least
+    // hole finds all of twice its length.
     let mut found = false;
     for at in (0..len_bytes).step_by(HOLE_BYTES as usize) {
         device.extents(offset + at, PAGE_BYTES.min(len_bytes - at), &mut |extent| {
@@ -460,14 +462,14 @@ fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> 
     Ok(run)
 }
 
-/// Bytes that are best there for the reply to `request`.
+/// Bytes that are best there for the reply to `request`, which was not checked yet.
 pub(crate) fn reply_bytes(request: &Request) -> usize {
-    REPLY_OVERHEAD_BYTES
-        + match request.kind {
-            command::READ => usize::try_from(request.len_bytes).unwrap_or(usize::MAX / 2),
-            command::BLOCK_STATUS => 16 * MAX_EXTENTS,
-            _ => 0,
-        }
+    let payload_bytes = match request.kind {
+        command::READ => usize::try_from(request.len_bytes).unwrap_or(usize::MAX),
+        command::BLOCK_STATUS => 16 * MAX_EXTENTS,
+        _ => 0,
+    };
+    payload_bytes.saturating_add(REPLY_OVERHEAD_BYTES)
 }
 
 /// Flushes the device if the request says so.
@@ -487,7 +489,8 @@ pub(crate) fn is_change(request: &Request) -> bool {
     matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
-/// The range's extents in a context as (bytes, status), neighbours of one status joined, at least one and at most `limit`.
+/// The range's extents in a context as (bytes, status), neighbours of one status joined, at least
+/// one and at most `limit`.
 fn extents(request: &Request, device: &Device, context: Context, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
     let Request { offset, len_bytes, .. } = *request;
     let mut extents: Vec<(u64, u32)> = Vec::new();
@@ -513,7 +516,8 @@ fn extents(request: &Request, device: &Device, context: Context, limit: usize) -
         })?,
     }
     if extents.is_empty() {
-        // The device had nothing to say, as where it has shrunk: no hole, and changed for all that is known.
+        // The device had nothing to say, as where it has shrunk: no hole, and changed for all that
+        // is known.
         let unknown = if context == Context::Changed { changed_state::CHANGED } else { 0 };
         extents.push((len_bytes, unknown));
     }

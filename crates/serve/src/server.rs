@@ -24,10 +24,12 @@ use crate::{
 /// When accepting fails for want of descriptors or memory, the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a client waits to be accepted while those that were turned out before it have not ended.
+/// How long a client waits to be accepted while those that were turned out before it have not
+/// ended.
 const TURN_OUT_TIME: Duration = Duration::from_secs(1);
 
-/// A client that negotiates is not closed for another before this time: many that connect at the same instant are all served.
+/// A client that negotiates is not closed for another before this time: many that connect at the
+/// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
 /// How often it is told that clients are refused.
@@ -102,7 +104,8 @@ impl Builder {
         self
     }
 
-    /// Listens on a TCP address. The protocol has no password: whoever reaches the address has the exports.
+    /// Listens on a TCP address. The protocol has no password: whoever reaches the address has the
+    /// exports.
     #[must_use]
     pub fn tcp(mut self, address: SocketAddr) -> Self {
         self.tcp.push(address);
@@ -130,8 +133,8 @@ impl Builder {
         self
     }
 
-    /// Has `tell` called when a client is not served, for each reason at most once a minute, by a thread that clients wait
-    /// for.
+    /// Has `tell` called when a client is not served, for each reason at most once a minute, by a
+    /// thread that clients wait for.
     #[must_use]
     pub fn when_refused(mut self, tell: impl Fn(Refused) + Send + Sync + 'static) -> Self {
         self.when_refused = WhenRefused(Some(Arc::new(tell)));
@@ -141,8 +144,9 @@ impl Builder {
     /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
     ///
     /// # Errors
-    /// No address was given, a name is bad or taken twice, or an address cannot be listened on: [`Error`] says which.
-    /// Sockets that were opened before are closed again, and their files removed.
+    /// No address was given, a name is bad or taken twice, or an address cannot be listened on:
+    /// [`Error`] says which. Sockets that were opened before are closed again, and their files
+    /// removed.
     pub fn bind(self) -> Result<Server, Error> {
         let exports = self.exports;
         for export in self.added {
@@ -233,8 +237,8 @@ pub struct ServerHandle(Arc<Control>);
 impl ServerHandle {
     /// Asks the server to stop and returns at once; [`Server::run`] returns when it has.
     ///
-    /// No connection is accepted any more, what has been received is answered, then connections are closed, at the
-    /// latest after [`Limits::stop_grace`].
+    /// No connection is accepted any more, what has been received is answered, then connections are
+    /// closed, at the latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
         self.0.common.stopping.store(true, Ordering::SeqCst);
         // It can only fail when it has been rung 2^64 times already.
@@ -254,7 +258,8 @@ struct Admission {
 }
 
 impl Admission {
-    /// Lets the connection go on from the handshake, unless as many are served as may be: that limit is the error.
+    /// Lets the connection go on from the handshake, unless as many are served as may be: that
+    /// limit is the error.
     fn begin(&self, limit: usize) -> Result<(), usize> {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.count(Phase::Serving) >= limit {
@@ -307,8 +312,8 @@ impl Server {
         self.listeners.iter().filter_map(Listener::unix_path)
     }
 
-    /// Serves until [`ServerHandle::stop`]. Then it waits for the connections to finish: a request that a device is
-    /// working on is always waited for.
+    /// Serves until [`ServerHandle::stop`]. Then it waits for the connections to finish: a request
+    /// that a device is working on is always waited for.
     pub fn run(self) -> Result<(), Error> {
         let result = self.accept_all();
         // Whatever the reason, nobody can connect from here on, and the sockets' files are gone.
@@ -341,7 +346,8 @@ impl Server {
         let socket = match listener.accept() {
             Ok(socket) => Arc::new(socket),
             Err(error) => {
-                // A peer that gave up before it was accepted is no reason to pause; a lack of descriptors is.
+                // A peer that gave up before it was accepted is no reason to pause; a lack of
+                // descriptors is.
                 let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
                 use rustix::io::Errno;
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
@@ -364,7 +370,8 @@ impl Server {
             let deadline = Deadline::after(limits.handshake_timeout);
             let begin = || admission.begin(limits.connections);
             let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
-            // Once the admission is gone, the server may be too: nothing here may keep its devices then.
+            // Once the admission is gone, the server may be too: nothing here may keep its devices
+            // then.
             drop(exports);
             if let Ok(session) = session {
                 // How it ended concerns the peer alone.
@@ -377,8 +384,8 @@ impl Server {
     }
 }
 
-/// Serves one connected stream until it ends: for transports that have no listener here, such as standard input, a
-/// stream under TLS, or memory in tests and fuzzers.
+/// Serves one connected stream until it ends: for transports that have no listener here, such as
+/// standard input, a stream under TLS, or memory in tests and fuzzers.
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
@@ -416,11 +423,12 @@ impl Control {
         }
     }
 
-    /// Takes a connection in. If too many have not chosen an export, it waits until one has or ends, or until the oldest of them has
-    /// had its [`LEAST_NEGOTIATION`] and gives way.
+    /// Takes a connection in. If too many have not chosen an export, it waits until one has or
+    /// ends, or until the oldest of them has had its [`LEAST_NEGOTIATION`] and gives way.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads of those that were turned out take a moment to end, a longer one on a busy machine.
+        // Threads of those that were turned out take a moment to end, a longer one on a busy
+        // machine.
         let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
         let waited = self.place_free.wait_timeout_while(connections, TURN_OUT_TIME, many);
         let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);

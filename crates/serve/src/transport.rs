@@ -13,14 +13,15 @@ use rustix::{
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-/// A connected, ordered stream of bytes in both directions, used by several threads: at most one receives and one sends
-/// at a time, any may shut it down.
+/// A connected, ordered stream of bytes in both directions, used by several threads: at most one
+/// receives and one sends at a time, any may shut it down.
 pub trait Transport: Send + Sync + 'static {
-    /// Receives some bytes; 0 is the end. [`io::ErrorKind::WouldBlock`] means that the receive timeout has passed.
+    /// Receives some bytes; 0 is the end. [`io::ErrorKind::WouldBlock`] means that the receive
+    /// timeout has passed.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Sends some of `bytes`, as soon as there is room for a part. [`io::ErrorKind::WouldBlock`] means that there was none
-    /// for `timeout`.
+    /// Sends some of `bytes`, as soon as there is room for a part. [`io::ErrorKind::WouldBlock`]
+    /// means that there was none for `timeout`.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize>;
 
     /// Sets how long `recv` waits.
@@ -29,7 +30,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Ends both directions at once: what is waiting in `recv` or `send` returns.
     fn shutdown(&self);
 
-    /// Whether the peer sends no more, apart from what has come already. A transport that cannot tell says `false`.
+    /// Whether the peer sends no more, apart from what has come already. A transport that cannot
+    /// tell says `false`.
     fn has_ended(&self) -> bool {
         false
     }
@@ -45,7 +47,8 @@ impl Socket {
         Self(fd.into())
     }
 
-    /// Connects to a Unix socket. When nobody accepts within `timeout`, [`io::ErrorKind::WouldBlock`].
+    /// Connects to a Unix socket. When nobody accepts within `timeout`,
+    /// [`io::ErrorKind::WouldBlock`].
     pub(crate) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Self> {
         let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = Self(fd);
@@ -88,7 +91,8 @@ impl Transport for Socket {
         Ok(received)
     }
 
-    /// The kernel's own timeout would not do: it begins anew whenever room for a part of `bytes` was found.
+    /// The kernel's own timeout would not do: it begins anew whenever room for a part of `bytes`
+    /// was found.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize> {
         let deadline = Deadline::after(timeout);
         loop {
@@ -120,10 +124,12 @@ impl Transport for Socket {
     }
 }
 
-/// Bytes a second that a peer must send or read of one message, on average, besides the time it may be silent.
+/// Bytes a second that a peer must send or read of one message, on average, besides the time it may
+/// be silent.
 const LEAST_BYTES_PER_SECOND: u64 = 64 << 10;
 
-/// A peer's time for a phase or a message: how long it may be silent, and the point in time at which it must be done.
+/// A peer's time for a phase or a message: how long it may be silent, and the point in time at
+/// which it must be done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     /// `None` is later than any clock shows.
@@ -136,7 +142,8 @@ impl Deadline {
         Self { end: Instant::now().checked_add(timeout), silence: timeout }
     }
 
-    /// The time for a message: `io_timeout`, and more for a long one. The peer may be silent for `io_timeout` at most.
+    /// The time for a message: `io_timeout`, and more for a long one. The peer may be silent for
+    /// `io_timeout` at most.
     pub(crate) fn of_message(len_bytes: usize, io_timeout: Duration) -> Self {
         let transfer = Duration::from_millis(len_bytes as u64 * 1000 / LEAST_BYTES_PER_SECOND);
         Self { silence: io_timeout, ..Self::after(io_timeout.saturating_add(transfer)) }
@@ -149,7 +156,8 @@ impl Deadline {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.min(self.silence)) }
     }
 
-    /// Receives some bytes before the deadline; 0 is the end. The transport's timeout is another one afterwards.
+    /// Receives some bytes before the deadline; 0 is the end. The transport's timeout is another
+    /// one afterwards.
     pub(crate) fn recv<T: Transport + ?Sized>(self, transport: &T, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             transport.set_recv_timeout(self.left()?)?;

@@ -2,8 +2,9 @@
 
 use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 
-/// The NBD URI of an export on a Unix socket, by the NBD project's `doc/uri.md`: safe to paste between single quotes,
-/// whatever bytes the path and the name have. The empty name is the default export.
+/// The NBD URI of an export on a Unix socket, by the NBD project's `doc/uri.md`: safe to paste
+/// between single quotes, whatever bytes the path and the name have. The empty name is the default
+/// export.
 ///
 /// ```
 /// let uri = pagefold_serve::unix_uri("/run/my disks/a&b.sock".as_ref(), "root fs");
@@ -33,7 +34,8 @@ pub fn tcp_uri(address: SocketAddr, export: &str) -> String {
 /// Reserved, but not in a path.
 const IN_NAMES: &[u8] = b"@";
 
-/// Adds `bytes`; all but RFC 3986's unreserved characters and those in `literal` are percent-encoded.
+/// Adds `bytes`; all but RFC 3986's unreserved characters and those in `literal` are
+/// percent-encoded.
 fn push_encoded(uri: &mut String, bytes: &[u8], literal: &[u8]) {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || literal.contains(&byte) {

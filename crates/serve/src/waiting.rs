@@ -1,8 +1,9 @@
 //! Changes of one connection that wait for room.
 //!
-//! A request that waits takes no thread: it is put aside here with its payload, and one thread tries all of a connection's again
-//! when there may be room. So the connection's other requests go on, among them those that make room. What cannot be put aside,
-//! for want of memory or because too many wait, holds up the thread that runs it.
+//! A request that waits takes no thread: it is put aside here with its payload, and one thread
+//! tries all of a connection's again when there may be room. So the connection's other requests go
+//! on, among them those that make room. What cannot be put aside, for want of memory or because too
+//! many wait, holds up the thread that runs it.
 
 use std::{
     collections::VecDeque,
@@ -17,14 +18,16 @@ use crate::{
     memory::Lent,
 };
 
-/// Requests of one connection that are put aside at a time, a piece of a large one counted as one: as many as Linux's client has
-/// in flight.
+/// Requests of one connection that are put aside at a time, a piece of a large one counted as one:
+/// as many as Linux's client has in flight.
 const MOST_WAITING: usize = 128;
 /// What these take besides their payloads: 256 bytes each, with what their replies need.
 pub(crate) const ASIDE_BYTES: u64 = MOST_WAITING as u64 * 256;
-/// What makes room without a signal (compaction, overwriting) is noticed after this time, and so is the end of a connection.
+/// What makes room without a signal (compaction, overwriting) is noticed after this time, and so is
+/// the end of a connection.
 pub(crate) const RECHECK: Duration = Duration::from_millis(500);
-/// Between two tries when the first gained nothing: each discard of another client is a reason to try again.
+/// Between two tries when the first gained nothing: each discard of another client is a reason to
+/// try again.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a request brought, if it brought anything.
@@ -60,8 +63,8 @@ struct Queue {
 }
 
 impl Aside {
-    /// Puts a change aside. If no thread tries it again, `start` starts one. Gives the change back if too many wait, or there is
-    /// no thread.
+    /// Puts a change aside. If no thread tries it again, `start` starts one. Gives the change back
+    /// if too many wait, or there is no thread.
     pub(crate) fn put(
         &self,
         stalled: Stalled,
@@ -80,7 +83,8 @@ impl Aside {
         Ok(())
     }
 
-    /// Adds what has come to what the thread has. `false`: there is nothing, and the thread has to end.
+    /// Adds what has come to what the thread has. `false`: there is nothing, and the thread has to
+    /// end.
     pub(crate) fn gather(&self, held: &mut VecDeque<Stalled>) -> bool {
         let mut queue = self.lock();
         held.append(&mut queue.new);

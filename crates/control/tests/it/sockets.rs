@@ -119,7 +119,8 @@ fn a_request_has_a_length_and_a_time() {
     // It may close before all has come.
     let _ = raw.get_ref().write_all(&longest);
     assert!(line(&mut raw).contains("too-much"));
-    // Silence between requests costs nothing; within one it ends the connection, also when bytes trickle.
+    // Silence between requests costs nothing; within one it ends the connection, also when bytes
+    // trickle.
     let mut raw = server.raw();
     thread::sleep(Duration::from_millis(600));
     raw.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");

@@ -14,8 +14,8 @@ use pagefold_serve::{Export, Passed, Server, protocol::command};
 
 use crate::device::Ram;
 
-/// This test binary as a service: it runs the test `name` alone, its first passed descriptor is `passed`, and
-/// `variables` are set by the shell (`$$` is the service's own process).
+/// This test binary as a service: it runs the test `name` alone, its first passed descriptor is
+/// `passed`, and `variables` are set by the shell (`$$` is the service's own process).
 fn service(name: &str, variables: &str, passed: impl Into<OwnedFd>) -> Command {
     let mut command = Command::new("sh");
     command

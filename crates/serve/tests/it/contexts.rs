@@ -17,7 +17,8 @@ const PAGE: u64 = 4096;
 
 type Names<'a> = &'a [&'a [u8]];
 
-/// A fork of a disk that has pages 0 to 7. It changed pages 2 and 3, discarded page 5 and wrote page 100.
+/// A fork of a disk that has pages 0 to 7. It changed pages 2 and 3, discarded page 5 and wrote
+/// page 100.
 fn fork() -> Arc<RamDisk> {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = RamDisk::new(&pool, 1 << 20).expect("a disk");

@@ -119,8 +119,10 @@ fn ranges_of_more_than_4_gib_are_one_request() {
     assert_eq!(status.payload, expected);
     request(&mut raw, command::TRIM, 0, 3, 512, SIZE);
     assert_eq!(chunk(&mut raw, 512).error().0, EINVAL);
-    request(&mut raw, command::READ, 0, 4, 512, 1 << 32);
-    assert_eq!(chunk(&mut raw, 512).error().0, EINVAL);
+    for len_bytes in [1 << 32, 1 << 63, u64::MAX - 3, u64::MAX] {
+        request(&mut raw, command::READ, 0, 4, 512, len_bytes);
+        assert_eq!(chunk(&mut raw, 512).error().0, EINVAL, "{len_bytes} bytes");
+    }
 }
 
 #[test]

@@ -49,7 +49,8 @@ fn read(raw: &mut Raw, flags: u16, offset: u64, len_bytes: u32) -> (Vec<u8>, usi
 
 #[test]
 fn holes_that_pay_off_are_sent_as_such_and_all_else_as_data() {
-    // Stripes of 64 KiB: the whole holes, or parts of 32 KiB and more. Stripes of a page: only alone.
+    // Stripes of 64 KiB: the whole holes, or parts of 32 KiB and more. Stripes of a page: only
+    // alone.
     for (stripe_pages, offset, len_bytes, expected_holes) in [
         (16, 0, 1 << 20, 8),
         (16, 65_536, 4096, 1),

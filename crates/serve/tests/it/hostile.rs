@@ -63,7 +63,8 @@ fn a_large_payload_that_stops_is_dropped() {
 #[test]
 fn a_peer_that_dribbles_a_request_is_dropped() {
     let slow = Arc::new(Ram { may_block: true, ..Ram::new(64 << 10) });
-    // By the leader, by a follower, and with a payload that is dropped because the write is refused.
+    // By the leader, by a follower, and with a payload that is dropped because the write is
+    // refused.
     for (device, offset) in [(Ram::shared(64 << 10), 0), (slow, 4096), (Ram::shared(64 << 10), 1 << 30)] {
         let server = Running::limited(device, quick());
         let mut raw = server.simple();
@@ -222,7 +223,8 @@ fn many_connections_are_served_at_once() {
 #[test]
 fn the_memory_of_a_connection_is_bounded_by_waiting() {
     let device = Arc::new(Ram { slow_read: Duration::from_millis(5), ..Ram::new(4 << 20) });
-    // Nothing beyond the small buffers, then room for one read of 512 KiB at a time besides what the leader does in those.
+    // Nothing beyond the small buffers, then room for one read of 512 KiB at a time besides what
+    // the leader does in those.
     for (memory_per_connection_bytes, most) in [(0, 1), (600 << 10, 2)] {
         let limits = Limits { memory_per_connection_bytes, ..Limits::default() };
         let server = Running::limited(Arc::clone(&device) as _, limits);

@@ -246,7 +246,8 @@ impl Raw {
         Chunk { flags, kind, cookie, payload: self.bytes(len_bytes as usize) }
     }
 
-    /// All chunks of the one reply that is due: the data of a read from `offset`, or the error that ended it.
+    /// All chunks of the one reply that is due: the data of a read from `offset`, or the error that
+    /// ended it.
     pub(crate) fn structured_read(&mut self, cookie: u64, offset: u64) -> Result<Vec<u8>, u32> {
         let mut data = Vec::new();
         loop {

@@ -11,7 +11,8 @@ use pagefold_serve::{Export, Exports, Server, unix_uri};
 
 use crate::{device::Ram, raw::Running};
 
-/// Whether the test can go on; a tool that is missing is said aloud, or a failure where all must run.
+/// Whether the test can go on; a tool that is missing is said aloud, or a failure where all must
+/// run.
 fn has(test: &str, tool: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()));
@@ -168,7 +169,8 @@ fn clients_whose_export_is_removed_report_an_error_and_end() {
     }
 }
 
-/// What a running qemu has to be told when a disk has changed its size: `docs/nbd.md` has the same three commands.
+/// What a running qemu has to be told when a disk has changed its size: `docs/nbd.md` has the same
+/// three commands.
 #[test]
 fn qemu_sees_a_new_size_on_a_new_connection() {
     if !has("qemu_sees_a_new_size_on_a_new_connection", "qemu-storage-daemon") {

@@ -103,7 +103,8 @@ fn reads_and_discards_go_on_while_writes_wait() {
     full.waits_for(0);
 }
 
-/// A request that waits is woken: to find room by looking now and then would take ten times as long.
+/// A request that waits is woken: to find room by looking now and then would take ten times as
+/// long.
 #[test]
 fn a_write_goes_on_as_soon_as_there_is_room() {
     let full = Full::start(Limits::default());
@@ -211,8 +212,8 @@ impl Numbers {
     }
 }
 
-/// Writers of two disks, discards and limits that change, all at random: every request is answered, none with an error, and each
-/// disk holds what was written and not discarded.
+/// Writers of two disks, discards and limits that change, all at random: every request is answered,
+/// none with an error, and each disk holds what was written and not discarded.
 #[test]
 fn every_waiting_write_ends() {
     const DISK_PAGES: u64 = 1024;
@@ -288,7 +289,8 @@ fn every_waiting_write_ends() {
             while working.load(Ordering::SeqCst) > 0 {
                 let waiting: usize = waits.iter().map(|waits| waits.count()).sum();
                 most_waiting.fetch_max(waiting as u64, Ordering::SeqCst);
-                // All that the disks can hold fits in the largest. A limit below what is stored is refused.
+                // All that the disks can hold fits in the largest. A limit below what is stored is
+                // refused.
                 let spread = if numbers.below(8) == 0 { 16 << 20 } else { 2 << 20 };
                 let _ = pool.set_memory_limit(LEAST_LIMIT + numbers.below(spread));
                 room.signal();
