@@ -38,8 +38,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Also compare the image with the source that it was packed from: a directory or an archive. Give several as they were
-    /// given to pack
+    /// Also compare the image with the source that it was packed from: a directory or an archive.
+    /// Give several as they were given to pack
     #[arg(long, value_name = "SOURCE")]
     against: Vec<PathBuf>,
 

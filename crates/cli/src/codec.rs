@@ -23,7 +23,8 @@ pub(crate) fn of_pages(text: &str) -> Result<Arc<dyn Codec>, String> {
     by_name(&name).map_err(|error| error.to_string())
 }
 
-/// The codec of clusters that `text` names, its history made for clusters of `pcluster_bytes`; `None` for `none`.
+/// The codec of clusters that `text` names, its history made for clusters of `pcluster_bytes`;
+/// `None` for `none`.
 pub(crate) fn of_clusters(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
     let (family, level) = split(text);
     let level = level.map(|level| level.parse::<i32>().ok().with_context(|| format!("'{level}' is not a level")));
@@ -59,6 +60,7 @@ mod tests {
             ("zstd,-7", "zstd--7"),
             ("zstd,1-dict", "zstd-1-dict"),
             ("lz4,dict", "lz4-dict"),
+            ("fold,dict", "fold-dict"),
             ("lzo,rle", "lzo-rle"),
             ("deflate,12", "deflate-12"),
         ] {

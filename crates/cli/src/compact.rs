@@ -40,7 +40,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Compacts all disks, with several requests if need be, and returns what they took before and take now.
+/// Compacts all disks, with several requests if need be, and returns what they took before and take
+/// now.
 fn compact(peer: &Peer) -> anyhow::Result<(u64, u64)> {
     let mut client = peer.connect()?;
     let mut before = None;

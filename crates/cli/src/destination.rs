@@ -102,7 +102,8 @@ impl Destination {
 pub(crate) enum Draft {
     /// A file without a name, which goes when the program ends, however it does.
     Unnamed(File),
-    /// Where there are no such files: it goes when this value does, and when a signal ends the program that it can catch.
+    /// Where there are no such files: it goes when this value does, and when a signal ends the
+    /// program that it can catch.
     Named(NamedTempFile),
 }
 

@@ -38,7 +38,8 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "no-same-owner")]
     no_owners: bool,
 
-    /// Leave out set-user-ID, set-group-ID and sticky bits and file capabilities, and apply the umask, as tar does
+    /// Leave out set-user-ID, set-group-ID and sticky bits and file capabilities, and apply the
+    /// umask, as tar does
     #[arg(long)]
     no_same_permissions: bool,
 

@@ -23,8 +23,8 @@ pub(crate) struct Place {
 }
 
 impl From<OsString> for Place {
-    /// A name that is a file is one, colons and all; else the last colon starts the path that has a file before it, or
-    /// the first if none has.
+    /// A name that is a file is one, colons and all; else the last colon starts the path that has a
+    /// file before it, or the first if none has.
     fn from(text: OsString) -> Self {
         let bytes = text.as_bytes();
         let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
@@ -46,7 +46,8 @@ pub(crate) struct ImageArgs {
     #[arg(allow_negative_numbers = true)]
     offset: u64,
 
-    /// A file that holds data of the image (mkfs.erofs --blobdev, --tar=i); for several, in the order of the image's table
+    /// A file that holds data of the image (mkfs.erofs --blobdev, --tar=i); for several, in the
+    /// order of the image's table
     #[arg(long = "device", value_name = "FILE")]
     devices: Vec<PathBuf>,
 }
@@ -79,7 +80,8 @@ impl ImageArgs {
         })
     }
 
-    /// Opens the file of an image. Anything else is refused, and called by its name if it is something well known.
+    /// Opens the file of an image. Anything else is refused, and called by its name if it is
+    /// something well known.
     fn open_file(&self, path: &Path) -> anyhow::Result<File> {
         const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
         const OTHERS: [(u64, &[u8], &str); 6] = [
@@ -157,8 +159,8 @@ pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     })
 }
 
-/// The path of what is at `below` in the directory at `path`, as it can be shown. Without a slash in front `below` is the name of
-/// something that no directory has.
+/// The path of what is at `below` in the directory at `path`, as it can be shown. Without a slash
+/// in front `below` is the name of something that no directory has.
 pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
     if !below.starts_with(b"/") {
         return show(below);

@@ -22,7 +22,8 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// Read all files, or those at the path and below, and count the clusters that were decoded in place
+    /// Read all files, or those at the path and below, and count the clusters that were decoded in
+    /// place
     #[arg(long)]
     read: bool,
 

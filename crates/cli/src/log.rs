@@ -74,7 +74,8 @@ impl Log {
     }
 }
 
-/// Whether standard error takes a line at once: a pipe that nobody reads would keep a server from serving.
+/// Whether standard error takes a line at once: a pipe that nobody reads would keep a server from
+/// serving.
 fn has_room() -> bool {
     let stderr = io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -100,8 +101,8 @@ pub(crate) fn write(level: Level, text: &str) {
     };
 }
 
-/// Whether standard error is the journal's stream, which takes priorities and adds the program's name: `JOURNAL_STREAM` has the
-/// stream's device and inode.
+/// Whether standard error is the journal's stream, which takes priorities and adds the program's
+/// name: `JOURNAL_STREAM` has the stream's device and inode.
 fn goes_to_journal() -> bool {
     static GOES: OnceLock<bool> = OnceLock::new();
     *GOES.get_or_init(|| {

@@ -1,6 +1,7 @@
 //! `pagefold`: compressed storage in user space.
 #![forbid(unsafe_code)]
 
+mod advise;
 mod cat;
 mod check;
 mod codec;
@@ -71,6 +72,7 @@ enum Command {
     Check(check::Args),
     Extract(extract::Args),
     Mount(mount::Args),
+    Advise(advise::Args),
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
 }
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Check(args) => done(check::run(&args)),
         Command::Extract(args) => done(extract::run(&args)),
         Command::Mount(args) => done(mount::run(&args)),
+        Command::Advise(args) => done(advise::run(&args)),
         Command::Completions(args) => done(generate::completions(&args)),
         Command::Man(args) => done(generate::man(&args)),
     };

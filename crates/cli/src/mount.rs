@@ -1,8 +1,8 @@
 //! `pagefold mount`: an image as a file system of this machine, by FUSE.
 //!
-//! In the background it is a second process that runs this program again. It says on its standard output that the image is
-//! mounted, and what went wrong on its standard error; this process waits for the one or the other. The second then
-//! leaves the terminal.
+//! In the background it is a second process that runs this program again. It says on its standard
+//! output that the image is mounted, and what went wrong on its standard error; this process waits
+//! for the one or the other. The second then leaves the terminal.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -52,12 +52,13 @@ pub(crate) struct Args {
     #[arg(short, long)]
     foreground: bool,
 
-    /// Mount options, separated by commas: dev, nodev, suid, nosuid, exec, noexec, allow_other, ro. Of two opposites the
-    /// later applies; dev and suid need root
+    /// Mount options, separated by commas: dev, nodev, suid, nosuid, exec, noexec, allow_other, ro.
+    /// Of two opposites the later applies; dev and suid need root
     #[arg(short = 'o', long = "options", value_name = "LIST", value_delimiter = ',')]
     flags: Vec<Flag>,
 
-    /// Let other users in, as the permissions in the image say; needs root, or user_allow_other in /etc/fuse.conf
+    /// Let other users in, as the permissions in the image say; needs root, or user_allow_other in
+    /// /etc/fuse.conf
     #[arg(long)]
     allow_other: bool,
 

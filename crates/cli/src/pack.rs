@@ -32,8 +32,9 @@ Linux mounts lz4 from 5.4 on, larger clusters 5.13, lzma 5.16, ztailpacking 5.17
 The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
 --timestamp.")]
 pub(crate) struct Args {
-    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), each laid over those before it as a
-    /// container's layers are; or one other file or disk, which the image then contains
+    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), each laid over
+    /// those before it as a container's layers are; or one other file or disk, which the image then
+    /// contains
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
@@ -45,7 +46,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
     codec: String,
 
-    /// The maximum size of a compressed cluster: a multiple of the block, up to 1M [default: the block]
+    /// The maximum size of a compressed cluster: a multiple of the block, up to 1M [default: the
+    /// block]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
@@ -61,11 +63,13 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
     indexes: IndexKind,
 
-    /// Store each compressed file's last cluster beside its inode if it fits; with --fragments, the others become fragments
+    /// Store each compressed file's last cluster beside its inode if it fits; with --fragments, the
+    /// others become fragments
     #[arg(long)]
     ztailpacking: bool,
 
-    /// Store the ends of files (tails, the default) or whole files up to 16 MiB (all) together, and compress them as one file
+    /// Store the ends of files (tails, the default) or whole files up to 16 MiB (all) together, and
+    /// compress them as one file
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails", value_parser = parse_fragments)]
     fragments: Option<Fragments>,
 
@@ -73,8 +77,9 @@ pub(crate) struct Args {
     #[arg(long)]
     dedupe: bool,
 
-    /// Read the finished image and the source again and compare them; after a difference there is no image. The default with
-    /// --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, zstd from 6 on)
+    /// Read the finished image and the source again and compare them; after a difference there is
+    /// no image. The default with --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, zstd
+    /// from 6 on)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
 
@@ -82,8 +87,8 @@ pub(crate) struct Args {
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
 
-    /// Store uncompressed files in chunks of this size (a power of two from the block to 16M), and equal chunks once. A DAX
-    /// mount can map such files, from 2M on with huge pages
+    /// Store uncompressed files in chunks of this size (a power of two from the block to 16M), and
+    /// equal chunks once. A DAX mount can map such files, from 2M on with huge pages
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     chunk: Option<u64>,
 
@@ -91,7 +96,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Store this prefix of xattr names once, such as trusted.overlay.; can be given 128 times (Linux 6.4)
+    /// Store this prefix of xattr names once, such as trusted.overlay.; can be given 128 times
+    /// (Linux 6.4)
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
     xattr_prefix: Vec<String>,
 
@@ -149,8 +155,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Whether the image is compared with its source: as asked, otherwise where sharing makes builder faults most likely,
-    /// and where it adds less than 15 % to the time (docs/pack.md).
+    /// Whether the image is compared with its source: as asked, otherwise where sharing makes
+    /// builder faults most likely, and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {
         let slow = match options.codec {
             None | Some(ClusterCodec::Lz4) => false,
@@ -161,7 +167,8 @@ impl Args {
         self.verify || !self.no_verify && (slow || shares)
     }
 
-    /// Compares the finished image with its source, both read again. A difference is an error, and the image gets no name.
+    /// Compares the finished image with its source, both read again. A difference is an error, and
+    /// the image gets no name.
     fn verify(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
         let image = image.try_clone().context("opening the image again")?;
         let report = Image::open(image).context("the image cannot be read")?.compare(tree, self.threads);
@@ -206,7 +213,8 @@ impl Args {
     }
 }
 
-/// A hint as the command line has it. The last `=` ends the pattern, and the cluster is the image's if none is named.
+/// A hint as the command line has it. The last `=` ends the pattern, and the cluster is the image's
+/// if none is named.
 fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
     let wrong = || format!("'{}' is not PATTERN=CODEC[,LEVEL][@CLUSTER]", text.display());
     let bytes = text.as_bytes();

@@ -28,8 +28,9 @@ const LOCK: &str = "lock";
 /// Between two looks whether it is locked.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The directory `given`, or the one of this user: `/run/pagefold` for root, `$XDG_RUNTIME_DIR/pagefold` for others. Root's
-/// does not depend on the environment, which `sudo` may pass on.
+/// The directory `given`, or the one of this user: `/run/pagefold` for root,
+/// `$XDG_RUNTIME_DIR/pagefold` for others. Root's does not depend on the environment, which `sudo`
+/// may pass on.
 pub(crate) fn directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return std::path::absolute(given).with_context(|| format!("cannot use {}", given.display()));
@@ -48,7 +49,8 @@ pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
-/// Waits until no server uses the directory any more: until the process has ended. Whether that was so within `time`.
+/// Waits until no server uses the directory any more: until the process has ended. Whether that was
+/// so within `time`.
 pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Result<bool> {
     let path = directory.join(LOCK);
     let opened = match File::open(&path) {
@@ -75,7 +77,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Makes the directory if need be, and takes it. The sockets of a server that is gone may be replaced then.
+    /// Makes the directory if need be, and takes it. The sockets of a server that is gone may be
+    /// replaced then.
     pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
         let shown = directory.display();
         match DirBuilder::new().mode(0o700).create(&directory) {

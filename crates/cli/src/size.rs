@@ -1,7 +1,8 @@
 //! Sizes as people write them.
 
-/// The bytes that `text` names: a number, then nothing, `K M G T P E` (or `KiB` and so on) for powers of 1024, or `kB MB
-/// GB TB PB EB` for powers of 1000. Case does not matter, nor a space before the unit.
+/// The bytes that `text` names: a number, then nothing, `K M G T P E` (or `KiB` and so on) for
+/// powers of 1024, or `kB MB GB TB PB EB` for powers of 1000. Case does not matter, nor a space
+/// before the unit.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

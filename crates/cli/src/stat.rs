@@ -159,7 +159,9 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
 
 /// What a server whose codec learns has learnt.
 fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Result<()> {
-    let what = if codec.ends_with("-dict") { "dictionary" } else { "tables" };
+    // What `fold-dict` learns is more than a dictionary, and may have none.
+    let is_dictionary = codec.ends_with("-dict") && codec != "fold-dict";
+    let what = if is_dictionary { "dictionary" } else { "tables" };
     let (trained, useless) = (get(figures, "trainings"), get(figures, "trainings_useless"));
     let times = |count| if count == 1 { "once".to_owned() } else { format!("{count} times") };
     let id = format!("{:08x}", get(figures, "tables_id"));
@@ -219,6 +221,8 @@ mod tests {
         let text =
             words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 0)]);
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");
+        let text = words("fold-dict", &[("codec_tables", 1), ("tables_id", 0)]);
+        assert!(text.contains("tables            none") && text.contains("not trained yet"), "{text}");
         let text = words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("training_bytes", 29360128)]);
         assert!(text.contains("being trained on pages written, with 28.0 MiB"), "{text}");
         let text =

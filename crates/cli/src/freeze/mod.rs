@@ -45,7 +45,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     format: Option<Format>,
 
-    /// The codec that compresses, and its level, as of pack [default: the base's, else lz4]; for qcow2, deflate[,1-9] or none [default: none]
+    /// The codec that compresses, and its level, as of pack [default: the base's, else lz4]; for
+    /// qcow2, deflate[,1-9] or none [default: none]
     #[arg(long, value_name = "CODEC[,LEVEL]")]
     codec: Option<String>,
 
@@ -53,7 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
-    /// Write only what differs from the base, a qcow2 or raw file, which the qcow2 image then needs beside it
+    /// Write only what differs from the base, a qcow2 or raw file, which the qcow2 image then needs
+    /// beside it
     #[arg(long)]
     backing: bool,
 
@@ -61,7 +63,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Read the finished image and the disk again and compare them; after a difference there is no image
+    /// Read the finished image and the disk again and compare them; after a difference there is no
+    /// image
     #[arg(long)]
     verify: bool,
 
@@ -226,7 +229,8 @@ impl Args {
     }
 }
 
-/// An image of one file. What describes it is the same for all disks, so that equal content gives equal images.
+/// An image of one file. What describes it is the same for all disks, so that equal content gives
+/// equal images.
 fn tree_of(overlay: Arc<Overlay>) -> anyhow::Result<Tree> {
     let node =
         |kind, permissions| Node { kind, permissions, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };

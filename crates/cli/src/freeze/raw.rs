@@ -24,7 +24,8 @@ pub(super) fn write(instant: &Instant, out: &File, watch: &mut dyn FnMut(u64, u6
     for change in changes {
         let (mut at, end) = (change.at, change.at + change.len);
         while at < end {
-            // Parts end at multiples of a part, so that blocks of zeros are found wherever a change begins.
+            // Parts end at multiples of a part, so that blocks of zeros are found wherever a change
+            // begins.
             let len = (PART_BYTES - at % PART_BYTES).min(end - at);
             bytes.resize(len as usize, 0);
             reader.read_exact_at(&mut bytes, at).context("reading the disk")?;

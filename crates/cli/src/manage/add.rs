@@ -33,7 +33,8 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// Serve this file instead: a raw disk, a block device, a qcow2 or EROFS image, or IMAGE:/PATH for a file in an image
+    /// Serve this file instead: a raw disk, a block device, a qcow2 or EROFS image, or IMAGE:/PATH
+    /// for a file in an image
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "limit", "read_only"])]
     base: Option<OsString>,
 

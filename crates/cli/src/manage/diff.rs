@@ -24,7 +24,8 @@ pub(crate) struct Args {
     /// The disk
     disk: String,
 
-    /// Write the ranges' bytes to a sparse file of the disk's size: what is a hole in it was not changed
+    /// Write the ranges' bytes to a sparse file of the disk's size: what is a hole in it was not
+    /// changed
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     to: Option<PathBuf>,
 

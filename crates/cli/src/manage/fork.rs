@@ -22,7 +22,8 @@ pub(crate) struct Args {
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 
-    /// The most memory that each fork may take for what it writes; writes over it fail with ENOSPC, or wait
+    /// The most memory that each fork may take for what it writes; writes over it fail with ENOSPC,
+    /// or wait
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 

@@ -30,7 +30,8 @@ pub(crate) struct BaseFile {
 }
 
 impl BaseFile {
-    /// What `[NAME=]FILE[:PATH]` says. Without a name, that of the file without what follows the last dot is taken.
+    /// What `[NAME=]FILE[:PATH]` says. Without a name, that of the file without what follows the
+    /// last dot is taken.
     pub(crate) fn parse(text: OsString, format: Option<Format>) -> Result<Self, String> {
         let (name, place) = split_name(&text);
         let Place { image, path: inside } = Place::from(place);

@@ -5,8 +5,9 @@
 //!        │                                                                 │ at most 1/16     │ overdraft │
 //! ```
 //!
-//! When what is kept is spent, a connection's least comes from the overdraft: disks would refuse pages, or all of the limit would be
-//! kept for clients that may never come. Beyond that, connections are refused.
+//! When what is kept is spent, a connection's least comes from the overdraft: disks would refuse
+//! pages, or all of the limit would be kept for clients that may never come. Beyond that,
+//! connections are refused.
 //!
 //! Without a limit nothing is kept, and what clients take is counted.
 
@@ -62,7 +63,8 @@ impl ClientMemory {
         self.lock().taken_bytes
     }
 
-    /// Counts what is kept, as far as there is room for it in the pool, and no more than that and what is taken.
+    /// Counts what is kept, as far as there is room for it in the pool, and no more than that and
+    /// what is taken.
     fn settle(&self, state: &mut State) {
         let due_bytes = state.kept_bytes.max(state.taken_bytes);
         if let Some(more_bytes) = due_bytes.checked_sub(state.counted_bytes) {
@@ -80,8 +82,8 @@ impl ClientMemory {
     }
 }
 
-/// Of a limit 1/32 is kept for clients and up to 1/16 for the least of as many as there may be, but never more than all of them
-/// can take.
+/// Of a limit 1/32 is kept for clients and up to 1/16 for the least of as many as there may be, but
+/// never more than all of them can take.
 fn kept_bytes(limit_bytes: u64, limits: Limits) -> u64 {
     let spare_bytes = limit_bytes.saturating_sub(SMALL_LIMIT_BYTES);
     let least_bytes = ((limits.connections + limits.negotiating) as u64).saturating_mul(LEAST_BYTES);

@@ -29,10 +29,12 @@ use super::{
     process::anonymous_bytes,
 };
 
-/// What one disk is compacted for before the next has its turn, and before the end of the server is noticed.
+/// What one disk is compacted for before the next has its turn, and before the end of the server is
+/// noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
-/// What a disk takes besides its table: its entries in the server's lists, and its name in each of them.
+/// What a disk takes besides its table: its entries in the server's lists, and its name in each of
+/// them.
 pub(super) const RECORD_BYTES: u64 = 384;
 const NAMES: u64 = 3;
 
@@ -108,7 +110,8 @@ pub(super) enum Kind {
 /// A base that is served, or that disks lie over.
 pub(super) struct BaseDisk {
     pub(super) base: Arc<Base>,
-    /// A disk over the base that stays as it is, for forks of the base: they share what is known of its pages.
+    /// A disk over the base that stays as it is, for forks of the base: they share what is known of
+    /// its pages.
     pub(super) pristine: RamDisk,
     /// The file as users name it.
     path: String,
@@ -309,7 +312,8 @@ impl Disks {
         self.insert(&mut state, name, disk)
     }
 
-    /// Serves a file. `tell` gets what happens to it later. Also returns how many bytes of zeros the disk has behind what the file holds.
+    /// Serves a file. `tell` gets what happens to it later. Also returns how many bytes of zeros
+    /// the disk has behind what the file holds.
     pub(crate) fn add_base(
         &self,
         file: &BaseFile,
@@ -375,7 +379,8 @@ impl Disks {
             Kind::Base(file) => state.disks.values().filter(|other| other.is_over(file)).count() as u64,
             Kind::Ram(_) | Kind::Snapshot(_) => 0,
         };
-        // The last reference may be this one: to free a disk takes time, in which others need not wait.
+        // The last reference may be this one: to free a disk takes time, in which others need not
+        // wait.
         drop(state);
         let found = found(name, disk, clients, snapshots.len() as u64);
         drop(gone);
@@ -410,7 +415,8 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
         let mut state = self.lock();
         let disk = (name.to_owned(), to.to_owned(), state.get(name)?.record_bytes());
-        // Where no disk is, no snapshot of it is: their new names are free when that of the disk is.
+        // Where no disk is, no snapshot of it is: their new names are free when that of the disk
+        // is.
         let snapshots = state.snapshots(name).map(|(old, snapshot)| {
             let new = format!("{to}{}", &old[name.len()..]);
             (old.clone(), new, snapshot.record_bytes())
@@ -576,7 +582,8 @@ impl Disks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Disks of this moment, with how many snapshots each has. A disk that is removed meanwhile lives until this is dropped.
+    /// Disks of this moment, with how many snapshots each has. A disk that is removed meanwhile
+    /// lives until this is dropped.
     fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk, u64)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let state = self.lock();
@@ -694,7 +701,8 @@ mod tests {
         );
     }
 
-    /// Of several that grow a disk at the same time, none makes it smaller than another has made it.
+    /// Of several that grow a disk at the same time, none makes it smaller than another has made
+    /// it.
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let disks = disks();

@@ -102,7 +102,8 @@ impl Disks {
         Ok(found(name, &disk, self.clients(name), snapshots))
     }
 
-    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room for it.
+    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room
+    /// for it.
     pub(crate) fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
         let disk = self.lock().get(name)?.clone();
         let (Kind::Ram(ram) | Kind::Snapshot(ram)) = &disk.kind else {

@@ -48,7 +48,8 @@ pub(crate) struct Held {
 }
 
 impl Disks {
-    /// Serves a disk as it is at this instant, until what comes with the record is dropped. The record lacks the server's addresses.
+    /// Serves a disk as it is at this instant, until what comes with the record is dropped. The
+    /// record lacks the server's addresses.
     pub(crate) fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let disk = self.lock().get(name)?.clone();
         let source = match &disk.kind {

@@ -55,14 +55,15 @@ use crate::{
     signals, size,
 };
 
-/// Files that a server has open besides those of the clients that it serves: clients that have chosen no export, clients of
-/// the control socket, sockets, standard streams.
+/// Files that a server has open besides those of the clients that it serves: clients that have
+/// chosen no export, clients of the control socket, sockets, standard streams.
 const OTHER_DESCRIPTORS: u64 = 160;
 
 /// The name of the control socket among those that a service manager passes.
 const PASSED_CONTROL: &str = "control";
 
-/// Serve disks whose contents live compressed in RAM, and files as disks that are only read, over NBD
+/// Serve disks whose contents live compressed in RAM, and files as disks that are only read, over
+/// NBD
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold serve --size 8G
@@ -87,7 +88,8 @@ Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
 SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the \
 disks held is then gone: it lived in RAM.")]
 pub(crate) struct Args {
-    /// Serve a file as a disk that is only read: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS image
+    /// Serve a file as a disk that is only read: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in
+    /// an EROFS image
     #[arg(value_name = "FILE")]
     files: Vec<OsString>,
 
@@ -115,7 +117,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
-    /// Listen on TCP too, on loopback unless an address is given; NBD has no password, so elsewhere trust the network
+    /// Listen on TCP too, on loopback unless an address is given; NBD has no password, so elsewhere
+    /// trust the network
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
 
@@ -139,7 +142,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
     when_full: WhenFull,
 
-    /// Keep equal pages once, whichever disks they are on; who may write to a disk can then find out by time which pages others hold
+    /// Keep equal pages once, whichever disks they are on; who may write to a disk can then find
+    /// out by time which pages others hold
     #[arg(long)]
     dedupe: bool,
 
@@ -151,7 +155,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
 
-    /// Serve a disk to swap to: lock the server's memory in RAM, and have the system spare it when memory is short
+    /// Serve a disk to swap to: lock the server's memory in RAM, and have the system spare it when
+    /// memory is short
     #[arg(long, conflicts_with = "run")]
     swap: bool,
 
@@ -200,7 +205,8 @@ impl Args {
     }
 }
 
-/// Open sockets of a server that does not serve yet. Fields are dropped in order: files before the directory.
+/// Open sockets of a server that does not serve yet. Fields are dropped in order: files before the
+/// directory.
 struct Listening {
     server: Server,
     control: UnixListener,
@@ -335,8 +341,9 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<Joi
     thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
 }
 
-/// Whether the process may have memory in huge pages, and what it starts from now on. A thread's stack or a heap of which a page is
-/// touched would otherwise take 2 MiB on systems that give them unasked, which no limit could count.
+/// Whether the process may have memory in huge pages, and what it starts from now on. A thread's
+/// stack or a heap of which a page is touched would otherwise take 2 MiB on systems that give them
+/// unasked, which no limit could count.
 fn set_huge_pages(may: bool) {
     // Kernels that have none refuse.
     let _ = rustix::thread::disable_transparent_huge_pages(!may);
@@ -349,8 +356,8 @@ fn follow_parent() -> anyhow::Result<bool> {
     Ok(getppid() == parent)
 }
 
-/// Raises the limit of open files to what `connections` need: most systems allow less unless a program asks. Warns if the
-/// system refuses.
+/// Raises the limit of open files to what `connections` need: most systems allow less unless a
+/// program asks. Warns if the system refuses.
 fn allow_descriptors(connections: usize, log: Log) {
     let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

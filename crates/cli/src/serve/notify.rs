@@ -11,8 +11,8 @@ use std::{
     },
 };
 
-/// Sends `state` to the socket that `NOTIFY_SOCKET` names, if it is set. Failures are ignored: the manager has a timeout of
-/// its own.
+/// Sends `state` to the socket that `NOTIFY_SOCKET` names, if it is set. Failures are ignored: the
+/// manager has a timeout of its own.
 pub(crate) fn notify(state: &str) {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_bytes() {

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-/// The bytes of memory that no file has, as the kernel counts them; `None` where `/proc` cannot be read.
+/// The bytes of memory that no file has, as the kernel counts them; `None` where `/proc` cannot be
+/// read.
 pub(crate) fn anonymous_bytes() -> Option<u64> {
     parse(&fs::read_to_string("/proc/self/status").ok()?)
 }

@@ -1,4 +1,5 @@
-//! What a server does before somebody swaps to its disks: its own memory must never be what is to be swapped out.
+//! What a server does before somebody swaps to its disks: its own memory must never be what is to
+//! be swapped out.
 
 use std::fs;
 
@@ -13,13 +14,15 @@ use rustix::{
 
 use crate::{log::Log, size};
 
-/// The first Linux that gives parts of locked memory back (`MADV_DONTNEED_LOCKED`): before it, the disks' memory would only grow.
+/// The first Linux that gives parts of locked memory back (`MADV_DONTNEED_LOCKED`): before it, the
+/// disks' memory would only grow.
 const LEAST_LINUX: (u32, u32) = (5, 18);
 
 /// What the system's choice of a process to kill takes for "never".
 const NEVER_KILL: &str = "-1000";
 
-/// Locks the memory of this process, now and to come, and has the system spare it. To be called before disks are made.
+/// Locks the memory of this process, now and to come, and has the system spare it. To be called
+/// before disks are made.
 pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     let release = uname().release().to_string_lossy().into_owned();
     let (major, minor) = LEAST_LINUX;
@@ -38,8 +41,8 @@ pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Locks the program whole. Of later mappings, each page is locked at its first use: a pool reserves far more addresses than it
-/// uses.
+/// Locks the program whole. Of later mappings, each page is locked at its first use: a pool
+/// reserves far more addresses than it uses.
 fn lock() -> anyhow::Result<()> {
     let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
     let is_unlimited = maximum.is_none()

@@ -11,8 +11,9 @@ use crate::image::{MAGIC_BYTES, compressor_of};
 /// What reading may take of memory: `xz -9` takes 65 MiB, `zstd --ultra -22` 128 MiB.
 const MOST_XZ_BYTES: u64 = 1 << 30;
 
-/// What `source` holds: the bytes that were compressed if gzip, zstd or xz has, else its own. Several compressed streams that
-/// follow one another are one. Reading fails where a stream is damaged or ends too early.
+/// What `source` holds: the bytes that were compressed if gzip, zstd or xz has, else its own.
+/// Several compressed streams that follow one another are one. Reading fails where a stream is
+/// damaged or ends too early.
 ///
 /// # Errors
 /// Another program has compressed it; the error says how to read it.
@@ -144,7 +145,8 @@ mod tests {
                 for at in [whole.len() / 2, whole.len() - 6] {
                     let mut damaged = both.clone();
                     damaged[front + at] ^= 0x55;
-                    // Zstandard without a checksum, as the library writes it, notices only what breaks the format.
+                    // Zstandard without a checksum, as the library writes it, notices only what
+                    // breaks the format.
                     if let Ok(read) = read(&damaged) {
                         assert!(whole.starts_with(b"\x28\xb5\x2f\xfd") && read.len() == 2 * text.len());
                     }

@@ -55,22 +55,25 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     no_xattrs: bool,
 
-    /// Leave out a name at any depth or, with a slash before or in it, a path below the source; * and ? match bytes within a
-    /// name
+    /// Leave out a name at any depth or, with a slash before or in it, a path below the source; *
+    /// and ? match bytes within a name
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
-    /// Build a layer for overlayfs: whiteouts are kept in its form instead of being applied to the sources before
+    /// Build a layer for overlayfs: whiteouts are kept in its form instead of being applied to the
+    /// sources before
     #[arg(long)]
     layer: bool,
 
-    /// Leave out files and directories that cannot be read, with a warning, instead of failing at the first
+    /// Leave out files and directories that cannot be read, with a warning, instead of failing at
+    /// the first
     #[arg(long)]
     skip_unreadable: bool,
 }
 
 impl SourceArgs {
-    /// The tree of all sources together. Warns of what an image cannot hold. The `output`, if it lies in a source, is left out.
+    /// The tree of all sources together. Warns of what an image cannot hold. The `output`, if it
+    /// lies in a source, is left out.
     pub(crate) fn tree(&self, sources: &[PathBuf], output: Option<&Path>) -> anyhow::Result<Tree> {
         let options = self.scan_options().map_err(misuse)?;
         let tree = self.read(sources, output, &options)?;
@@ -134,18 +137,31 @@ fn layer(source: &Path, output: Option<&Path>, options: &ScanOptions) -> anyhow:
     if kind.is_fifo() {
         return archive(file, source, options).map(Some);
     }
+    Ok(match archive_kind(source, &file)? {
+        Some(Packed::Compressed) => Some(archive(file, source, options)?),
+        Some(Packed::Plain) => Some(Layer::from_tar(file, source, options)?),
+        None => None,
+    })
+}
+
+/// How a tar archive lies in a file.
+pub(crate) enum Packed {
+    Plain,
+    Compressed,
+}
+
+/// Whether a file is taken for an archive; `None` for one that becomes a file of an image.
+pub(crate) fn archive_kind(source: &Path, file: &File) -> anyhow::Result<Option<Packed>> {
+    let shown = || source.display().to_string();
     let Some(name) = source.file_name() else { bail!("{} has no name", shown()) };
     let suffix = |suffix: &str| name.as_bytes().ends_with(suffix.as_bytes());
     let named = suffix(".tar") || suffix("tgz") || name.as_bytes().windows(5).any(|part| part == b".tar.");
-    if compressor(&file).with_context(shown)?.is_some() {
-        let is_archive = named || holds_an_archive(&file);
-        return is_archive.then(|| archive(&file, source, options)).transpose();
+    if compressor(file).with_context(shown)?.is_some() {
+        return Ok((named || holds_an_archive(file)).then_some(Packed::Compressed));
     }
     let mut magic = [0; USTAR.1.len()];
-    if file.read_exact_at(&mut magic, USTAR.0).is_ok_and(|()| &magic == USTAR.1) || suffix(".tar") {
-        return Ok(Some(Layer::from_tar(file, source, options)?));
-    }
-    Ok(None)
+    let is_plain = file.read_exact_at(&mut magic, USTAR.0).is_ok_and(|()| &magic == USTAR.1) || suffix(".tar");
+    Ok(is_plain.then_some(Packed::Plain))
 }
 
 /// An image that is made in the directory that it is made of is not part of it.
@@ -160,8 +176,8 @@ fn without_output(source: &Path, output: Option<&Path>, options: &ScanOptions) -
     options
 }
 
-/// Whether a compressed file, whatever its name, is an archive, as the layers of containers are that are named by their
-/// sums.
+/// Whether a compressed file, whatever its name, is an archive, as the layers of containers are
+/// that are named by their sums.
 fn holds_an_archive(file: &File) -> bool {
     let mut front = vec![0; USTAR.0 as usize + USTAR.1.len()];
     let read = decompressed(From { file, at: 0 }).and_then(|mut source| source.read_exact(&mut front));
@@ -230,8 +246,8 @@ fn node_of(metadata: &Metadata, options: &ScanOptions, kind: NodeKind, permissio
     }
 }
 
-/// Says what of the sources the image will not hold as it was: a line for each kind, but for files that are left out, which
-/// are named.
+/// Says what of the sources the image will not hold as it was: a line for each kind, but for files
+/// that are left out, which are named.
 fn warn_of(tree: &Tree) {
     for warning in tree.warnings() {
         if warning.kind == WarningKind::Unreadable {

@@ -95,7 +95,8 @@ fn make_sources(target: &Path) {
     }
 }
 
-/// The tree of a root file system with a shell, an init that does what it is told, and files to change.
+/// The tree of a root file system with a shell, an init that does what it is told, and files to
+/// change.
 fn make_root(machine: &Machine, tree: &Path) {
     for folder in ["bin", "sbin", "dev", "proc", "sys", "tmp"] {
         fs::create_dir_all(tree.join(folder)).expect("a folder");

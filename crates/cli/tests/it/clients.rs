@@ -30,7 +30,7 @@ fn nbdinfo_sees_what_is_offered() {
 #[test]
 fn nbdcopy_takes_an_image_in_and_out() {
     let Some([nbdcopy]) = programs("nbdcopy_takes_an_image_in_and_out", ["nbdcopy"]) else { return };
-    for codec in ["lz4", "zstd-1", "lz4-dict", "zstd-1-dict"] {
+    for codec in ["lz4", "zstd-1", "fold-dict", "lz4-dict", "zstd-1-dict"] {
         let server = Server::start(&["--size", "64M", "--codec", codec]);
         let (image, back) = (server.folder().join("image"), server.folder().join("back"));
         make_image(&image, 64);

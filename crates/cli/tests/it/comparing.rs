@@ -59,7 +59,8 @@ fn check_against_finds_what_differs() {
     assert_eq!(status.expect("a run").code(), Some(2));
 }
 
-/// A file that changes all the time is another one when it is read again, unless the writer happens to rest in between.
+/// A file that changes all the time is another one when it is read again, unless the writer happens
+/// to rest in between.
 #[test]
 fn a_pack_that_finds_a_difference_leaves_no_image() {
     let folder = TempDir::new().expect("a folder");

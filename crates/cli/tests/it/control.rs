@@ -208,7 +208,8 @@ fn the_program_says_what_it_did() {
     }
 }
 
-/// A client reads and writes while others are added and removed, and while its own disk gets another name.
+/// A client reads and writes while others are added and removed, and while its own disk gets
+/// another name.
 #[test]
 fn a_rename_and_other_disks_do_not_disturb_a_client() {
     let Some([fio]) = programs("a_rename_and_other_disks_do_not_disturb_a_client", ["fio"]) else { return };
@@ -335,7 +336,8 @@ fn a_raised_limit_lets_a_full_disk_be_written() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"][0]["limit_bytes"], Value::Null);
 }
 
-/// Several programs manage one server at the same time; each has the disks that it made, and nobody has another's.
+/// Several programs manage one server at the same time; each has the disks that it made, and nobody
+/// has another's.
 #[test]
 fn many_clients_add_and_remove_at_the_same_time() {
     const THREADS: usize = 8;
@@ -382,7 +384,8 @@ fn stop_ends_the_server_with_status_0() {
     assert!(!server.socket().exists() && !server.control().exists(), "a socket was left behind");
 }
 
-/// The command returns when another server can start in the same directory, with a client connected or not.
+/// The command returns when another server can start in the same directory, with a client connected
+/// or not.
 #[test]
 fn stop_returns_when_the_server_has_ended() {
     let mut server = Server::start(&["--size", "1M"]);

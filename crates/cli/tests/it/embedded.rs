@@ -9,7 +9,8 @@ use crate::server::{pagefold, run, run_to_fail};
 /// Bytes of the header: not a multiple of anything.
 const HEADER_BYTES: usize = 12_345;
 
-/// A tree, its image, and that image between a header and other data. Returns the function that names files beside them.
+/// A tree, its image, and that image between a header and other data. Returns the function that
+/// names files beside them.
 fn place(folder: &TempDir, options: &[&str]) -> impl Fn(&str) -> String {
     let path = folder.path().to_owned();
     let at = move |name: &str| path.join(name).to_str().expect("a plain path").to_owned();

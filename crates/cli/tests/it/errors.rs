@@ -63,7 +63,8 @@ fn stat_of_nothing_fails() {
     assert_names(&run_to_fail(&mut server.ask(&["stat", "other"])), &["'other'"]);
 }
 
-/// A full disk behind standard output is named; who reads no more is no error, but for an image that is not whole.
+/// A full disk behind standard output is named; who reads no more is no error, but for an image
+/// that is not whole.
 #[test]
 fn standard_output_that_fails_is_named() {
     let folder = TempDir::new().expect("a folder");

@@ -20,7 +20,8 @@ use crate::{
 const QUIET: usize = 20;
 const QUIET_BYTES: u64 = 1 << 20;
 
-/// A fio that writes noise all over a disk until it is ended, whatever it is refused, and a file in which it tells that.
+/// A fio that writes noise all over a disk until it is ended, whatever it is refused, and a file in
+/// which it tells that.
 fn greedy(fio: &Path, uri: &str, errors: &Path) -> Ended {
     let child = Command::new(fio)
         .args(["--name=greedy", "--ioengine=nbd", "--rw=randwrite", "--bs=64k", "--iodepth=32", "--size=32M"])
@@ -32,8 +33,8 @@ fn greedy(fio: &Path, uri: &str, errors: &Path) -> Ended {
     Ended(child.expect("fio starts"))
 }
 
-/// Writes a little on each disk, 50 pages a second, reads it back and verifies it. Returns the 99th percentiles of the writes'
-/// latencies.
+/// Writes a little on each disk, 50 pages a second, reads it back and verifies it. Returns the 99th
+/// percentiles of the writes' latencies.
 fn quiet(fio: &Path, server: &Server, disks: &[String]) -> Vec<Duration> {
     let mut command = Command::new(fio);
     command.current_dir(server.folder()).args(["--output-format=json", "--ioengine=nbd", "--rw=randwrite", "--bs=4k"]);
@@ -62,7 +63,8 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// The greedy fork is refused, or waits, for as long as the others work, and none of them is refused anything.
+/// The greedy fork is refused, or waits, for as long as the others work, and none of them is
+/// refused anything.
 #[test]
 fn a_greedy_fork_leaves_others_their_room() {
     let Some([fio]) = programs("a_greedy_fork_leaves_others_their_room", ["fio"]) else { return };

@@ -1,4 +1,5 @@
-//! A file system on a served disk, by way of FUSE and a loop device, as a user without nbd.ko would.
+//! A file system on a served disk, by way of FUSE and a loop device, as a user without nbd.ko
+//! would.
 
 use std::{
     fs,

@@ -350,7 +350,8 @@ fn what_was_changed_is_told() {
     assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk is named 'none'"));
     assert!(fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 2 << 20), "the file of before is there");
 
-    // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has changed nothing.
+    // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has
+    // changed nothing.
     run(&mut server.ask(&["snapshot", "a", "s"]));
     clients.fill(&server, "a", &[Fill { byte: 9, page: 300, pages: 1 }]);
     let later = [(0, 3), (100, 70), (300, 1), (511, 1)];
@@ -519,7 +520,8 @@ fn forks_that_come_and_go_leave_nothing_behind() {
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
 }
 
-/// However commands of several clients meet, every snapshot is one of a disk that is there, and nothing is left behind.
+/// However commands of several clients meet, every snapshot is one of a disk that is there, and
+/// nothing is left behind.
 #[test]
 fn commands_that_meet_leave_no_snapshot_without_its_disk() {
     const THREADS: u64 = 4;

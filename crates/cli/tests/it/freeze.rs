@@ -175,7 +175,8 @@ fn an_image_holds_what_the_disk_does() {
     }
 }
 
-/// A client that writes one page after another, round after round, waits for each: at any instant the pages up to one are a round ahead.
+/// A client that writes one page after another, round after round, waits for each: at any instant
+/// the pages up to one are a round ahead.
 #[test]
 fn an_image_is_of_one_instant_of_a_disk_in_use() {
     const TEST: &str = "an_image_is_of_one_instant_of_a_disk_in_use";

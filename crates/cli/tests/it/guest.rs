@@ -1,4 +1,5 @@
-//! A virtual machine that a test starts: Debian's kernel under qemu without KVM, whose only program is the test's shell script.
+//! A virtual machine that a test starts: Debian's kernel under qemu without KVM, whose only program
+//! is the test's shell script.
 //!
 //! `scripts/guest` fetches the kernel and the shell.
 
@@ -20,7 +21,8 @@ use tempfile::TempDir;
 /// The most that a test waits for anything of a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is run first: afterwards there are busybox's programs, and the disks as `/dev/vda` and so on.
+/// What is run first: afterwards there are busybox's programs, and the disks as `/dev/vda` and so
+/// on.
 const BEGIN: &str = "#!/busybox sh
 /busybox mkdir /bin /dev /proc /sys /tmp /root
 /busybox --install -s /bin
@@ -92,12 +94,14 @@ impl Machine {
         self.parts.join("busybox")
     }
 
-    /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`: `file=URI` and options.
+    /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`:
+    /// `file=URI` and options.
     pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
         self.start_from(disks, &initramfs(&self.parts, RUN, script))
     }
 
-    /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes over.
+    /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes
+    /// over.
     pub(crate) fn boot(&self, disks: &[String]) -> Guest {
         self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, ""))
     }
@@ -127,7 +131,8 @@ impl Machine {
 }
 
 impl Guest {
-    /// Waits for a line of the console that begins with `start`, after those that were waited for before, and returns its rest.
+    /// Waits for a line of the console that begins with `start`, after those that were waited for
+    /// before, and returns its rest.
     pub(crate) fn wait_for(&mut self, start: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         let mut lines = self.console.lines.lock().expect("lines");
@@ -198,7 +203,8 @@ impl Guest {
         self.off();
     }
 
-    /// Ends the machine as a loss of power does to the guest. What it asked of its disks before is done, and nothing comes after.
+    /// Ends the machine as a loss of power does to the guest. What it asked of its disks before is
+    /// done, and nothing comes after.
     pub(crate) fn cut(mut self) {
         self.qmp("quit", &json!({}));
         self.off();
@@ -284,7 +290,8 @@ impl Archive {
     fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.number += 1;
         let (links, name_bytes, size_bytes) = (1, name.len() as u32 + 1, content.len() as u32);
-        // inode, mode, owner, group, links, time, size, device, device's number (two each), the name's bytes, no checksum
+        // inode, mode, owner, group, links, time, size, device, device's number (two each), the
+        // name's bytes, no checksum
         let fields = [self.number, mode, 0, 0, links, 0, size_bytes, 0, 0, 0, 0, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         fields.iter().for_each(|field| self.bytes.extend_from_slice(format!("{field:08x}").as_bytes()));

@@ -1,5 +1,6 @@
 //! The `pagefold` program with the real clients of its users.
 
+mod advise;
 mod bases;
 mod boot;
 mod clients;

@@ -62,7 +62,8 @@ impl Client {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        // Fixed newstyle and no zeros; then the option EXPORT_NAME, which is answered with the size and flags.
+        // Fixed newstyle and no zeros; then the option EXPORT_NAME, which is answered with the size
+        // and flags.
         let name = [&3_u32.to_be_bytes(), &b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &(export.len() as u32).to_be_bytes()];
         stream.write_all(&[&name.concat(), export.as_bytes()].concat()).expect("an option is sent");
         stream.read_exact(&mut [0; 10]).expect("an export");
@@ -82,7 +83,8 @@ impl Client {
         stream.write_all(&header.concat()).and_then(|()| stream.write_all(payload)).expect("a request is sent");
     }
 
-    /// Whether the request was done; without room it is not. All requests in flight are of `kind` and `len_bytes`.
+    /// Whether the request was done; without room it is not. All requests in flight are of `kind`
+    /// and `len_bytes`.
     fn reply(&self, kind: u16, len_bytes: usize) -> bool {
         let mut stream = &self.0;
         let mut header = [0; 16];
@@ -95,7 +97,8 @@ impl Client {
         error == 0
     }
 
-    /// Has eight requests in flight, of one kind and size, at places that `numbers` chooses below `end`. Returns how many were refused.
+    /// Has eight requests in flight, of one kind and size, at places that `numbers` chooses below
+    /// `end`. Returns how many were refused.
     fn burst(&self, numbers: &mut Numbers, kind: u16, len_bytes: usize, end: u64) -> usize {
         const DEPTH: usize = 8;
         let pages = if kind == WRITE { numbers.pages(len_bytes) } else { Vec::new() };

@@ -83,7 +83,8 @@ impl Place {
         true
     }
 
-    /// A program that another test starts has this one's open files until it is executed: meanwhile the mount is busy.
+    /// A program that another test starts has this one's open files until it is executed: meanwhile
+    /// the mount is busy.
     fn unmount(&self) {
         let mut command = Command::new("fusermount3");
         command.arg("-u").arg(self.at("mount"));
@@ -177,7 +178,8 @@ fn everything(root: &Path) {
     let _ = lsetxattr(root.join("text-4095"), "system.posix_acl_access", &acl, XattrFlags::empty());
 }
 
-/// All that `lstat`, `readlink`, `listxattr` and `getxattr` say, but for numbers that are the file system's own.
+/// All that `lstat`, `readlink`, `listxattr` and `getxattr` say, but for numbers that are the file
+/// system's own.
 #[derive(Debug, PartialEq, Eq)]
 struct Facts {
     mode: u32,
@@ -341,7 +343,8 @@ fn an_image_behind_a_header_is_mounted() {
     assert!(message.contains("at byte 1501 is not an EROFS image") && !place.is_mounted(), "{message}");
 }
 
-/// More threads than files may be open: the mount works, and does not end after it was said to be there.
+/// More threads than files may be open: the mount works, and does not end after it was said to be
+/// there.
 #[test]
 fn threads_beyond_reason_are_not_started() {
     const TEST: &str = "threads_beyond_reason_are_not_started";
@@ -400,8 +403,8 @@ fn threads_read_anywhere_at_once() {
     until("the process ends with the last user", || place.servers() == 0);
 }
 
-/// A mount in the foreground, killed with this value.
-/// Mounts, reads and unmounts as a user whom nothing is allowed to, in a table of mounts of its own. Elsewhere `/dev/fuse` is for all; where
+/// A mount in the foreground, killed with this value. Mounts, reads and unmounts as a user whom
+/// nothing is allowed to, in a table of mounts of its own. Elsewhere `/dev/fuse` is for all; where
 /// it is root's, the test gets one that is for all.
 const AS_A_USER: &str = r#"
 set -e

@@ -111,7 +111,8 @@ fn a_place_of_others_is_refused() {
     assert!(message.contains("belongs to user 65534"), "{message}");
 }
 
-/// A user has a directory by default; root's is `/run/pagefold`, where a server of this machine may be.
+/// A user has a directory by default; root's is `/run/pagefold`, where a server of this machine may
+/// be.
 #[test]
 fn every_command_finds_a_users_server() {
     let test = "every_command_finds_a_users_server";

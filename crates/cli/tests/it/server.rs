@@ -187,7 +187,8 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// A child that ends with this value: one that outlived a test that failed would hold the output of all tests open.
+/// A child that ends with this value: one that outlived a test that failed would hold the output of
+/// all tests open.
 pub(crate) struct Ended(pub(crate) Child);
 
 impl Drop for Ended {
@@ -197,7 +198,8 @@ impl Drop for Ended {
     }
 }
 
-/// Whether a child would ignore the signal, as this process does: a shell has that so for SIGINT in what it starts with `&`.
+/// Whether a child would ignore the signal, as this process does: a shell has that so for SIGINT in
+/// what it starts with `&`.
 pub(crate) fn is_ignored(test: &str, signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("a process's status");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("what it ignores");
@@ -209,7 +211,8 @@ pub(crate) fn is_ignored(test: &str, signal: Signal) -> bool {
     is_ignored
 }
 
-/// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian does not have.
+/// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian
+/// does not have.
 pub(crate) fn send(signal: Signal, child: &Child) {
     kill_process(Pid::from_child(child), signal).expect("the child is there");
 }

@@ -29,7 +29,8 @@ fn sigterm_and_sigint_end_it_cleanly() {
     }
 }
 
-/// A client in the middle of its work neither stops the server from ending nor loses an answered write.
+/// A client in the middle of its work neither stops the server from ending nor loses an answered
+/// write.
 #[test]
 fn it_ends_while_clients_work() {
     let Some([fio]) = programs("it_ends_while_clients_work", ["fio"]) else { return };
@@ -73,7 +74,8 @@ fn a_signal_that_is_to_be_ignored_is() {
     assert!(server.0.wait().expect("a child").success());
 }
 
-/// Its clients get errors and nothing of them hangs. The next server in the directory has what files hold: forks are gone.
+/// Its clients get errors and nothing of them hangs. The next server in the directory has what
+/// files hold: forks are gone.
 #[test]
 fn a_server_that_is_killed_leaves_its_bases() {
     const FORKS: usize = 2;

@@ -1,4 +1,5 @@
-//! What `pagefold pack` makes images of: several sources, compressed archives, files that cannot be read.
+//! What `pagefold pack` makes images of: several sources, compressed archives, files that cannot be
+//! read.
 
 use std::{
     fs::{self, File},
@@ -12,7 +13,8 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run_to_fail};
 
-/// Runs `command`, which must succeed, and returns what it wrote to standard output and to standard error.
+/// Runs `command`, which must succeed, and returns what it wrote to standard output and to standard
+/// error.
 #[track_caller]
 fn done(command: &mut Command) -> (String, String) {
     let output = command.output().expect("the program starts");

@@ -1,4 +1,5 @@
-//! How a server starts and ends beside other programs: a command of its own, its parent, a service manager.
+//! How a server starts and ends beside other programs: a command of its own, its parent, a service
+//! manager.
 
 use std::{
     fs,

@@ -28,7 +28,8 @@ fn waits(server: &Server) -> bool {
     server.total("waiting_requests") > 0
 }
 
-/// A server whose disk `a` cannot hold the image in its folder, and nbdcopy that waits to write it there.
+/// A server whose disk `a` cannot hold the image in its folder, and nbdcopy that waits to write it
+/// there.
 fn start(nbdcopy: &std::path::Path) -> (Server, Ended) {
     let server = Server::start(&["--memory-limit", "8M", "--when-full", "wait", "--export", "name=a,size=32M"]);
     let image = server.folder().join("image");
@@ -137,7 +138,8 @@ fn assert_stored(server: &Server, len: &str, sum: &str) {
     assert_eq!(found.trim(), sum);
 }
 
-/// The machine stops at the limit, and goes on when that was raised: `werror=enospc` is qemu's default.
+/// The machine stops at the limit, and goes on when that was raised: `werror=enospc` is qemu's
+/// default.
 #[test]
 fn a_guest_that_was_stopped_at_the_limit_goes_on() {
     let Some(machine) = Machine::find("a_guest_that_was_stopped_at_the_limit_goes_on") else { return };

@@ -6,7 +6,8 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run};
 
-/// A command line, its words apart, and what the message names. `@` is a folder with a `tree` and an `image`.
+/// A command line, its words apart, and what the message names. `@` is a folder with a `tree` and
+/// an `image`.
 const WRONG: &[(&[&str], &[&str])] = &[
     (&[], &["which command"]),
     (&["frobnicate"], &["'frobnicate'"]),
@@ -39,7 +40,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "--codec", "lz5"], &["--codec", "'lz5'", "lz4", "zstd"]),
     (&["serve", "--codec", "zstd-23"], &["'zstd-23'", "-7 to 22"]),
     (&["serve", "--codec", "zstd,23"], &["zstd", "23", "-7 to 22"]),
-    (&["serve", "--codec", "lz4hc-dict"], &["'lz4hc-dict'", "lz4-dict", "zstd-LEVEL-dict"]),
+    (&["serve", "--codec", "lz4hc-dict"], &["'lz4hc-dict'", "fold-dict", "lz4-dict", "zstd-LEVEL-dict"]),
     (&["serve", "--codec", ""], &["--codec"]),
     // serve: the rest
     (&["serve", "--tcp", "nowhere"], &["--tcp", "nowhere"]),

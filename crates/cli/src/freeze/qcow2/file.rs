@@ -1,11 +1,13 @@
-//! A qcow2 file (version 3) that is written from front to back. The format is QEMU's `docs/interop/qcow2.txt`.
+//! A qcow2 file (version 3) that is written from front to back. The format is QEMU's
+//! `docs/interop/qcow2.txt`.
 //!
 //! ```text
 //! | header | first table | content, second table | content, second table | ... | reference table | reference counts |
 //! ```
 //!
-//! Each part begins at a cluster of the file. A second table follows the content that it names. Compressed clusters follow one another byte by
-//! byte within clusters of the file. The header is written last: until then the file is not a qcow2 image.
+//! Each part begins at a cluster of the file. A second table follows the content that it names.
+//! Compressed clusters follow one another byte by byte within clusters of the file. The header is
+//! written last: until then the file is not a qcow2 image.
 //!
 //! ```text
 //! entry of a second table, bits 63 to 0

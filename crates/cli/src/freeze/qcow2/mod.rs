@@ -38,7 +38,8 @@ struct Stretch {
     zeros: bool,
 }
 
-/// Writes the disk to `out`, an empty file, compressed if there is a level, and tells `watch` how far it is.
+/// Writes the disk to `out`, an empty file, compressed if there is a level, and tells `watch` how
+/// far it is.
 pub(super) fn write(
     source: Source<'_>,
     out: &File,

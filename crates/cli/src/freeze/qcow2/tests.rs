@@ -14,7 +14,8 @@ struct Disk {
     changes: Vec<Change>,
 }
 
-/// What is done to a disk: a stretch in sectors becomes this byte over and over, or bytes as chance has it.
+/// What is done to a disk: a stretch in sectors becomes this byte over and over, or bytes as chance
+/// has it.
 #[derive(Clone, Copy, Debug)]
 struct Fill {
     first: u64,
@@ -79,7 +80,8 @@ impl Disk {
         fs::read(path).expect("an image")
     }
 
-    /// What `qemu-img` says of where zeros and content are: where each begins, and how many bytes it has.
+    /// What `qemu-img` says of where zeros and content are: where each begins, and how many bytes
+    /// it has.
     fn map(&self, qemu_img: &Path, what: &str) -> Vec<(u64, u64)> {
         let said = qemu(qemu_img, &["map", "--output=json", &self.at("disk.qcow2")]);
         let found: Vec<serde_json::Value> = serde_json::from_str(&said).expect("JSON");
@@ -105,7 +107,8 @@ fn fill() -> impl Strategy<Value = Fill> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For a disk of any size with anything on it, QEMU finds the image clean and equal to the disk, and so it is for any number of threads.
+    /// For a disk of any size with anything on it, QEMU finds the image clean and equal to the
+    /// disk, and so it is for any number of threads.
     #[test]
     fn an_image_is_what_the_disk_is(
         sectors in 1..6000u64,

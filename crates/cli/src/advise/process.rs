@@ -1,0 +1,239 @@
+//! A process's own memory: the pages that the system would have to swap out.
+//!
+//! `smaps` lists the mappings, `pagemap` has a word for each page (kernel document
+//! `admin-guide/mm/pagemap.rst`): bit 63 says that the page is in RAM, 62 that it is swapped out,
+//! 61 that it belongs to a file or is shared. Pages of files that the process has not changed are
+//! left out: the system drops these and reads them from the files again.
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind},
+    os::unix::fs::FileExt,
+    sync::Arc,
+    time::Instant,
+};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_erofs::Span;
+use rustix::param::page_size;
+
+use super::{
+    input::{Files, Input, Kind, Names, Skipped},
+    stratum::Stratum,
+    walk::is_denied,
+};
+
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+
+/// Words of `pagemap` that are read at once.
+const WORDS: usize = 1 << 16;
+
+/// A mapping, as `smaps` has it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Mapping {
+    from: u64,
+    to: u64,
+    readable: bool,
+    /// Whether it is of a file that pages can be read from again.
+    of_file: bool,
+    /// Bytes in RAM or swapped out.
+    held_bytes: u64,
+    /// Memory of a device, or special memory of the kernel.
+    special: bool,
+}
+
+/// Looks at the memory of process `pid` until `end`.
+pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
+    if pid == std::process::id() {
+        bail!("process {pid} is this program, whose memory changes while it is looked at: give another process");
+    }
+    let refused = |error: io::Error| explain(pid, error);
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).map_err(refused)?;
+    let memory = File::open(format!("/proc/{pid}/mem")).map_err(refused)?;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(refused)?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let mappings = mappings(&smaps);
+    if mappings.is_empty() {
+        bail!("process {pid} has no memory: it has ended, or it is a thread of the kernel");
+    }
+    let mut parts = Vec::new();
+    let mut skipped = Skipped::default();
+    for mapping in mappings.iter().filter(|mapping| mapping.held_bytes > 0) {
+        if mapping.special {
+            continue;
+        }
+        if !mapping.readable {
+            skipped.unreadable += 1;
+        } else if Instant::now() >= end
+            || !add_pages(mapping, &pagemap, end, &mut parts, &mut skipped).map_err(refused)?
+        {
+            skipped.more = true;
+            break;
+        }
+    }
+    let len: u64 = parts.iter().map(|part| part.len).sum();
+    ensure!(len > 0, "process {pid} has no memory of its own that can be read");
+    let mut stratum = Stratum::default();
+    stratum.add(0, 0, len);
+    Ok(Input {
+        kind: Kind::Process,
+        name: format!("process {pid} ({})", name.trim_end()),
+        files: Files::Parts(Arc::new(memory), parts),
+        strata: vec![stratum],
+        names: Names { files: 1, ..Names::default() },
+        skipped,
+        hole_bytes: 0,
+    })
+}
+
+fn explain(pid: u32, error: io::Error) -> anyhow::Error {
+    if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) {
+        return anyhow!("process {pid} does not exist, or has ended");
+    }
+    if !is_denied(&error) {
+        return anyhow::Error::new(error).context(format!("reading the memory of process {pid}"));
+    }
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let scope = match scope.trim() {
+        "" | "0" => String::new(),
+        scope => format!(" (kernel.yama.ptrace_scope is {scope}, which forbids it to other users than root)"),
+    };
+    anyhow!("reading the memory of process {pid}: permission denied{scope}; run this as root, or with CAP_SYS_PTRACE")
+}
+
+/// Adds the pages of a mapping that are its process's own. False: the time is over.
+fn add_pages(
+    mapping: &Mapping,
+    pagemap: &File,
+    end: Instant,
+    parts: &mut Vec<Span>,
+    skipped: &mut Skipped,
+) -> io::Result<bool> {
+    let page_bytes = page_size() as u64;
+    let pages = (mapping.to - mapping.from) / page_bytes;
+    let mut bytes = vec![0; WORDS * 8];
+    let mut at = 0;
+    while at < pages {
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        let count = (pages - at).min(WORDS as u64);
+        let offset = (mapping.from / page_bytes + at) * 8;
+        let len = pagemap.read_at(&mut bytes[..count as usize * 8], offset)? / 8;
+        if len == 0 {
+            // Unmapped meanwhile.
+            break;
+        }
+        for (number, word) in bytes[..len * 8].chunks_exact(8).enumerate() {
+            let word = u64::from_ne_bytes(word.try_into().unwrap_or_default());
+            if word & (PRESENT | SWAPPED) == 0 {
+                continue;
+            }
+            if mapping.of_file && word & OF_FILE != 0 {
+                skipped.of_files_bytes += page_bytes;
+                continue;
+            }
+            let source = mapping.from + (at + number as u64) * page_bytes;
+            match parts.last_mut() {
+                Some(last) if last.source + last.len == source => last.len += page_bytes,
+                last => {
+                    let at = last.map_or(0, |last| last.at + last.len);
+                    parts.push(Span { at, len: page_bytes, source });
+                }
+            }
+        }
+        at += len as u64;
+    }
+    Ok(true)
+}
+
+/// The mappings that `smaps` lists.
+fn mappings(smaps: &str) -> Vec<Mapping> {
+    let mut found: Vec<Mapping> = Vec::new();
+    for line in smaps.lines() {
+        match line.split_once(' ') {
+            Some((range, rest)) if !range.ends_with(':') => found.extend(mapping(range, rest)),
+            Some((key, value)) => {
+                let Some(last) = found.last_mut() else { continue };
+                let kib = || value.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+                match key {
+                    "Rss:" | "Swap:" => last.held_bytes = last.held_bytes.saturating_add(kib().saturating_mul(1024)),
+                    // Memory of a device, and pages that only the kernel knows.
+                    "VmFlags:" => last.special |= value.split(' ').any(|flag| flag == "io" || flag == "pf"),
+                    _ => {}
+                }
+            }
+            None => {}
+        }
+    }
+    found
+}
+
+/// `from-to`, and `rw-p offset device inode path`.
+fn mapping(range: &str, rest: &str) -> Option<Mapping> {
+    let (from, to) = range.split_once('-')?;
+    let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).ok());
+    let mut words = rest.split_ascii_whitespace();
+    let permissions = words.next()?;
+    let inode = words.nth(2)?;
+    let path = words.next().unwrap_or_default();
+    // The system swaps what is in these.
+    let in_memory = ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|start| path.starts_with(start));
+    Some(Mapping {
+        from: from?,
+        to: to.filter(|to| Some(*to) >= from)?,
+        readable: permissions.starts_with('r'),
+        of_file: inode != "0" && !in_memory,
+        held_bytes: 0,
+        special: ["[vvar", "[vdso", "[vsyscall"].iter().any(|start| path.starts_with(start))
+            || path.starts_with("/dev/") && !in_memory,
+    })
+}
+
+/// The memory that a new process may have without swapping.
+pub(super) fn available_bytes() -> anyhow::Result<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kib.context("/proc/meminfo does not say what is available: give --memory")?.saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_told_apart() {
+        let smaps = "\
+00400000-00401000 r-xp 00000000 fe:00 123   /usr/bin/a program
+Rss:                   4 kB
+Swap:                  0 kB
+VmFlags: rd ex mr mw me
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0
+Rss:                 512 kB
+Swap:                 12 kB
+VmFlags: rd wr mr mw me ac
+7f0000100000-7f0000200000 ---p 00000000 00:00 0
+Rss:                   0 kB
+7f0000200000-7f0000300000 rw-s 00000000 00:05 9   /dev/nvidia0
+VmFlags: rd wr sh io pf
+7f0000300000-7f0000400000 rw-s 00000000 00:05 9   /dev/shm/a
+7fff00000000-7fff00001000 r--p 00000000 00:00 0   [vvar]
+nonsense
+";
+        let found = mappings(smaps);
+        let brief: Vec<_> = found.iter().map(|m| (m.readable, m.of_file, m.held_bytes >> 10, m.special)).collect();
+        let expected = [
+            (true, true, 4, false),
+            (true, false, 524, false),
+            (false, false, 0, false),
+            (true, true, 0, true),
+            (true, false, 0, false),
+            (true, false, 0, true),
+        ];
+        assert_eq!(brief, expected);
+        assert_eq!((found[0].from, found[0].to), (0x40_0000, 0x40_1000));
+    }
+}

@@ -1,0 +1,37 @@
+//! What work takes, whatever else the machine does.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// The time that this thread has had a processor.
+pub(super) fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+}
+
+/// What 99 of 100 of these times are below; 0 if there are none.
+pub(super) fn p99(mut times_ns: Vec<u64>) -> u64 {
+    times_ns.sort_unstable();
+    times_ns.get(times_ns.len() * 99 / 100).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_a_hundred_may_take_longer() {
+        assert_eq!(p99(Vec::new()), 0);
+        assert_eq!(p99(vec![7]), 7);
+        assert_eq!(p99((0..100).rev().collect()), 99);
+        assert_eq!(p99((0..1000).rev().collect()), 990);
+    }
+
+    #[test]
+    fn waiting_takes_no_processor() {
+        let before = processor_time();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(processor_time() - before < Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,278 @@
+//! The files below a directory, and the stretches of a file that hold data.
+
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Seek, SeekFrom},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::{SeekFrom as Sparse, seek};
+
+use crate::source::archive_kind;
+
+use super::{
+    input::{Files, Input, Kind, Names, Skipped},
+    stratum::{Stratum, UNIT_BYTES},
+};
+
+/// The longest files of each stratum. Longer ones are cut into units, in a stratum of their own.
+const STRATA: [u64; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
+
+/// After so many stretches of data the rest of a file counts as one.
+const MOST_STRETCHES: usize = 1 << 18;
+
+/// Looks at what `path` names until `end`, with so many threads.
+pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
+    let shown = || path.display().to_string();
+    let metadata = fs::metadata(path).with_context(shown)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return directory(path, end, threads);
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        let what = if kind.is_fifo() {
+            "a pipe"
+        } else if kind.is_socket() {
+            "a socket"
+        } else {
+            "a character device"
+        };
+        bail!("{}: {what}; give a directory, a file or a block device, or --pid for a process", shown());
+    }
+    let mut file = File::open(path).with_context(shown)?;
+    if kind.is_file() && archive_kind(path, &file)?.is_some() {
+        bail!("{}: an archive, whose files 'pagefold pack' takes: unpack it and give the directory", shown());
+    }
+    let len = file.seek(SeekFrom::End(0)).with_context(shown)?;
+    ensure!(len > 0, "{}: it is empty, so there is nothing to advise on", shown());
+    let mut stratum = Stratum::default();
+    let data_bytes = add_data(&mut stratum, 0, &file, len);
+    Ok(Input {
+        kind: if kind.is_file() { Kind::File } else { Kind::Device },
+        name: shown(),
+        files: Files::One(Arc::new(file)),
+        strata: vec![stratum],
+        names: Names { files: 1, ..Names::default() },
+        skipped: Skipped::default(),
+        hole_bytes: len - data_bytes,
+    })
+}
+
+/// Adds the units of a file of `len` bytes that hold any data, and returns their bytes.
+fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64) -> u64 {
+    let (mut at, mut added) = (0, 0);
+    for stretch in 0.. {
+        let next = match seek(file, Sparse::Data(at)) {
+            Ok(next) => next.max(at).min(len),
+            Err(rustix::io::Errno::NXIO) => break,
+            // What knows no holes has none.
+            Err(_) => at,
+        };
+        let from = next / UNIT_BYTES * UNIT_BYTES;
+        let to = match seek(file, Sparse::Hole(next)) {
+            Ok(hole) if stretch < MOST_STRETCHES => hole.min(len).next_multiple_of(UNIT_BYTES).min(len),
+            _ => len,
+        };
+        let from = from.max(at);
+        if from >= to {
+            break;
+        }
+        stratum.add(number, from, to - from);
+        (at, added) = (to, added + (to - from));
+        if at >= len {
+            break;
+        }
+    }
+    added
+}
+
+/// What a thread found.
+#[derive(Default)]
+struct Found {
+    directories: Vec<PathBuf>,
+    /// The directory's number among these, the name, and the length.
+    files: Vec<(u32, Box<std::ffi::OsStr>, u64)>,
+    /// Those with fewer blocks than their length takes.
+    sparse: HashSet<usize>,
+    names: Names,
+    unreadable: u64,
+}
+
+/// Directories that nobody has read yet.
+#[derive(Default)]
+struct Pending {
+    directories: Vec<PathBuf>,
+    /// Threads that read one now, and may find more.
+    busy: usize,
+}
+
+struct Walk {
+    pending: Mutex<Pending>,
+    /// Files with several names that were counted.
+    linked: Mutex<HashSet<(u64, u64)>>,
+    end: Instant,
+}
+
+impl Walk {
+    fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) -> Found {
+        let mut found = Found::default();
+        loop {
+            let mut pending = self.pending();
+            let Some(directory) = pending.directories.pop() else {
+                if pending.busy == 0 {
+                    return found;
+                }
+                drop(pending);
+                thread::sleep(Duration::from_micros(200));
+                continue;
+            };
+            pending.busy += 1;
+            drop(pending);
+            let in_time = self.read(directory, &mut found);
+            let mut pending = self.pending();
+            pending.busy -= 1;
+            if !in_time {
+                return found;
+            }
+        }
+    }
+
+    /// Counts what is in a directory. False: the time is over.
+    fn read(&self, path: PathBuf, found: &mut Found) -> bool {
+        let Ok(entries) = fs::read_dir(&path) else {
+            found.unreadable += 1;
+            return Instant::now() < self.end;
+        };
+        let number = found.directories.len() as u32;
+        found.names.directories += 1;
+        // Entries of 12 bytes for itself, its parent, and each name.
+        found.names.directory_bytes += 27;
+        let mut below = Vec::new();
+        let mut in_time = true;
+        for (count, entry) in entries.enumerate() {
+            // A directory may have millions of names.
+            if count % 256 == 255 && Instant::now() >= self.end {
+                in_time = false;
+                break;
+            }
+            let Ok(entry) = entry else {
+                found.unreadable += 1;
+                break;
+            };
+            let Ok(metadata) = entry.metadata() else {
+                found.unreadable += 1;
+                continue;
+            };
+            let name = entry.file_name();
+            found.names.directory_bytes += 12 + name.as_bytes().len() as u64;
+            if metadata.is_dir() {
+                below.push(path.join(name));
+            } else if metadata.is_file() {
+                self.add_file(found, number, name, &metadata);
+            } else {
+                found.names.others += 1;
+                found.names.target_bytes += if metadata.is_symlink() { metadata.len() } else { 0 };
+            }
+        }
+        found.directories.push(path);
+        self.pending().directories.append(&mut below);
+        in_time && Instant::now() < self.end
+    }
+
+    fn add_file(&self, found: &mut Found, directory: u32, name: OsString, metadata: &fs::Metadata) {
+        if metadata.nlink() > 1 {
+            let mut linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+            if !linked.insert((metadata.dev(), metadata.ino())) {
+                return;
+            }
+        }
+        found.names.files += 1;
+        if metadata.len() > UNIT_BYTES && metadata.blocks().saturating_mul(512) < metadata.len() {
+            found.sparse.insert(found.files.len());
+        }
+        if metadata.len() > 0 {
+            found.files.push((directory, name.into_boxed_os_str(), metadata.len()));
+        }
+    }
+}
+
+fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
+    // What is below it may be unreadable, but not the directory itself.
+    drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
+    let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
+    let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end };
+    let found: Vec<Found> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| walk.work())).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let mut input = Input {
+        kind: Kind::Directory,
+        name: path.display().to_string(),
+        files: Files::Many { directories: Vec::new(), files: Vec::new() },
+        strata: Vec::new(),
+        names: Names::default(),
+        skipped: Skipped { more: Instant::now() >= end, ..Skipped::default() },
+        hole_bytes: 0,
+    };
+    let mut strata: Vec<Stratum> = (0..=STRATA.len()).map(|_| Stratum::default()).collect();
+    let (mut all_directories, mut all_files) = (Vec::new(), Vec::new());
+    for found in found {
+        let first = all_directories.len() as u32;
+        for (at, (directory, name, len)) in found.files.into_iter().enumerate() {
+            let number = all_files.len() as u32;
+            let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
+            if found.sparse.contains(&at) {
+                input.hole_bytes += match File::open(found.directories[directory as usize].join(&*name)) {
+                    Ok(file) => len - add_data(stratum, number, &file, len),
+                    Err(_) => 0,
+                };
+            } else {
+                stratum.add(number, 0, len);
+            }
+            all_files.push((first + directory, name));
+        }
+        all_directories.extend(found.directories);
+        input.names.add(&found.names);
+        input.skipped.unreadable += found.unreadable;
+    }
+    strata.retain(|stratum| stratum.bytes > 0);
+    input.strata = strata;
+    input.files = Files::Many { directories: all_directories, files: all_files };
+    let named = input.names.files + input.names.others;
+    ensure!(
+        named > 0 || input.skipped.unreadable > 0,
+        "{}: no files in it, so there is nothing to advise on",
+        input.name
+    );
+    ensure!(named > 0, "{}: nothing in it can be read", input.name);
+    Ok(input)
+}
+
+impl Names {
+    fn add(&mut self, other: &Self) {
+        self.files += other.files;
+        self.directories += other.directories;
+        self.others += other.others;
+        self.directory_bytes += other.directory_bytes;
+        self.target_bytes += other.target_bytes;
+    }
+}
+
+/// Whether an error says that a file may not be read.
+pub(super) fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}

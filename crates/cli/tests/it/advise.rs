@@ -1,0 +1,422 @@
+//! What `pagefold advise` says of data, beside what packing and serving them then takes.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::Write,
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixListener,
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_testing::{programs, skip_for_good};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tempfile::TempDir;
+
+use crate::server::{Ended, Server, pagefold, run, run_to_fail};
+
+/// Bytes of the larger inputs, and of the samples that are taken of them.
+const WHOLE_BYTES: usize = 12 << 20;
+const SAMPLE: &str = "4M";
+
+/// The figures of a report, by subject and metric, and the commands that it names.
+struct Advice {
+    figures: HashMap<(String, String), u64>,
+    commands: Vec<String>,
+}
+
+fn advise(args: &[&str]) -> Advice {
+    let output = run(pagefold().args(["advise", "--json"]).args(args));
+    let mut advice = Advice { figures: HashMap::new(), commands: Vec::new() };
+    for line in output.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let text = |key: &str| line[key].as_str().expect("text").to_owned();
+        assert_eq!(text("bench"), "advise");
+        if line["metric"] == "command" {
+            advice.commands.push(text("subject"));
+        }
+        advice.figures.insert((text("subject"), text("metric")), line["value"].as_u64().expect("a number"));
+    }
+    advice
+}
+
+impl Advice {
+    fn figure(&self, subject: &str, metric: &str) -> u64 {
+        let found = self.figures.get(&(subject.to_owned(), metric.to_owned()));
+        *found.unwrap_or_else(|| panic!("no {metric} of {subject} in {:?}", self.figures))
+    }
+
+    /// The truth lies in the interval, but for one case of twenty, in which it is not far from it.
+    fn holds(&self, what: &str, subject: &str, metric: &str, truth: u64) {
+        let [value, low, high] =
+            ["", "_low", "_high"].map(|end| self.figure(subject, &format!("{metric}{end}")) as f64);
+        let slack = (high - low) / 2.0 + 0.04 * value + 8192.0;
+        let truth = truth as f64;
+        assert!(
+            low - slack <= truth && truth <= high + slack,
+            "{what}: {metric} of {subject} is {truth}, and was to be {value} ({low} to {high})"
+        );
+    }
+}
+
+/// Bytes that differ from each other without end (xorshift).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+
+    /// Lines of a log, which compress as such do.
+    fn text(&mut self, len: usize) -> Vec<u8> {
+        let mut text = Vec::with_capacity(len + 100);
+        while text.len() < len {
+            let (number, word) = (self.next() % 1_000_000, self.next() % 61);
+            writeln!(text, "{number:06} the request of client {word} took {} ms", self.next() % 997).expect("memory");
+        }
+        text.truncate(len);
+        text
+    }
+}
+
+fn path(folder: &TempDir, name: &str) -> String {
+    folder.path().join(name).to_str().expect("a plain path").to_owned()
+}
+
+/// Bytes of the image that `pack` makes.
+fn packed_bytes(folder: &TempDir, source: &str, codec: &str, cluster: &str) -> u64 {
+    let image = path(folder, "packed.erofs");
+    run(pagefold().args(["pack", "--no-verify", "--codec", codec, "--cluster", cluster, source, "-o", &image]));
+    fs::metadata(image).expect("an image").len()
+}
+
+/// Memory of a server, but for its clients', after this file was written to a disk of it.
+fn served_bytes(file: &str, nbdcopy: &Path) -> u64 {
+    let server = Server::start(&["--size", &fs::metadata(file).expect("a file").len().to_string()]);
+    // One request at a time: memory for each thread that writes is not of the data.
+    run(Command::new(nbdcopy).args(["--connections=1", "--requests=1", file, &server.uri("")]));
+    server.total("spent_bytes") - server.total("beside_bytes")
+}
+
+/// Inputs of several kinds, each in one file.
+fn kinds() -> Vec<(&'static str, Vec<u8>)> {
+    let noise = &mut Noise(88);
+    let block = noise.text(64 << 10);
+    let mut mixed = Vec::new();
+    while mixed.len() < WHOLE_BYTES {
+        match noise.next() % 4 {
+            0 => mixed.extend(noise.bytes(300 << 10)),
+            1 => mixed.resize(mixed.len() + (500 << 10), 0),
+            _ => mixed.extend(noise.text(700 << 10)),
+        }
+    }
+    mixed.truncate(WHOLE_BYTES);
+    vec![
+        ("duplicates", block.repeat(WHOLE_BYTES >> 16)),
+        ("text", noise.text(WHOLE_BYTES)),
+        ("noise", noise.bytes(WHOLE_BYTES)),
+        ("zeros", vec![0; WHOLE_BYTES]),
+        ("mixed", mixed),
+    ]
+}
+
+#[test]
+fn forecasts_hold_for_files() {
+    let Some([nbdcopy]) = programs("forecasts_hold_for_files", ["nbdcopy"]) else { return };
+    for (name, bytes) in kinds() {
+        let folder = TempDir::new().expect("a folder");
+        let file = path(&folder, name);
+        fs::write(&file, bytes).expect("room");
+        let (memory, image) = (served_bytes(&file, &nbdcopy), packed_bytes(&folder, &file, "lz4", "4K"));
+        let small = packed_bytes(&folder, &file, "zstd,3", "64K");
+        for args in [&[&*file][..], &[&*file, "--sample", SAMPLE]] {
+            let advice = advise(args);
+            assert_eq!(advice.figure("input", "bytes"), WHOLE_BYTES as u64);
+            advice.holds(name, "disk", "spent_bytes", memory);
+            advice.holds(name, "lz4@4K", "image_bytes", image);
+            advice.holds(name, "zstd,3@64K", "image_bytes", small);
+        }
+    }
+}
+
+#[test]
+fn forecasts_hold_for_many_small_files() {
+    let folder = TempDir::new().expect("a folder");
+    let (tree, noise) = (folder.path().join("tree"), &mut Noise(5));
+    let mut bytes = 0;
+    for directory in 0..20 {
+        let directory = tree.join(format!("directory-{directory}"));
+        fs::create_dir_all(&directory).expect("a folder");
+        for number in 0..100 {
+            // Most are small, some are not.
+            let len = 1 << (noise.next() % 17);
+            let len = len + (noise.next() % len) as usize as u64;
+            bytes += len;
+            fs::write(directory.join(format!("file-{number}.log")), noise.text(len as usize)).expect("room");
+        }
+        File::create(directory.join("nothing")).expect("a file");
+        symlink("file-0.log", directory.join("link")).expect("a link");
+    }
+    fs::hard_link(tree.join("directory-0/file-0.log"), tree.join("again")).expect("a link");
+    let tree = path(&folder, "tree");
+    let image = packed_bytes(&folder, &tree, "lz4", "4K");
+    let small = packed_bytes(&folder, &tree, "zstd,3", "64K");
+    for args in [&[&*tree][..], &[&*tree, "--sample", "3M"]] {
+        let advice = advise(args);
+        assert_eq!(advice.figure("input", "bytes"), bytes);
+        assert_eq!(advice.figure("input", "files"), 2020);
+        assert_eq!(advice.figure("input", "directories"), 21);
+        advice.holds("a tree", "lz4@4K", "image_bytes", image);
+        advice.holds("a tree", "zstd,3@64K", "image_bytes", small);
+    }
+}
+
+#[test]
+fn pages_are_told_apart() {
+    let folder = TempDir::new().expect("a folder");
+    let (file, noise) = (path(&folder, "file"), &mut Noise(9));
+    let (zeros, word, raw) = ([0; 4096], 0x0102_0304_0506_0708u64.to_le_bytes().repeat(512), noise.bytes(4096));
+    let mut bytes = Vec::new();
+    for _ in 0..100 {
+        for page in [&zeros[..], &word, &raw, &noise.text(4096)] {
+            bytes.extend_from_slice(page);
+        }
+    }
+    // The last page is filled up.
+    bytes.extend(b"end");
+    fs::write(&file, bytes).expect("room");
+    let advice = advise(&[&file]);
+    for (metric, pages) in [("zero_pages", 100), ("same_pages", 100), ("huge_pages", 100), ("duplicate_pages", 99)] {
+        for end in ["", "_low", "_high"] {
+            assert_eq!(advice.figure("pages", &format!("{metric}{end}")), pages, "{metric}{end}");
+        }
+    }
+    assert_eq!(advice.figure("input", "pages"), 401);
+    assert_eq!(advice.figure("input", "read_pages"), 401);
+}
+
+#[test]
+fn a_sample_says_how_little_it_knows_of_duplicates() {
+    let folder = TempDir::new().expect("a folder");
+    let (file, half) = (path(&folder, "twice"), Noise(3).text(WHOLE_BYTES / 2));
+    fs::write(&file, half.repeat(2)).expect("room");
+    let advice = advise(&[&file, "--sample", "2M"]);
+    let [low, high] = ["duplicate_pages_low", "duplicate_pages_high"].map(|metric| advice.figure("pages", metric));
+    let truth = (WHOLE_BYTES / 2 / 4096) as u64;
+    assert!(low <= truth && truth <= high && high - low > truth, "{low} to {high}");
+}
+
+#[test]
+fn the_commands_that_it_names_work() {
+    let folder = TempDir::new().expect("a folder");
+    let disk = path(&folder, "a disk.img");
+    fs::write(&disk, Noise(4).text(8 << 20)).expect("room");
+    fs::create_dir(path(&folder, "-tree's")).expect("a folder");
+    fs::write(path(&folder, "-tree's/a"), "a").expect("a file");
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_pagefold"));
+    let directory = program.parent().expect("a directory");
+    let search = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default());
+    let mut sleeping = Ended(Command::new("sleep").arg("600").spawn().expect("a program"));
+    let pid = sleeping.0.id().to_string();
+    let mut ran = 0;
+    for args in [&["a disk.img"][..], &["./-tree's"], &["--pid", &pid]] {
+        let output =
+            pagefold().args(["advise", "--json"]).args(args).current_dir(folder.path()).output().expect("it runs");
+        if args[0] == "--pid" && !output.status.success() {
+            skip_for_good("the_commands_that_it_names_work", "memory of processes cannot be read here");
+            continue;
+        }
+        for line in String::from_utf8(output.stdout).expect("text").lines() {
+            let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            let command = line["subject"].as_str().expect("text");
+            if line["metric"] != "command" {
+                continue;
+            }
+            // A server ends when what it runs does.
+            let serves = command.starts_with("pagefold serve");
+            let command = if serves { format!("{command} --run true") } else { command.to_owned() };
+            run(Command::new("sh").args(["-c", &command]).env("PATH", &search).current_dir(folder.path()));
+            ran += 1;
+        }
+    }
+    assert!(ran >= 4, "{ran}");
+    sleeping.0.kill().expect("it sleeps");
+}
+
+#[test]
+fn the_report_is_short() {
+    let folder = TempDir::new().expect("a folder");
+    let file = path(&folder, "file");
+    fs::write(&file, Noise(2).text(2 << 20)).expect("room");
+    let report = run(pagefold().args(["advise", "--memory", "16G", &file]));
+    assert!((25..=40).contains(&report.lines().count()), "{report}");
+    let long = report.lines().find(|line| line.chars().count() > 100 && !line.contains("pagefold pack"));
+    assert_eq!(long, None);
+    assert!(report.contains("all of it read") && report.contains("fit") && report.contains("Next:"), "{report}");
+}
+
+#[test]
+fn a_process_is_looked_at() {
+    let test = "a_process_is_looked_at";
+    let Some([python]) = programs(test, ["python3"]) else { return };
+    let script =
+        "import time\nkept = [str(n) * 20 for n in range(200000)]\nprint(len(kept), flush=True)\ntime.sleep(600)";
+    let mut child = Command::new(python).args(["-c", script]).stdout(Stdio::piped()).spawn().expect("python3");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("a pipe");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("it runs");
+    let child = Ended(child);
+    let pid = child.0.id().to_string();
+    let output = pagefold().args(["advise", "--json", "--pid", &pid]).output().expect("it runs");
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains("permission denied") && message.contains("CAP_SYS_PTRACE"), "{message}");
+        return skip_for_good(test, "memory of processes cannot be read here");
+    }
+    let advice = advise(&["--pid", &pid]);
+    // The list's strings take 200,000 times 150 bytes or so.
+    let bytes = advice.figure("input", "bytes");
+    assert!((20 << 20..200 << 20).contains(&bytes), "{bytes}");
+    assert!(advice.figure("input", "of_files_bytes") > 0, "the program itself");
+    assert!(advice.figure("disk", "spent_bytes") < bytes);
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    for name in ["empty", "empty-file", "socket", "pipe"] {
+        let place = folder.path().join(name);
+        match name {
+            "empty" => fs::create_dir(place).expect("a folder"),
+            "socket" => drop(UnixListener::bind(place).expect("a socket")),
+            "pipe" => mknodat(CWD, place, FileType::Fifo, Mode::RWXU, 0).expect("a pipe"),
+            _ => drop(File::create(place).expect("a file")),
+        }
+    }
+    symlink("loop", folder.path().join("loop")).expect("a link");
+    let tar = [&[0; 257][..], b"ustar\0", &[0; 4096]].concat();
+    fs::write(folder.path().join("archive"), tar).expect("room");
+    for (name, expected) in [
+        ("missing", "No such file"),
+        ("loop", "symbolic links"),
+        ("empty", "no files in it"),
+        ("empty-file", "it is empty"),
+        ("socket", "a socket; give a directory"),
+        ("pipe", "a pipe; give a directory"),
+        ("archive", "unpack it"),
+    ] {
+        let message = run_to_fail(pagefold().args(["advise", &path(&folder, name)]));
+        assert!(message.contains(expected) && message.lines().count() == 1, "{name}: {message}");
+    }
+    let message = run_to_fail(pagefold().args(["advise", "/dev/null"]));
+    assert!(message.contains("a character device"), "{message}");
+    // Its own number is known to the shell whose place it takes.
+    let own = "exec \"$0\" advise --pid $$";
+    let message = run_to_fail(Command::new("sh").args(["-c", own, env!("CARGO_BIN_EXE_pagefold")]));
+    assert!(message.contains("is this program"), "{message}");
+    let mut ended = Command::new("true").spawn().expect("a program");
+    let pid = ended.id().to_string();
+    ended.wait().expect("it ends");
+    let message = run_to_fail(pagefold().args(["advise", "--pid", &pid]));
+    assert!(message.contains("does not exist, or has ended"), "{message}");
+    for args in [&["advise"][..], &["advise", "a", "--pid", "1"], &["advise", "--pid", "0"]] {
+        assert_eq!(pagefold().args(args).output().expect("it runs").status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn permission_is_asked_for() {
+    let test = "permission_is_asked_for";
+    if !rustix::process::geteuid().is_root() {
+        return skip_for_good(test, "only root can become another user");
+    }
+    // Others must reach the program.
+    let folder = TempDir::new().expect("a folder");
+    let program = folder.path().join("pagefold");
+    fs::copy(env!("CARGO_BIN_EXE_pagefold"), &program).expect("room");
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("a mode");
+    let closed = folder.path().join("tree/closed");
+    fs::create_dir_all(&closed).expect("a folder");
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0o700)).expect("a mode");
+    for (name, mode) in [("closed-file", 0o600), ("open", 0o644)] {
+        let place = folder.path().join("tree").join(name);
+        fs::write(&place, Noise(1).text(10_000)).expect("room");
+        fs::set_permissions(&place, PermissionsExt::from_mode(mode)).expect("a mode");
+    }
+    let as_other = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(args).uid(65534).gid(65534);
+        command
+    };
+    let own = std::process::id().to_string();
+    let message = run_to_fail(&mut as_other(&["advise", "--pid", &own]));
+    assert!(message.contains("permission denied") && message.contains("CAP_SYS_PTRACE"), "{message}");
+    let report = run(&mut as_other(&["advise", &path(&folder, "tree")]));
+    assert!(report.contains("Left out: 2 that could not be read"), "{report}");
+    assert!(report.contains("--skip-unreadable"), "{report}");
+}
+
+#[test]
+fn trees_with_all_kinds_of_files_are_walked() {
+    let folder = TempDir::new().expect("a folder");
+    let tree = folder.path().join("tree");
+    fs::create_dir_all(tree.join("a/b")).expect("a folder");
+    symlink("..", tree.join("a/up")).expect("a link");
+    symlink("b", tree.join("a/b/itself")).expect("a link");
+    symlink("missing", tree.join("dangling")).expect("a link");
+    mknodat(CWD, tree.join("pipe"), FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+    let _socket = UnixListener::bind(tree.join("socket")).expect("a socket");
+    fs::write(tree.join("a/text"), Noise(6).text(100_000)).expect("room");
+    let sparse = File::create(tree.join("sparse")).expect("a file");
+    sparse.set_len(1 << 40).expect("a file system with holes");
+    let advice = advise(&[tree.to_str().expect("a plain path")]);
+    assert_eq!(advice.figure("input", "files"), 2);
+    assert_eq!(advice.figure("input", "directories"), 3);
+    assert_eq!(advice.figure("input", "hole_bytes"), 1 << 40);
+    assert_eq!(advice.figure("input", "pages"), 25);
+}
+
+#[test]
+fn files_that_change_meanwhile_do_no_harm() {
+    let folder = TempDir::new().expect("a folder");
+    let tree = folder.path().join("tree");
+    fs::create_dir(&tree).expect("a folder");
+    let text = Noise(7).text(3 << 20);
+    for number in 0..4 {
+        fs::write(tree.join(number.to_string()), &text).expect("room");
+    }
+    let (ended, file) = (AtomicBool::new(false), tree.join("0"));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                fs::write(&file, &text[..100]).expect("room");
+                let _ = fs::remove_file(tree.join("1"));
+                fs::write(&file, &text).expect("room");
+                fs::write(tree.join("1"), &text).expect("room");
+            }
+        });
+        for place in [&tree, &file] {
+            let start = Instant::now();
+            let output = pagefold().arg("advise").arg(place).output().expect("it runs");
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() || message.lines().count() == 1, "{message}");
+            // It hangs nowhere: a minute is six times what it has, for slow machines.
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+}
