@@ -1,4 +1,5 @@
-//! Instructions counted by callgrind, against a committed table: a gate against slowdowns that a busy machine does not move.
+//! Instructions counted by callgrind, against a committed table: a gate against slowdowns that a
+//! busy machine does not move.
 
 use std::{collections::BTreeMap, env, fmt::Write, fs, path::PathBuf, process::Command};
 
@@ -17,8 +18,8 @@ pub(crate) struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// Counts, and writes the table or fails where a count is above the table's. Without valgrind, or with a table of another
-    /// compiler or processor, it says so and does neither.
+    /// Counts, and writes the table or fails where a count is above the table's. Without valgrind,
+    /// or with a table of another compiler or processor, it says so and does neither.
     pub(crate) fn run(
         &self,
         update: bool,
@@ -76,8 +77,9 @@ fn skipped(why: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What counts depend on besides the source: the compiler, and which instructions the processor has, as codecs and the C library
-/// look for them at run time. Under valgrind that is no more than AVX2 and its like.
+/// What counts depend on besides the source: the compiler, and which instructions the processor
+/// has, as codecs and the C library look for them at run time. Under valgrind that is no more than
+/// AVX2 and its like.
 fn made_with() -> String {
     let rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
     let rustc = rustc.map_or_else(
@@ -97,7 +99,8 @@ fn made_with() -> String {
     text
 }
 
-/// Runs this program with `args` under callgrind, collecting only inside the function that `function` names, with wildcards.
+/// Runs this program with `args` under callgrind, collecting only inside the function that
+/// `function` names, with wildcards.
 pub(crate) fn counted(function: &str, args: &[&str]) -> anyhow::Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])

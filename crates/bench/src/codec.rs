@@ -1,4 +1,5 @@
-//! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same pages.
+//! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same
+//! pages.
 
 mod corpus;
 pub(crate) mod files;
@@ -14,7 +15,7 @@ mod verdict;
 
 use std::path::PathBuf;
 
-use crate::report::Figure;
+use crate::figure::Figure;
 use corpus::Corpus;
 use kinds::{Kind, Set};
 use measure::{Measured, Race};
@@ -43,12 +44,13 @@ and its graph for numbers of a page of 64-bit ones, both at level 1 and without 
 #[derive(clap::Args)]
 #[command(after_long_help = METHOD)]
 pub(crate) struct Args {
-    /// Files whose pages are compressed, each a kind of data of its own. Without it: this machine's binaries, text,
-    /// XML and images, heaps of programs started for it, a database, and synthetic pages of given ratios
+    /// Files whose pages are compressed, each a kind of data of its own. Without it: this machine's
+    /// binaries, text, XML and images, heaps of programs started for it, a database, and synthetic
+    /// pages of given ratios
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// The folder of kinds that `gather` filled: those that codecs may be tuned on and those that are only measured are reported
-    /// apart, and the targets are about the latter
+    /// The folder of kinds that `gather` filled: those that codecs may be tuned on and those that
+    /// are only measured are reported apart, and the targets are about the latter
     #[arg(long, value_name = "DIR", conflicts_with = "data")]
     kinds: Option<PathBuf>,
     /// Subjects by name, ours and peers [default: all]
@@ -60,7 +62,8 @@ pub(crate) struct Args {
     /// Rounds; each figure is that of its fastest round
     #[arg(long, default_value = "7", value_parser = crate::count)]
     rounds: usize,
-    /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each kind's own
+    /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each
+    /// kind's own
     #[arg(long, conflicts_with = "kinds")]
     train_together: bool,
     /// One JSON object a line on the standard output; tables and verdicts go to the standard error
@@ -73,7 +76,8 @@ const SAMPLE_PAGES: usize = 4096;
 /// Pages measured of one kind, where nothing else is asked for: 8 MiB.
 const MEASURED_PAGES: usize = 2048;
 
-/// Kinds of a folder that are measured together. Their pages, and every subject's objects, are in memory: 2 GiB for all subjects.
+/// Kinds of a folder that are measured together. Their pages, and every subject's objects, are in
+/// memory: 2 GiB for all subjects.
 const KINDS_TOGETHER: usize = 8;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
-//! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`, and against the codec
-//! alone: the same pages, the same requests, the same threads, pass by pass in turn.
+//! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`,
+//! and against the codec alone: the same pages, the same requests, the same threads, pass by pass
+//! in turn.
 
 use std::{
     collections::BTreeMap,
@@ -9,14 +10,14 @@ use std::{
 };
 
 use anyhow::ensure;
-use pagefold_codec::{Codec, by_name};
+use pagefold_codec::{Codec, PAGE_SIZE, by_name};
 
 use crate::{
+    figure::Figure,
     load::{Device, Done, Random, Worker, pass},
     machine::cpus,
     pages::{Data, Pages, gather},
     product::Product,
-    report::Figure,
     subjects::{Bare, Zram},
 };
 
@@ -38,7 +39,8 @@ pub(crate) struct Args {
     /// Rounds; each figure is that of its fastest round
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
-    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
+    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
+    /// lost)
     #[arg(long)]
     no_zram: bool,
     /// One JSON object a line
@@ -85,11 +87,12 @@ enum Made {
     Zram(Zram),
 }
 
-/// The best passes by case and subject, and each subject's compressed and spent bytes.
+/// The best passes by case and subject, and each subject's bytes.
 #[derive(Default)]
 struct Table {
     passes: BTreeMap<(String, &'static str), Done>,
-    bytes: BTreeMap<&'static str, (u64, u64)>,
+    /// Of each subject: bytes of the pages that it holds, compressed bytes, and all memory spent.
+    bytes: BTreeMap<&'static str, (u64, u64, u64)>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -111,7 +114,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let mut tables: Vec<Table> = kinds.iter().map(|_| Table::default()).collect();
-    // Rounds of one case lie far apart: other work of the machine that lasts for seconds meets few of them.
+    // Rounds of one case lie far apart: other work of the machine that lasts for seconds meets few
+    // of them.
     for round in 0..args.rounds {
         for (data, table) in kinds.iter().zip(&mut tables) {
             for &shape in &shapes {
@@ -145,8 +149,8 @@ fn case_of(data: &Data, pattern: Pattern, shape: Shape) -> String {
     format!("{}/{}/{}k/{}", data.name, pattern.name, shape.request * 4, shape.threads)
 }
 
-/// Every subject through every pattern, once. There is one zram disk, so that each round of a subject begins with a fresh
-/// device.
+/// Every subject through every pattern, once. There is one zram disk, so that each round of a
+/// subject begins with a fresh device.
 fn measure(
     data: &Data,
     shape: Shape,
@@ -175,7 +179,8 @@ fn measure(
             *best = best.best(done);
         }
         if !table.bytes.contains_key(name) {
-            table.bytes.insert(name, made.bytes()?);
+            let (compressed, spent) = made.bytes()?;
+            table.bytes.insert(name, ((part * threads * PAGE_SIZE) as u64, compressed, spent));
         }
     }
     Ok(())
@@ -191,7 +196,8 @@ fn report(json: bool, case: &str, subject: &str, metric: &str, value: f64, unit:
 
 impl Table {
     fn report(&self, json: bool, data: &Data, subjects: &[(&'static str, Subject)], shapes: &[Shape]) {
-        for (name, (compressed, spent)) in &self.bytes {
+        for (name, (orig, compressed, spent)) in &self.bytes {
+            report(json, &data.name, name, "orig_bytes", *orig as f64, "bytes");
             report(json, &data.name, name, "compressed_bytes", *compressed as f64, "bytes");
             report(json, &data.name, name, "spent_bytes", *spent as f64, "bytes");
         }
@@ -236,7 +242,7 @@ impl Table {
             }
         }
         if let (Some(ours), Some(peer)) = (self.bytes.get("pagefold-default"), self.bytes.get("zram-lz4")) {
-            let ratio = ours.1 as f64 / peer.1 as f64;
+            let ratio = ours.2 as f64 / peer.2 as f64;
             target_line(args.json, data, "pagefold-default/zram-lz4 spent_bytes", ratio, "≤", 0.80);
         }
         for &threads in threads.iter().filter(|&&threads| threads > first) {
@@ -277,15 +283,16 @@ struct Part<'a> {
     salt: usize,
 }
 
-/// A pass goes over its slots again until it has lasted so long, since threads do not start and end at one moment: not the one that
-/// fills the device.
+/// A pass goes over its slots again until it has lasted so long, since threads do not start and end
+/// at one moment: not the one that fills the device.
 const LEAST: Duration = Duration::from_millis(50);
 
 /// How many requests are sent between two looks at the clock.
 const LOOK: usize = 32;
 
-/// Runs one thread's part. A write puts other pages in its slots each time; neighbouring ones go to different threads, so that
-/// all have the same work. A read finds what the last write left and does not look at it.
+/// Runs one thread's part. A write puts other pages in its slots each time; neighbouring ones go to
+/// different threads, so that all have the same work. A read finds what the last write left and
+/// does not look at it.
 fn requests(pages: &Pages, part: Part<'_>, pattern: Pattern, worker: &mut dyn Worker) -> anyhow::Result<Done> {
     let Part { shape: Shape { threads, request, .. }, thread, order, salt } = part;
     let mut buffer = Pages::new(request);

@@ -1,5 +1,5 @@
-//! `pagefold-bench disks`: what a pool of many disks must show: memory and time of a disk, many disks written beside one, and
-//! writing at the memory limit.
+//! `pagefold-bench disks`: what a pool of many disks must show: memory and time of a disk, many
+//! disks written beside one, and writing at the memory limit.
 
 mod idle;
 pub(crate) mod instructions;
@@ -33,10 +33,12 @@ pub(crate) struct Args {
     /// Threads that write; 0 stands for all CPUs
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends half as much
+    /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends
+    /// half as much
     #[arg(long, default_value = "1G", value_parser = size_bytes)]
     limit: u64,
-    /// Rounds, which take turns; each speed at the limit is the median of its rounds, each of many disks that of the fastest
+    /// Rounds, which take turns; each speed at the limit is the median of its rounds, each of many
+    /// disks that of the fastest
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What is measured

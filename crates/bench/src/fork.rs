@@ -1,4 +1,5 @@
-//! `pagefold-bench fork`: what forks of a packed disk must show, beside other ways to have many disks of one.
+//! `pagefold-bench fork`: what forks of a packed disk must show, beside other ways to have many
+//! disks of one.
 
 mod base;
 mod client;
@@ -84,7 +85,8 @@ pub(crate) struct Args {
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// As a library: time of a fork and its first read, memory of idle forks, and what stays of them
+    /// As a library: time of a fork and its first read, memory of idle forks, and what stays of
+    /// them
     Idle,
     /// The same through the sockets of a server
     Socket,

@@ -1,4 +1,5 @@
-//! `pagefold-bench image`: EROFS images beside `mkfs.erofs`, squashfs and ext4: built, read, mounted, extracted.
+//! `pagefold-bench image`: EROFS images beside `mkfs.erofs`, squashfs and ext4: built, read,
+//! mounted, extracted.
 //!
 //! ```text
 //! round after round, for each data set, for each codec and cluster:
@@ -7,8 +8,9 @@
 //!     read in turn, extract in turn
 //! ```
 //!
-//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower. The rounds of one case lie far apart, since a
-//! neighbour on the host disturbs for ten seconds at a time. One case's images lie on the disk at once.
+//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower. The
+//! rounds of one case lie far apart, since a neighbour on the host disturbs for ten seconds at a
+//! time. One case's images lie on the disk at once.
 
 pub(crate) mod builder;
 mod case;
@@ -56,7 +58,8 @@ before it makes another, so that on a disk a pass takes what the passes before i
 
 An image that a program cannot build or read is reported as not available. Kernel mounts need root.")]
 pub(crate) struct Args {
-    /// A directory, or a file, to pack; by default text, a tree of this machine's files, and a disk with that
+    /// A directory, or a file, to pack; by default text, a tree of this machine's files, and a disk
+    /// with that
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// MiB of each data set that is gathered
@@ -73,7 +76,8 @@ pub(crate) struct Args {
     /// Only build
     #[arg(long)]
     build_only: bool,
-    /// Sequential reads of one large text file from ext4, EROFS and squashfs, from the disk and from the page cache
+    /// Sequential reads of one large text file from ext4, EROFS and squashfs, from the disk and
+    /// from the page cache
     #[arg(long, conflicts_with = "build_only")]
     source_table: bool,
     /// The directory of mkfs.erofs, fsck.erofs and erofsfuse, if not the PATH's
@@ -82,7 +86,8 @@ pub(crate) struct Args {
     /// Where images and files are made; by default a temporary directory
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
-    /// Where images are extracted to; by default /dev/shm if it has 4 GiB, else the scratch directory
+    /// Where images are extracted to; by default /dev/shm if it has 4 GiB, else the scratch
+    /// directory
     #[arg(long, value_name = "DIR")]
     extract_to: Option<PathBuf>,
     /// The pagefold program; by default the one beside this program

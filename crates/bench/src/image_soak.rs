@@ -1,4 +1,5 @@
-//! `pagefold-bench image-soak`: generated trees, built, read back, mounted and extracted, for as long as one likes.
+//! `pagefold-bench image-soak`: generated trees, built, read back, mounted and extracted, for as
+//! long as one likes.
 
 use std::{
     fs,
@@ -16,7 +17,7 @@ use pagefold_erofs::{BuildOptions, ClusterCodec, Error};
 use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_into, repack, shrink, text};
 use tempfile::TempDir;
 
-use crate::{image::Mounted, report::Figure, server::program};
+use crate::{figure::Figure, image::Mounted, server::program};
 
 /// Options of `pagefold-bench image-soak`.
 #[derive(clap::Args)]

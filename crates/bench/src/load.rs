@@ -1,4 +1,5 @@
-//! The load generator of the store's benches: threads that send page requests to a device and the time they take.
+//! The load generator of the store's benches: threads that send page requests to a device and the
+//! time they take.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
@@ -90,8 +91,9 @@ impl Done {
     }
 }
 
-/// Runs `job` on `threads` threads at once, from a common start to the end of the last. Threads that can be shared out
-/// evenly over the CPUs are, and stay there: left alone, two threads of a short pass often share a CPU.
+/// Runs `job` on `threads` threads at once, from a common start to the end of the last. Threads
+/// that can be shared out evenly over the CPUs are, and stay there: left alone, two threads of a
+/// short pass often share a CPU.
 pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
     if threads == 1 {
         let mut worker = device.worker(0)?;

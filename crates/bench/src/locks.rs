@@ -1,13 +1,13 @@
-//! `pagefold-bench locks`: the entry-lock strategies under the two loads with which zram chose its own (May 2014, "zram:
-//! remove global tb_lock with fine grain lock").
+//! `pagefold-bench locks`: the entry-lock strategies under the two loads with which zram chose its
+//! own (May 2014, "zram: remove global tb_lock with fine grain lock").
 //!
-//! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200 MiB of its own, eleven
-//! patterns. The second sets entries under contention: four jobs over all of a 10 MiB disk in requests of 32 KiB, many
-//! loops.
+//! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200
+//! MiB of its own, eleven patterns. The second sets entries under contention: four jobs over all of
+//! a 10 MiB disk in requests of 32 KiB, many loops.
 //!
-//! Five columns are the locks compared there, in the small store of `pagefold-published`: they differ in nothing but the lock.
-//! The sixth, `hazard`, is the product's store, which differs in its allocator, streams, table and counters too
-//! (docs/locks.md).
+//! Five columns are the locks compared there, in the small store of `pagefold-published`: they
+//! differ in nothing but the lock. The sixth, `hazard`, is the product's store, which differs in
+//! its allocator, streams, table and counters too (docs/locks.md).
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -19,11 +19,11 @@ use pagefold_published::{
 };
 
 use crate::{
+    figure::{Figure, geometric_mean},
     load::{Device, Done, Random, Worker, pass},
     machine::cpus,
     pages::{Pages, gather},
     product::{self, Product},
-    report::{Figure, geometric_mean},
 };
 
 /// Options of `pagefold-bench locks`.
@@ -295,7 +295,8 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
     }
 }
 
-/// Geometric means of each strategy's speeds, as ratios to those of the base, the lock of the table.
+/// Geometric means of each strategy's speeds, as ratios to those of the base, the lock of the
+/// table.
 fn print_means(subjects: &[Subject], best: &[Vec<Done>]) {
     let (own, shared) = best.split_at(IOZONE.len());
     let speed = |done: &Done| done.read_mb_s() + done.write_mb_s();

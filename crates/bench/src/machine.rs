@@ -21,7 +21,8 @@ pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// A figure that `/proc/PROCESS/status` has in kB, such as `VmRSS`, in bytes. Fails once the process has ended.
+/// A figure that `/proc/PROCESS/status` has in kB, such as `VmRSS`, in bytes. Fails once the
+/// process has ended.
 pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/status")).context("the process is gone")?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -36,8 +37,8 @@ pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
     anonymous_bytes_of("self")
 }
 
-/// Bytes of a process's anonymous memory, added up page by page: the counters of `/proc/PROCESS/status` are off by some dozen pages
-/// a CPU.
+/// Bytes of a process's anonymous memory, added up page by page: the counters of
+/// `/proc/PROCESS/status` are off by some dozen pages a CPU.
 pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).context("no sum of the process's memory")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;

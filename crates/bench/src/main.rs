@@ -4,6 +4,7 @@ mod callgrind;
 mod codec;
 mod device;
 mod disks;
+mod figure;
 mod fork;
 mod image;
 mod image_soak;
@@ -72,6 +73,8 @@ enum Bench {
     Fork(fork::Args),
     /// Memory that compressed pages take in the store, in zram and in older allocators, and the allocators' speed
     Pool(pool::Args),
+    /// All of these in turns as one page of HTML: verdicts, the sources' tables, raw figures
+    Report(report::Args),
     /// A store with tables trained on its own pages beside one with the codec's
     Training(training::Args),
 }
@@ -106,6 +109,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Disks(args) => disks::run(&args),
         Bench::Fork(args) => fork::run(&args),
         Bench::Pool(args) => pool::run(&args),
+        Bench::Report(args) => report::run(&args),
         Bench::Training(args) => training::run(&args),
     }
 }

@@ -1,4 +1,5 @@
-//! Memory of a pool's disks, as the pool counts it and as the process has it, and what stays of it once they are gone.
+//! Memory of a pool's disks, as the pool counts it and as the process has it, and what stays of it
+//! once they are gone.
 
 use std::{thread, time::Duration};
 
@@ -9,8 +10,8 @@ use crate::{
     verdict::{Output, Target::AtMost},
 };
 
-/// What may stay of what disks took that are gone, and what the C library keeps of its own heap beside that:
-/// [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
+/// What may stay of what disks took that are gone, and what the C library keeps of its own heap
+/// beside that: [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
 const LEFT_SHARE: f64 = 0.02;
 const KEPT_BYTES: f64 = (4 << 20) as f64;
 
@@ -37,7 +38,8 @@ impl Memory {
         ]
     }
 
-    /// Judges whether a pool and the process take as much as `before`, once the disks of the pool are gone that were made since.
+    /// Judges whether a pool and the process take as much as `before`, once the disks of the pool
+    /// are gone that were made since.
     pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();
         thread::sleep(QUIET);
@@ -48,7 +50,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Judges what is not given back of all that disks took which are gone: this much, beside what was there `before` them.
+    /// Judges what is not given back of all that disks took which are gone: this much, beside what
+    /// was there `before` them.
     pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();
         thread::sleep(QUIET);

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, ensure};
 
 use crate::{
-    report::{Figure, geometric_mean, median},
+    figure::{Figure, geometric_mean, median},
     server::{Server, fio_job, fio_number, pagefold, program},
 };
 
@@ -130,7 +130,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Speeds and ratios; where the figures go to standard output as JSON, the table goes to standard error.
+/// Speeds and ratios; where the figures go to standard output as JSON, the table goes to standard
+/// error.
 fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &str), f64>) {
     let line = |text: String| if json { eprintln!("{text}") } else { println!("{text}") };
     let get = |case: &Case, subject, metric| figures.get(&(case.name(), subject, metric)).copied().unwrap_or(f64::NAN);

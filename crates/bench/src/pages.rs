@@ -1,4 +1,5 @@
-//! The pages that the store's benches write: a file's, or those of heaps that the bench starts itself.
+//! The pages that the store's benches write: a file's, or those of heaps that the bench starts
+//! itself.
 
 use std::{ops::Deref, path::PathBuf};
 
@@ -44,14 +45,15 @@ pub(crate) struct Data {
 /// Pages read of a heap, at most: 128 MiB.
 const HEAP_PAGES: usize = 32768;
 
-/// The data that the options name, each with at least 32 and at most `pages_max` pages that are not same-filled; without
-/// any, the heaps of programs that are started for it.
+/// The data that the options name, each with at least 32 and at most `pages_max` pages that are not
+/// same-filled; without any, the heaps of programs that are started for it.
 pub(crate) fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
     let kinds = if paths.is_empty() { heaps()? } else { files(paths)? };
     kinds.into_iter().map(|(name, bytes)| select(name, bytes.as_chunks().0, pages_max)).collect()
 }
 
-/// Keeps the pages that are not same-filled, spread evenly over all of them, in whole groups of 32: the largest request.
+/// Keeps the pages that are not same-filled, spread evenly over all of them, in whole groups of 32:
+/// the largest request.
 fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> {
     let mixed: Vec<&Page> = all.iter().filter(|page| same_filled(page).is_none()).collect();
     let count = mixed.len().min(pages_max) / 32 * 32;

@@ -1,10 +1,10 @@
-//! `pagefold-bench pool`: the memory that compressed pages take in the product's store (`mosaic`) and in the kernel's zram,
-//! after filling, through churn and after discards; its allocator's speed and memory beside those of xvmalloc and
-//! xcfmalloc.
+//! `pagefold-bench pool`: the memory that compressed pages take in the product's store (`mosaic`)
+//! and in the kernel's zram, after filling, through churn and after discards; its allocator's speed
+//! and memory beside those of xvmalloc and xcfmalloc.
 //!
-//! The last two are measured in the small store of `pagefold-published`. Beside the allocator that differs from the product's in
-//! what it has for zeros (no object; the product keeps any page of one word in its entry), and in its table and streams, which
-//! count in `spent_bytes`.
+//! The last two are measured in the small store of `pagefold-published`. Beside the allocator that
+//! differs from the product's in what it has for zeros (no object; the product keeps any page of
+//! one word in its entry), and in its table and streams, which count in `spent_bytes`.
 
 mod experiment;
 mod memory;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use pagefold_codec::by_name;
 
-use crate::{machine::cpus, pages::gather, report::Figure};
+use crate::{figure::Figure, machine::cpus, pages::gather};
 
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]
@@ -36,7 +36,8 @@ pub(crate) struct Args {
     /// What is measured
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
-    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is lost)
+    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
+    /// lost)
     #[arg(long)]
     no_zram: bool,
     /// One JSON object a line

@@ -108,7 +108,8 @@ impl Slots for Product {
     }
 }
 
-/// A pool with any number of disks, whose slots are numbered through: the first disk's, the second's, and so on.
+/// A pool with any number of disks, whose slots are numbered through: the first disk's, the
+/// second's, and so on.
 pub(crate) struct ProductDisks {
     disks: Vec<Disk>,
     slots_each: u64,

@@ -1,55 +1,235 @@
-//! What a bench found, one figure a line.
+//! `pagefold-bench report`: all that the other benches measure, in turns, as one page that needs
+//! nothing else.
+//!
+//! Each bench is a part, run as a process of its own; its lines of JSON are the interface. The page
+//! is made of those lines alone, so that it can be made again of a file that has them.
 
-use serde_json::Value;
+mod bars;
+mod baseline;
+mod chart;
+mod comparisons;
+mod html;
+mod page;
+mod peers;
+mod plan;
+mod published;
+mod record;
+mod run;
+mod verdict;
+mod words;
 
-/// One measured figure.
-pub(crate) struct Figure<'a> {
-    pub(crate) bench: &'a str,
-    pub(crate) case: &'a str,
-    pub(crate) subject: &'a str,
-    pub(crate) metric: &'a str,
-    pub(crate) value: f64,
-    pub(crate) unit: &'a str,
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, ensure};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+use tempfile::TempDir;
+
+use crate::{codec::files::joined, machine::cpus};
+use page::Baseline;
+use peers::Peers;
+use plan::{Named, Plan, Scratch};
+use record::{Line, Record};
+use run::Run;
+
+/// Options of `pagefold-bench report`.
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Parts take turns; a figure is the median of its turns. ^C ends the run and keeps what it has. The method is in docs/report.md."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Fewer cases and smaller data: within 5 minutes on two CPUs, else within 45
+    #[arg(long)]
+    quick: bool,
+    /// Files and directories to store, compress and pack; without any, data of this machine
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    data: Vec<PathBuf>,
+    /// JSON lines of an earlier run: says what fell by more than its spread
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// The page; the figures go beside it, with the ending .jsonl
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    output: PathBuf,
 }
 
-impl Figure<'_> {
-    /// Prints the figure as a line of JSON. What is no number, since nothing was measured, has no line.
-    pub(crate) fn print_json(&self) {
-        if self.value.is_finite() {
-            println!("{}", self.json());
+#[derive(clap::Subcommand)]
+enum What {
+    /// Makes the page of a run that was kept
+    Page {
+        /// JSON lines of a report or a bench
+        lines: PathBuf,
+        /// JSON lines of an earlier run
+        #[arg(long, value_name = "FILE")]
+        baseline: Option<PathBuf>,
+        /// The page
+        #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+        output: PathBuf,
+    },
+    /// Draws the charts of a run that was kept: ram.svg, io.svg and forks.svg, those that it has
+    /// figures for
+    Charts {
+        /// JSON lines of a report or a bench
+        lines: PathBuf,
+        /// Where the charts go
+        #[arg(short, long, value_name = "DIR", default_value = ".")]
+        output: PathBuf,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.what {
+        None => measure(args),
+        Some(What::Page { lines, baseline, output }) => {
+            let record = Record::read(lines)?;
+            let baseline = read_baseline(baseline.as_deref())?;
+            write_page(output, &page::page(&record, &lines.display().to_string(), baseline.as_ref()))?;
+            println!("{}", output.display());
+            Ok(())
+        }
+        Some(What::Charts { lines, output }) => {
+            let charts = bars::charts(&Record::read(lines)?);
+            ensure!(
+                !charts.is_empty(),
+                "{} has no figures for a chart; it needs those of device, nbd or fork with their peers",
+                lines.display()
+            );
+            for chart in charts {
+                let path = output.join(chart.file);
+                fs::write(&path, chart.svg).with_context(|| format!("cannot write {}", path.display()))?;
+                println!("{}", path.display());
+            }
+            Ok(())
         }
     }
-
-    /// With the keys in the order in which they are promised, which `serde_json`'s maps do not keep.
-    fn json(&self) -> String {
-        let text = |text: &str| Value::from(text).to_string();
-        format!(
-            r#"{{"bench":{},"case":{},"subject":{},"metric":{},"value":{},"unit":{}}}"#,
-            text(self.bench),
-            text(self.case),
-            text(self.subject),
-            text(self.metric),
-            Value::from(self.value),
-            text(self.unit),
-        )
-    }
 }
 
-/// The middle value, or the mean of the two in the middle; NaN of nothing.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match (sorted.get(middle), sorted.len() % 2) {
-        (Some(&value), 1) => value,
-        (Some(&value), _) => f64::midpoint(sorted[middle - 1], value),
-        (None, _) => f64::NAN,
+/// Follows the plan.
+fn measure(args: &Args) -> anyhow::Result<()> {
+    // Read first: it may be the file that the figures go to.
+    let baseline = read_baseline(args.baseline.as_deref())?;
+    let lines_path = args.output.with_extension("jsonl");
+    ensure!(lines_path != args.output, "{}: the page cannot be where the JSON lines go", args.output.display());
+    let program = env::current_exe().context("where is this program?")?;
+    let (on_disk, in_memory) = scratch()?;
+    let scratch =
+        Scratch { disk: on_disk.path().to_owned(), memory: in_memory.as_ref().unwrap_or(&on_disk).path().to_owned() };
+    let peers = Peers::find();
+    let plan = Plan::new(args.quick, &named(&args.data, &scratch)?, &peers, &scratch);
+
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Also one that comes twice, as from `timeout`: ending a part and its mounts takes a second.
+        flag::register(signal, Arc::clone(&stop))?;
     }
+    let mut run = Run::new(&program, &lines_path, &scratch, stop)?;
+    let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    run.keep(Line::about("", &machine(), "machine", began_s as f64, "s"))?;
+    for line in peers.lines() {
+        if line.value == 0.0 {
+            eprintln!("missing: {}: {}", line.case, line.subject);
+        }
+        run.keep(line)?;
+    }
+    let lines_name = lines_path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut write = |record: &Record| write_page(&args.output, &page::page(record, &lines_name, baseline.as_ref()));
+    let mut clean = || {
+        run::unmount_below(&scratch);
+        if peers.has("zram") {
+            peers::reset_zram();
+        }
+    };
+    run.follow(&plan, &run::needs(&peers), &mut write, &mut clean)?;
+    println!("{}\n{}", args.output.display(), lines_path.display());
+    ensure!(run.record.cut_short.is_none(), "the run was cut short; the page has what was measured");
+    Ok(())
 }
 
-/// The geometric mean of positive values; NaN of nothing.
-pub(crate) fn geometric_mean(values: &[f64]) -> f64 {
-    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
+fn read_baseline(path: Option<&Path>) -> anyhow::Result<Option<Baseline>> {
+    let read = |path: &Path| anyhow::Ok(Baseline { name: path.display().to_string(), record: Record::read(path)? });
+    path.map(read).transpose()
+}
+
+/// Writes the page whole or not at all: a run may end at any time.
+fn write_page(path: &Path, page: &str) -> anyhow::Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&unfinished, page)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A folder on a disk, and one in memory where there is such a place.
+fn scratch() -> anyhow::Result<(TempDir, Option<TempDir>)> {
+    // /tmp may be in memory, and images are read from a disk.
+    let parent = env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+    let disk = TempDir::with_prefix_in("pagefold-report-", &parent)
+        .with_context(|| format!("no folder for the parts in {}; name another with TMPDIR", parent.display()))?;
+    Ok((disk, TempDir::with_prefix_in("pagefold-report-", "/dev/shm").ok()))
+}
+
+/// Bytes that are taken of a directory's files where pages are wanted.
+const JOINED_BYTES: usize = 64 << 20;
+
+/// What the parts get of the data that the user named. Benches of pages want files: the files of a
+/// directory become one.
+fn named(data: &[PathBuf], scratch: &Scratch) -> anyhow::Result<Named> {
+    let mut named = Named::default();
+    for (number, path) in data.iter().enumerate() {
+        // Parts run in this folder, too, but their commands are clearer with whole paths.
+        let path = fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()))?;
+        named.images.push(path.clone());
+        if !path.is_dir() {
+            named.files.push(path);
+            continue;
+        }
+        let name = path.file_name().map_or_else(|| "root".into(), |name| name.to_string_lossy());
+        let folder = scratch.disk.join(format!("data-{number}"));
+        fs::create_dir(&folder)?;
+        let bytes = joined(&[&path.to_string_lossy()], JOINED_BYTES, |_, _| true);
+        ensure!(!bytes.is_empty(), "{} has no files of 4 KiB to 8 MiB", path.display());
+        let file = folder.join(&*name);
+        fs::write(&file, bytes)?;
+        named.files.push(file);
+        named.directories.push(path);
+    }
+    Ok(named)
+}
+
+/// The machine in words.
+fn machine() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
+        line.map(|(_, value)| value.trim().to_owned())
+    };
+    let model = field("model name").unwrap_or_else(|| env::consts::ARCH.to_owned());
+    let uname = rustix::system::uname();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib: u64 = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
+        .unwrap_or(0);
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    let (cpus, plural) = (cpus(), if cpus() == 1 { "" } else { "s" });
+    format!(
+        "{cpus} CPU{plural} ({model}), {:.0} GiB of memory, {} {}, pagefold {}, load {load} at the start",
+        kib as f64 / f64::from(1 << 20),
+        uname.sysname().to_string_lossy(),
+        uname.release().to_string_lossy(),
+        env!("CARGO_PKG_VERSION"),
+    )
 }
 
 #[cfg(test)]
@@ -57,16 +237,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_is_a_line_of_json_in_the_promised_order() {
-        let figure = Figure { bench: "b", case: "a \"c\"/4k", subject: "s", metric: "m", value: 0.5, unit: "MB/s" };
-        let line = figure.json();
-        assert_eq!(line, r#"{"bench":"b","case":"a \"c\"/4k","subject":"s","metric":"m","value":0.5,"unit":"MB/s"}"#);
-        assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["case"], figure.case);
+    fn directories_become_files_of_pages_and_stay_directories_for_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let scratch = Scratch { disk: folder.path().to_owned(), memory: folder.path().to_owned() };
+        let data = folder.path().join("data");
+        fs::create_dir_all(data.join("below")).unwrap();
+        fs::write(data.join("below/file"), vec![7; 10_000]).unwrap();
+        let file = data.join("below/file");
+        let named = named(&[data.clone(), file.clone()], &scratch).unwrap();
+        assert_eq!(named.images, [data.clone(), file.clone()]);
+        assert_eq!(named.directories, [data]);
+        assert_eq!(named.files.len(), 2);
+        assert_eq!(fs::read(&named.files[0]).unwrap().len(), 10_000);
+        assert!(super::named(&[folder.path().join("absent")], &scratch).is_err());
     }
 
     #[test]
-    fn the_mean_is_geometric() {
-        assert!(geometric_mean(&[]).is_nan());
-        assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-12);
+    fn a_page_and_charts_are_made_of_lines_that_were_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lines, output) = (folder.path().join("run.jsonl"), folder.path().join("run.html"));
+        let figure = Line { bench: "codec".to_owned(), ..Line::about("text", "fold", "compress_mb_s", 1.0, "MB/s") };
+        fs::write(&lines, figure.json() + "\n").unwrap();
+        let what = What::Page { lines: lines.clone(), baseline: Some(lines.clone()), output: output.clone() };
+        let args =
+            |what| Args { what: Some(what), quick: false, data: Vec::new(), baseline: None, output: PathBuf::new() };
+        run(&args(what)).unwrap();
+        assert!(fs::read_to_string(&output).unwrap().contains("Compared with"));
+        let charts = What::Charts { lines, output: folder.path().to_owned() };
+        assert!(run(&args(charts)).is_err());
+    }
+
+    #[test]
+    fn the_machine_is_named() {
+        let machine = machine();
+        assert!(machine.contains("CPU") && machine.contains("GiB"), "{machine}");
     }
 }

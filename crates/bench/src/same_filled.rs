@@ -1,4 +1,5 @@
-//! `pagefold-bench same-filled`: the speed of finding pages that one word fills, beside a copy of the page.
+//! `pagefold-bench same-filled`: the speed of finding pages that one word fills, beside a copy of
+//! the page.
 
 use std::{
     hint::black_box,
@@ -7,7 +8,7 @@ use std::{
 
 use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
 
-use crate::report::Figure;
+use crate::figure::Figure;
 
 /// Pages looked at in a round: what a first-level cache holds, and what only memory does.
 const CACHED_PAGES: usize = 4;

@@ -1,4 +1,5 @@
-//! `pagefold-bench soak`: verified writing at the memory limit beside disks that come and go, for as long as one likes.
+//! `pagefold-bench soak`: verified writing at the memory limit beside disks that come and go, for
+//! as long as one likes.
 
 mod visitors;
 
@@ -14,7 +15,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use crate::{
-    report::Figure,
+    figure::Figure,
     server::{Server, fio_job, fio_number, pagefold, program},
 };
 

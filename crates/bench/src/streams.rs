@@ -1,12 +1,14 @@
-//! `pagefold-bench streams`: the stream policies under one to ten jobs, in the shape of the table with which per-CPU
-//! streams came to zram (May 2016, "zram: user per-cpu compression streams"; its jobs are those of zram-perf-test).
+//! `pagefold-bench streams`: the stream policies under one to ten jobs, in the shape of the table
+//! with which per-CPU streams came to zram (May 2016, "zram: user per-cpu compression streams"; its
+//! jobs are those of zram-perf-test).
 //!
-//! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after the other, with
-//! sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes each page by the toss of a coin.
+//! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after
+//! the other, with sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes
+//! each page by the toss of a coin.
 //!
-//! Four columns are published policies, in the small store of `pagefold-published`: they differ in nothing but the policy. The
-//! fifth, `per-cpu`, is the product's store, which differs in its entries' lock, allocator, table and counters too
-//! (docs/locks.md).
+//! Four columns are published policies, in the small store of `pagefold-published`: they differ in
+//! nothing but the policy. The fifth, `per-cpu`, is the product's store, which differs in its
+//! entries' lock, allocator, table and counters too (docs/locks.md).
 
 use std::fmt::Write as _;
 
@@ -14,10 +16,10 @@ use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_published::{Config, Store, StreamPolicy, strategy::BitSpin};
 
 use crate::{
+    figure::{Figure, geometric_mean},
     load::{Device, Done, Random, Worker, pass},
     perf::{Counts, Perf},
     product::Product,
-    report::{Figure, geometric_mean},
 };
 
 /// Options of `pagefold-bench streams`.
@@ -33,11 +35,21 @@ pub(crate) struct Args {
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// The codec, by name
-    #[arg(long, default_value = "lz4")]
+    #[arg(long, default_value = CODEC)]
     codec: String,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+/// The codec of the published table, which cases do not name.
+const CODEC: &str = "lz4";
+
+impl Args {
+    /// The first word of cases: the buffer, and the codec where it is another.
+    fn data_name(&self, buffer: &str) -> String {
+        if self.codec == CODEC { buffer.to_owned() } else { format!("{buffer}-{}", self.codec) }
+    }
 }
 
 /// The policies by row; the last row is the product's store.
@@ -58,8 +70,8 @@ const PATTERNS: [Pattern; 6] = [
     Pattern { name: "mixed-seq", reads: true, writes: true, random: false },
 ];
 
-/// The source's lines, in its order.
-const LINES: [(&str, &str); 8] = [
+/// The source's lines, in its order: what each says, and the pattern that it is of.
+pub(crate) const LINES: [(&str, &str); 8] = [
     ("READ", "seq-read"),
     ("READ", "rand-read"),
     ("WRITE", "seq-write"),
@@ -104,9 +116,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 }
             }
             if args.json {
-                print_json(buffer, jobs, &columns);
+                print_json(&args.data_name(buffer), jobs, &columns);
             } else {
-                print_table(buffer, jobs, &columns);
+                print_table(&args.data_name(buffer), jobs, &columns);
             }
         }
     }
@@ -156,13 +168,15 @@ fn requests(pattern: Pattern, slots: u64, job: usize, page: &Page, worker: &mut 
     Ok(done)
 }
 
-/// fio's `buffer_pattern=0xbadc0ffee`: the five bytes again and again, which is no 8-byte word and so not same-filled.
+/// fio's `buffer_pattern=0xbadc0ffee`: the five bytes again and again, which is no 8-byte word and
+/// so not same-filled.
 fn pattern_page() -> Page {
     const PATTERN: [u8; 5] = [0x0b, 0xad, 0xc0, 0xff, 0xee];
     std::array::from_fn(|at| PATTERN[at % 5])
 }
 
-/// fio's `buffer_compress_percentage=11`: in every 512 bytes 89 % are random and the rest are zeros.
+/// fio's `buffer_compress_percentage=11`: in every 512 bytes 89 % are random and the rest are
+/// zeros.
 fn eleven_percent_page() -> Page {
     let mut random = Random::new(11);
     std::array::from_fn(|at| if at % 512 < 512 * 89 / 100 { random.next() as u8 } else { 0 })

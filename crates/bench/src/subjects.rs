@@ -1,4 +1,5 @@
-//! What the store's benches measure beside it: the published store, the kernel's zram, and a codec with nothing around it.
+//! What the store's benches measure beside it: the published store, the kernel's zram, and a codec
+//! with nothing around it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -23,7 +24,8 @@ impl<L: EntryLock> Slots for Store<L> {
     }
 }
 
-/// A codec and a page's room for each object: no table, no pool, no locks. Each thread has slots of its own.
+/// A codec and a page's room for each object: no table, no pool, no locks. Each thread has slots of
+/// its own.
 pub(crate) struct Bare {
     parts: Vec<Mutex<Part>>,
 }

@@ -2,8 +2,8 @@
 
 use pagefold_codec::{PAGE_SIZE, Page};
 
-/// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small, and seeded by any
-/// number.
+/// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small,
+/// and seeded by any number.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -32,11 +32,12 @@ impl Random {
 
 /// Mean length of a segment.
 const SEGMENT: usize = 64;
-/// Bytes that a repeat costs LZ4 beside one among literals: token, offset, and what its hash misses at both ends.
+/// Bytes that a repeat costs LZ4 beside one among literals: token, offset, and what its hash misses
+/// at both ends.
 const REPEAT_COST: f64 = 7.5;
 
-/// `count` pages that LZ4 compresses to about `percent` of their size: segments of 32 to 96 bytes, each either new
-/// random bytes or a copy of earlier ones of the page.
+/// `count` pages that LZ4 compresses to about `percent` of their size: segments of 32 to 96 bytes,
+/// each either new random bytes or a copy of earlier ones of the page.
 pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
     let mut random = Random::new(percent as u64);
     let mean = SEGMENT as f64;
@@ -93,7 +94,8 @@ fn text(random: &mut Random) -> Page {
     ];
     let mut column = 0;
     joined(|bytes| {
-        // The word of a rank is the same on every page: its syllables are the digits of the rank's number.
+        // The word of a rank is the same on every page: its syllables are the digits of the rank's
+        // number.
         let rank = random.small(4000, 3) + 1;
         let mut number = Random::new(rank as u64).next();
         for _ in 0..1 + rank.ilog2() / 4 {
@@ -110,7 +112,8 @@ fn text(random: &mut Random) -> Page {
     })
 }
 
-/// Objects of an interpreter: a count, a type, sizes, pointers into a few regions, and unused words.
+/// Objects of an interpreter: a count, a type, sizes, pointers into a few regions, and unused
+/// words.
 fn heap(random: &mut Random) -> Page {
     let region = 0x7f3a_0000_0000 | (random.below(64) as u64) << 20;
     joined(|bytes| {

@@ -1,8 +1,9 @@
-//! `pagefold-bench training`: what a store gains by tables or dictionaries trained on its own pages, beside the same store with
-//! what comes with the codec.
+//! `pagefold-bench training`: what a store gains by tables or dictionaries trained on its own
+//! pages, beside the same store with what comes with the codec.
 //!
-//! Blocks of 64 pages take turns. The even ones are written first, over and over until 20,000 pages are, so that the store has
-//! trained. Then the odd ones are written and read, and are what is measured: no measured page was trained on.
+//! Blocks of 64 pages take turns. The even ones are written first, over and over until 20,000 pages
+//! are, so that the store has trained. Then the odd ones are written and read, and are what is
+//! measured: no measured page was trained on.
 
 use std::{
     path::PathBuf,
@@ -15,9 +16,9 @@ use pagefold_codec::{PAGE_SIZE, Page, by_name, same_filled};
 
 use crate::{
     codec::gather::files,
+    figure::Figure,
     load::Slots,
     product::{Figures, Product},
-    report::Figure,
 };
 
 /// Options of `pagefold-bench training`.
@@ -27,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, num_args = 1.., required = true)]
     data: Vec<PathBuf>,
     /// The codecs, each with something to train, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "pleat,lz4-dict,zstd-1-dict")]
+    #[arg(long, value_delimiter = ',', default_value = "pleat,fold-dict,lz4-dict,zstd-1-dict")]
     codecs: Vec<String>,
     /// Rounds; each speed is that of its fastest round
     #[arg(long, default_value = "5", value_parser = crate::count)]

@@ -1,6 +1,6 @@
 //! The figures of a run, and the targets that some of them have.
 
-use crate::report::Figure;
+use crate::figure::Figure;
 
 /// What a figure should be.
 #[derive(Clone, Copy)]

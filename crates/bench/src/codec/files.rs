@@ -5,12 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Files smaller than this share their pages with others; those larger than [`LARGEST`] are left out.
+/// Files smaller than this share their pages with others; those larger than [`LARGEST`] are left
+/// out.
 const SMALLEST: u64 = 4096;
 const LARGEST: u64 = 8 << 20;
 
-/// Calls `each` with the regular files at or under `path` and their lengths, in the order of their paths, until it says that no more are
-/// wanted. Follows no links.
+/// Calls `each` with the regular files at or under `path` and their lengths, in the order of their
+/// paths, until it says that no more are wanted. Follows no links.
 pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
     let mut pending = vec![path.to_owned()];
     while let Some(path) = pending.pop() {
@@ -26,8 +27,8 @@ pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
     }
 }
 
-/// Up to `limit` bytes of the files under `roots` that `wanted` takes, in the order of their paths, one after another.
-/// What cannot be read is passed over.
+/// Up to `limit` bytes of the files under `roots` that `wanted` takes, in the order of their paths,
+/// one after another. What cannot be read is passed over.
 pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     for root in roots {

@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::Context;
 
-/// The content of each of `paths`, called by its file name; by its whole path where two have the same name.
+/// The content of each of `paths`, called by its file name; by its whole path where two have the
+/// same name.
 pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let short = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let mut kinds = Vec::new();

@@ -1,5 +1,5 @@
-//! `pagefold-bench in-place`: LZ4 blocks of EROFS's sizes, decoded in the buffer they were read into, beside decoding from
-//! a buffer of their own and copying them out of the way first.
+//! `pagefold-bench in-place`: LZ4 blocks of EROFS's sizes, decoded in the buffer they were read
+//! into, beside decoding from a buffer of their own and copying them out of the way first.
 
 use std::{
     path::PathBuf,
@@ -13,12 +13,13 @@ use pagefold_codec::{
 };
 
 use super::{gather, kinds};
-use crate::report::{Figure, geometric_mean};
+use crate::figure::{Figure, geometric_mean};
 
 /// Bytes of a block's output.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
-/// Output bytes decoded between two readings of the clock. All groups of all cases take their turn before one comes again, in whatever way: a
-/// processor learns the branches of a megabyte by heart, and of the two ways that share a decoder it would learn them twice as fast.
+/// Output bytes decoded between two readings of the clock. All groups of all cases take their turn
+/// before one comes again, in whatever way: a processor learns the branches of a megabyte by heart,
+/// and of the two ways that share a decoder it would learn them twice as fast.
 const GROUP_BYTES: usize = 256 << 10;
 /// Output bytes of a kind of data, at most.
 const LIMIT: usize = 4 << 20;

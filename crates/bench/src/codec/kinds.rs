@@ -1,7 +1,7 @@
 //! Kinds of data: gathered once into a folder, measured from there.
 //!
-//! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`. No page of these files is filled with one
-//! word, so that a kind is not measured by its zeros.
+//! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`. No page of these
+//! files is filled with one word, so that a kind is not measured by its zeros.
 
 mod even;
 mod found;
@@ -130,7 +130,8 @@ impl Kind {
     }
 }
 
-/// The kinds that codecs were first tuned on, gathered now from this machine; a line names those it lacks.
+/// The kinds that codecs were first tuned on, gathered now from this machine; a line names those it
+/// lacks.
 pub(super) fn first() -> Vec<(String, Vec<u8>)> {
     let mut kinds = Vec::new();
     for recipe in list::RECIPES.iter().filter(|recipe| recipe.first) {
@@ -143,8 +144,8 @@ pub(super) fn first() -> Vec<(String, Vec<u8>)> {
 }
 
 impl Recipe {
-    /// The pages of each of its kinds, at most `limit_pages` of one, spread evenly; none is filled with one word. `dir` is the
-    /// folder of kinds, which may have a Python environment.
+    /// The pages of each of its kinds, at most `limit_pages` of one, spread evenly; none is filled
+    /// with one word. `dir` is the folder of kinds, which may have a Python environment.
     pub(crate) fn follow(
         &self,
         dir: Option<&Path>,

@@ -139,7 +139,8 @@ impl<'a> Race<'a> {
     /// Has each subject compress and decode everything once more.
     pub(super) fn round(&mut self, number: usize) -> anyhow::Result<()> {
         let mut out = [0; 2 * PAGE_SIZE];
-        // Whoever goes first finds other caches than the rest: each round begins with another subject.
+        // Whoever goes first finds other caches than the rest: each round begins with another
+        // subject.
         let first = number % self.runs.len().max(1);
         for turn in (first..self.runs.len()).chain(0..first) {
             let run = &mut self.runs[turn];

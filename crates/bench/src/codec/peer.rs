@@ -69,7 +69,8 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
     }))
 }
 
-/// A dictionary of at most `len` bytes by `ZDICT_trainFromBuffer`; `None` where it finds nothing to make one of.
+/// A dictionary of at most `len` bytes by `ZDICT_trainFromBuffer`; `None` where it finds nothing to
+/// make one of.
 fn trained(len: usize, sample: &[&Page]) -> Option<Vec<u8>> {
     let pages: Vec<u8> = sample.iter().flat_map(|page| page.iter().copied()).collect();
     let mut dictionary = vec![0; len];

@@ -21,7 +21,8 @@ pub(super) fn all_names() -> Vec<String> {
     own_names().into_iter().chain(peer::NAMES.iter().map(|&name| name.to_owned())).collect()
 }
 
-/// Our codecs by their names, those with levels at the usual ones, without those that need a sample.
+/// Our codecs by their names, those with levels at the usual ones, without those that need a
+/// sample.
 pub(super) fn own_names() -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for &name in NAMES {
@@ -35,8 +36,8 @@ pub(super) fn own_names() -> Vec<String> {
 }
 
 impl Subject {
-    /// The codec or peer called `name`, its tables trained on `sample` if it has any. `None`, after a line that says so:
-    /// a peer that this machine does not have.
+    /// The codec or peer called `name`, its tables trained on `sample` if it has any. `None`, after
+    /// a line that says so: a peer that this machine does not have.
     pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Self>> {
         if peer::NAMES.contains(&name) {
             let stream = match peer::by_name(name, sample)? {

@@ -1,9 +1,10 @@
-//! The tables at the end: every subject against liblz4 and zstd level 1, their means and worst kinds, and the targets.
+//! The tables at the end: every subject against liblz4 and zstd level 1, their means and worst
+//! kinds, and the targets.
 
 use std::{fmt::Write, io};
 
 use super::Measured;
-use crate::report::geometric_mean;
+use crate::figure::geometric_mean;
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq)]
@@ -138,7 +139,8 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// The figure that `target` is about, and the kind that it is of, if it is one's; `None` if this run did not measure it.
+    /// The figure that `target` is about, and the kind that it is of, if it is one's; `None` if
+    /// this run did not measure it.
     fn reached(&self, target: &Target) -> Option<(f64, Option<&'a str>)> {
         let heaps_only = matches!(target.scope, Scope::Heaps);
         let quotients = self.quotients(target.subject, target.peer, target.metric, heaps_only);
@@ -185,7 +187,8 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// A row for each subject against `peer`: means over all kinds and over heaps, and the worst kind by its name.
+    /// A row for each subject against `peer`: means over all kinds and over heaps, and the worst
+    /// kind by its name.
     fn write_summary(&self, text: &mut String, peer: &str) -> std::fmt::Result {
         if !self.subjects.contains(&peer) {
             return Ok(());
@@ -265,8 +268,8 @@ fn render(measured: &[Measured], targets: bool) -> Result<String, std::fmt::Erro
     Ok(text)
 }
 
-/// Prints the tables of what this run measured, and which `targets` it reached; on the standard error if the standard output is
-/// `json`.
+/// Prints the tables of what this run measured, and which `targets` it reached; on the standard
+/// error if the standard output is `json`.
 pub(super) fn print(measured: &[Measured], targets: bool, json: bool) {
     // Writing to a string cannot fail.
     let text = render(measured, targets).unwrap_or_default();

@@ -1,13 +1,14 @@
-//! Memory of disks that hold nothing or little, the time to make and drop one, and what stays once they are gone.
+//! Memory of disks that hold nothing or little, the time to make and drop one, and what stays once
+//! they are gone.
 
 use std::time::Instant;
 
 use crate::{
+    figure::median,
     load::{Random, Slots},
     memory::Memory,
     pages::Data,
     product::{Product, ProductDisks},
-    report::median,
     verdict::{Output, Target::AtMost},
 };
 

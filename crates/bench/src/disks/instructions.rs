@@ -1,5 +1,5 @@
-//! `pagefold-bench store-instructions`: how many instructions a disk takes to write, overwrite and read a page, with its codec and
-//! beside it, counted by callgrind, against a committed table.
+//! `pagefold-bench store-instructions`: how many instructions a disk takes to write, overwrite and
+//! read a page, with its codec and beside it, counted by callgrind, against a committed table.
 
 use std::{collections::BTreeMap, hint, path::PathBuf};
 
@@ -19,7 +19,8 @@ use crate::{
 const PAGES: usize = 16;
 const TIMES: usize = 16;
 
-/// More instructions than the table says, by this share, are a slowdown: 1 %. The counts of one build differ by less.
+/// More instructions than the table says, by this share, are a slowdown: 1 %. The counts of one
+/// build differ by less.
 const TOLERANCE: f64 = 0.01;
 
 const CODECS: [&str; 2] = ["fold", "lz4"];
@@ -33,7 +34,8 @@ pub(crate) struct Args {
     /// The committed table
     #[arg(long, default_value = "bench/results/instructions-store.txt")]
     file: PathBuf,
-    /// Write the table; without it, the run fails where a disk takes more instructions than the table says
+    /// Write the table; without it, the run fails where a disk takes more instructions than the
+    /// table says
     #[arg(long)]
     update: bool,
     /// Do the work that is counted: this operation with this codec

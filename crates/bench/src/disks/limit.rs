@@ -11,12 +11,12 @@ use anyhow::ensure;
 use pagefold_codec::by_name;
 
 use crate::{
+    figure::median,
     latency::Latencies,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
     pages::Data,
     product::Product,
-    report::median,
     verdict::{
         Output,
         Target::{AtLeast, AtMost},
@@ -32,7 +32,8 @@ const ROUND: Duration = Duration::from_secs(2);
 /// Writes between two looks at the clock, at what is spent, or at the end of the slots.
 const BATCH: u64 = 64;
 
-/// Pages that this bench's data, compressed, is never smaller than: so many slots a byte of the limit has.
+/// Pages that this bench's data, compressed, is never smaller than: so many slots a byte of the
+/// limit has.
 const OBJECT_BYTES_LEAST: u64 = 64;
 
 /// A pool with its first slots filled.
@@ -134,7 +135,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Makes a pool and writes pages of `data`, taken at random, to its slots in order until so much is spent.
+/// Makes a pool and writes pages of `data`, taken at random, to its slots in order until so much is
+/// spent.
 fn filled(codec: &str, data: &Data, limit_bytes: u64, spent_bytes: u64, threads: usize) -> anyhow::Result<Filled> {
     let slots_most = limit_bytes / OBJECT_BYTES_LEAST;
     let product = Product::limited(slots_most, by_name(codec)?, limit_bytes)?;
@@ -179,8 +181,8 @@ fn filled(codec: &str, data: &Data, limit_bytes: u64, spent_bytes: u64, threads:
     })
 }
 
-/// Overwrites random slots with random pages for [`ROUND`]. Returns what was written, how many writes were refused, and how long
-/// each took.
+/// Overwrites random slots with random pages for [`ROUND`]. Returns what was written, how many
+/// writes were refused, and how long each took.
 fn overwrite(pool: &Filled, data: &Data, threads: usize, seed: u64) -> anyhow::Result<(Done, u64, Latencies)> {
     let Filled { product, slots, .. } = pool;
     let refused = AtomicU64::new(0);

@@ -25,7 +25,8 @@ const RUN_PAGES: u64 = 8;
 /// What the threads do, in this order.
 const PASSES: [&str; 3] = ["fill", "overwrite", "read"];
 
-/// What one shape of the pool gave: the fastest of each pass, the least CPU time of each, and the most memory.
+/// What one shape of the pool gave: the fastest of each pass, the least CPU time of each, and the
+/// most memory.
 #[derive(Clone, Copy)]
 struct Measured {
     passes: [Done; PASSES.len()],
@@ -43,7 +44,8 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
         [Measured { passes: Default::default(), cpu_us: [f64::INFINITY; 3], spent_bytes: 0, resident_bytes: 0 }; 2];
     for round in 0..rounds {
         for turn in 0..2 {
-            // The first of a round begins with more of the process's memory: each is that every other time.
+            // The first of a round begins with more of the process's memory: each is that every
+            // other time.
             let which = (turn + round) % 2;
             one_round(&mut measured[which], codec, data, shapes[which].1, threads)?;
         }

@@ -33,7 +33,8 @@ pub(super) struct BaseFiles {
 }
 
 impl BaseFiles {
-    /// Copies the files, makes a disk of them with room for what is copied into forks, and packs it.
+    /// Copies the files, makes a disk of them with room for what is copied into forks, and packs
+    /// it.
     pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
         let scratch = TempDir::new_in(&args.scratch).context("no folder for the base")?;
         let tree = scratch.path().join("tree");

@@ -1,4 +1,5 @@
-//! What the bench says to servers: the control socket's JSON, and as much of NBD as reads and writes need.
+//! What the bench says to servers: the control socket's JSON, and as much of NBD as reads and
+//! writes need.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -1,4 +1,5 @@
-//! What keeping equal pages once costs where no page equals another, and what it gains where all do.
+//! What keeping equal pages once costs where no page equals another, and what it gains where all
+//! do.
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
@@ -13,7 +14,8 @@ use crate::{
 /// Two disks with the same to do, of pools that keep each page for itself and equal ones once.
 const DEDUPE: [bool; 2] = [false, true];
 
-/// Pages that differ from all others, over others like them; then the pages of the first disk to a second one; then reads of that.
+/// Pages that differ from all others, over others like them; then the pages of the first disk to a
+/// second one; then reads of that.
 const PASSES: [&str; 4] = ["write_different", "overwrite_different", "write_equal", "read_equal"];
 
 /// Operations of a turn.

@@ -1,4 +1,5 @@
-//! Reads of a disk with many snapshots below it, and at the end of a chain of forks, beside one with a single snapshot.
+//! Reads of a disk with many snapshots below it, and at the end of a chain of forks, beside one
+//! with a single snapshot.
 
 use std::mem;
 
@@ -20,7 +21,8 @@ const COMPARED: usize = 1;
 /// The depth at which reads have a target.
 const JUDGED: usize = 100;
 
-/// How the depth comes about: a disk that goes on above its snapshots, or each fork made of the one before.
+/// How the depth comes about: a disk that goes on above its snapshots, or each fork made of the one
+/// before.
 const SHAPES: [&str; 2] = ["snapshots", "chain"];
 
 /// One page in so many is written between the first snapshot and the last.

@@ -18,9 +18,9 @@ use super::{
     socket::BASE,
 };
 use crate::{
+    figure::median,
     image::process,
     load::Random,
-    report::median,
     server::Server,
     verdict::{Output, Target::AtMost},
 };
@@ -32,7 +32,8 @@ const WAYS: [(&str, [&str; 4]); 2] =
 /// The part of the disk that is changed.
 const CHANGED_SHARE: u64 = 100;
 
-/// Bytes of one change, as programs write files; pages alone are the other extreme, for which there is no target.
+/// Bytes of one change, as programs write files; pages alone are the other extreme, for which there
+/// is no target.
 const CHANGES: [(&str, u64); 2] = [("files", 256 << 10), ("pages", PAGE_SIZE as u64)];
 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {

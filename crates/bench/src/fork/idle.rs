@@ -1,4 +1,5 @@
-//! Forks as a library makes them: time to the first byte, memory, and what stays once they are gone.
+//! Forks as a library makes them: time to the first byte, memory, and what stays once they are
+//! gone.
 
 use std::{os::unix::fs::FileExt, time::Instant};
 

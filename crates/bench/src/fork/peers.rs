@@ -1,4 +1,5 @@
-//! Other ways to have a disk that begins as another is: how long one takes until its first byte is read.
+//! Other ways to have a disk that begins as another is: how long one takes until its first byte is
+//! read.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -90,7 +91,8 @@ fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result
     Ok(())
 }
 
-/// A clone of a file in btrfs on a loop device over a file in tmpfs, opened and read without any server.
+/// A clone of a file in btrfs on a loop device over a file in tmpfs, opened and read without any
+/// server.
 fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     let image = tmpfs.join("btrfs");
     File::create(&image)?.set_len(base.len_bytes * 2 + (1 << 30))?;
@@ -185,7 +187,8 @@ impl Drop for Mapped {
     }
 }
 
-/// Disks of one kind: the time to make each and read from it, and what is read held against the base.
+/// Disks of one kind: the time to make each and read from it, and what is read held against the
+/// base.
 struct Made<'a> {
     base: &'a BaseFiles,
     count: usize,

@@ -84,7 +84,8 @@ fn measure(
         warm(base.len_bytes / PAGE_SIZE as u64, &mut readers[at].1)?;
     }
     let mut speeds: [Speed; 3] = Default::default();
-    // Each reads what no other has just read of the file: their places differ, but not from run to run.
+    // Each reads what no other has just read of the file: their places differ, but not from run to
+    // run.
     let mut randoms = [1, 2, 3].map(Random::new);
     for chunk in 0..rounds as u64 * CHUNKS {
         for turn in 0..readers.len() {

@@ -66,7 +66,8 @@ pub(super) fn run(output: &mut Output, data: &Data, changed_bytes: u64, rounds: 
     beside_a_writer(output, &case, &pool, disk, data)
 }
 
-/// Times of snapshots, rollbacks or drops, and the most CPU time of one: what the machine's others do is not in that.
+/// Times of snapshots, rollbacks or drops, and the most CPU time of one: what the machine's others
+/// do is not in that.
 struct Acts {
     times: Latencies,
     max_cpu_us: f64,
@@ -112,7 +113,8 @@ fn many(output: &mut Output, case: &str, disk: &RamDisk, data: &Data) -> anyhow:
     Ok(())
 }
 
-/// The longest writes of one thread while another does nothing, takes snapshots, rolls back, and drops a large fork.
+/// The longest writes of one thread while another does nothing, takes snapshots, rolls back, and
+/// drops a large fork.
 fn beside_a_writer(output: &mut Output, case: &str, pool: &Pool, disk: RamDisk, data: &Data) -> anyhow::Result<()> {
     // A wait of the same length, so that only the work between makes a difference.
     let quiet = stalls(&disk, data, &mut || Ok(()))?;
@@ -151,7 +153,8 @@ fn beside_a_writer(output: &mut Output, case: &str, pool: &Pool, disk: RamDisk, 
     Ok(())
 }
 
-/// Times of random writes for a while, during which this thread does `act` again and again. Returns how often, too.
+/// Times of random writes for a while, during which this thread does `act` again and again. Returns
+/// how often, too.
 fn stalls(
     disk: &RamDisk,
     data: &Data,

@@ -1,4 +1,5 @@
-//! Forks as a client sees them: from the request on the control socket to the first byte, and the server's memory.
+//! Forks as a client sees them: from the request on the control socket to the first byte, and the
+//! server's memory.
 
 use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::{machine::thread_cpu_time, report::median};
+use crate::{figure::median, machine::thread_cpu_time};
 
 /// How fast one device was, chunk by chunk.
 #[derive(Clone, Default)]

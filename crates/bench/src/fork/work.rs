@@ -1,4 +1,5 @@
-//! Forks in each of which the same files are installed, through the kernel's ext4, beside qcow2 overlays with the same done to them.
+//! Forks in each of which the same files are installed, through the kernel's ext4, beside qcow2
+//! overlays with the same done to them.
 
 use std::{
     fs,
@@ -19,8 +20,8 @@ use super::{
     tool,
 };
 use crate::{
+    figure::median,
     image::Mounted,
-    report::median,
     verdict::{Output, Target::AtMost},
 };
 
@@ -84,7 +85,8 @@ fn can_mount(base: &BaseFiles) -> anyhow::Result<()> {
     Mounted::kernel(&base.raw(), "ext4").map(drop)
 }
 
-/// Copies `files` into the ext4 of an export, and ends when all of it is there. Returns the seconds that took.
+/// Copies `files` into the ext4 of an export, and ends when all of it is there. Returns the seconds
+/// that took.
 fn install(uri: &str, files: &Path, compare: bool) -> anyhow::Result<f64> {
     let disk = DiskFile::new(uri)?;
     let start = Instant::now();

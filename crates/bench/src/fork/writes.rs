@@ -13,7 +13,8 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// What is written to: a disk on its own; a fork of a disk that holds nothing; a fork of one that holds every page.
+/// What is written to: a disk on its own; a fork of a disk that holds nothing; a fork of one that
+/// holds every page.
 const SHAPES: [&str; 3] = ["plain", "fork-of-empty", "fork-of-full"];
 
 /// First all slots at random, then so many again.

@@ -32,8 +32,8 @@ impl Builder {
         }
     }
 
-    /// Makes `image` of the directory `source` with that many threads. `case` is nothing to ext4, which compresses
-    /// nothing.
+    /// Makes `image` of the directory `source` with that many threads. `case` is nothing to ext4,
+    /// which compresses nothing.
     pub(super) fn build(
         self,
         tools: &Tools,
@@ -71,7 +71,8 @@ impl Builder {
                     bail!("mkfs.ext4 has no threads");
                 }
                 let (blocks, inodes) = needs(source)?;
-                // Room for the tables; what no file takes stays a hole of the image, which is not counted.
+                // Room for the tables; what no file takes stays a hole of the image, which is not
+                // counted.
                 let blocks = blocks + blocks / 8 + inodes / 8 + 4096;
                 command.args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-b", "4096"]);
                 command.arg("-N").arg((inodes + 64).to_string()).arg("-d").arg(source).arg(image);

@@ -45,8 +45,8 @@ impl Case {
         vec!["--codec".into(), format!("{}{level}", self.codec), "--cluster".into(), self.cluster_bytes.to_string()]
     }
 
-    /// Options of `mkfs.erofs`. DEFLATE is libdeflate's, as ours is, and Zstandard and LZMA get the history that ours
-    /// have.
+    /// Options of `mkfs.erofs`. DEFLATE is libdeflate's, as ours is, and Zstandard and LZMA get the
+    /// history that ours have.
     pub(super) fn mkfs_erofs(&self) -> Vec<String> {
         let level = self.level.map(|level| format!(",{level}")).unwrap_or_default();
         let history = |most| (self.cluster_bytes * 16).next_power_of_two().clamp(1 << 16, most);
@@ -59,7 +59,8 @@ impl Case {
         vec![format!("-z{codec}"), format!("-C{}", self.cluster_bytes)]
     }
 
-    /// Options of `mksquashfs`, whose blocks are of input. Its gzip is zlib's DEFLATE, its xz LZMA2.
+    /// Options of `mksquashfs`, whose blocks are of input. Its gzip is zlib's DEFLATE, its xz
+    /// LZMA2.
     pub(super) fn mksquashfs(&self) -> Vec<String> {
         let mut options = vec!["-b".into(), self.cluster_bytes.to_string(), "-comp".into()];
         options.push(match self.codec.as_str() {

@@ -32,7 +32,8 @@ pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
     Ok(Data { name, folder })
 }
 
-/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB, and a disk with that tree.
+/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB, and a disk
+/// with that tree.
 pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
     let tree = scratch.path().join("tree");
     copied(["/usr/share", "/usr/lib", "/usr/include"].map(Path::new), mib, &tree)?;
@@ -50,7 +51,8 @@ pub(crate) fn copied<'a>(roots: impl IntoIterator<Item = &'a Path>, mib: u64, to
     Ok(())
 }
 
-/// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the rest are holes.
+/// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the
+/// rest are holes.
 fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<Data>> {
     let Some(program) = tools.find("mkfs.ext4") else {
         eprintln!("SKIPPED: disk: mkfs.ext4 is not installed");
@@ -85,7 +87,8 @@ struct Budget {
     files: u64,
 }
 
-/// Copies files and links in the order of their names until the budget is spent. What cannot be read is left out.
+/// Copies files and links in the order of their names until the budget is spent. What cannot be
+/// read is left out.
 fn copy(from: &Path, to: &Path, budget: &mut Budget) -> anyhow::Result<()> {
     let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
     fs::create_dir_all(to)?;

@@ -22,12 +22,14 @@ const INTERVAL: Duration = Duration::from_millis(2);
 pub(crate) struct Ran {
     /// From before the start to after the end.
     pub(crate) seconds: f64,
-    /// The most memory that it had resident at once, as Linux counts it (`VmHWM`); what it grew by in its last two
-    /// milliseconds is not seen. (`wait4` counts the memory of this process before the program began, too.)
+    /// The most memory that it had resident at once, as Linux counts it (`VmHWM`); what it grew by
+    /// in its last two milliseconds is not seen. (`wait4` counts the memory of this process before
+    /// the program began, too.)
     pub(crate) peak_rss_bytes: f64,
 }
 
-/// Runs a program to its end, on one CPU if `threads` is 1. What it says is shown only where it fails.
+/// Runs a program to its end, on one CPU if `threads` is 1. What it says is shown only where it
+/// fails.
 pub(crate) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> {
     let mut said = tempfile::tempfile().context("no file for what a program says")?;
     let to = |file: &File| anyhow::Ok(Stdio::from(file.try_clone()?));

@@ -25,8 +25,8 @@ use crate::{load::Random, machine::allowed_cpus};
 
 /// Bytes of one sequential request.
 const REQUEST: usize = 128 << 10;
-/// Bytes at most that a thread reads one after another before it takes the next part, so that several share a large file; fewer if some threads
-/// would have nothing to read.
+/// Bytes at most that a thread reads one after another before it takes the next part, so that
+/// several share a large file; fewer if some threads would have nothing to read.
 const PART: u64 = 8 << 20;
 /// Bytes of one random request.
 const PAGE: usize = 4096;
@@ -37,8 +37,9 @@ const RANDOM_READS: usize = 8192;
 pub(super) struct Reads {
     /// Paths below the root, with their lengths.
     files: Vec<(PathBuf, u64)>,
-    /// Pages that are not zeros alone, as the number of the file and the offset: all different. A random read in a long run of zeros decodes up to 4 MiB of
-    /// them, which nobody does who looks for data.
+    /// Pages that are not zeros alone, as the number of the file and the offset: all different. A
+    /// random read in a long run of zeros decodes up to 4 MiB of them, which nobody does who looks
+    /// for data.
     pages: Vec<(usize, u64)>,
 }
 
@@ -149,8 +150,8 @@ impl Reads {
         Ok(self.bytes() as f64 / time.as_secs_f64() / 1e6)
     }
 
-    /// Reads pages in random order and returns the microseconds that one takes its thread. Of mounted files the kernel
-    /// is told that reads are random, so that it reads nothing ahead.
+    /// Reads pages in random order and returns the microseconds that one takes its thread. Of
+    /// mounted files the kernel is told that reads are random, so that it reads nothing ahead.
     pub(super) fn random(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
         let time = in_threads(threads, |start| {
             // With all files open in each thread there might be too many.
@@ -204,8 +205,9 @@ fn collect(root: &Path, below: &Path, files: &mut Vec<(PathBuf, u64)>) -> anyhow
     Ok(())
 }
 
-/// Runs `work` in threads, each on a CPU of its own where there are as many, and returns the time from when the first
-/// passes the common start to when the last is done. Each must pass the start once, or fail.
+/// Runs `work` in threads, each on a CPU of its own where there are as many, and returns the time
+/// from when the first passes the common start to when the last is done. Each must pass the start
+/// once, or fail.
 fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
     let barrier = Barrier::new(threads);
     let cpus = allowed_cpus()?;

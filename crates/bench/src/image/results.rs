@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::report::{Figure, geometric_mean};
+use crate::figure::{Figure, geometric_mean};
 
 /// A metric, its unit, and whether more of it is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +65,8 @@ pub(super) struct Results {
     missing: Vec<(String, String, String)>,
 }
 
-/// One of the project's targets: the subject's figure over the peer's, or by itself where there is no peer.
+/// One of the project's targets: the subject's figure over the peer's, or by itself where there is
+/// no peer.
 struct Target {
     subject: &'static str,
     peer: Option<&'static str>,

@@ -1,5 +1,6 @@
-//! The experiment that xcfmalloc was proposed with ("staging: zcache: xcfmalloc support", 2011): pages of zeros, and text
-//! that LZO makes to 75 % with little deviation. The figure is its *effective compression*: memory spent / page bytes.
+//! The experiment that xcfmalloc was proposed with ("staging: zcache: xcfmalloc support", 2011):
+//! pages of zeros, and text that LZO makes to 75 % with little deviation. The figure is its
+//! *effective compression*: memory spent / page bytes.
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
@@ -111,7 +112,8 @@ fn fill(text: &mut Page, vocabulary: &[Vec<u8>], new_words: u64, seed: u64) {
     let mut random = Random::new(seed);
     let mut at = 0;
     while at < PAGE_SIZE {
-        // The same random numbers whatever `new_words` is, so that more of them never make a page shorter.
+        // The same random numbers whatever `new_words` is, so that more of them never make a page
+        // shorter.
         let known = &vocabulary[random.below(vocabulary.len() as u64) as usize];
         let new = word(&mut random);
         let word = if random.below(1000) < new_words { &new } else { known };

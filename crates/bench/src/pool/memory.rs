@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_codec::by_name;
+use pagefold_codec::{PAGE_SIZE, by_name};
 
 use super::{MOSAIC, Output};
 use crate::{
@@ -119,6 +119,7 @@ fn measure(
         writer.write(slot as u64, std::slice::from_ref(page))?;
     }
     let (compressed, spent) = holder.bytes()?;
+    put("orig_bytes", (slots * PAGE_SIZE) as f64, "bytes");
     put("compressed_bytes", compressed as f64, "bytes");
     put("spent_bytes", spent as f64, "bytes");
     put("spent_ratio", spent as f64 / compressed as f64, "x");
@@ -161,8 +162,8 @@ fn measure(
     Ok(())
 }
 
-/// Overwrites every page in random order, three times with pages of the second kind and then with the first. Returns
-/// the most memory that was spent for a compressed byte, and the time.
+/// Overwrites every page in random order, three times with pages of the second kind and then with
+/// the first. Returns the most memory that was spent for a compressed byte, and the time.
 fn churn(
     holder: &dyn Holder,
     first: &Data,

@@ -9,7 +9,8 @@ const STORES: usize = 1000;
 const SLOTS: u64 = (8 << 30) / 4096;
 const PAGES: usize = 64;
 
-/// Makes the stores, each of 8 GiB with 64 pages spread over it, and compares what they say with the process's growth.
+/// Makes the stores, each of 8 GiB with 64 pages spread over it, and compares what they say with
+/// the process's growth.
 pub(super) fn run(output: &Output, codec: &str, data: &Data) -> anyhow::Result<()> {
     let case = format!("{STORES}-stores/{}/{codec}", data.name);
     let before = resident_bytes()?;

@@ -1,6 +1,7 @@
-//! How fast objects are allocated and freed: the same sequence of lengths in the product's allocator, in the published ones, in
-//! mimalloc and in the system's allocator. One thread's time is its CPU's, so that other work on the machine does not count; that of several is what
-//! a clock on the wall says.
+//! How fast objects are allocated and freed: the same sequence of lengths in the product's
+//! allocator, in the published ones, in mimalloc and in the system's allocator. One thread's time
+//! is its CPU's, so that other work on the machine does not count; that of several is what a clock
+//! on the wall says.
 #![allow(unsafe_code)] // calls the peers' allocators
 
 use std::{
@@ -144,7 +145,8 @@ fn now(threads: usize) -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Fills an allocator, then frees random objects and allocates others in their place. Returns the time of the latter.
+/// Fills an allocator, then frees random objects and allocates others in their place. Returns the
+/// time of the latter.
 fn round<A: Allocator>(
     allocator: &A,
     lens: &[usize],

@@ -20,7 +20,8 @@ const DISKS: usize = 4;
 /// How far pages compress, as those of the soak's own disk do.
 const PERCENT: usize = 40;
 
-/// Those that come later are smaller by one part in this many, so that they fit in what the first leave.
+/// Those that come later are smaller by one part in this many, so that they fit in what the first
+/// leave.
 const SMALLER: usize = 16;
 
 /// Some disks, each with pages that no other has had.
@@ -70,7 +71,8 @@ impl<'a> Visitors<'a> {
         Ok(visitors)
     }
 
-    /// Compares the oldest disk with what was written to it, removes it, and puts another in its place.
+    /// Compares the oldest disk with what was written to it, removes it, and puts another in its
+    /// place.
     pub(super) fn change(&mut self) -> anyhow::Result<()> {
         let at = self.generations as usize % DISKS;
         if let Some(disk) = self.disks[at].take() {

@@ -5,7 +5,8 @@ use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 /// Pages that stay together: as many as a block that trains or is measured has.
 const BLOCK_PAGES: usize = 64;
 
-/// Takes pages one after another and keeps blocks of neighbours, evenly spaced, in memory for twice the limit.
+/// Takes pages one after another and keeps blocks of neighbours, evenly spaced, in memory for twice
+/// the limit.
 pub(super) struct Even {
     limit_pages: usize,
     /// Blocks `0`, `stride`, `2 * stride`, … of those seen.

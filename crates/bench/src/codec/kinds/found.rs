@@ -1,4 +1,5 @@
-//! Files of this machine as a kind's pages. Each file begins at a page, as on a disk; its last partial page is left out.
+//! Files of this machine as a kind's pages. Each file begins at a page, as on a disk; its last
+//! partial page is left out.
 
 use std::{
     fs::File,

@@ -30,9 +30,9 @@ pub(super) fn pages(pid: u32, limit_pages: usize) -> anyhow::Result<Vec<u8>> {
     Ok(even.finish())
 }
 
-/// The range of a line of `/proc/PID/maps`, if it is writable and backed by no file (proc_pid_maps(5): `start-end perms offset
-/// dev inode [name]`). Anonymous memory that is shared has the name `/dev/zero (deleted)`; an allocator may give names as
-/// `[anon:name]`.
+/// The range of a line of `/proc/PID/maps`, if it is writable and backed by no file
+/// (proc_pid_maps(5): `start-end perms offset dev inode [name]`). Anonymous memory that is shared
+/// has the name `/dev/zero (deleted)`; an allocator may give names as `[anon:name]`.
 fn anonymous(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.split_whitespace();
     let (range, permissions) = (fields.next()?, fields.next()?);
@@ -46,7 +46,8 @@ fn anonymous(line: &str) -> Option<(u64, u64)> {
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
-/// Is the page in memory or swapped out (proc_pid_pagemap(5): bits 63 and 62)? All others would read as zeros.
+/// Is the page in memory or swapped out (proc_pid_pagemap(5): bits 63 and 62)? All others would
+/// read as zeros.
 fn was_touched(pagemap: &File, address: u64) -> anyhow::Result<bool> {
     let mut word = [0; 8];
     pagemap.read_exact_at(&mut word, address / PAGE_SIZE as u64 * 8)?;

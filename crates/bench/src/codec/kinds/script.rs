@@ -1,8 +1,10 @@
-//! Recipes that are programs of their own: the bench starts one, reads the memory it is told to, and takes the files it leaves.
+//! Recipes that are programs of their own: the bench starts one, reads the memory it is told to,
+//! and takes the files it leaves.
 //!
-//! A script is called with a folder to leave files in, as its last argument. For a line `memory KIND PID` on its output the bench
-//! reads that process's memory as KIND and then writes an empty line to its input. A file or folder `KIND` that it leaves is
-//! that kind. A script that cannot do its work says why on its error output and fails.
+//! A script is called with a folder to leave files in, as its last argument. For a line `memory
+//! KIND PID` on its output the bench reads that process's memory as KIND and then writes an empty
+//! line to its input. A file or folder `KIND` that it leaves is that kind. A script that cannot do
+//! its work says why on its error output and fails.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,9 @@
 //! Which kinds may be looked at while codecs are tuned, and which are only measured.
 //!
-//! The rule: in each family the recipes, in the order of their names, take turns; the first is only measured, the second may be
-//! looked at, and so on. Recipes that codecs were tuned on before there was a rule may be looked at, and take no turn. All
-//! kinds of one recipe are in its set, since they have content in common.
+//! The rule: in each family the recipes, in the order of their names, take turns; the first is only
+//! measured, the second may be looked at, and so on. Recipes that codecs were tuned on before there
+//! was a rule may be looked at, and take no turn. All kinds of one recipe are in its set, since
+//! they have content in common.
 
 use super::{list::RECIPES, recipe::Recipe};
 

@@ -1,5 +1,5 @@
-//! The committed table of compressed bytes by kind. Speeds are not in it, so that it says the same on every machine that has the
-//! same pages.
+//! The committed table of compressed bytes by kind. Speeds are not in it, so that it says the same
+//! on every machine that has the same pages.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, thread};
 
@@ -10,8 +10,8 @@ use pagefold_codec::PAGE_SIZE;
 use super::{Kind, Set, gathered};
 use crate::{
     codec::{MEASURED_PAGES, SAMPLE_PAGES, corpus::Corpus, subject::Subject},
+    figure::geometric_mean,
     machine,
-    report::geometric_mean,
 };
 
 /// What is compared; those with dictionaries or trained tables have their own for each kind.
@@ -20,6 +20,7 @@ const SUBJECTS: &[&str] = &[
     "lz4-dict",
     "lz4dyn",
     "fold",
+    "fold-dict",
     "pleat",
     "pleat-trained",
     "zstd-1",
@@ -36,6 +37,7 @@ const SUBJECTS: &[&str] = &[
 const QUOTIENTS: &[(&str, &str)] = &[
     ("lz4dyn", "liblz4"),
     ("fold", "liblz4"),
+    ("fold-dict", "liblz4"),
     ("lz4-dict", "liblz4"),
     ("pleat", "libzstd-1"),
     ("pleat-trained", "libzstd-1"),
@@ -133,9 +135,11 @@ fn rendered(rows: &[Row]) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
-/// Do the two tables say different things of the same pages? A line names each kind whose pages are not the same.
+/// Do the two tables say different things of the same pages? A line names each kind whose pages are
+/// not the same.
 pub(in crate::codec) fn differs(committed: &str, found: &str) -> bool {
-    // Set, kind, pages and sum are the key; the columns' names too, so that a table of other subjects differs.
+    // Set, kind, pages and sum are the key; the columns' names too, so that a table of other
+    // subjects differs.
     let rows = |text: &str| -> BTreeMap<String, String> {
         let lines = text.lines().skip(2).take_while(|line| !line.is_empty());
         lines

@@ -1,4 +1,5 @@
-//! OpenZL without training: a page of bytes by its generic graph, or of 64-bit numbers by its graph for numbers.
+//! OpenZL without training: a page of bytes by its generic graph, or of 64-bit numbers by its graph
+//! for numbers.
 #![allow(unsafe_code)] // Calls of a C library.
 
 use std::ptr::NonNull;
@@ -14,7 +15,8 @@ pub(super) enum As {
     Numbers,
 }
 
-/// `ZL_CCtx_compress` at level 1 and `ZL_DCtx_decompress`, with contexts that are used again and no checksums.
+/// `ZL_CCtx_compress` at level 1 and `ZL_DCtx_decompress`, with contexts that are used again and no
+/// checksums.
 pub(super) struct OpenZl {
     graphs: NonNull<ZL_Compressor>,
     compressor: NonNull<ZL_CCtx>,
@@ -47,7 +49,8 @@ impl OpenZl {
             (ZL_CParam_contentChecksum, ZL_TernaryParam_disable),
         ];
         let graphs = graphs.as_ptr();
-        // SAFETY: all of it is alive, and the compressor does not outlive the graphs that it refers to.
+        // SAFETY: all of it is alive, and the compressor does not outlive the graphs that it refers
+        // to.
         unsafe {
             let mut graph = ZL_GraphID { gid: ZL_StandardGraphID_compress_generic };
             if page == As::Numbers {

@@ -1,0 +1,342 @@
+//! The figures of a run, turn by turn, and what the run says about itself, as lines of JSON.
+//!
+//! Each line is a figure as every bench writes it. Figures of the bench `report` describe the run:
+//! which turn of a part begins, how long it took, what failed, which peers are missing.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+};
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+use crate::figure::{Figure, geometric_mean, median};
+
+/// The bench of the lines that describe a run.
+pub(super) const ABOUT: &str = "report";
+
+/// A figure as it is read. Keys that are not named here are allowed and ignored.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub(super) struct Line {
+    pub(super) bench: String,
+    pub(super) case: String,
+    pub(super) subject: String,
+    pub(super) metric: String,
+    pub(super) value: f64,
+    pub(super) unit: String,
+}
+
+impl Line {
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let line: Self = serde_json::from_str(text).context("not a figure")?;
+        ensure!(line.value.is_finite(), "the value is not a number");
+        Ok(line)
+    }
+
+    /// A line about the run.
+    pub(super) fn about(case: &str, subject: &str, metric: &str, value: f64, unit: &str) -> Self {
+        Self {
+            bench: ABOUT.to_owned(),
+            case: case.to_owned(),
+            subject: subject.to_owned(),
+            metric: metric.to_owned(),
+            value,
+            unit: unit.to_owned(),
+        }
+    }
+
+    pub(super) fn json(&self) -> String {
+        let Self { bench, case, subject, metric, value, unit } = self;
+        Figure { bench, case, subject, metric, value: *value, unit }.json()
+    }
+}
+
+/// What a figure is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) bench: String,
+    pub(super) case: String,
+    pub(super) subject: String,
+    pub(super) metric: String,
+}
+
+/// The values of one figure, by turn.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Series {
+    pub(super) unit: String,
+    values: BTreeMap<u32, Vec<f64>>,
+}
+
+impl Series {
+    /// One value a turn: the median of those that a bench gave in it.
+    pub(super) fn by_turn(&self) -> impl Iterator<Item = (u32, f64)> + '_ {
+        self.values.iter().map(|(&turn, values)| (turn, median(values)))
+    }
+
+    pub(super) fn of_turn(&self, turn: u32) -> Option<f64> {
+        self.values.get(&turn).map(|values| median(values))
+    }
+
+    pub(super) fn spread(&self) -> Spread {
+        Spread::of(&self.by_turn().map(|(_, value)| value).collect::<Vec<_>>())
+    }
+}
+
+/// The middle of some turns' values, and how far they lie apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) turns: usize,
+}
+
+impl Spread {
+    pub(super) fn of(values: &[f64]) -> Self {
+        Self {
+            median: median(values),
+            low: values.iter().copied().fold(f64::NAN, f64::min),
+            high: values.iter().copied().fold(f64::NAN, f64::max),
+            turns: values.len(),
+        }
+    }
+}
+
+/// How one turn of a part went.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Turn {
+    pub(super) part: String,
+    pub(super) number: u32,
+    pub(super) command: String,
+    /// `None` while it runs, or where the run ended with it.
+    pub(super) seconds: Option<f64>,
+    pub(super) failure: Option<String>,
+    /// What the part said it could not measure.
+    pub(super) missing: Vec<String>,
+}
+
+/// A program or device that figures are compared with.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct PeerFound {
+    pub(super) name: String,
+    pub(super) is_here: bool,
+    /// Its version where it is here, else how to get it.
+    pub(super) text: String,
+}
+
+/// All that is known of a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Record {
+    pub(super) series: BTreeMap<Key, Series>,
+    pub(super) turns: Vec<Turn>,
+    pub(super) peers: Vec<PeerFound>,
+    /// The machine, in words.
+    pub(super) machine: String,
+    /// When the run began, in seconds since 1970.
+    pub(super) began_s: Option<u64>,
+    /// Why the run ended before its plan did.
+    pub(super) cut_short: Option<String>,
+    /// Parts that did not begin, with the reason.
+    pub(super) left_out: Vec<(String, String)>,
+    turn: Option<u32>,
+}
+
+impl Record {
+    /// Reads the lines of a run or of a bench. The last line may be cut off, as where a run was
+    /// killed.
+    pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let mut file = BufReader::new(File::open(path).with_context(|| format!("cannot open {name}"))?);
+        let (mut record, mut text) = (Self::default(), String::new());
+        for number in 1.. {
+            text.clear();
+            if file.read_line(&mut text).with_context(|| format!("cannot read {name}"))? == 0 {
+                break;
+            }
+            match Line::parse(&text) {
+                _ if text.trim().is_empty() => {}
+                Ok(line) => record.add(line),
+                Err(_) if !text.ends_with('\n') => break,
+                Err(error) => bail!("{name}, line {number}: {error:#}; expected JSON lines of a report or a bench"),
+            }
+        }
+        ensure!(!record.series.is_empty() || !record.turns.is_empty(), "{name} has no figures");
+        Ok(record)
+    }
+
+    /// Takes a line of a run.
+    pub(super) fn add(&mut self, line: Line) {
+        if line.bench == ABOUT {
+            self.describe(line);
+            return;
+        }
+        let Line { bench, case, subject, metric, value, unit } = line;
+        let series = self.series.entry(Key { bench, case, subject, metric }).or_default();
+        // Lines that no report wrote are in turns, too: the rounds of one bench after another.
+        let turn = self.turn.unwrap_or(series.values.len() as u32 + 1);
+        series.unit = unit;
+        series.values.entry(turn).or_default().push(value);
+    }
+
+    fn describe(&mut self, line: Line) {
+        let Line { case, subject, metric, value, .. } = line;
+        let current = self.turns.iter_mut().rfind(|turn| turn.part == case);
+        match (metric.as_str(), current) {
+            ("turn", _) => {
+                // A float becomes the nearest number that a turn can have.
+                let number = value as u32;
+                self.turn = Some(number);
+                let turn =
+                    Turn { part: case, number, command: subject, seconds: None, failure: None, missing: Vec::new() };
+                self.turns.push(turn);
+            }
+            ("seconds", Some(turn)) => turn.seconds = Some(value),
+            ("failed", Some(turn)) => turn.failure = Some(subject),
+            ("missing", Some(turn)) if !turn.missing.contains(&subject) => turn.missing.push(subject),
+            ("left_out", _) => self.left_out.push((case, subject)),
+            ("peer", _) => self.peers.push(PeerFound { name: case, is_here: value > 0.0, text: subject }),
+            ("machine", _) => {
+                self.machine = subject;
+                self.began_s = Some(value as u64);
+            }
+            ("cut_short", _) => self.cut_short = Some(subject),
+            _ => {}
+        }
+    }
+
+    /// The figures of a bench whose case, subject and metric match.
+    pub(super) fn matching<'a>(&'a self, pick: &'a Pick<'_>) -> impl Iterator<Item = (&'a Key, &'a Series)> {
+        self.series.iter().filter(|(key, _)| pick.takes(key))
+    }
+
+    /// The geometric mean over the cases that `pick` takes, of each case the sum of its figures,
+    /// each the median of its turns.
+    pub(super) fn mean(&self, pick: &Pick<'_>) -> Option<f64> {
+        let mut cases: BTreeMap<&str, f64> = BTreeMap::new();
+        for (key, series) in self.matching(pick) {
+            *cases.entry(&key.case).or_default() += series.spread().median;
+        }
+        let sums: Vec<f64> = cases.into_values().filter(|&sum| sum > 0.0).collect();
+        (!sums.is_empty()).then(|| geometric_mean(&sums))
+    }
+}
+
+/// Some figures of a bench. In `case` and `metric` a `*` stands for any text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pick<'a> {
+    pub(super) bench: &'a str,
+    pub(super) case: &'a str,
+    pub(super) subject: &'a str,
+    pub(super) metric: &'a str,
+}
+
+impl Pick<'_> {
+    pub(super) fn takes(&self, key: &Key) -> bool {
+        key.bench == self.bench
+            && key.subject == self.subject
+            && fits(self.metric, &key.metric)
+            && fits(self.case, &key.case)
+    }
+}
+
+/// Whether `text` is `pattern` with some text for each `*`.
+pub(super) fn fits(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let mut last = None;
+    for part in parts {
+        if let Some(middle) = last.replace(part) {
+            // The earliest place leaves the most for the parts that follow.
+            let Some(at) = rest.find(middle) else { return false };
+            rest = &rest[at + middle.len()..];
+        }
+    }
+    match last {
+        None => rest.is_empty(),
+        Some(end) => rest.ends_with(end),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(case: &str, value: f64) -> Line {
+        Line {
+            bench: "b".into(),
+            case: case.into(),
+            subject: "s".into(),
+            metric: "m".into(),
+            value,
+            unit: "MB/s".into(),
+        }
+    }
+
+    const PICK: Pick<'static> = Pick { bench: "b", case: "*", subject: "s", metric: "m" };
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, text) in
+            [("*", ""), ("a*", "a"), ("a*c", "abc"), ("*/4k/*", "x/4k/1"), ("a*b*a", "aba"), ("a", "a")]
+        {
+            assert!(fits(pattern, text), "{pattern} {text}");
+        }
+        for (pattern, text) in [("a", "ab"), ("a*a", "a"), ("*/4k/1", "x/4k/2"), ("a*b*a", "ab"), ("", "a")] {
+            assert!(!fits(pattern, text), "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_as_benches_write_them() {
+        for (text, value) in [("1", 1.0), ("-0.5", -0.5), ("1e3", 1000.0), ("0.30000000000000004", 0.1 + 0.2)] {
+            let json = format!(r#"{{"bench":"b","case":"c","subject":"s","metric":"m","value":{text},"unit":"x"}}"#);
+            let line = Line::parse(&json).unwrap();
+            assert_eq!(line.value, value);
+            assert_eq!(Line::parse(&line.json()).unwrap(), line);
+        }
+        for wrong in ["", "{}", "1", r#"{"bench":"b","case":"c","subject":"s","metric":"m","value":"1","unit":"x"}"#] {
+            assert!(Line::parse(wrong).is_err(), "{wrong}");
+        }
+        let huge = r#"{"bench":"b","case":"c","subject":"s","metric":"m","value":1e999,"unit":"x"}"#;
+        assert!(Line::parse(huge).is_err());
+    }
+
+    #[test]
+    fn turns_have_a_median_and_a_spread() {
+        let mut record = Record::default();
+        for (turn, values) in [(1.0, [10.0, 12.0]), (2.0, [20.0, 20.0]), (3.0, [14.0, 14.0])] {
+            record.add(Line::about("part", "command", "turn", turn, "turn"));
+            values.into_iter().for_each(|value| record.add(line("c", value)));
+        }
+        let series = record.series.values().next().unwrap();
+        assert_eq!(series.spread(), Spread { median: 14.0, low: 11.0, high: 20.0, turns: 3 });
+        assert_eq!(record.turns.len(), 3);
+    }
+
+    #[test]
+    fn lines_of_benches_alone_are_turns_one_after_another() {
+        let mut record = Record::default();
+        [2.0, 8.0].into_iter().for_each(|value| record.add(line("c", value)));
+        record.add(line("d", 20.0));
+        assert_eq!(record.series.values().map(|series| series.spread().turns).collect::<Vec<_>>(), [2, 1]);
+        assert!((record.mean(&PICK).unwrap() - 10.0).abs() < 1e-9);
+        assert_eq!(record.mean(&Pick { case: "x*", ..PICK }), None);
+    }
+
+    #[test]
+    fn a_file_may_end_within_a_line_but_not_hold_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        std::fs::write(&path, format!("{}\n\n{}", line("c", 1.0).json(), r#"{"bench":"b","ca"#)).unwrap();
+        assert_eq!(Record::read(&path).unwrap().series.len(), 1);
+        std::fs::write(&path, format!("{}\nnonsense\n", line("c", 1.0).json())).unwrap();
+        let error = format!("{:#}", Record::read(&path).unwrap_err());
+        assert!(error.contains("line 2"), "{error}");
+        std::fs::write(&path, "").unwrap();
+        assert!(Record::read(&path).is_err());
+    }
+}
