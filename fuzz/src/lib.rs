@@ -1,14 +1,15 @@
 //! What the fuzz targets share: which codec, and pages from bytes.
 //!
-//! A target runs with one codec, named by `PAGEFOLD_CODEC`; `run` calls it for every name that [`names`] has, so a new
-//! codec is fuzzed as soon as it has a name.
+//! A target runs with one codec, named by `PAGEFOLD_CODEC`; `run` calls it for every name that
+//! [`names`] has, so a new codec is fuzzed as soon as it has a name.
 
 mod images;
 
 use std::sync::{Arc, LazyLock};
 
 use pagefold_codec::{
-    Codec, Dictionary, Lz4Tables, NAMES, PAGE_SIZE, Page, Tables, ZstdTables, by_name, cluster::ClusterCodec,
+    Codec, Dictionary, FoldTables, Lz4Tables, NAMES, PAGE_SIZE, Page, Tables, ZstdTables, by_name,
+    cluster::ClusterCodec,
 };
 
 pub use images::{foreign_images, images};
@@ -28,7 +29,8 @@ pub fn cluster_codec(name: &str) -> ClusterCodec {
     }
 }
 
-/// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the highest.
+/// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the
+/// highest.
 pub fn names() -> Vec<String> {
     let mut names = Vec::new();
     for &name in NAMES {
@@ -48,15 +50,22 @@ pub fn names() -> Vec<String> {
 pub static CODEC: LazyLock<Arc<dyn Codec>> =
     LazyLock::new(|| codec(&std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz")));
 
-/// A dictionary that libzstd trained on pages of words and hexadecimal numbers. To train one here takes longer than hundreds of runs.
+/// A dictionary that libzstd trained on pages of words and hexadecimal numbers. To train one here
+/// takes longer than hundreds of runs.
 const DICTIONARY: &[u8] = include_bytes!("dictionary");
 
-/// The codec of a name. If it takes a dictionary it has one: that of libzstd with the entropy tables at its front, or without them.
+/// The codec of a name. If it takes a dictionary it has one: that of libzstd with the entropy
+/// tables at its front, or without them. Tokens and palettes are fitted to pages of the
+/// dictionary's own.
 pub fn codec(name: &str) -> Arc<dyn Codec> {
     let codec = by_name(name).expect("a name of a codec");
     let front = if name == "zstd-dict" { 0 } else { 1024 };
     let dictionary = Dictionary::new(DICTIONARY[front..].to_vec());
     match codec.tables() {
+        Some(Tables::Fold(_)) => {
+            let sample: Vec<&Page> = DICTIONARY.as_chunks().0.iter().collect();
+            Tables::Fold(Arc::new(FoldTables::train_unjudged(&sample, dictionary.bytes()))).codec()
+        }
         Some(Tables::Lz4(_)) => Tables::Lz4(Arc::new(Lz4Tables::new(dictionary))).codec(),
         Some(Tables::Zstd(tables)) => {
             let tables = ZstdTables::new(tables.level(), dictionary).expect("a sound dictionary");
@@ -66,8 +75,8 @@ pub fn codec(name: &str) -> Arc<dyn Codec> {
     }
 }
 
-/// A page that starts with `data`. Its first byte says what comes after: zeros, the data again and again, or the data again
-/// with a number changed each time, as records have it.
+/// A page that starts with `data`. Its first byte says what comes after: zeros, the data again and
+/// again, or the data again with a number changed each time, as records have it.
 pub fn page(data: &[u8]) -> Page {
     let mut page = [0; PAGE_SIZE];
     let Some((mode, data)) = data.split_first().filter(|(_, data)| !data.is_empty()) else { return page };

@@ -1,4 +1,5 @@
-//! What the project's tests share: finding the real programs to test with, and saying so loudly when one is missing.
+//! What the project's tests share: finding the real programs to test with, and saying so loudly
+//! when one is missing.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -7,8 +8,8 @@ use std::{
     process::Command,
 };
 
-/// Says that `test` did not run, and why. With `PAGEFOLD_MUST_RUN=1` in the environment (as in CI), it panics instead:
-/// there, what the machine can have must not be skipped.
+/// Says that `test` did not run, and why. With `PAGEFOLD_MUST_RUN=1` in the environment (as in CI),
+/// it panics instead: there, what the machine can have must not be skipped.
 ///
 /// # Panics
 /// See above.
@@ -19,7 +20,8 @@ pub fn skip(test: &str, why: &str) {
     skip_for_good(test, why);
 }
 
-/// Says that `test` did not run for a reason that no installing mends (a kernel without a feature, no root).
+/// Says that `test` did not run for a reason that no installing mends (a kernel without a feature,
+/// no root).
 pub fn skip_for_good(test: &str, why: &str) {
     eprintln!("\nSKIPPED: {test}: {why}");
 }
@@ -39,8 +41,9 @@ pub fn programs<const N: usize>(test: &str, names: [&str; N]) -> Option<[PathBuf
     Some(found)
 }
 
-/// Copies a program that is to be run from `target`. Another process writes it: while this one has a file open for writing, a child that
-/// another thread has just forked has it too, and a program that is being written cannot be run (`ETXTBSY`).
+/// Copies a program that is to be run from `target`. Another process writes it: while this one has
+/// a file open for writing, a child that another thread has just forked has it too, and a program
+/// that is being written cannot be run (`ETXTBSY`).
 ///
 /// # Panics
 /// It cannot be copied.

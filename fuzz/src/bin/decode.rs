@@ -1,5 +1,6 @@
-//! Any bytes into a decoder give a page or an error; which of them, and which page, depends on the bytes alone, and on the tables
-//! that the stream is set to: not on the build of the decoder that the CPU can run.
+//! Any bytes into a decoder give a page or an error; which of them, and which page, depends on the
+//! bytes alone, and on the tables that the stream is set to: not on the build of the decoder that
+//! the CPU can run.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! A tree and options from the input: what is built of them is read back and holds the same, whatever the threads.
+//! A tree and options from the input: what is built of them is read back and holds the same,
+//! whatever the threads.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -27,7 +27,8 @@ fuzz_target!(|input: &[u8]| {
         ExtractOptions { threads: 1, owners: false, permissions: true, xattrs: false, max_bytes: Some(64 << 20) };
     let extracted = image.extract(&target.path().join("out"), &options);
     if sound {
-        // A name or a time that is sound in an image may still be none for the file system, and a device needs root.
+        // A name or a time that is sound in an image may still be none for the file system, and a
+        // device needs root.
         assert!(extracted.is_ok());
     }
 });

@@ -1,4 +1,5 @@
-//! Fixed-size output is filled by as much of the input as is said, and decodes to it. For the codecs of LZ4's format.
+//! Fixed-size output is filled by as much of the input as is said, and decodes to it. For the
+//! codecs of LZ4's format.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Every page comes back from what it was compressed to, nothing is written past the object, and the object depends on the
-//! page alone: not on the build of the encoder that the CPU can run.
+//! Every page comes back from what it was compressed to, nothing is written past the object, and
+//! the object depends on the page alone: not on the build of the encoder that the CPU can run.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! Writes the first inputs of each target into a folder, one folder a target and codec, for `run` to begin with.
+//! Writes the first inputs of each target into a folder, one folder a target and codec, for `run`
+//! to begin with.
 
 use std::{fs, io, path::Path};
 

@@ -1,0 +1,141 @@
+//! What holds for all pages of the project: their links lead somewhere, and their prose fits.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Columns of a line of prose. Tables, code and a single long word may have more.
+const COLUMNS: usize = 100;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
+}
+
+/// The pages: Markdown at the root, in `docs` and below.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    let mut folders = vec![root().join("docs")];
+    let mut add = |path: PathBuf| {
+        if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    };
+    fs::read_dir(root()).expect("the root").flatten().for_each(|entry| add(entry.path()));
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+            if entry.path().is_dir() {
+                folders.push(entry.path());
+            } else {
+                add(entry.path());
+            }
+        }
+    }
+    assert!(pages.len() > 20, "{pages:?}");
+    pages
+}
+
+/// All files and folders of the project, `/` at their fronts; without what is built and what begins
+/// with a dot.
+fn paths() -> Vec<String> {
+    let mut paths = Vec::new();
+    let mut folders = vec![(root(), String::new())];
+    while let Some((folder, name)) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+            let file = entry.file_name().into_string().expect("UTF-8");
+            if file.starts_with('.') || file == "target" {
+                continue;
+            }
+            let name = format!("{name}/{file}");
+            if entry.file_type().expect("a type").is_dir() {
+                folders.push((entry.path(), name.clone()));
+            }
+            paths.push(name);
+        }
+    }
+    paths
+}
+
+/// The lines of a page outside of code, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_code = false;
+    text.lines().enumerate().filter_map(move |(at, line)| {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+            return None;
+        }
+        (!in_code && !line.starts_with("    ")).then_some((at + 1, line))
+    })
+}
+
+/// What a heading is linked by: its letters and digits in lower case, spaces as hyphens.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+fn anchors(text: &str) -> HashSet<String> {
+    prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| anchor(line)).collect()
+}
+
+/// The targets of a line's links.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut broken = String::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for (line, link) in prose(&text).flat_map(|(at, line)| links(line).map(move |link| (at, link))) {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
+            let is_there = target.exists()
+                && (heading.is_empty()
+                    || fs::read_to_string(&target).is_ok_and(|text| anchors(&text).contains(heading)));
+            if !is_there {
+                broken += &format!("{}:{line}: {link}\n", page.display());
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links to nothing:\n{broken}");
+}
+
+#[test]
+fn files_that_the_architecture_names_are_there() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the page");
+    let paths = paths();
+    let mut seen = 0;
+    for name in text.split('`').skip(1).step_by(2) {
+        let name = name.trim_end_matches('/');
+        if !name.contains('/') && !name.ends_with(".rs") || name.contains(['*', '{', ' ', '…', '<', ':']) {
+            continue;
+        }
+        seen += 1;
+        // The page leaves out folders that are clear from what stands before.
+        let end = format!("/{name}");
+        assert!(paths.iter().any(|path| path.ends_with(&end)), "ARCHITECTURE.md names {name}");
+    }
+    assert!(seen > 5, "{seen} paths");
+}
+
+#[test]
+fn prose_fits_its_columns() {
+    let mut long = String::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for (at, line) in prose(&text) {
+            let is_table = line.trim_start().starts_with('|');
+            if !is_table && line.chars().count() > COLUMNS && line.trim().contains(' ') {
+                long += &format!("{}:{at}\n", page.display());
+            }
+        }
+    }
+    assert!(long.is_empty(), "more than {COLUMNS} columns:\n{long}");
+}
