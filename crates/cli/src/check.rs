@@ -12,7 +12,7 @@ use crate::record::{self, Record};
 use crate::source::{SourceArgs, tell_differences};
 use crate::{misuse, size};
 
-/// Check an EROFS image: its structure, and that everything in it decodes
+/// Check the structure of an EROFS image and decode all its files
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold check rootfs.erofs
@@ -22,31 +22,31 @@ use crate::{misuse, size};
   pagefold check --against rootfs/ rootfs.erofs
   pagefold check --against base.tar --against app.tar.gz --all-root rootfs.erofs
 
-With a path, only the file or directory there and what is below it are checked, not links from elsewhere or the \
-superblock's counts.
-The exit status is 0 if nothing is wrong, otherwise 1.")]
+With PATH, the command checks only that file or directory and everything below it. It does not \
+check links from elsewhere or the superblock's counts.
+The exit status is 0 if there is no problem, otherwise 1.")]
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// Threads; 0 for one per processor
+    /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// One JSON object a line on standard output: each problem, then the verdict
+    /// Print one JSON object per line: each problem, then the verdict
     #[arg(long)]
     json: bool,
 
-    /// Also compare the image with the source that it was packed from: a directory or an archive.
-    /// Give several as they were given to pack
+    /// Also compare the image with its source, a directory or an archive; repeat for several
+    /// sources, in the order given to 'pagefold pack'
     #[arg(long, value_name = "SOURCE")]
     against: Vec<PathBuf>,
 
     #[command(flatten)]
     image: ImageArgs,
 
-    #[command(flatten, next_help_heading = "Options for --against, as they were given to pack")]
+    #[command(flatten, next_help_heading = "Options for --against, the same as given to 'pagefold pack'")]
     source: SourceArgs,
 }
 

@@ -9,19 +9,20 @@ use crate::{figure::Figure, output::output, peer::Peer, size};
 /// For how long the server is asked to work at a time: less than anybody would take it for dead.
 const SECONDS: u64 = 10;
 
-/// Have a running server give back what memory its disks' holes take
+/// Return unused memory to the system
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold compact
   pagefold compact --json
 
-A server compacts by itself when more than about 4 % of its memory are holes. This does the rest at once, for example \
-after much was discarded or before other programs need the memory. The disks stay in use, and no byte of them changes.")]
+The server compacts its memory by itself when about 4 % of it is unused. This command compacts \
+the rest at once, for example after large discards or before other programs need the memory. The \
+disks stay in use, and their contents do not change.")]
 pub(crate) struct Args {
     #[command(flatten)]
     peer: Peer,
 
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

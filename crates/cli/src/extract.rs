@@ -8,7 +8,7 @@ use pagefold_erofs::{Error, ExtractOptions, FileKind, Problem};
 use crate::image::{ImageArgs, Place, resolve, show, show_below, tell_problems, tell_warnings};
 use crate::size;
 
-/// Extract all files of an EROFS image, or those in a directory of it
+/// Extract an EROFS image, or a directory of it
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold extract rootfs.erofs -C rootfs/
@@ -16,25 +16,26 @@ use crate::size;
   pagefold extract --no-owners --no-same-permissions untrusted.erofs -C out/
   pagefold extract --offset 1M firmware.bin -C rootfs/
 
-Modes, times, links, holes and xattrs are restored; owners and device files only if root extracts. Nothing is written \
-outside the directory, and nothing that exists is replaced.
+The command restores modes, times, links, holes and xattrs, and as root also owners and device \
+files. It writes nothing outside DIRECTORY and replaces no existing file.
 
-Modes are restored as the image has them, set-user-ID and set-group-ID bits too. Without owners a set-id program \
-belongs to the user who extracts it and runs with that user's rights: --no-same-permissions leaves such bits out.")]
+Modes are restored with their set-user-ID and set-group-ID bits. Without owners, a set-user-ID \
+program belongs to the user who extracts it and runs with that user's rights; \
+--no-same-permissions leaves out these bits.")]
 pub(crate) struct Args {
-    /// The image, and a directory in it
+    /// The image, and optionally a directory in it
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// The directory to extract into; it is created if it does not exist
+    /// Directory to extract into; created if it does not exist
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
     directory: PathBuf,
 
-    /// Threads; 0 for one per processor
+    /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Leave out device files and do not restore owners: files belong to the user who extracts
+    /// Leave out device files and do not restore owners: files belong to the current user
     #[arg(long, visible_alias = "no-same-owner")]
     no_owners: bool,
 
@@ -43,11 +44,11 @@ pub(crate) struct Args {
     #[arg(long)]
     no_same_permissions: bool,
 
-    /// Leave extended attributes out; some can only be set by root
+    /// Leave out extended attributes; only root can set some of them
     #[arg(long)]
     no_xattrs: bool,
 
-    /// Extract at most this much content
+    /// Stop with an error after this many bytes of file contents
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_size: Option<u64>,
 

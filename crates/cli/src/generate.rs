@@ -17,7 +17,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print the manual page, or write one for each command
+/// Print the manual page, or write the pages of all commands
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold man | man -l -

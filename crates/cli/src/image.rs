@@ -41,13 +41,13 @@ impl From<OsString> for Place {
 /// Where an image lies, as all commands that read one are told.
 #[derive(clap::Args)]
 pub(crate) struct ImageArgs {
-    /// The image begins at this byte of its file, behind a header
+    /// Offset of the image in its file, for an image behind a header
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0", hide_default_value = true)]
     #[arg(allow_negative_numbers = true)]
     offset: u64,
 
-    /// A file that holds data of the image (mkfs.erofs --blobdev, --tar=i); for several, in the
-    /// order of the image's table
+    /// A file that holds data of the image (mkfs.erofs --blobdev, --tar=i); repeat in the order of
+    /// the image's device table
     #[arg(long = "device", value_name = "FILE")]
     devices: Vec<PathBuf>,
 }

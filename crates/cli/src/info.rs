@@ -22,12 +22,11 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE[:PATH]")]
     place: Place,
 
-    /// Read all files, or those at the path and below, and count the clusters that were decoded in
-    /// place
+    /// Also read all files, or those at and below PATH, and count the clusters decoded in place
     #[arg(long)]
     read: bool,
 
-    /// The same as one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 

@@ -9,7 +9,7 @@ use crate::image::{ImageArgs, Place, long, resolve, show};
 use crate::output::output;
 use crate::record;
 
-/// List what is in an EROFS image
+/// List the files of an EROFS image
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold ls rootfs.erofs
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// One JSON object a line, with all metadata of a file
+    /// Print one JSON object per line, with all metadata of a file
     #[arg(long)]
     json: bool,
 

@@ -40,7 +40,8 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
     version,
     propagate_version = true,
     max_term_width = 100,
-    after_help = "Exit status, of every command: 0 done; 1 failed, or 'check' found something wrong; 2 the command line is wrong."
+    after_help = "Exit status of every command: 0 success; 1 failure, or 'check' found a problem; 2 invalid command \
+line."
 )]
 struct Args {
     #[command(subcommand)]

@@ -27,7 +27,7 @@ const NAME: &CStr = c"pagefold";
 /// What the second process says when the image is mounted.
 const MOUNTED: &[u8] = b"mounted\n";
 
-/// Mount an EROFS image by FUSE, read-only
+/// Mount an EROFS image read-only, with FUSE
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold mount rootfs.erofs /mnt
@@ -35,38 +35,40 @@ const MOUNTED: &[u8] = b"mounted\n";
   pagefold mount -o dev,suid,allow_other rootfs.erofs /mnt
   pagefold mount --offset 1M firmware.bin /mnt
 
-Root is not needed where fusermount3 is installed. Device files and set-id programs have no effect unless root mounts with \
--o dev,suid; do so only with images that you trust. As root, 'mount -t erofs -o loop' has the kernel read the image instead. \
-SIGINT, SIGTERM and SIGHUP unmount. Users keep the files that they have open, and a second signal ends the program at once.
-A damaged part of the image is an I/O error to its readers and a line in the log: on standard error in the \
-foreground, otherwise in the system's log, unless --log names a file.")]
+The command does not need root if fusermount3 is installed. Device files and set-user-ID programs \
+have no effect unless root mounts with -o dev,suid; do so only with trusted images. As root, \
+'mount -t erofs -o loop' mounts the image with the kernel's own driver instead.
+SIGINT, SIGTERM and SIGHUP unmount. Open files stay usable; a second signal ends the program at \
+once.
+Readers of a damaged part of the image get an I/O error, and the log gets a line: on standard \
+error in the foreground, otherwise in the system log, or in the file that --log names.")]
 pub(crate) struct Args {
     /// The image
     #[arg(value_name = "IMAGE")]
     path: PathBuf,
 
-    /// The directory to mount it on
+    /// Mount point
     directory: PathBuf,
 
     /// Stay in the foreground
     #[arg(short, long)]
     foreground: bool,
 
-    /// Mount options, separated by commas: dev, nodev, suid, nosuid, exec, noexec, allow_other, ro.
-    /// Of two opposites the later applies; dev and suid need root
+    /// Comma-separated mount options: dev, nodev, suid, nosuid, exec, noexec, allow_other, ro. The
+    /// later of two opposites applies; dev and suid need root
     #[arg(short = 'o', long = "options", value_name = "LIST", value_delimiter = ',')]
     flags: Vec<Flag>,
 
-    /// Let other users in, as the permissions in the image say; needs root, or user_allow_other in
-    /// /etc/fuse.conf
+    /// Let other users access the files, subject to their permissions; needs root, or
+    /// user_allow_other in /etc/fuse.conf
     #[arg(long)]
     allow_other: bool,
 
-    /// The most memory for decompressed clusters, in addition to the kernel's page cache
+    /// Memory limit of the cache of decompressed clusters, in addition to the kernel's page cache
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "128M")]
     cache: u64,
 
-    /// Threads; 0 for one per processor, but at least 4 and at most 16
+    /// Number of threads; 0 means one per processor, at least 4 and at most 16
     #[arg(long, default_value_t = 0)]
     threads: usize,
 

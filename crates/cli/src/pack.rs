@@ -14,7 +14,7 @@ use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, I
 use crate::source::{self, SourceArgs};
 use crate::{codec, destination::Destination, misuse, progress::ProgressLine, size};
 
-/// Build an EROFS image that Linux mounts
+/// Build an EROFS image, which Linux can mount
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold pack rootfs/ -o rootfs.erofs
@@ -27,59 +27,61 @@ use crate::{codec, destination::Destination, misuse, progress::ProgressLine, siz
   pagefold pack rootfs/ -o rootfs.erofs \\
     --uid-map 0:100000:65536 --gid-map 0:100000:65536
 
-Codecs: lz4, lz4hc[,1-12] (9), zstd[,-7-22] (3), deflate[,1-12] (6), lzma[,0-9] (6), none; in brackets the level if none is named.
-Linux mounts lz4 from 5.4 on, larger clusters 5.13, lzma 5.16, ztailpacking 5.17, fragments and dedupe 6.1, deflate 6.6, zstd 6.10.
-The same input gives the same image, whatever the threads. SOURCE_DATE_EPOCH in the environment stands for \
---timestamp.")]
+Codecs, with their levels and default level: lz4, lz4hc[,1-12] (9), zstd[,-7-22] (3), \
+deflate[,1-12] (6), lzma[,0-9] (6), none.
+Needed Linux version: lz4 5.4, clusters above one block 5.13, lzma 5.16, ztailpacking 5.17, \
+fragments and dedupe 6.1, deflate 6.6, zstd 6.10.
+Equal input and options give identical images, whatever the number of threads. The environment \
+variable SOURCE_DATE_EPOCH has the effect of --timestamp.")]
 pub(crate) struct Args {
-    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), each laid over
-    /// those before it as a container's layers are; or one other file or disk, which the image then
-    /// contains
+    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), merged in
+    /// order like container layers; or one other file or block device, which becomes the image's
+    /// only file
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
-    /// The image file, which appears when it is complete; or a disk or pipe; - for standard output
+    /// The image file, which appears once it is complete; or a block device, a pipe, or - for
+    /// standard output
     #[arg(short, long, value_name = "IMAGE")]
     output: PathBuf,
 
-    /// The codec that compresses files, and its level
+    /// Codec of the files, and its level
     #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
     codec: String,
 
-    /// The maximum size of a compressed cluster: a multiple of the block, up to 1M [default: the
-    /// block]
+    /// Maximum size of a compressed cluster, a multiple of the block size up to 1M [default: the
+    /// block size]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
-    /// Compress files that match PATTERN (as in --exclude) in another way; the first match applies
+    /// Use another codec for files that match PATTERN (as in --exclude); the first match applies
     #[arg(long = "hint", value_name = "PATTERN=CODEC[,LEVEL][@CLUSTER]")]
     hints: Vec<std::ffi::OsString>,
 
-    /// The block size: Linux mounts blocks up to its page size
+    /// Block size; Linux mounts images whose block size is at most its page size
     #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = size::parse)]
     block: u64,
 
-    /// The size of compressed files' indexes
+    /// Size of the indexes of compressed files
     #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
     indexes: IndexKind,
 
-    /// Store each compressed file's last cluster beside its inode if it fits; with --fragments, the
-    /// others become fragments
+    /// Store the last cluster of each compressed file next to its inode if it fits; with
+    /// --fragments, the other ones become fragments
     #[arg(long)]
     ztailpacking: bool,
 
-    /// Store the ends of files (tails, the default) or whole files up to 16 MiB (all) together, and
-    /// compress them as one file
+    /// Compress the ends of files (tails, the default) or whole files up to 16 MiB (all) together
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "tails", value_parser = parse_fragments)]
     fragments: Option<Fragments>,
 
-    /// Store repeated content once, also where it has moved; files are read twice
+    /// Store repeated content once, at any offset; reads the files twice
     #[arg(long)]
     dedupe: bool,
 
-    /// Read the finished image and the source again and compare them; after a difference there is
-    /// no image. The default with --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, zstd
-    /// from 6 on)
+    /// Compare the finished image with the source; a difference is an error and leaves no image.
+    /// This is the default with --dedupe, --fragments and slow codecs (lz4hc, deflate, lzma, and
+    /// zstd from level 6)
     #[arg(long, overrides_with = "no_verify")]
     verify: bool,
 
@@ -87,37 +89,37 @@ pub(crate) struct Args {
     #[arg(long, overrides_with = "verify")]
     no_verify: bool,
 
-    /// Store uncompressed files in chunks of this size (a power of two from the block to 16M), and
-    /// equal chunks once. A DAX mount can map such files, from 2M on with huge pages
+    /// Store uncompressed files in chunks of this size (a power of two from the block size to 16M),
+    /// and equal chunks once. A DAX mount can map such files, with huge pages from 2M
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     chunk: Option<u64>,
 
-    /// Threads; 0 for one per processor
+    /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Store this prefix of xattr names once, such as trusted.overlay.; can be given 128 times
-    /// (Linux 6.4)
+    /// Store this prefix of xattr names once, for example trusted.overlay.; repeat for up to 128
+    /// prefixes (Linux 6.4)
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_xattrs")]
     xattr_prefix: Vec<String>,
 
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The volume's UUID; made from the image's content if it is not given
+    /// UUID of the volume [default: derived from the contents]
     #[arg(long, value_parser = parse_uuid)]
     uuid: Option<[u8; 16]>,
 
-    /// The volume's name, up to 16 bytes
+    /// Name of the volume, up to 16 bytes
     #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
     volume_name: String,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum IndexKind {
-    /// 2 and 4 bytes a block
+    /// 2 or 4 bytes per block
     Compact,
-    /// 8 bytes a block
+    /// 8 bytes per block
     Full,
 }
 

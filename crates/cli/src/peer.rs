@@ -12,11 +12,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a server is.
 #[derive(clap::Args)]
 pub(crate) struct Peer {
-    /// The server's directory, as 'pagefold serve' was given it
+    /// The server's directory: --dir of 'pagefold serve'
     #[arg(long, value_name = "DIR", conflicts_with = "control")]
     dir: Option<PathBuf>,
 
-    /// The server's control socket, if it is not in the directory
+    /// The server's control socket, if it is outside that directory
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

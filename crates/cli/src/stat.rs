@@ -6,22 +6,25 @@ use pagefold_control::{Command, DiskKind, DiskStat, Figures, ServerStat, Stat};
 
 use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
 
-/// Show what a running server's disks hold and the memory they take
+/// Show the contents and the memory use of disks
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold stat
   pagefold stat root --json
 
-The figures mean what zram's mm_stat means by them. The server's spent_bytes is all memory that counts against its limit: objects with their waste, \
-tables, streams, trained tables, what is kept for clients; process_bytes is what the system says of the whole process. A disk's is its compressed bytes and its own table. tables_id names the tables or the dictionary that pages are compressed with; its gain is measured when it was trained.")]
+The figures have the meaning of zram's mm_stat. For the server, spent_bytes is all memory that \
+counts against its limit: objects with their waste, page tables, compression streams, trained \
+tables and buffers of clients; process_bytes is the resident memory of the process. For a disk, \
+memory is its compressed objects and its page table. tables_id identifies the trained tables or \
+dictionary of the codec; their gain was measured at training.")]
 pub(crate) struct Args {
-    /// Only this disk
+    /// Show only this disk
     name: Option<String>,
 
     #[command(flatten)]
     peer: Peer,
 
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -37,34 +37,34 @@ const LEAST_TIME: Duration = Duration::from_millis(500);
 /// Threads that take samples: more would tell nothing else, and slow down what runs beside.
 const THREADS: usize = 2;
 
-/// Forecast what data would take as an image and as a disk in RAM, from a sample
+/// Forecast the size and speed of data as an image and as RAM disks, from a sample
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold advise rootfs/
   pagefold advise debian.img --memory 16G
   pagefold advise --pid 4711 --json
 
-It takes at most about ten seconds and two processors, whatever the size. What it could not read whole is estimated; ± is the interval that \
-holds the truth in 95 of 100 cases. Nothing is written.")]
+The command takes at most about ten seconds on two processors, whatever the size of the data, and \
+writes nothing. What it cannot read completely it estimates: ± is the 95 % confidence interval.")]
 pub(crate) struct Args {
     /// A directory, a file or a block device
     #[arg(value_name = "PATH", required_unless_present = "pid", conflicts_with = "pid")]
     path: Option<PathBuf>,
 
-    /// The memory of this process
+    /// Sample the memory of this process
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
-    /// The memory that forks may take [default: what the machine has available]
+    /// Memory available for forks [default: the available memory of this machine]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
 
-    /// Read at most so much of the data, once for the pages and once for each kind of image
-    /// [default: what the time allows]
+    /// Maximum number of bytes to sample, once for the pages and once for each kind of image
+    /// [default: as many as the time allows]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     sample: Option<u64>,
 
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

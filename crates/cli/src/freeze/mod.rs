@@ -22,7 +22,7 @@ use crate::{
     size, source,
 };
 
-/// Write a disk of a running server, as it is at this instant, as an image
+/// Save the contents of a disk as an image
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold freeze job-2 -o job-2.erofs
@@ -30,41 +30,43 @@ use crate::{
   pagefold freeze job-2 -o job-2.qcow2
   pagefold freeze job-2 --format raw -o job-2.img
 
-The disk stays in use: what is written to it meanwhile is not in the image. An EROFS image holds the disk as its one file, \
-disk.img, and 'pagefold serve job-2.erofs' serves it. Clusters of the base that did not change are copied as they are, unless \
---codec or --cluster is given. A qcow2 image needs no other file, unless --backing is given. Equal content and equal options give the same image.")]
+The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
+image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
+Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
+given. A qcow2 image is complete by itself, unless --backing is given. Equal contents and equal \
+options give identical images.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
 
-    /// The image file, which appears when it is complete; or a disk or pipe; - for standard output
+    /// The image file, which appears once it is complete; or a block device, a pipe, or - for
+    /// standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What is written [default: qcow2 for a FILE named so, else erofs]
+    /// Format of the image [default: qcow2 if FILE ends in .qcow2, otherwise erofs]
     #[arg(long, value_enum)]
     format: Option<Format>,
 
-    /// The codec that compresses, and its level, as of pack [default: the base's, else lz4]; for
-    /// qcow2, deflate[,1-9] or none [default: none]
+    /// Codec and level: of an EROFS image as for 'pagefold pack' [default: the base's, otherwise
+    /// lz4]; of a qcow2 image deflate[,1-9] or none [default: none]
     #[arg(long, value_name = "CODEC[,LEVEL]")]
     codec: Option<String>,
 
-    /// The maximum size of a compressed cluster [default: the base's, else 4K]
+    /// Maximum size of a compressed cluster [default: the base's, otherwise 4K]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
-    /// Write only what differs from the base, a qcow2 or raw file, which the qcow2 image then needs
-    /// beside it
+    /// Write only the changes since the base, a qcow2 or raw file, which becomes the backing file
+    /// of the qcow2 image
     #[arg(long)]
     backing: bool,
 
-    /// Threads; 0 for one per processor
+    /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     threads: usize,
 
-    /// Read the finished image and the disk again and compare them; after a difference there is no
-    /// image
+    /// Compare the finished image with the disk; a difference is an error and leaves no image
     #[arg(long)]
     verify: bool,
 
@@ -76,7 +78,7 @@ pub(crate) struct Args {
 enum Format {
     /// A compressed image
     Erofs,
-    /// The disk's bytes, with holes for zeros
+    /// A raw disk, with holes for zeros
     Raw,
     /// QEMU's format, version 3
     Qcow2,

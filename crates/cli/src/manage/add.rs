@@ -9,27 +9,29 @@ use pagefold_control::{Add, AddBase, Command, DiskRecord};
 use super::{Asked, uris};
 use crate::{image::Place, misuse, size};
 
-/// Add an empty disk, or a file as a disk that is only read, to a running server
+/// Add an empty disk, or a file as a read-only disk
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold add scratch --size 8G
   pagefold add guest-7 --size 20G --limit 2G --json
   pagefold add debian --base debian.erofs
 
-The server opens the file of a base. 'pagefold serve --help' says what it may be.")]
+The server process opens FILE, so it needs permission to read it. 'pagefold serve --help' \
+describes what FILE can be.")]
 pub(crate) struct Args {
-    /// The name of the disk's export
+    /// Name of the disk's export
     name: String,
 
-    /// The disk's size, a multiple of 512 bytes
+    /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, required_unless_present = "base")]
     size: Option<u64>,
 
-    /// The most memory that the disk may take; writes over it fail with ENOSPC, or wait
+    /// Memory limit of the disk; writes beyond it fail with ENOSPC, or wait if the server runs with
+    /// --when-full wait
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 
-    /// Refuse every change
+    /// Make the disk read-only
     #[arg(long)]
     read_only: bool,
 
@@ -38,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "limit", "read_only"])]
     base: Option<OsString>,
 
-    /// What the FILE holds, whatever it is named: raw, erofs, qcow2
+    /// Format of the FILE, whatever its name ends in: raw, erofs, qcow2
     #[arg(long, requires = "base")]
     format: Option<Format>,
 

@@ -10,22 +10,23 @@ use serde_json::json;
 use super::{Asked, Telling};
 use crate::{destination::Destination, freeze::Instant, size};
 
-/// Show where a running server's disk was changed since it was made
+/// List the ranges of a disk that changed since it was created or forked
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold diff job-1
   pagefold diff job-1 --json | jq -s 'map(.len_bytes) | add'
   pagefold diff job-1 --to job-1.changes
 
-A line is the offset and the length of a range in bytes. Of a fork, these are the pages that were written or discarded since it was forked; of another disk, since it \
-was added. A page that was rewritten with what it held may count. The disk may be in use: what changes meanwhile may be there or not. The bytes in the FILE of --to \
-are of one instant.")]
+Each line is the offset and the length of a range in bytes. For a fork, the ranges are the pages \
+written or discarded since the fork; for another disk, since it was added. A page that was \
+rewritten with the same contents may be listed. The disk can be in use: changes made during the \
+command may or may not be listed. The bytes that --to writes are all of one instant.")]
 pub(crate) struct Args {
     /// The disk
     disk: String,
 
-    /// Write the ranges' bytes to a sparse file of the disk's size: what is a hole in it was not
-    /// changed
+    /// Write the changed ranges to a sparse file of the disk's size; holes in it are unchanged
+    /// ranges
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     to: Option<PathBuf>,
 

@@ -5,7 +5,7 @@ use pagefold_control::{Command, DiskKind, Dropped};
 use super::Asked;
 use crate::size;
 
-/// Remove disks, with their contents, from a running server
+/// Remove disks and their contents
 #[derive(clap::Args)]
 #[command(
     visible_alias = "remove",
@@ -14,16 +14,16 @@ use crate::size;
   pagefold drop job-1@before
   pagefold drop --snapshots job-2
 
-Requests that the server is working on are answered. Later requests of the disks' clients fail, and their connections end. \
-Forks of a disk that is dropped stay as they are, and so does the memory that they share with it. The file of a base stays open until the last fork of it \
-is dropped."
+The server answers requests in flight, then ends the connections of the disks' clients. Forks of \
+a dropped disk keep their contents and the memory that they share with it. The file of a base \
+stays open until its last fork is dropped."
 )]
 pub(crate) struct Args {
     /// Disks, bases, or snapshots as DISK@SNAPSHOT
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 
-    /// Drop each disk's snapshots too; without this, a disk that has some is refused
+    /// Also drop the disks' snapshots; without this option a disk with snapshots is refused
     #[arg(long)]
     snapshots: bool,
 

@@ -5,29 +5,30 @@ use pagefold_control::{Command, Fork, Listing};
 use super::{Asked, uris};
 use crate::size;
 
-/// Make disks of a running server that begin as another is, and share its memory
+/// Create writable copies of a disk that share its memory
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold fork debian job-1 job-2 job-3
   pagefold fork job-1 job-1b --limit 512M
   pagefold fork job-1@before job-1c
 
-FROM may be in use: its forks hold what it holds at one instant, the same for all NAMEs. Either all of them are made or none is. What a fork writes is its own: \
-neither FROM nor other forks see it, nor does the fork see what FROM writes later.")]
+FROM can be in use. All forks start with its contents at the same instant; either all forks are \
+created or none. Each fork is independent: FROM and other forks do not see its writes, and it \
+does not see theirs.")]
 pub(crate) struct Args {
-    /// A base, a disk, or a snapshot as DISK@SNAPSHOT
+    /// The disk to fork: a base, a disk, or a snapshot as DISK@SNAPSHOT
     from: String,
 
-    /// The names of the forks' exports, 512 at most
+    /// Names of the forks' exports, at most 512
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 
-    /// The most memory that each fork may take for what it writes; writes over it fail with ENOSPC,
-    /// or wait
+    /// Memory limit of what each fork writes; writes beyond it fail with ENOSPC, or wait if the
+    /// server runs with --when-full wait
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 
-    /// Refuse every change of the forks
+    /// Make the forks read-only
     #[arg(long)]
     read_only: bool,
 

@@ -5,7 +5,7 @@ use pagefold_control::{Command, Limited};
 use super::Asked;
 use crate::size;
 
-/// Set the memory limit of a running server, or of one of its disks
+/// Set the memory limit of the server or of one disk
 #[derive(clap::Args)]
 #[command(
     allow_missing_positional = true,
@@ -15,10 +15,10 @@ use crate::size;
   pagefold limit guest-7 none"
 )]
 pub(crate) struct Args {
-    /// The disk; without it, the limit is the server's
+    /// The disk; without it, the command sets the limit of the server
     name: Option<String>,
 
-    /// The most memory, or 'none'
+    /// The limit, or 'none'
     #[arg(required = true, value_name = "SIZE|none", value_parser = parse)]
     limit: Limit,
 

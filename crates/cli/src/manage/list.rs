@@ -7,24 +7,25 @@ use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_sn
 
 use crate::{image::show, output::output, peer::Peer, size};
 
-/// List the disks of a running server
+/// List disks, bases and snapshots
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold disks
   pagefold disks job-1
   pagefold disks --json | jq -r .uris[0]
 
-CHANGED is what a disk wrote itself, without what it shares with what it was forked from; RAM is the memory that this takes. Both count pages that only \
-its snapshots or forks still hold.")]
+CHANGED counts the pages that a disk wrote itself, without those that it shares with the disk it \
+was forked from. RAM is the memory that they take. Both include pages that only the disk's \
+snapshots or forks still use.")]
 pub(crate) struct Args {
-    /// Only these disks, with their snapshots, in full and with the addresses that clients use
+    /// Show only these disks and their snapshots, with all details and their URIs
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
     #[command(flatten)]
     peer: Peer,
 
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     #[command(flatten)]
     peer: Peer,
 
-    /// Write what the server answers, one JSON object a line
+    /// Print the server's answer, one JSON object per line
     #[arg(long)]
     json: bool,
 }

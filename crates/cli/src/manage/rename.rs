@@ -4,17 +4,17 @@ use pagefold_control::{Command, Renamed};
 
 use super::Asked;
 
-/// Give a running server's disk another name
+/// Rename a disk
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold rename scratch kept
 
-Clients that are connected stay so; later ones need the new name.")]
+Connected clients stay connected. New clients need the new name.")]
 pub(crate) struct Args {
-    /// The name that the disk has
+    /// Current name
     old: String,
 
-    /// The name that it gets
+    /// New name
     new: String,
 
     #[command(flatten)]

@@ -4,12 +4,13 @@ use pagefold_control::{Command, DiskRecord};
 
 use super::Asked;
 
-/// Make a running server's disk read as zeros and give its memory back
+/// Discard the contents of a disk and release their memory
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold reset scratch
 
-Clients stay connected. A file system that is mounted from the disk is lost: unmount it before.")]
+Clients stay connected, and the disk reads as zeros. Unmount its file system first: its contents \
+are lost.")]
 pub(crate) struct Args {
     /// The disk
     name: String,

@@ -5,13 +5,14 @@ use pagefold_control::{Command, Resized};
 use super::Asked;
 use crate::size;
 
-/// Change the size of a running server's disk
+/// Change the size of a disk
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold resize root 16G
   pagefold resize scratch 1G --shrink
 
-Clients that are connected see the new size when they ask again; docs/nbd.md says how qemu and others do.")]
+A connected client sees the new size once it asks for it. Most clients must reconnect for that; \
+docs/nbd.md describes how qemu resizes a drive of a running guest.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
@@ -20,7 +21,7 @@ pub(crate) struct Args {
     #[arg(value_parser = size::parse)]
     size: u64,
 
-    /// Allow the disk to become smaller: what lies past its new end is lost
+    /// Allow the disk to shrink: data past the new end are lost
     #[arg(long)]
     shrink: bool,
 

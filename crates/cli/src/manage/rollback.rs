@@ -5,18 +5,19 @@ use pagefold_control::{Command, DiskRecord};
 use super::Asked;
 use crate::size;
 
-/// Make a running server's disk hold what a snapshot of it does
+/// Return a disk to one of its snapshots
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold rollback job-1 before-upgrade
 
-Stop the guest, or unmount the file system, before: clients stay connected and are not told that what they have cached is of another time. What was written since the \
-snapshot is lost; all snapshots stay. The disk gets the size that it had.")]
+Stop the guest or unmount the file system first: clients stay connected and are not told that \
+their caches are stale. Everything written since the snapshot is lost; all snapshots stay. The \
+disk gets the size that it had at the snapshot.")]
 pub(crate) struct Args {
     /// The disk
     disk: String,
 
-    /// The snapshot, one of this disk
+    /// A snapshot of this disk
     snapshot: String,
 
     #[command(flatten)]

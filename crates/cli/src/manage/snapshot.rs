@@ -5,18 +5,19 @@ use pagefold_control::{Command, DiskRecord};
 use super::{Asked, uris};
 use crate::size;
 
-/// Keep what a running server's disk holds at this instant
+/// Take a snapshot of a disk
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold snapshot job-1 before-upgrade
 
-The snapshot is the read-only export DISK@SNAPSHOT until it is dropped. It is what a crash would leave: writes that were answered are in it. For a file system without a \
-journal to replay, unmount it first, or have the guest freeze it (fsfreeze).")]
+The snapshot is served as the read-only export DISK@SNAPSHOT until it is dropped. It is \
+crash-consistent: it contains every write that was acknowledged before. If the file system has no \
+journal, unmount it first, or freeze it in the guest (fsfreeze).")]
 pub(crate) struct Args {
-    /// The disk, which may be in use
+    /// The disk, which can be in use
     disk: String,
 
-    /// What to call the snapshot
+    /// Name of the snapshot
     snapshot: String,
 
     #[command(flatten)]

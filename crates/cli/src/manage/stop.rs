@@ -13,12 +13,13 @@ use crate::{output::output, peer::Peer, place};
 /// How long the end is waited for. Clients are given some seconds to take their answers.
 const TIME: Duration = Duration::from_secs(60);
 
-/// End a running server, and wait until it has ended
+/// Stop the server, and wait until it has exited
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold stop && pagefold serve --size 8G
 
-The server finishes what is in flight, as at SIGTERM. What its disks held is then gone: it lived in RAM.")]
+The server completes requests in flight, as on SIGTERM. Disks are volatile: their contents are \
+lost.")]
 pub(crate) struct Args {
     #[command(flatten)]
     peer: Peer,

@@ -62,8 +62,7 @@ const OTHER_DESCRIPTORS: u64 = 160;
 /// The name of the control socket among those that a service manager passes.
 const PASSED_CONTROL: &str = "control";
 
-/// Serve disks whose contents live compressed in RAM, and files as disks that are only read, over
-/// NBD
+/// Serve compressed RAM disks, and files as read-only disks, over NBD
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold serve --size 8G
@@ -74,26 +73,32 @@ const PASSED_CONTROL: &str = "control";
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
 
-The server writes where it listens and each disk's NBD URI. While it runs, 'pagefold add', 'remove', 'resize', \
-'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' manage its disks, and 'pagefold stop' ends it.
+The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
+'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
+manage its disks, and 'pagefold stop' ends it.
 
-It listens on nbd.sock and control.sock in DIR: /run/pagefold for root, $XDG_RUNTIME_DIR/pagefold for others. One server \
-uses a directory at a time. --run without --dir has a directory of its own.
+It listens on nbd.sock and control.sock in DIR: /run/pagefold for root, $XDG_RUNTIME_DIR/pagefold \
+for other users. Only one server at a time can use a directory. With --run and without --dir, the \
+server uses a temporary directory.
 
-COMMAND has in its environment: uri (the first disk), nbd (the same as old programs write it), unixsocket, control (the sockets).
+--run sets these variables for COMMAND: uri (the URI of the first disk), nbd (the same in the \
+syntax of older programs), unixsocket and control (paths of the sockets).
 
-A FILE is a raw disk, a block device, or an EROFS image: of an image that holds a single file, that file, else the one at :PATH. Its disk has the file's name without what follows the last dot. The name of an image must end with .erofs, unless --format says what the FILEs are.
+FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROFS image holds a \
+single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
+file, without its extension. Images are recognized by the endings .erofs and .qcow2; a file whose \
+name and contents disagree is refused unless --format names its format.
 
-Sizes: 512M, 8G and 8GiB are powers of 1024, 8GB is a power of 1000.
-SIGINT, SIGTERM and SIGHUP finish what is in flight, remove the Unix sockets and end with status 0. What the \
-disks held is then gone: it lived in RAM.")]
+Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
+On SIGINT, SIGTERM or SIGHUP the server completes requests in flight, removes its Unix sockets \
+and exits with status 0. Disks are volatile: their contents are lost when the server exits.")]
 pub(crate) struct Args {
-    /// Serve a file as a disk that is only read: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in
-    /// an EROFS image
+    /// Serve a file as a read-only disk: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS
+    /// image
     #[arg(value_name = "FILE")]
     files: Vec<OsString>,
 
-    /// What the FILEs hold, whatever they are named: raw, erofs, qcow2
+    /// Format of the FILEs, whatever their names end in: raw, erofs, qcow2
     #[arg(long, requires = "files")]
     format: Option<Format>,
 
@@ -105,24 +110,25 @@ pub(crate) struct Args {
     #[arg(long, default_value = "", hide_default_value = true, requires = "size")]
     name: String,
 
-    /// A disk, of several with this option repeated: name and size, and if need be limit, read-only
+    /// Serve a disk with this name and size, and optionally a limit or read-only; repeat for more
+    /// disks
     #[arg(long, value_name = "name=NAME,size=SIZE,…", value_parser = parse_disk)]
     export: Vec<Add>,
 
-    /// Listen in this directory, which is made if need be
+    /// Listen in this directory; create it if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Listen on another Unix socket too
+    /// Also listen on this Unix socket
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
-    /// Listen on TCP too, on loopback unless an address is given; NBD has no password, so elsewhere
-    /// trust the network
+    /// Also listen on TCP, on loopback unless ADDRESS is given. NBD has no password: use other
+    /// addresses only on a trusted network
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
 
-    /// Have the control socket here instead of in DIR
+    /// Put the control socket here instead of in DIR
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
@@ -130,49 +136,49 @@ pub(crate) struct Args {
         long,
         default_value = "fold",
         value_parser = codec::of_pages,
-        help = format!("What compresses the pages: {}; pleat and those with -dict learn from the pages written", NAMES.join(", "))
+        help = format!("Codec of the pages: {}. pleat and the -dict codecs train themselves on the pages written", NAMES.join(", "))
     )]
     codec: Arc<dyn Codec>,
 
-    /// The most memory that the server may take; --when-full says what becomes of writes over it
+    /// Memory limit of the server; --when-full decides what happens to writes beyond it
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory_limit: Option<u64>,
 
-    /// What becomes of writes over the server's limit, or their disk's
+    /// What happens to writes beyond the server's or the disk's memory limit
     #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
     when_full: WhenFull,
 
-    /// Keep equal pages once, whichever disks they are on; who may write to a disk can then find
-    /// out by time which pages others hold
+    /// Store equal pages of all disks once. A client that can write to one disk can then find out
+    /// by timing which pages other disks hold
     #[arg(long)]
     dedupe: bool,
 
-    /// Refuse every change of the disks that are given here
+    /// Make the disks given here read-only
     #[arg(long)]
     read_only: bool,
 
-    /// The most clients at a time; one more is refused, and a line says so, until another leaves
+    /// Maximum number of simultaneous clients; the server refuses and logs further ones
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
 
-    /// Serve a disk to swap to: lock the server's memory in RAM, and have the system spare it when
-    /// memory is short
+    /// Serve swap space: lock the server's memory in RAM, and protect it from the out-of-memory
+    /// killer
     #[arg(long, conflicts_with = "run")]
     swap: bool,
 
-    /// Run a shell command, end when it ends, and with its exit status
+    /// Run a shell command, exit when it exits, and return its exit status
     #[arg(long, value_name = "COMMAND")]
     run: Option<String>,
 
-    /// End when the process that started this one ends
+    /// Exit when the parent process exits
     #[arg(long)]
     exit_with_parent: bool,
 
-    /// Write the process id here once clients can connect
+    /// Write the process ID to this file once clients can connect
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
 
-    /// Which lines to write to standard error
+    /// Least severe level of messages written to standard error
     #[arg(long, value_enum, default_value_t = Level::Info, value_name = "LEVEL")]
     log: Level,
 }

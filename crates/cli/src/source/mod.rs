@@ -26,47 +26,47 @@ const USTAR: (u64, &[u8; 5]) = (257, b"ustar");
 /// What is taken from sources, and how.
 #[derive(clap::Args)]
 pub(crate) struct SourceArgs {
-    /// The modification time of all files, in seconds since 1970
+    /// Modification time of all files, in seconds since 1970
     #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", value_parser = parse_seconds,
         allow_negative_numbers = true)]
     timestamp: Option<i64>,
 
-    /// Root owns all files
+    /// Make root the owner of all files
     #[arg(long, conflicts_with_all = ["uid", "gid"])]
     all_root: bool,
 
-    /// The owner of all files
+    /// Owner of all files
     #[arg(long, visible_alias = "force-uid")]
     uid: Option<u32>,
 
-    /// The group of all files
+    /// Group of all files
     #[arg(long, visible_alias = "force-gid")]
     gid: Option<u32>,
 
-    /// Change COUNT owners from FROM on into those from TO on (COUNT is 1 if left out); others stay
+    /// Map the COUNT (default 1) owner IDs starting at FROM to those starting at TO; keep all
+    /// others
     #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["uid", "all_root"])]
     uid_map: Vec<IdRange>,
 
-    /// Change groups, in the same way
+    /// Map group IDs in the same way
     #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_range, conflicts_with_all = ["gid", "all_root"])]
     gid_map: Vec<IdRange>,
 
-    /// Leave extended attributes out
+    /// Leave out extended attributes
     #[arg(long)]
     no_xattrs: bool,
 
-    /// Leave out a name at any depth or, with a slash before or in it, a path below the source; *
-    /// and ? match bytes within a name
+    /// Leave out files whose name matches PATTERN, at any depth; with a slash in it or before it,
+    /// PATTERN is a path below the source. * and ? match within one name
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
-    /// Build a layer for overlayfs: whiteouts are kept in its form instead of being applied to the
-    /// sources before
+    /// Build a layer for overlayfs: keep whiteouts, in the form that overlayfs uses, instead of
+    /// applying them to the preceding sources
     #[arg(long)]
     layer: bool,
 
-    /// Leave out files and directories that cannot be read, with a warning, instead of failing at
-    /// the first
+    /// Leave out unreadable files and directories with a warning, instead of failing
     #[arg(long)]
     skip_unreadable: bool,
 }
