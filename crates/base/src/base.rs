@@ -77,7 +77,7 @@ impl Base {
         }
         let format = options.format.map_or_else(|| Format::of(path, &file), Ok)?;
         if options.inside.is_some() && format != Format::Erofs {
-            return Err(unfit("not an EROFS image, so that no path in it can be served"));
+            return Err(unfit("not an EROFS image: only an EROFS image can be given with a path"));
         }
         let identity = identity(&file).map_err(failed)?;
         let watched = Watched::new(file.try_clone().map_err(failed)?).map_err(failed)?;
@@ -93,7 +93,7 @@ impl Base {
             Format::Qcow2 => Box::new(Qcow2::open(path, file)?),
         };
         match content.len_bytes() {
-            0 => Err(unfit("it is empty, and a disk has at least one sector")),
+            0 => Err(unfit("the file is empty: a disk has at least one sector")),
             1..=MOST_BYTES => Ok(Self {
                 path: path.into(),
                 format,
@@ -104,7 +104,7 @@ impl Base {
                 failed: AtomicBool::new(false),
                 tell: Box::new(tell),
             }),
-            _ => Err(unfit("its content is longer than a file can be")),
+            _ => Err(unfit("its contents exceed the maximum file size")),
         }
     }
 
@@ -145,7 +145,7 @@ impl Base {
     }
 
     fn tell_changed(&self) {
-        (self.tell)(&format!("{} was changed while it is in use: disks above it may be damaged", self.path.display()));
+        (self.tell)(&format!("{} was modified while in use: disks forked from it may be corrupt", self.path.display()));
     }
 
     /// What a failed read looks like to a client, told once.
@@ -153,9 +153,9 @@ impl Base {
         if self.watched.look() {
             self.tell_changed();
         }
-        let error = io::Error::other(format!("{}: byte {offset} cannot be read: {error}", self.path.display()));
+        let error = io::Error::other(format!("{}: cannot read byte {offset}: {error}", self.path.display()));
         if !self.failed.swap(true, Relaxed) {
-            (self.tell)(&format!("{error}; more such failures are not told"));
+            (self.tell)(&format!("{error}; further errors are not reported"));
         }
         Error::Io(error)
     }

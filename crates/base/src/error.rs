@@ -27,7 +27,7 @@ pub enum OpenError {
     /// The content says another format than the name, and a guest that writes a raw disk chooses
     /// its content.
     #[error(
-        "{}: it begins as {} does, and its name does not end with '.{}': say which format it has, {} or {}",
+        "{}: it has the contents of {}, but its name does not end in '.{}': give its format, {} or {}",
         path.display(), found.described(), found.name(), found.name(), Format::Raw.name()
     )]
     Doubtful {
@@ -37,7 +37,7 @@ pub enum OpenError {
         found: Format,
     },
     /// Nobody lends the memory of the [`Cache`](crate::Cache).
-    #[error("{}: the memory limit leaves no room for the cache that it is read through", path.display())]
+    #[error("{}: the memory limit leaves no room for its read cache", path.display())]
     NoMemory {
         /// The image.
         path: PathBuf,

@@ -68,9 +68,8 @@ impl Format {
         match (content, name) {
             (Self::Raw, Some(named)) if named != Self::Raw => {
                 let (named, raw) = (named.described(), Self::Raw.name());
-                let what = format!(
-                    "it is named as {named} is, and does not begin as one: say that its format is {raw} if it is"
-                );
+                let what =
+                    format!("it has the name of {named}, but not its contents: if it is raw, give its format as {raw}");
                 Err(OpenError::Unfit { path: path.into(), what })
             }
             (content, name) if content == name.unwrap_or(Self::Raw) => Ok(content),

@@ -75,20 +75,18 @@ impl Qcow2 {
         let file_bytes = file.metadata().map_err(failed)?.len();
         let header = Header::read(&file).map_err(failed)?;
         if header.needed & Header::DATA_FILE != 0 {
-            return Err(unfit("the image has its content in another file: 'qemu-img convert' makes one of both"));
+            return Err(unfit("the image keeps its data in an external file: merge them with 'qemu-img convert'"));
         }
         if header.encryption != 0 {
-            return Err(unfit("the image is encrypted: 'qemu-img convert' makes one that is not"));
+            return Err(unfit("the image is encrypted: decrypt it with 'qemu-img convert'"));
         }
         if header.backing_at != 0 {
-            return Err(unfit(
-                "the image has a backing file, and would need what that holds: 'qemu-img convert' makes one without",
-            ));
+            return Err(unfit("the image has a backing file: merge them with 'qemu-img convert'"));
         }
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
         // imago takes memory for as many as the header claims, and says what else is wrong with it.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
-            return Err(unfit("the image is damaged: its first table does not lie in the file"));
+            return Err(unfit("the image is damaged: its L1 table lies outside the file"));
         }
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
@@ -111,14 +109,14 @@ impl Qcow2 {
             match mapping {
                 Mapping::Zero { .. } => holes.add(at..at + len),
                 Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
-                    let what = format!("what byte {at} of the disk is does not lie in the file");
+                    let what = format!("the data of disk byte {at} lie outside the file");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 _ => {}
             }
             at += len;
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "its content lies in too many parts"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "its data are too fragmented"))
     }
 
     /// What lies at `at`, at least one byte of it and at most `most`.
@@ -145,7 +143,7 @@ impl Qcow2 {
         }
         // Tables and compressed clusters are read as zeros where the file has lost its end.
         if self.file.metadata()?.len() < self.file_bytes {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file has become shorter"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated"));
         }
         Ok(())
     }

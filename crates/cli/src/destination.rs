@@ -28,7 +28,10 @@ impl Destination {
     pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
         if path == Path::new("-") {
             let stdout = io::stdout();
-            ensure!(!stdout.is_terminal(), "an image is nothing for a terminal; name a file, or send it elsewhere");
+            ensure!(
+                !stdout.is_terminal(),
+                "refusing to write an image to a terminal: name a file or redirect standard output"
+            );
             return Ok(Self::Stream(Box::new(stdout), "standard output".to_owned()));
         }
         let shown = || path.display().to_string();

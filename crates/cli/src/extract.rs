@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         let count = report.problems.len() as u64 + report.more_problems;
         let files = if count == 1 { "file was" } else { "files were" };
-        bail!("{count} {files} not extracted, or not whole{advice}");
+        bail!("failed to extract {count} {files}{advice}");
     }
     Ok(())
 }

@@ -153,7 +153,7 @@ fn start() -> anyhow::Result<()> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot start in the background")?;
+        .context("cannot start the background process")?;
     let mut said = [0; MOUNTED.len()];
     if let Some(out) = &mut second.stdout
         && out.read_exact(&mut said).is_ok()
@@ -161,7 +161,7 @@ fn start() -> anyhow::Result<()> {
     {
         return Ok(());
     }
-    let output = second.wait_with_output().context("cannot wait for the background")?;
+    let output = second.wait_with_output().context("cannot wait for the background process")?;
     let message = String::from_utf8_lossy(&output.stderr);
     let message = message.trim_end().trim_start_matches("pagefold: ");
     bail!("{}", if message.is_empty() { format!("mount ended: {}", output.status) } else { message.to_owned() });
@@ -186,7 +186,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
         .spawn(move || end_on_signals(signals, &unmounter))
         .context("cannot start a thread")?;
     if args.announce {
-        leave_terminal().context("cannot go into the background")?;
+        leave_terminal().context("cannot detach from the terminal")?;
     } else {
         tell(&format!("{shown} is mounted on {}", args.directory.display()));
     }

@@ -39,7 +39,7 @@ impl Peer {
         Client::connect(&path, TIMEOUT).map_err(|error| match error {
             error @ ClientError::Connect { .. } => {
                 let what = message(&error.into());
-                anyhow!("{what}; start a server, or say where it is with --dir or --control")
+                anyhow!("{what}; start a server, or give its location with --dir or --control")
             }
             error => error.into(),
         })

@@ -94,12 +94,12 @@ impl Place {
             }
             result => File::from(result.with_context(|| format!("cannot open the directory {shown}"))?),
         };
-        let found = opened.metadata().with_context(|| format!("cannot look at {shown}"))?;
+        let found = opened.metadata().with_context(|| format!("cannot stat {shown}"))?;
         if found.uid() != geteuid().as_raw() {
             bail!("{shown} belongs to user {}: choose another directory with --dir", found.uid());
         }
         if found.mode() & 0o022 != 0 {
-            bail!("others may write in {shown}: run 'chmod go-w {shown}', or choose another directory with --dir");
+            bail!("other users can write to {shown}: run 'chmod go-w {shown}', or choose another directory with --dir");
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = openat(&opened, LOCK, flags, Mode::RUSR | Mode::WUSR);

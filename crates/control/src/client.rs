@@ -24,7 +24,7 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 #[non_exhaustive]
 pub enum ClientError {
     /// Nothing listens there.
-    #[error("no server answers on {}", path.display())]
+    #[error("no server is listening on {}", path.display())]
     Connect {
         /// Where.
         path: PathBuf,
@@ -45,10 +45,10 @@ pub enum ClientError {
         version: String,
     },
     /// What listens there is something else.
-    #[error("what answers is not a pagefold server: {0}")]
+    #[error("not a pagefold server: {0}")]
     Foreign(String),
     /// The connection broke, or no answer came in time.
-    #[error("the server does not answer")]
+    #[error("the server did not reply")]
     Io(#[source] io::Error),
 }
 
@@ -78,7 +78,7 @@ impl Client {
         let mut client = Self { stream, lines: Lines::default(), time, next_id: 1 };
         let line = client.line(time).map_err(|error| match error {
             ClientError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-                ClientError::Foreign("it does not greet".to_owned())
+                ClientError::Foreign("no greeting".to_owned())
             }
             error => error,
         })?;
@@ -121,7 +121,7 @@ impl Client {
         match self.line(time) {
             Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             Err(error) => Err(error),
-            Ok(_) => Err(ClientError::Foreign("it answers what was not asked".to_owned())),
+            Ok(_) => Err(ClientError::Foreign("unexpected reply".to_owned())),
         }
     }
 
@@ -131,7 +131,7 @@ impl Client {
             Ok(Some(line)) => Ok(line),
             Ok(None) => Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
             Err(LineError::TooSlow(_)) => Err(ClientError::Io(io::ErrorKind::TimedOut.into())),
-            Err(LineError::TooLong(_)) => Err(ClientError::Foreign("its answer does not end".to_owned())),
+            Err(LineError::TooLong(_)) => Err(ClientError::Foreign("incomplete reply".to_owned())),
             Err(LineError::Io(error)) => Err(ClientError::Io(error)),
         }
     }

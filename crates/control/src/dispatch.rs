@@ -204,7 +204,7 @@ impl<'de> Deserialize<'de> for Fields {
                 let mut fields = Map::new();
                 while let Some((name, value)) = access.next_entry::<String, Value>()? {
                     if fields.contains_key(&name) {
-                        return Err(de::Error::custom(format!("field `{name}` is there twice")));
+                        return Err(de::Error::custom(format!("duplicate field `{name}`")));
                     }
                     fields.insert(name, value);
                 }
@@ -327,7 +327,7 @@ fn json(result: impl Serialize) -> Result<String, Failure> {
 pub fn check_name(name: &str) -> Result<(), Failure> {
     check_export_name(name)?;
     if name.contains(SNAPSHOT_SIGN) {
-        let what = format!("invalid name '{name}': leave out '@', which is for snapshots: DISK@SNAPSHOT");
+        let what = format!("invalid name '{name}': '@' is reserved for snapshots, DISK@SNAPSHOT");
         return Err(Failure::new(Code::InvalidName, what));
     }
     Ok(())
@@ -347,7 +347,7 @@ pub fn split_snapshot_name(name: &str) -> Option<(&str, &str)> {
 fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
     check_export_name(&snapshot_name(disk, snapshot))?;
     if snapshot.is_empty() || snapshot.contains(SNAPSHOT_SIGN) {
-        let what = format!("invalid snapshot name '{snapshot}': it must have a character, and no '@'");
+        let what = format!("invalid snapshot name '{snapshot}': must be non-empty and without '@'");
         return Err(Failure::new(Code::InvalidName, what));
     }
     Ok(())
@@ -368,7 +368,7 @@ fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
 fn check_fork(fork: &Fork) -> Result<(), Failure> {
     let Fork { names, .. } = fork;
     if names.is_empty() || names.len() > MAX_FORKS {
-        let what = format!("field `names`: expected 1 to {MAX_FORKS} names, there are {}", names.len());
+        let what = format!("field `names`: expected 1 to {MAX_FORKS} names, got {}", names.len());
         return Err(Failure::new(Code::InvalidRequest, what));
     }
     let mut seen = HashSet::new();
@@ -388,10 +388,10 @@ fn check_fork(fork: &Fork) -> Result<(), Failure> {
 fn check_export_name(name: &str) -> Result<(), Failure> {
     let wrong = |what: String| Err(Failure::new(Code::InvalidName, what));
     if name.len() > MAX_NAME_BYTES {
-        return wrong(format!("a name of {} bytes: NBD allows {MAX_NAME_BYTES}", name.len()));
+        return wrong(format!("name of {} bytes: NBD allows {MAX_NAME_BYTES}", name.len()));
     }
     if name.contains(char::is_control) {
-        return wrong(format!("invalid name {name:?}: it has control characters"));
+        return wrong(format!("invalid name {name:?}: contains control characters"));
     }
     Ok(())
 }

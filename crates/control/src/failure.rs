@@ -62,14 +62,14 @@ impl Failure {
 
     /// No disk has this name.
     pub fn no_such_disk(name: &str) -> Self {
-        Self::new(Code::NoSuchDisk, format!("no disk is named '{name}'"))
+        Self::new(Code::NoSuchDisk, format!("no disk named '{name}'"))
     }
 
     /// Another disk has this name.
     pub fn name_in_use(name: &str) -> Self {
         Self::new(
             Code::NameInUse,
-            format!("a disk is named '{name}' already: choose another name, or remove that disk"),
+            format!("a disk named '{name}' already exists: choose another name, or drop that disk"),
         )
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum LineError {
     #[error("a line has more than {0} bytes")]
     TooLong(usize),
     /// It did not come whole in time.
-    #[error("a line did not come whole within {} s", .0.as_secs_f32())]
+    #[error("incomplete line after {} s", .0.as_secs_f32())]
     TooSlow(Duration),
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -203,7 +203,7 @@ impl Manage for Model {
             rest.map(|rest| format!("{to}{rest}"))
         };
         if state.disks.keys().filter_map(|old| renamed(old)).any(|new| new.len() > MAX_NAME_BYTES) {
-            return Err(Failure::new(Code::InvalidName, "a snapshot would get too long a name"));
+            return Err(Failure::new(Code::InvalidName, "the name of a snapshot would be too long"));
         }
         for (old, disk) in std::mem::take(&mut state.disks) {
             let name = renamed(&old).unwrap_or(old);

@@ -192,7 +192,7 @@ impl Shared {
         }
         let stream = Arc::new(stream);
         let Some(number) = self.enter(&stream) else {
-            let what = format!("{} clients are at work: try again when one of them is done", self.limits.clients);
+            let what = format!("{} clients are connected already: retry later", self.limits.clients);
             return self.refuse(&stream, &Failure::new(Code::Busy, what));
         };
         let entry = Entry { shared: Arc::clone(self), number };
@@ -252,7 +252,7 @@ impl Shared {
                 Ok(None) => return Ok(()),
                 Err(LineError::Io(error)) => return Err(error),
                 Err(error) => {
-                    let failure = Failure::new(Code::TooMuch, format!("{error}; the connection ends here"));
+                    let failure = Failure::new(Code::TooMuch, format!("{error}; closing the connection"));
                     return send(stream, &refusal(&Value::Null, &failure), answer_time);
                 }
             };

@@ -15,7 +15,7 @@ pub enum Error {
     #[error("the device is read-only")]
     ReadOnly,
     /// The request does not lie within the device (EINVAL; ENOSPC for a write, as NBD has it).
-    #[error("{len_bytes} bytes at {offset} do not lie within a device of {size_bytes} bytes")]
+    #[error("{len_bytes} bytes at offset {offset} lie outside a device of {size_bytes} bytes")]
     OutOfRange {
         /// First byte asked for.
         offset: u64,
@@ -25,7 +25,7 @@ pub enum Error {
         size_bytes: u64,
     },
     /// What is stored cannot be decoded (EIO).
-    #[error("page {page} cannot be read: {what}")]
+    #[error("cannot read page {page}: {what}")]
     Corrupt {
         /// The page's number.
         page: u64,

@@ -30,7 +30,7 @@ const FIRST_CHANGE_SLOTS: u64 = 64;
 #[non_exhaustive]
 pub enum NewError {
     /// The size is 0 or no multiple of 512.
-    #[error("a disk of {0} bytes cannot be: the size must be a multiple of 512, and more than 0")]
+    #[error("invalid disk size {0}: must be a non-zero multiple of 512")]
     Size(u64),
     /// The pool cannot have it.
     #[error(transparent)]

@@ -313,17 +313,17 @@ impl Sweep {
         let shared = reaches(self.shared).filter(|_| !claim.is_shared_by_blocks());
         if let Some(reach) = reaches(self.exclusive).or(shared) {
             let what = match (claim.purpose, reach.purpose) {
-                (Purpose::Metadata, Purpose::Metadata) => "metadata lies in the same place as other metadata",
-                (Purpose::Metadata, _) | (_, Purpose::Metadata) => "metadata and data lie in the same place",
-                (Purpose::Cluster, Purpose::Cluster) => "compressed clusters overlap that are not the same",
-                _ => "a compressed cluster lies in the same blocks as data that is not compressed",
+                (Purpose::Metadata, Purpose::Metadata) => "metadata overlap other metadata",
+                (Purpose::Metadata, _) | (_, Purpose::Metadata) => "metadata and data overlap",
+                (Purpose::Cluster, Purpose::Cluster) => "different compressed clusters overlap",
+                _ => "a compressed cluster overlaps uncompressed data",
             };
             return Some((what, reach.owner));
         }
         // Of runs that begin together one is within the other.
         let part = |run: &Reach| run.start < start && run.end < claim.block_end(block);
         let run = reaches(self.run).filter(|_| claim.purpose == Purpose::Run).filter(part)?;
-        Some(("files overlap in a part of their blocks", run.owner))
+        Some(("files share some of their blocks", run.owner))
     }
 }
 
@@ -364,7 +364,7 @@ fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
             last_read = Some((at, last_nonzero(image, at).unwrap_or(0)));
         }
         if last_read.is_some_and(|(_, nonzero_end)| at.offset + nonzero_end > end) {
-            let what = "file ends within a block in which another goes on";
+            let what = "file ends within a block that another file continues";
             found.push(Overlap { what, offset: at.offset, owner: *owner, other });
         }
     }

@@ -75,7 +75,7 @@ impl ClusterCache {
         let next = |number: u32| number.checked_add(1);
         let taken = self.shared.next_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         let number =
-            taken.map_err(|_| Error::Options("too many images have shared this cache: make a new one".into()))?;
+            taken.map_err(|_| Error::Options("too many images have used this cache: create a new one".into()))?;
         Ok(Clusters { cache: self.clone(), number: number.into() })
     }
 }

@@ -82,7 +82,7 @@ impl Devices {
             if len_bytes < device.len_bytes {
                 let wanted = device.len_bytes;
                 return Err(Error::Devices(format!(
-                    "device {number} has {len_bytes} bytes, and the image expects {wanted} there: is it another's?"
+                    "device {number} has {len_bytes} bytes, but the image expects {wanted}: does it belong to another image?"
                 )));
             }
         }

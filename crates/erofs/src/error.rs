@@ -22,7 +22,7 @@ pub enum Error {
     Unsupported(String),
     /// There is more than the caller allowed
     /// ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
-    #[error("its {needed} bytes are more than is left of the {allowed} allowed")]
+    #[error("its {needed} bytes exceed what remains of the {allowed} allowed")]
     TooMuch {
         /// Bytes of the file that is left out.
         needed: u64,

@@ -301,7 +301,7 @@ impl Image {
     /// Fills `buf` with the content of `inode` from `offset`.
     pub fn read_exact_at(&self, inode: &Inode, buf: &mut [u8], offset: u64) -> Result<()> {
         let len = Data::open(self, inode)?.read_at(buf, offset)?;
-        if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before it is said to", inode.offset) }
+        if len == buf.len() { Ok(()) } else { Error::corrupt("data end before the declared size", inode.offset) }
     }
 
     /// Reads what an image must have where it says, which may be in its metadata box.
@@ -374,7 +374,7 @@ impl Image {
         match at.offset.checked_add(len) {
             _ if at.device == 0 => self.check_range(len, at.offset),
             Some(end) if end <= self.device_len(at.device) => Ok(()),
-            _ => Error::corrupt("device ends before what is said to lie here", at.offset),
+            _ => Error::corrupt("device ends before this structure", at.offset),
         }
     }
 
@@ -422,7 +422,7 @@ impl Image {
         match offset.checked_add(len) {
             Some(end) if end <= self.shared.len_bytes => Ok(()),
             Some(end) if offset >= IN_BOX && end <= self.end_around(offset) => Ok(()),
-            _ => Error::corrupt("image ends before what is said to lie here", offset),
+            _ => Error::corrupt("image ends before this structure", offset),
         }
     }
 

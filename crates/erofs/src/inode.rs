@@ -179,7 +179,7 @@ impl Inode {
         }
         // st_size is signed.
         if self.size > i64::MAX as u64 {
-            return Error::corrupt("file is larger than any file", self.offset);
+            return Error::corrupt("file size exceeds the maximum", self.offset);
         }
         match (self.kind, self.layout) {
             (FileKind::Regular, _) => {}

@@ -188,7 +188,7 @@ impl CompressedMap {
         }
         let big = (map.has(advise::BIG_PCLUSTER_1), map.has(advise::BIG_PCLUSTER_2));
         if (big.0 || big.1) && !superblock.has(incompat::COMPR_CFGS) {
-            return Error::corrupt("file has big clusters and the image has not", at);
+            return Error::corrupt("file has big clusters, but the image does not declare them", at);
         }
         if compact && big.0 != big.1 {
             return Error::corrupt("compacted indexes with big clusters for one algorithm only", at);
@@ -214,7 +214,7 @@ impl CompressedMap {
         map.kept = KeptWindows::new(map.total.div_ceil(WINDOW), image.kept_indexes());
         if map.has(advise::INLINE_PCLUSTER) {
             if !superblock.has(incompat::ZTAILPACKING) {
-                return Error::corrupt("file has an inline cluster and the image has not", at);
+                return Error::corrupt("file has an inline cluster, but the image does not declare any", at);
             }
             map.idata_len = header.h_fragmentoff >> 16;
         }

@@ -22,7 +22,7 @@ impl Log {
     pub(crate) fn line(&self, text: &str) {
         match self.lines.fetch_add(1, Ordering::Relaxed) {
             ..MAX_LINES => (self.tell)(text),
-            MAX_LINES => (self.tell)("further errors are not told"),
+            MAX_LINES => (self.tell)("further errors are not reported"),
             _ => {}
         }
     }
@@ -53,6 +53,6 @@ mod tests {
         }
         let lines = lines.lock().unwrap();
         assert_eq!(lines.len(), 1001);
-        assert_eq!((lines[999].as_str(), lines[1000].as_str()), ("999", "further errors are not told"));
+        assert_eq!((lines[999].as_str(), lines[1000].as_str()), ("999", "further errors are not reported"));
     }
 }

@@ -93,7 +93,7 @@ impl Mount {
             Ok(metadata) if metadata.is_dir() => {}
             Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
-                let what = "the mount that is there has lost its server; unmount it first (fusermount3 -u)";
+                let what = "a stale mount without a server is there; unmount it first (fusermount3 -u)";
                 return Err(io::Error::new(io::ErrorKind::NotConnected, what));
             }
             Err(error) => return Err(error),

@@ -83,13 +83,13 @@ impl Client {
             stream.read_exact(&mut header)?;
             let OptionReplyHeader { option, kind, len_bytes } = OptionReplyHeader::parse(&header).map_err(malformed)?;
             if option != option::GO || len_bytes > MAX_OPTION_BYTES {
-                return Err(malformed("the server answers something else than was asked"));
+                return Err(malformed("unexpected reply from the server"));
             }
             let mut data = vec![0; len_bytes as usize];
             stream.read_exact(&mut data)?;
             match (kind, size) {
                 (reply::ACK, Some(size_bytes)) => return Ok(Self { stream, size_bytes, next_cookie: 0 }),
-                (reply::ACK, None) => return Err(malformed("the server does not say the export's size")),
+                (reply::ACK, None) => return Err(malformed("the server did not report the export's size")),
                 (reply::INFO, _) => {
                     if let InfoReply::Export { size_bytes, .. } = InfoReply::parse(&data).map_err(malformed)? {
                         size = Some(size_bytes);
@@ -150,7 +150,7 @@ impl Client {
         let request = number.and_then(|number| asked.remove(number));
         let (true, Some((_, offset, buf))) = (u32::from_be_bytes([m0, m1, m2, m3]) == SIMPLE_REPLY_MAGIC, request)
         else {
-            return Err(malformed("the server answers what was not asked"));
+            return Err(malformed("unexpected reply from the server"));
         };
         match u32::from_be_bytes([e0, e1, e2, e3]) {
             0 => self.stream.read_exact(buf).map(|()| None),

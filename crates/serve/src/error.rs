@@ -11,19 +11,19 @@ pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 #[non_exhaustive]
 pub enum Error {
     /// No address was given.
-    #[error("nowhere to listen: add a Unix socket path, a TCP address or socket activation")]
+    #[error("no address to listen on: add a Unix socket path, a TCP address or socket activation")]
     NoListener,
     /// Two exports would have one name.
-    #[error("an export is named `{0}` already: give each its own name")]
+    #[error("duplicate export name `{0}`: give each export its own name")]
     DuplicateExport(String),
     /// There is nothing to rename.
-    #[error("no export is named `{0}`")]
+    #[error("no export named `{0}`")]
     UnknownExport(String),
     /// A name is longer than the protocol allows.
-    #[error("an export's name has {0} bytes, the protocol allows 4096: use a shorter one")]
+    #[error("export name of {0} bytes: the protocol allows 4096")]
     NameTooLong(usize),
     /// A name cannot be shown: clients and logs are lines of text.
-    #[error("an export's name has control characters: {0:?}")]
+    #[error("export name with control characters: {0:?}")]
     ControlInName(String),
     /// A server listens on the path.
     #[error("address in use: a server already listens on {}: stop it or choose another path", .0.display())]
@@ -32,7 +32,7 @@ pub enum Error {
     #[error("{} exists and is not a socket: choose another path, or remove it", .0.display())]
     NotASocket(PathBuf),
     /// The system takes no such path for a Unix socket.
-    #[error("{} has {} bytes, the path of a Unix socket at most {MAX_UNIX_PATH_BYTES}: choose a shorter one", .0.display(), .0.as_os_str().len())]
+    #[error("socket path {} has {} bytes, the maximum is {MAX_UNIX_PATH_BYTES}: choose a shorter one", .0.display(), .0.as_os_str().len())]
     PathTooLong(PathBuf),
     /// The Unix socket cannot be made.
     #[error("cannot listen on {}", path.display())]
@@ -54,7 +54,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A passed socket is not one to listen on.
-    #[error("socket {index} that was passed cannot be used")]
+    #[error("cannot use passed socket {index}")]
     Activation {
         /// Which, from 0.
         index: usize,

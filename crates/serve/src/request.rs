@@ -48,12 +48,12 @@ impl Refusal {
 
     /// The export was removed.
     pub(crate) fn removed() -> Self {
-        Self::new(Errno::Shutdown, "the export was removed from the server; this connection ends soon")
+        Self::new(Errno::Shutdown, "the export was removed from the server; the connection will close")
     }
 
     /// A change waited for room until its connection ended.
     pub(crate) fn ended() -> Self {
-        Self::new(Errno::Shutdown, "the connection ends, and there is no room yet: the memory limit is reached")
+        Self::new(Errno::Shutdown, "the connection is closing, and the memory limit is still reached")
     }
 
     /// A device's error in the protocol's terms.
@@ -87,11 +87,11 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
         command::BLOCK_STATUS => command_flag::REQ_ONE,
         command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
         command::READ | command::WRITE | command::FLUSH | command::TRIM | command::CACHE => 0,
-        other => return Err(Refusal::new(Errno::Inval, format!("command {other} is not known"))),
+        other => return Err(Refusal::new(Errno::Inval, format!("unknown command {other}"))),
     };
     let unknown = request.flags & !(known | command_flag::FUA);
     if unknown != 0 {
-        return Err(Refusal::new(Errno::Inval, format!("flags {unknown:#x} are not known for this command")));
+        return Err(Refusal::new(Errno::Inval, format!("unknown flags {unknown:#x} for this command")));
     }
     if is_change(request) && device.read_only() {
         return Err(Refusal::of(&disk::Error::ReadOnly, request));
@@ -101,13 +101,13 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
         let errno = if request.flags & command_flag::DF != 0 { Errno::Overflow } else { Errno::Inval };
         return Err(Refusal::new(
             errno,
-            format!("{} bytes are more than the largest request of {MAX_PAYLOAD_BYTES}", request.len_bytes),
+            format!("request of {} bytes exceeds the maximum of {MAX_PAYLOAD_BYTES}", request.len_bytes),
         ));
     }
     if request.kind == command::FLUSH {
         return match (request.offset, request.len_bytes) {
             (0, 0) => Ok(()),
-            _ => Err(Refusal::new(Errno::Inval, "a flush has neither offset nor length")),
+            _ => Err(Refusal::new(Errno::Inval, "a flush must have offset and length 0")),
         };
     }
     let len_bytes = request.len_bytes;
@@ -117,14 +117,14 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
         return Err(Refusal::of(&disk::Error::OutOfRange { offset, len_bytes, size_bytes }, request));
     }
     if request.kind == command::READ && len_bytes == 0 {
-        return Err(Refusal::new(Errno::Inval, "a read of no bytes"));
+        return Err(Refusal::new(Errno::Inval, "read of zero bytes"));
     }
     if request.kind == command::BLOCK_STATUS {
         if session.contexts.is_empty() {
             return Err(Refusal::new(Errno::Inval, "no metadata context was selected"));
         }
         if len_bytes == 0 {
-            return Err(Refusal::new(Errno::Inval, "the status of no bytes was asked for"));
+            return Err(Refusal::new(Errno::Inval, "block status of zero bytes"));
         }
     }
     if request.kind == command::WRITE_ZEROES
@@ -132,7 +132,7 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
         && request.flags & command_flag::NO_HOLE != 0
         && device.may_block()
     {
-        return Err(Refusal::new(Errno::NotSup, "zeros that stay allocated are not fast on this device"));
+        return Err(Refusal::new(Errno::NotSup, "fast zeroing with NO_HOLE is not supported on this device"));
     }
     Ok(())
 }
@@ -291,7 +291,7 @@ pub(crate) struct Reading {
 
 /// An error came when it could not be told any more.
 #[derive(Debug, thiserror::Error)]
-#[error("a read failed after a part of its reply was sent")]
+#[error("read failed after part of its reply was sent")]
 pub(crate) struct ReadBroke;
 
 impl Reading {

@@ -74,7 +74,7 @@ pub enum Error {
         what: &'static str,
     },
     /// No disk has so many slots.
-    #[error("{slots} pages of 4 KiB ({} GiB) are more than a disk can have: take at most {} GiB", slots >> 18, SLOTS_MAX >> 18)]
+    #[error("{slots} pages of 4 KiB ({} GiB) exceed the maximum disk size of {} GiB", slots >> 18, SLOTS_MAX >> 18)]
     TooLarge {
         /// The slots asked for.
         slots: u64,

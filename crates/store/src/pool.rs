@@ -65,10 +65,10 @@ impl Default for Config {
 pub enum NewError {
     /// The process may not have the address space that a pool reserves (`ulimit -v`,
     /// `vm.overcommit_memory`).
-    #[error("the process may not have the address space that a pool of pages needs (ulimit -v): {0}")]
+    #[error("cannot reserve address space for the pool (see ulimit -v): {0}")]
     AddressSpace(#[source] io::Error),
     /// Under that limit no page could ever be written.
-    #[error("a memory limit of {limit} bytes is below the {needed} bytes that it takes to hold a page")]
+    #[error("memory limit of {limit} bytes is too small: a single page needs {needed} bytes")]
     LimitTooSmall {
         /// The limit asked for.
         limit: u64,

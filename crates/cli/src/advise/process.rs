@@ -47,7 +47,7 @@ struct Mapping {
 /// Looks at the memory of process `pid` until `end`.
 pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
     if pid == std::process::id() {
-        bail!("process {pid} is this program, whose memory changes while it is looked at: give another process");
+        bail!("process {pid} is this command itself: give another process");
     }
     let refused = |error: io::Error| explain(pid, error);
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).map_err(refused)?;
@@ -56,7 +56,7 @@ pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let mappings = mappings(&smaps);
     if mappings.is_empty() {
-        bail!("process {pid} has no memory: it has ended, or it is a thread of the kernel");
+        bail!("process {pid} has no memory: it has exited, or it is a kernel thread");
     }
     let mut parts = Vec::new();
     let mut skipped = Skipped::default();
@@ -74,7 +74,7 @@ pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
         }
     }
     let len: u64 = parts.iter().map(|part| part.len).sum();
-    ensure!(len > 0, "process {pid} has no memory of its own that can be read");
+    ensure!(len > 0, "process {pid} has no readable private memory");
     let mut stratum = Stratum::default();
     stratum.add(0, 0, len);
     Ok(Input {
@@ -90,7 +90,7 @@ pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
 
 fn explain(pid: u32, error: io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) {
-        return anyhow!("process {pid} does not exist, or has ended");
+        return anyhow!("process {pid} does not exist");
     }
     if !is_denied(&error) {
         return anyhow::Error::new(error).context(format!("reading the memory of process {pid}"));
@@ -197,7 +197,7 @@ pub(super) fn available_bytes() -> anyhow::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    Ok(kib.context("/proc/meminfo does not say what is available: give --memory")?.saturating_mul(1024))
+    Ok(kib.context("/proc/meminfo has no MemAvailable: give --memory")?.saturating_mul(1024))
 }
 
 #[cfg(test)]

@@ -51,10 +51,10 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
     }
     let mut file = File::open(path).with_context(shown)?;
     if kind.is_file() && archive_kind(path, &file)?.is_some() {
-        bail!("{}: an archive, whose files 'pagefold pack' takes: unpack it and give the directory", shown());
+        bail!("{} is an archive: extract it and give the directory", shown());
     }
     let len = file.seek(SeekFrom::End(0)).with_context(shown)?;
-    ensure!(len > 0, "{}: it is empty, so there is nothing to advise on", shown());
+    ensure!(len > 0, "{} is empty", shown());
     let mut stratum = Stratum::default();
     let data_bytes = add_data(&mut stratum, 0, &file, len);
     Ok(Input {
@@ -258,7 +258,7 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
         "{}: no files in it, so there is nothing to advise on",
         input.name
     );
-    ensure!(named > 0, "{}: nothing in it can be read", input.name);
+    ensure!(named > 0, "{}: cannot read any file in it", input.name);
     Ok(input)
 }
 

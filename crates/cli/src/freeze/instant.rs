@@ -60,7 +60,7 @@ impl Instant {
             let FrozenRuns { runs, next_bytes } = control.call(&command)?;
             for run in runs {
                 let end = at.checked_add(run.len_bytes).filter(|end| run.len_bytes > 0 && *end <= size_bytes);
-                let Some(end) = end else { bail!("the server says that the disk is longer than it is") };
+                let Some(end) = end else { bail!("the server reported more bytes than the disk has") };
                 let zeros = match run.stored {
                     Stored::Own => Some(false),
                     Stored::OwnZeros => (wanted != Wanted::Bytes).then_some(true),
@@ -78,7 +78,7 @@ impl Instant {
             match next_bytes {
                 None if at == size_bytes => return Ok(changes),
                 Some(next) if next == at => {}
-                _ => bail!("the server does not say what all of the disk is"),
+                _ => bail!("the server did not describe the whole disk"),
             }
         }
     }
@@ -89,7 +89,7 @@ impl Instant {
     /// There is none, or none that QEMU reads, or another than the server has.
     pub(crate) fn backing(&self) -> anyhow::Result<BackingFile<'_>> {
         let Some(base) = &self.record.base else {
-            bail!("disk '{}' has no base: without --backing, all of it is written", self.record.name)
+            bail!("disk '{}' has no base: leave out --backing to write all of it", self.record.name)
         };
         anyhow::ensure!(
             base.format == "raw" || base.format == "qcow2",
@@ -116,7 +116,7 @@ impl Instant {
         opened()
             .map_err(|error| {
                 let why = crate::message(&error);
-                tell(&format!("warning: the base {} is not used: {why}; all of the disk is compressed", base.path));
+                tell(&format!("warning: cannot reuse the base {}: {why}; compressing the whole disk", base.path));
             })
             .ok()
     }
@@ -191,7 +191,7 @@ impl Way {
         if let Some(path) = record.sockets.first() {
             return Ok(Self::Unix(path.into()));
         }
-        let address = record.addresses.first().context("the server listens nowhere for NBD clients")?;
+        let address = record.addresses.first().context("the server has no socket for NBD clients")?;
         Ok(Self::Tcp(address.parse().with_context(|| format!("the server's address '{address}'"))?))
     }
 }

@@ -220,7 +220,7 @@ impl Args {
     /// Compares the finished image with the disk, both read again.
     fn compare(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
         let image = image.try_clone().context("opening the image again")?;
-        let report = Image::open(image).context("the image cannot be read")?.compare(tree, self.threads);
+        let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
         let count = source::tell_differences(&report);
         ensure!(
             count == 0,

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// The server runs elsewhere: it is told where the file is from the root on.
 fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
     let Place { image, path } = Place::from(file);
-    let not_text = || misuse(anyhow!("--base: a path that is not UTF-8 cannot be told to a server"));
+    let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
     let image = std::path::absolute(&image).with_context(|| image.display().to_string())?;
     let inside = String::from_utf8(path).map_err(|_| not_text())?;
     Ok(AddBase {

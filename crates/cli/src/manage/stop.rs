@@ -29,11 +29,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut client = args.peer.connect()?;
     let Done {} = client.call(&Command::Stop {})?;
     let start = Instant::now();
-    client.wait_for_end(TIME).context("the server was told to stop, and goes on")?;
+    client.wait_for_end(TIME).context("the server did not stop in time")?;
     if let Some(directory) = args.peer.directory()?
         && !place::wait_until_free(&directory, TIME.saturating_sub(start.elapsed()))?
     {
-        bail!("the server was told to stop, and has not ended after {} s", TIME.as_secs());
+        bail!("the server did not stop within {} s", TIME.as_secs());
     }
     let mut out = output();
     writeln!(out, "the server has ended")?;

@@ -423,7 +423,7 @@ impl Disks {
         });
         let all: Vec<_> = std::iter::once(disk).chain(snapshots).collect();
         if let Some((_, new, _)) = all.iter().find(|(_, new, _)| new.len() > MAX_NAME_BYTES) {
-            let what = format!("a snapshot would get a name of {} bytes: NBD allows {MAX_NAME_BYTES}", new.len());
+            let what = format!("a snapshot would get name of {} bytes: NBD allows {MAX_NAME_BYTES}", new.len());
             return Err(Failure::new(Code::InvalidName, what));
         }
         let records = all.iter().map(|(_, new, bytes)| Counted::record(&self.pool, new, *bytes));

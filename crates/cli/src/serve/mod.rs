@@ -251,7 +251,7 @@ impl Listening {
             Some(listener) => (listener, None, None),
             None => {
                 let path = args.control.clone().or_else(|| place.as_ref().map(Place::control_socket));
-                let path = path.context("the control socket has no place: give --control PATH")?;
+                let path = path.context("no path for the control socket: give --control PATH")?;
                 let (listener, file) = listen_privately(&path)?;
                 (listener, Some(file), Some(absolute(&path)))
             }

@@ -104,7 +104,7 @@ impl SourceArgs {
     fn scan_options(&self) -> anyhow::Result<ScanOptions> {
         for pattern in &self.exclude {
             let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');
-            ensure!(names, "--exclude '{}': the pattern is empty and stands for no file", pattern.display());
+            ensure!(names, "--exclude '{}': the pattern is empty", pattern.display());
         }
         let root = self.all_root.then_some(0);
         Ok(ScanOptions {
@@ -212,7 +212,7 @@ fn archive(source: impl Read, name: &Path, options: &ScanOptions) -> anyhow::Res
             Ok(len) => kept.write_all(&buf[..len]).with_context(keeping)?,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("{}: it is damaged, or not whole", name.display()));
+                return Err(error).with_context(|| format!("{} is damaged or truncated", name.display()));
             }
         }
     }
@@ -279,7 +279,7 @@ fn parse_range(text: &str) -> Result<IdRange, String> {
 }
 
 fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {
-    IdMap::new(ranges.to_vec()).context("a range of ids is empty or goes beyond 4294967295")
+    IdMap::new(ranges.to_vec()).context("the range of IDs is empty or extends beyond 4294967295")
 }
 
 fn parse_seconds(text: &str) -> Result<i64, String> {

@@ -15,7 +15,7 @@
 use super::format::{FIRST_LITERALS, RUNS_HEADER, Version, ZEROS_LEAST};
 use crate::{Corrupt, PAGE_SIZE, Page};
 
-const CUT: Corrupt = Corrupt { what: "lzo stream ends too early" };
+const CUT: Corrupt = Corrupt { what: "lzo stream is truncated" };
 const TOO_LONG: Corrupt = Corrupt { what: "lzo stream is longer than a page" };
 const TOO_FAR: Corrupt = Corrupt { what: "lzo match begins before the page" };
 

@@ -134,7 +134,7 @@ impl<'a> Blocks<'a> {
         debug_assert!(len_bytes.is_multiple_of(1 << self.block_bits));
         let blocks = u32::try_from(len_bytes >> self.block_bits).ok();
         let next = blocks.and_then(|blocks| self.next.checked_add(blocks)).filter(|next| *next < NULL_ADDR);
-        next.ok_or_else(|| Error::Options("the image needs more than 2^32 blocks".to_owned()))
+        next.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))
     }
 
     /// Appends whole blocks that lie in another image from `from` on, and returns the address of

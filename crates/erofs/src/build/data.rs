@@ -641,7 +641,7 @@ impl<'a> Worker<'a> {
 fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<Found> {
     let found = source.content.read(offset, len as usize, bytes).map_err(|error| {
         let what = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "became shorter while the image was built".to_owned(),
+            io::ErrorKind::UnexpectedEof => "was truncated while the image was built".to_owned(),
             _ => error.to_string(),
         };
         Error::Source { path: source.content.name(), what }

@@ -113,7 +113,7 @@ impl Layer {
     pub fn into_tree(mut self) -> Result<Tree> {
         let visits = self.tree.walk();
         if let Some(pending) = visits.iter().find_map(|visit| self.pending.get(&visit.id)) {
-            let what = "it is a hard link to a file that the archive does not have before it".to_owned();
+            let what = "it is a hard link to a file that does not precede it in the archive".to_owned();
             return Err(Error::Source { path: self.tree.at_source(self.tree.root(), &pending.path), what });
         }
         let mut whiteouts = Vec::new();

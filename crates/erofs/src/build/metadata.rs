@@ -76,8 +76,8 @@ pub(crate) fn write(
     let meta_start = u64::from(next_block) * block;
     let packed = data.packed.take().map(|(size, stored)| file_record(size, Some(stored)));
     let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
-    let blocks = u32::try_from(image_bytes / block)
-        .map_err(|_| Error::Options("the image needs more than 2^32 blocks".to_owned()))?;
+    let blocks =
+        u32::try_from(image_bytes / block).map_err(|_| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
 
     let mut metadata = Metadata {
         front: vec![0; plan.front_bytes as usize],

@@ -52,7 +52,9 @@ impl Overlay {
         for change in &changes {
             let end = change.at.checked_add(change.len).filter(|end| change.len > 0 && *end <= size);
             let Some(end) = end.filter(|_| change.at >= at) else {
-                return Err(Error::Options("the changes of a disk are not in order, or go beyond its end".to_owned()));
+                return Err(Error::Options(
+                    "the changed ranges of the disk are out of order or beyond its end".to_owned(),
+                ));
             };
             at = end;
         }

@@ -181,7 +181,7 @@ pub(crate) fn pax(
             }
             Ok(Some(map.end()))
         }
-        _ => Err("it is sparse in a way that is not known"),
+        _ => Err("unknown sparse format"),
     }
 }
 

@@ -142,7 +142,7 @@ fn what_an_image_cannot_hold_is_refused_by_name() {
         (device("4096", "0"), "the.tar: d/device: the device number 4096:0 is beyond EROFS's 4095:1048575"),
         (device("1", "1048576"), "the.tar: d/device: the device number 1:1048576 is beyond"),
         (device("1", "x"), "the.tar: d/device: its device number cannot be read"),
-        (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory, but an image's root is one"),
+        (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory: the root of an image must be one"),
         (old_member(b'2', "./", "x", 0, b""), "the.tar: ./: it is not a directory"),
         (old_member(b'1', "link", "none", 0, b""), "the.tar: link: it is a hard link to a file that the archive"),
     ] {
@@ -165,7 +165,7 @@ fn members_that_can_no_longer_be_read_are_named() {
     archive.as_file().set_len(50_000).unwrap();
     let out = tempfile::tempfile().unwrap();
     let error = build(&layer.into_tree().unwrap(), &BuildOptions::default(), &out).unwrap_err();
-    assert_eq!(error.to_string(), "the.tar: d/file: became shorter while the image was built");
+    assert_eq!(error.to_string(), "the.tar: d/file: was truncated while the image was built");
 }
 
 /// In each of the ways in which GNU tar leaves holes out.
@@ -466,7 +466,7 @@ fn archives_of_which_a_part_would_be_left_out_are_refused() {
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 600, b"abc")]).unwrap_err();
     assert_eq!(error, "././@LongLink: the archive ends inside it");
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 3, b"abc")]).unwrap_err();
-    assert_eq!(error, "byte 2048: the archive ends before the member that a header is about");
+    assert_eq!(error, "byte 2048: the archive ends after a header without its member");
     assert_eq!(names_of(&[]).unwrap_err(), "byte 0: an archive is never empty");
     assert_eq!(names_of(&[one()]).unwrap(), ["", "one"]);
 }

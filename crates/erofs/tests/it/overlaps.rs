@@ -85,9 +85,9 @@ fn blocks_of_a_file_that_run_into_another_are_found() {
     assert!(image.check().problems.is_empty());
     let first = image.block("a");
     image.set_block("b", first + 1);
-    image.finds("files overlap in a part of their blocks", "/a", "/b");
+    image.finds("files share some of their blocks", "/a", "/b");
     image.set_block("b", 0);
-    image.finds("metadata and data lie in the same place", "/b", "superblock");
+    image.finds("metadata and data overlap", "/b", "superblock");
     let directory = image.block("c") + 4;
     image.set_block("b", directory);
     assert!(!image.check().problems.is_empty());
@@ -105,14 +105,14 @@ fn tails_that_are_others_blocks_are_found() {
     );
     let first = image.block("a");
     image.set_block("c", first);
-    image.finds("a compressed cluster lies in the same blocks as data that is not compressed", "/b", "/c");
+    image.finds("a compressed cluster overlaps uncompressed data", "/b", "/c");
     let mut image = Edited::new(
         &plain(),
         &[("a", head.clone()), ("b", trees::noise(3 * BLOCK, 2)), ("c", with(trees::noise(BLOCK - 1, 3)))],
     );
     let first = image.block("a");
     image.set_block("c", first);
-    image.finds("files overlap in a part of their blocks", "/b", "/c");
+    image.finds("files share some of their blocks", "/b", "/c");
     // Where the other is a block, all of it lies within; but it goes on behind the end.
     let mut image = Edited::new(
         &plain(),
@@ -120,7 +120,7 @@ fn tails_that_are_others_blocks_are_found() {
     );
     let first = image.block("a");
     image.set_block("c", first);
-    image.finds("file ends within a block in which another goes on", "/b", "/c");
+    image.finds("file ends within a block that another file continues", "/b", "/c");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn clusters_that_overlap_are_found() {
     let (from, to) = (image.cluster("a"), image.cluster("b"));
     let block = u32::from_le_bytes(*image.word(from));
     *image.word(to) = (block + 1).to_le_bytes();
-    image.finds("compressed clusters overlap that are not the same", "/a", "/b");
+    image.finds("different compressed clusters overlap", "/a", "/b");
     // The same cluster is shared.
     *image.word(to) = block.to_le_bytes();
     assert!(image.check().problems.iter().all(|problem| problem.other.is_none()));

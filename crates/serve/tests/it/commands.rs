@@ -87,7 +87,7 @@ fn empty_changes_succeed_and_empty_reads_are_invalid() {
         assert_eq!(raw.simple_reply(), (0, 2));
     }
     raw.request(command::READ, 0, 1, 0, 0);
-    assert_eq!(raw.chunk().error(), (22, "a read of no bytes".into()));
+    assert_eq!(raw.chunk().error(), (22, "read of zero bytes".into()));
     let mut raw = server.simple();
     raw.request(command::READ, 0, 1, 0, 0);
     assert_eq!(raw.simple_reply(), (22, 1));

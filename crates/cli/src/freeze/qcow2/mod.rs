@@ -133,7 +133,7 @@ fn work(workers: &mut [Worker<'_>], batch: &[Stretch]) -> anyhow::Result<Vec<Vec
         }
         let mut found = Vec::with_capacity(batch.len());
         for thread in running {
-            let Ok(clusters) = thread.join() else { bail!("a thread that compresses ended by a fault of pagefold") };
+            let Ok(clusters) = thread.join() else { bail!("a compression thread failed; this is a bug in pagefold") };
             found.append(&mut clusters.context("reading the disk")?);
         }
         Ok(found)

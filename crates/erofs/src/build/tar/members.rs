@@ -60,7 +60,7 @@ impl<'a> Members<'a> {
         let mut extended = false;
         loop {
             let Some((header, mut offset)) = self.header()? else {
-                let what = "the archive ends before the member that a header is about";
+                let what = "the archive ends after a header without its member";
                 return if extended { Err(self.here(what)) } else { Ok(None) };
             };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
@@ -94,7 +94,7 @@ impl<'a> Members<'a> {
             }
             self.at = match offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK)) {
                 Some(next) => next,
-                None => return Err(source_error(&name, "it is longer than any file")),
+                None => return Err(source_error(&name, "its size exceeds the maximum")),
             };
             if offset + size > self.len {
                 return Err(source_error(&name, "the archive ends inside it"));
@@ -174,8 +174,8 @@ impl<'a> Members<'a> {
         let (blocks, _) = behind.as_chunks();
         let is_header = blocks.get(first / BLOCK as usize).is_some_and(|block| header_of(block).is_some());
         let what = match self.at {
-            0 => "data behind nothing but zeros: not a tar archive. A disk is packed from a file, not a pipe",
-            _ if is_header => "another archive begins behind the end of the first; join them with tar --concatenate",
+            0 => "data after leading zeros: not a tar archive. Give a disk as a file, not through a pipe",
+            _ if is_header => "another archive begins after the end of the first; join them with tar --concatenate",
             _ => return Ok(()),
         };
         Err(source_error(format!("byte {}", self.at + first as u64).as_bytes(), what))

@@ -98,7 +98,7 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
         }
         if names.is_empty() {
             if !member.kind.is_dir() {
-                return Err(source_error(&member.path, "it is not a directory, but an image's root is one"));
+                return Err(source_error(&member.path, "it is not a directory: the root of an image must be one"));
             }
             reading.describe(&member, root)?;
         } else if is_left_out(&names, options) {
@@ -204,7 +204,7 @@ impl Reading<'_> {
             EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
             EntryType::Fifo => NodeKind::Fifo,
             kind if kind.as_byte() == LABEL => return Ok(None),
-            kind => return refuse(&format!("it is of the unknown kind '{}'", kind.as_byte().escape_ascii())),
+            kind => return refuse(&format!("unknown member type '{}'", kind.as_byte().escape_ascii())),
         }))
     }
 
