@@ -53,20 +53,20 @@ pub(crate) struct Args {
     /// are only measured are reported apart, and the targets are about the latter
     #[arg(long, value_name = "DIR", conflicts_with = "data")]
     kinds: Option<PathBuf>,
-    /// Subjects by name, ours and peers [default: all]
+    /// Names of codecs and peers [default: all]
     #[arg(long, value_delimiter = ',')]
     codecs: Vec<String>,
-    /// Pages measured of each kind, spread evenly over it
+    /// Pages of each kind, spread evenly over it
     #[arg(long, default_value_t = MEASURED_PAGES, value_parser = crate::count)]
     pages: usize,
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "7", value_parser = crate::count)]
     rounds: usize,
     /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each
     /// kind's own
     #[arg(long, conflicts_with = "kinds")]
     train_together: bool,
-    /// One JSON object a line on the standard output; tables and verdicts go to the standard error
+    /// Print one JSON object per line on standard output, and tables and verdicts on standard error
     #[arg(long)]
     json: bool,
 }

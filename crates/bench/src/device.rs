@@ -24,26 +24,26 @@ use crate::{
 /// Options of `pagefold-bench device`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are stored; without any, heaps of programs that are started for it
+    /// Files whose pages are stored [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// MiB of the device, which the pages fill again and again if they are fewer
+    /// MiB of the device; fewer pages are repeated
     #[arg(long, default_value = "32", value_parser = crate::count)]
     mib: usize,
-    /// Threads; 0 stands for all CPUs
+    /// Number of threads; 0 means all CPUs
     #[arg(long, value_delimiter = ',', default_value = "1,2,0")]
     threads: Vec<usize>,
-    /// KiB a request
+    /// KiB per request
     #[arg(long, value_delimiter = ',', default_value = "4,128")]
     request_kib: Vec<usize>,
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
     /// lost)
     #[arg(long)]
     no_zram: bool,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

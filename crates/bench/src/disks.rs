@@ -21,16 +21,16 @@ use crate::{
 /// Options of `pagefold-bench disks`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are written; without any, heaps of programs that are started for it
+    /// Files whose pages are written [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// MiB taken of each at most
+    /// Maximum MiB of each file
     #[arg(long, default_value = "64", value_parser = crate::count)]
     mib: usize,
-    /// Codecs, by name
+    /// Names of the codecs
     #[arg(long, value_delimiter = ',', default_value = "fold,lz4")]
     codecs: Vec<String>,
-    /// Threads that write; 0 stands for all CPUs
+    /// Number of writing threads; 0 means all CPUs
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends
@@ -41,10 +41,10 @@ pub(crate) struct Args {
     /// disks that of the fastest
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
-    /// What is measured
+    /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
-    /// One JSON object a line on the standard output; the verdicts go to the standard error
+    /// Print one JSON object per line on standard output, and the verdicts on standard error
     #[arg(long)]
     json: bool,
 }

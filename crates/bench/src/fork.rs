@@ -32,52 +32,53 @@ use base::BaseFiles;
 /// Options of `pagefold-bench fork`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The base is an ext4 disk with files of this machine, packed as an EROFS image. Where a bound is one of time, other guests of \
-the host count as well: p99 is judged, the longest is a figure beside it, and so is the same thread alone.")]
+The base is an ext4 disk with files of this machine, packed as an EROFS image. Other guests of \
+the host affect every bound of time, so the verdict uses the p99. The longest time and the same \
+thread without other work are reported next to it.")]
 pub(crate) struct Args {
     /// Directories whose files are the base
     #[arg(long, num_args = 1.., default_values = ["/usr/bin", "/usr/share/doc", "/usr/lib/x86_64-linux-gnu"])]
     data: Vec<PathBuf>,
-    /// MiB of these files at most
+    /// Maximum MiB of these files
     #[arg(long, default_value_t = 256)]
     mib: u64,
-    /// Directory whose files are copied into each fork that works
+    /// Directory whose files are copied into each working fork
     #[arg(long, default_value = "/usr/lib/python3")]
     install: PathBuf,
-    /// Forks that work, and as many qcow2 overlays
+    /// Number of working forks, and of qcow2 overlays
     #[arg(long, default_value = "100", value_parser = crate::count)]
     workers: usize,
-    /// Forks that stay idle
+    /// Number of idle forks
     #[arg(long, default_value = "10000", value_parser = crate::count)]
     forks: usize,
-    /// What is changed before a snapshot or a rollback, such as 4G
+    /// Bytes changed before a snapshot or a rollback, such as 4G
     #[arg(long, default_value = "4G", value_parser = size_bytes)]
     changed: u64,
-    /// Pages of the disks whose speed is measured
+    /// Pages of each disk whose speed is measured
     #[arg(long, default_value = "65536", value_parser = crate::count)]
     pages: usize,
-    /// Codecs of these disks, by name
+    /// Names of the codecs of these disks
     #[arg(long, value_delimiter = ',', default_value = "fold,lz4")]
     codecs: Vec<String>,
-    /// Rounds; devices take turns within each, and a speed is the median of all their turns
+    /// Number of rounds, in which devices take turns; a speed is the median of all turns
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
-    /// What is measured
+    /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
-    /// The pagefold program; by default the one beside this program
+    /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// An option of the server, such as --serve=--codec=pleat; may be given again
+    /// An option of the server, such as --serve=--codec=pleat; repeat for more
     #[arg(long, allow_hyphen_values = true)]
     serve: Vec<String>,
-    /// Folder for the base and its images, on a disk
+    /// Directory on a disk for the base and its images
     #[arg(long, default_value = "/var/tmp")]
     scratch: PathBuf,
-    /// Folder in tmpfs for what peers keep in memory
+    /// Directory in tmpfs for the files of peers that work in memory
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
-    /// One JSON object a line on the standard output; the verdicts go to the standard error
+    /// Print one JSON object per line on standard output, and the verdicts on standard error
     #[arg(long)]
     json: bool,
 }

@@ -46,54 +46,56 @@ use crate::{machine::cpus, server::pagefold};
 /// Options of `pagefold-bench image`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Subjects: pagefold builds and extracts, and reads through the library; pagefold-fuse is `pagefold mount`; \
-kernel-erofs and erofsfuse read the image that pagefold built, kernel-mkfs.erofs the one that mkfs.erofs built; \
-kernel-squashfs, squashfuse and kernel-ext4 read their own. Every codec is asked for with the same level and cluster \
-of each program; squashfs's cluster is its block, which is of input.
+Subjects: 'pagefold' builds, extracts, and reads through the library; 'pagefold-fuse' is \
+'pagefold mount'; 'kernel-erofs' and 'erofsfuse' read the image that pagefold built, \
+'kernel-mkfs.erofs' the one that mkfs.erofs built; 'kernel-squashfs', 'squashfuse' and \
+'kernel-ext4' read their own. Every program uses the same codec, level and cluster size; \
+squashfs's cluster is its block, which counts input.
 
-Page cache: data and images are in it. Readers are opened or mounted anew for each pass, so that nothing that was \
-decoded before is left. With one thread a builder or extractor has one CPU. Extraction is timed to its end, into \
-memory where /dev/shm has the room: ext4 without a journal looks at each inode that was deleted in the last minutes \
-before it makes another, so that on a disk a pass takes what the passes before it left.
+Page cache: data and images are cached. Each pass opens or mounts the image again, so that no \
+decoded data is left. With one thread, a builder or extractor has one CPU. Extraction goes to \
+memory if /dev/shm has room: ext4 without a journal examines every recently deleted inode before \
+it allocates one, so earlier passes would slow later ones.
 
-An image that a program cannot build or read is reported as not available. Kernel mounts need root.")]
+An image that a program cannot build or read is reported as not available. Kernel mounts need \
+root.")]
 pub(crate) struct Args {
     /// A directory, or a file, to pack; by default text, a tree of this machine's files, and a disk
     /// with that
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// MiB of each data set that is gathered
+    /// MiB of each gathered data set
     #[arg(long, default_value_t = 96)]
     mib: u64,
-    /// Codecs, levels and clusters, as in zstd,3@64K; may be repeated
+    /// Codec, level and cluster, as in zstd,3@64K; repeat for more
     #[arg(long = "case", value_name = "CODEC[,LEVEL]@CLUSTER", default_values = [
         "lz4@4K", "lz4@64K", "lz4hc,9@4K", "lz4hc,9@64K", "zstd,3@64K", "deflate,6@64K", "lzma,6@64K",
     ])]
     cases: Vec<Case>,
-    /// Rounds, of which the best counts
+    /// Number of rounds; the best one counts
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
-    /// Only build
+    /// Only build images
     #[arg(long)]
     build_only: bool,
     /// Sequential reads of one large text file from ext4, EROFS and squashfs, from the disk and
     /// from the page cache
     #[arg(long, conflicts_with = "build_only")]
     source_table: bool,
-    /// The directory of mkfs.erofs, fsck.erofs and erofsfuse, if not the PATH's
+    /// Directory of mkfs.erofs, fsck.erofs and erofsfuse [default: those on the PATH]
     #[arg(long, value_name = "DIR")]
     erofs_utils: Option<PathBuf>,
-    /// Where images and files are made; by default a temporary directory
+    /// Directory for images and files [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
     /// Where images are extracted to; by default /dev/shm if it has 4 GiB, else the scratch
     /// directory
     #[arg(long, value_name = "DIR")]
     extract_to: Option<PathBuf>,
-    /// The pagefold program; by default the one beside this program
+    /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

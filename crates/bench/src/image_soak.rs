@@ -22,23 +22,24 @@ use crate::{figure::Figure, image::Mounted, server::program};
 /// Options of `pagefold-bench image-soak`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each number stands for a small tree and the options of an image. The image is built twice and read back; every 16th is also mounted by the \
-kernel, extracted by fsck.erofs, and extracted and packed again by pagefold, where that can be done. The first that differs from its tree is made smaller, shown with its number, and \
-ends the run with an error: `--seed NUMBER --cases 1` tries it again.")]
+Each number defines a small tree and the options of an image. Each image is built twice and read \
+back; every 16th is also mounted by the kernel, extracted by fsck.erofs, and extracted and packed \
+again by pagefold, where possible. On the first difference the bench shrinks the tree, prints it \
+with its number, and fails. '--seed NUMBER --cases 1' repeats that case.")]
 pub(crate) struct Args {
-    /// How long
+    /// Minutes to run
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// The first tree's number
+    /// Number of the first tree
     #[arg(long, default_value_t = 1 << 32)]
     seed: u64,
-    /// End after this many trees
+    /// Stop after this many trees
     #[arg(long, default_value_t = u64::MAX)]
     cases: u64,
-    /// Trees at once; by default one a processor
+    /// Trees built at the same time [default: one per processor]
     #[arg(long, value_parser = crate::count)]
     threads: Option<usize>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -29,28 +29,28 @@ use crate::{
 /// Options of `pagefold-bench locks`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are written; without any, heaps of programs that are started for it
+    /// Files whose pages are written [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Threads
     #[arg(long, default_value = "4", value_parser = crate::count)]
     threads: usize,
-    /// MiB of each thread in the first load
+    /// MiB per thread in the first load
     #[arg(long, default_value = "200", value_parser = crate::count)]
     mib: usize,
-    /// KiB a request in the first load
+    /// KiB per request in the first load
     #[arg(long, default_value = "16", value_parser = crate::count)]
     record_kib: usize,
-    /// Times that each job of the second load goes over the disk (the source: 3000)
+    /// Passes of each job over the disk in the second load (3000 in the source)
     #[arg(long, default_value = "20", value_parser = crate::count)]
     loops: usize,
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
-    /// The codec, by name
+    /// Name of the codec
     #[arg(long, default_value = "lz4")]
     codec: String,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

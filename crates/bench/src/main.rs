@@ -1,4 +1,4 @@
-//! `pagefold-bench`: the project's tables, with the real peers measured in the same run.
+//! `pagefold-bench`: the project's tables, measured in the same run as the peers.
 
 mod callgrind;
 mod codec;
@@ -31,7 +31,7 @@ mod verdict;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(version, about = "Measures pagefold beside its peers")]
+#[command(version, about = "Measures pagefold and its peers in the same run")]
 struct Args {
     #[command(subcommand)]
     bench: Bench,
@@ -39,43 +39,48 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Page codecs and their peers: bytes and speed at 4 KiB, one thread
+    /// Page codecs and their peers: bytes and speed of 4 KiB pages, one thread
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
     Gather(codec::kinds::Args),
-    /// Finding pages that one word fills, beside a copy of the page
+    /// Detection of same-filled pages, compared with a page copy
     SameFilled(same_filled::Args),
-    /// LZ4 decoded in place beside decoding apart, at EROFS's sizes
+    /// LZ4 decoded in place and from a separate buffer, at EROFS's cluster sizes
     InPlace(codec::in_place::Args),
-    /// Compressed bytes of fixed pages against the committed table
+    /// Compressed bytes of fixed pages, checked against the committed table
     Sizes(codec::sizes::Args),
-    /// Instructions of every codec for fixed pages, under callgrind, against the committed table
+    /// Each codec's instructions for fixed pages under callgrind, checked against the committed
+    /// table
     Instructions(codec::instructions::Args),
-    /// Instructions of the store's writes and reads, under callgrind, against the committed table
+    /// Instructions of the store's writes and reads under callgrind, checked against the committed
+    /// table
     StoreInstructions(disks::instructions::Args),
-    /// The NBD server beside nbdkit's memory plugin, with fio
+    /// The NBD server and nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
-    /// Verified writing at the memory limit
+    /// Verified writes at the memory limit
     Soak(soak::Args),
-    /// EROFS images: built, read, mounted and extracted beside erofs-utils, squashfs and ext4
+    /// EROFS images: building, reading, mounting and extracting, compared with erofs-utils,
+    /// squashfs and ext4
     Image(image::Args),
-    /// Generated trees as images: read back, mounted and extracted
+    /// Images of generated trees: read back, mounted, extracted and compared
     ImageSoak(image_soak::Args),
-    /// The store against the kernel's zram and against the bare codec
+    /// The store, the kernel's zram, and the codec alone
     Device(device::Args),
-    /// zram's stream policies and the store's, under one to ten jobs
+    /// Stream policies of zram and of the store, under one to ten jobs
     Streams(streams::Args),
-    /// The locks that zram's table was tried with, and the store's way, alone and contended
+    /// Lock strategies for zram's table and the store's, with and without contention
     Locks(locks::Args),
-    /// Many disks in one pool: memory, creating and dropping, writing at the limit
+    /// Many disks in one pool: memory, creation, removal, writes at the limit
     Disks(disks::Args),
-    /// Forks: latency, memory, snapshots, speed, depth, and real work beside qcow2 overlays
+    /// Forks: latency, memory, snapshots, speed, depth, and a real workload compared with qcow2
+    /// overlays
     Fork(fork::Args),
-    /// Memory that compressed pages take in the store, in zram and in older allocators, and the allocators' speed
+    /// Memory of compressed pages in the store, in zram and in older allocators, and speed of the
+    /// allocators
     Pool(pool::Args),
-    /// All of these in turns as one page of HTML: verdicts, the sources' tables, raw figures
+    /// All of these, in turns, as one HTML page: verdicts, the sources' tables, raw figures
     Report(report::Args),
-    /// A store with tables trained on its own pages beside one with the codec's
+    /// A store with trained tables, compared with one with built-in tables
     Training(training::Args),
 }
 

@@ -15,25 +15,26 @@ use crate::{
 /// Options of `pagefold-bench nbd`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Every case runs on every subject in turn, round after round; a figure is the median of its rounds. Each disk is first
-written full, which is not counted. Buffers are fio's, 60 % compressible and refilled for each write; queue depth 16.")]
+Every case runs on every subject in turn, for each round; a figure is the median of its rounds. \
+Each disk is written full first, which does not count. fio's buffers are 60 % compressible and \
+refilled for each write; the queue depth is 16.")]
 pub(crate) struct Args {
     /// Seconds that each fio job runs
     #[arg(long, default_value_t = 2)]
     seconds: u32,
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
     /// Disk size in MiB
     #[arg(long, default_value_t = 256)]
     mib: u64,
-    /// Only the cases whose name has this in it
+    /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     only: String,
-    /// The pagefold program; by default the one beside this program
+    /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -21,26 +21,26 @@ use crate::{figure::Figure, machine::cpus, pages::gather};
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages fill the stores; without any, the heap of a python3 that is started for it
+    /// Files whose pages fill the stores [default: the heap of a python3 that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// File whose pages overwrite those of every other; it is overwritten by the first of `--data`
+    /// File whose pages overwrite those of every other; the first of --data overwrites it
     #[arg(long)]
     other: Option<PathBuf>,
-    /// MiB taken of each at most; the store has as many pages
+    /// Maximum MiB of each file; the store has as many pages
     #[arg(long, default_value_t = 64)]
     mib: usize,
-    /// Codecs, by name
+    /// Names of the codecs
     #[arg(long, value_delimiter = ',', default_value = "lz4,fold")]
     codecs: Vec<String>,
-    /// What is measured
+    /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
     /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
     /// lost)
     #[arg(long)]
     no_zram: bool,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

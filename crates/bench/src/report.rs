@@ -14,6 +14,7 @@ mod peers;
 mod plan;
 mod published;
 mod record;
+mod results;
 mod run;
 mod verdict;
 mod words;
@@ -49,23 +50,23 @@ Parts take turns; a figure is the median of its turns. ^C ends the run and keeps
 pub(crate) struct Args {
     #[command(subcommand)]
     what: Option<What>,
-    /// Fewer cases and smaller data: within 5 minutes on two CPUs, else within 45
+    /// Measure fewer cases and less data: at most 5 minutes on two CPUs instead of 45
     #[arg(long)]
     quick: bool,
-    /// Files and directories to store, compress and pack; without any, data of this machine
+    /// Files and directories to store, compress and pack [default: data of this machine]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// JSON lines of an earlier run: says what fell by more than its spread
+    /// JSON lines of an earlier run: the page says what fell by more than its spread
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// The page; the figures go beside it, with the ending .jsonl
+    /// The page; the figures go next to it, with the ending .jsonl
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
 }
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// Makes the page of a run that was kept
+    /// Make the page of an earlier run
     Page {
         /// JSON lines of a report or a bench
         lines: PathBuf,
@@ -76,13 +77,20 @@ enum What {
         #[arg(short, long, value_name = "FILE", default_value = "report.html")]
         output: PathBuf,
     },
-    /// Draws the charts of a run that was kept: ram.svg, io.svg and forks.svg, those that it has
-    /// figures for
+    /// Draw the charts for which an earlier run has figures: ram.svg, io.svg and forks.svg
     Charts {
         /// JSON lines of a report or a bench
         lines: PathBuf,
-        /// Where the charts go
+        /// Directory for the charts
         #[arg(short, long, value_name = "DIR", default_value = ".")]
+        output: PathBuf,
+    },
+    /// Write the verdicts of an earlier run as Markdown
+    Results {
+        /// JSON lines of a report
+        lines: PathBuf,
+        /// The page
+        #[arg(short, long, value_name = "FILE", default_value = "results.md")]
         output: PathBuf,
     },
 }
@@ -94,6 +102,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let record = Record::read(lines)?;
             let baseline = read_baseline(baseline.as_deref())?;
             write_page(output, &page::page(&record, &lines.display().to_string(), baseline.as_ref()))?;
+            println!("{}", output.display());
+            Ok(())
+        }
+        Some(What::Results { lines, output }) => {
+            let command = format!("pagefold-bench report results {} -o {}", lines.display(), output.display());
+            write_page(output, &results::results(&Record::read(lines)?, &command))?;
             println!("{}", output.display());
             Ok(())
         }

@@ -17,10 +17,10 @@ const UNCACHED_PAGES: usize = 64 << 10;
 /// Options of `pagefold-bench same-filled`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "9", value_parser = crate::count)]
     rounds: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

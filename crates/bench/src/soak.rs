@@ -24,14 +24,15 @@ use visitors::Visitors;
 /// Options of `pagefold-bench soak`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Half of a disk is written, four other disks are added and written, and then the other half of the first with noise until
-the memory limit is met. From there on the pool is full: four fio connections write and read their own quarters of the
-first half at random and verify each block that was accepted (crc32c). The blocks are all of one kind. Meanwhile one of
-the other disks after the other is read back and compared, removed, and another added and written in its place. Fails if
-a block is lost, if more than one write in a hundred, or one disk in ten, is refused, if the limit is not met, or if the
-process takes more than BASE + 1.03 x the limit.")]
+The bench writes half of a disk, adds and writes four other disks, and then fills the other half \
+of the first disk with noise until it meets the memory limit. At the limit, four fio connections \
+write and read random blocks of the first half, each in its own quarter, and verify every \
+accepted block (crc32c). Meanwhile the bench reads back, compares and drops the other disks one \
+by one, and replaces each with a new one. It fails if a block is lost, if more than 1 % of the \
+writes or 10 % of the disks are refused, if the limit is not met, or if the process takes more \
+than BASE + 1.03 × the limit.")]
 pub(crate) struct Args {
-    /// Seconds
+    /// Seconds to run
     #[arg(long, default_value_t = 600)]
     seconds: u64,
     /// Disk size in MiB
@@ -40,10 +41,10 @@ pub(crate) struct Args {
     /// Memory limit in MiB
     #[arg(long, default_value_t = 256)]
     limit_mib: u64,
-    /// The pagefold program; by default the one beside this program
+    /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -25,19 +25,19 @@ use crate::{
 /// Options of `pagefold-bench streams`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Jobs at once, one row of tables each
+    /// Numbers of simultaneous jobs, each a row of the tables
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10", value_parser = crate::count)]
     jobs: Vec<usize>,
-    /// MiB of the store, all of which each job covers in each pass
+    /// MiB of the store; each job covers all of it in each pass
     #[arg(long, default_value = "16", value_parser = crate::count)]
     mib: usize,
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
-    /// The codec, by name
+    /// Name of the codec
     #[arg(long, default_value = CODEC)]
     codec: String,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -24,16 +24,16 @@ use crate::{
 /// Options of `pagefold-bench training`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are written, each a store of its own
+    /// Files whose pages are written, each to a store of its own
     #[arg(long, num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// The codecs, each with something to train, separated by commas
+    /// Codecs that can be trained, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "pleat,fold-dict,lz4-dict,zstd-1-dict")]
     codecs: Vec<String>,
-    /// Rounds; each speed is that of its fastest round
+    /// Number of rounds; each speed is from the fastest one
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -53,7 +53,7 @@ impl Destination {
                 Ok(Self::Stream(Box::new(stream.with_context(shown)?), shown()))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                ensure!(!path.as_os_str().as_bytes().ends_with(b"/"), "{} is no file's name", shown());
+                ensure!(!path.as_os_str().as_bytes().ends_with(b"/"), "{} is not a file name", shown());
                 Ok(Self::File(path.to_owned()))
             }
             Err(error) => Err(error).with_context(shown),

@@ -87,10 +87,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             _ => None,
         });
         let advice = limit.map_or_else(String::new, |limit| {
-            format!("; --max-size {} was reached: give a greater one, or leave it out", size::show(limit))
+            format!("; --max-size {} was reached: raise it or leave it out", size::show(limit))
         });
         let count = report.problems.len() as u64 + report.more_problems;
-        let files = if count == 1 { "file was" } else { "files were" };
+        let files = if count == 1 { "file" } else { "files" };
         bail!("failed to extract {count} {files}{advice}");
     }
     Ok(())

@@ -75,7 +75,9 @@ impl ImageArgs {
             }
         };
         image.map_err(|error| match error {
-            Error::Devices(_) => anyhow!("{}: {error}; name each with --device, in their order", shown()),
+            Error::Devices(_) => {
+                anyhow!("{}: {error} (give each device with --device, in the order of the image's table)", shown())
+            }
             error => anyhow::Error::new(error).context(shown()),
         })
     }

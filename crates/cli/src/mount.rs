@@ -173,7 +173,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
         rustix::thread::set_name(NAME).context("cannot take a name")?;
     }
     let shown = args.path.display();
-    let cache = usize::try_from(args.cache).context("--cache is larger than any memory")?;
+    let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;
     let image = args.image.open_with(&args.path, cache)?;
     let options = args.mount_options()?;
     // Signals are caught from before the mount exists, so that none is left behind.

@@ -155,7 +155,7 @@ mod tests {
         fs::set_permissions(&open, fs::Permissions::from_mode(0o775)).expect("a mode");
         std::os::unix::fs::symlink(folder.path(), &link).expect("a link");
         fs::write(&file, "").expect("a file");
-        for (path, why) in [(open, "others may write"), (link, "symbolic link"), (file, "not a directory")] {
+        for (path, why) in [(open, "other users can write"), (link, "symbolic link"), (file, "not a directory")] {
             let message = Place::claim(path).expect_err("a bad place").to_string();
             assert!(message.contains(why), "{message}");
         }

@@ -71,7 +71,7 @@ impl Client {
         let magic = [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
         let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
         if greeting[..16] != magic[..] || flags & handshake::FIXED_NEWSTYLE == 0 {
-            return Err(malformed("what answers is not an NBD server of the fixed newstyle kind"));
+            return Err(malformed("not an NBD server with fixed newstyle negotiation"));
         }
         let query = InfoQuery { name: export.as_bytes(), kinds: Vec::new() }.encode();
         let header = OptionHeader { option: option::GO, len_bytes: query.len() as u32 };
@@ -156,7 +156,7 @@ impl Client {
             0 => self.stream.read_exact(buf).map(|()| None),
             errno => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
-                Ok(Some(io::Error::new(error.kind(), format!("byte {offset}: the server answers: {error}"))))
+                Ok(Some(io::Error::new(error.kind(), format!("byte {offset}: server error: {error}"))))
             }
         }
     }

@@ -36,7 +36,7 @@ fn content_and_name_must_agree() {
     open(&written, &says(Format::Erofs));
     fs::write(&written, [b"QFI\xfb".as_slice(), &[0; 4092]].concat()).expect("a file");
     let error = refused(&written, &Options::default());
-    assert!(error.to_string().contains("its name does not end with '.qcow2'"), "{error}");
+    assert!(error.to_string().contains("its name does not end in '.qcow2'"), "{error}");
     open(&written, &says(Format::Raw));
 
     // And a name that promises an image does not make one.

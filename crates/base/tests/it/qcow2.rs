@@ -74,7 +74,7 @@ fn an_image_that_cannot_be_read_alone_is_refused() {
     let backing = made(&["-b", "disk.raw", "-F", "raw"]);
     assert!(backing.contains("has a backing file"), "{backing}");
     let data = made(&["-o", "data_file=data.raw"]);
-    assert!(data.contains("content in another file"), "{data}");
+    assert!(data.contains("data in an external file"), "{data}");
     let zstd = made(&["-o", "compression_type=zstd"]);
     assert!(zstd.contains("incompatible feature"), "{zstd}");
     let mut bytes = fs::read(&above).expect("an image");

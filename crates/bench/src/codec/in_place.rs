@@ -27,13 +27,13 @@ const LIMIT: usize = 4 << 20;
 /// Options of `pagefold-bench in-place`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files to compress. Without it, the kinds of data that `codec` gathers
+    /// Files to compress [default: the kinds of data that 'codec' gathers]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Rounds; each figure is that of its fastest round
+    /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "9", value_parser = crate::count)]
     rounds: usize,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }

@@ -37,12 +37,12 @@ const SYNTHETIC_PAGES: usize = 4096;
 /// Options of `pagefold-bench gather`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where to: DIR/KIND.pages
+    /// Directory for the files KIND.pages
     #[arg(required_unless_present = "packages")]
     dir: Option<PathBuf>,
     /// Recipes, instead of all of them; one that was followed before is followed again
     names: Vec<String>,
-    /// Print the Debian packages that are missing, one a line, and gather nothing
+    /// Print the missing Debian packages, one per line, and gather nothing
     #[arg(long)]
     packages: bool,
 }

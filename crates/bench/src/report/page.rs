@@ -14,7 +14,7 @@ use super::{
     record::{Key, Record, Series, Spread},
     run::minutes,
     verdict::{Comparison, Measure, Verdict, Winner, verdicts, without_figures},
-    words::{difference, figure, grouped, times, utc},
+    words::{between, difference, figure, grouped, plural, range, times, utc},
 };
 
 /// An earlier run that this one is compared with.
@@ -62,10 +62,6 @@ fn head(record: &Record, lines: &str) -> String {
         );
     }
     text
-}
-
-fn plural(count: usize, word: &str) -> String {
-    if count == 1 { word.to_owned() } else { format!("{word}s") }
 }
 
 fn section_verdicts(verdicts: &[Verdict]) -> String {
@@ -134,20 +130,6 @@ fn verdict_row(verdict: &Verdict) -> String {
         escape(&worst.case),
         escape(&best.case),
     )
-}
-
-/// Two factors, as in `1.2–1.9×`.
-fn between(low: f64, high: f64) -> String {
-    format!("{}–{}", times(low).trim_end_matches('×'), times(high))
-}
-
-/// From the lowest turn to the highest.
-fn range(ratio: Spread) -> String {
-    match ratio.turns {
-        1 => format!("{}, 1 turn", times(ratio.median)),
-        _ if times(ratio.low) == times(ratio.high) => times(ratio.low),
-        _ => between(ratio.low, ratio.high),
-    }
 }
 
 fn section_baseline(name: &str, changes: &Changes) -> String {

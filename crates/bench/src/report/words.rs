@@ -1,6 +1,6 @@
 //! Numbers and differences in words.
 
-use super::verdict::Measure;
+use super::{record::Spread, verdict::Measure};
 
 /// Differences smaller than this are not worth a number: 0.5 %.
 const SAME: f64 = 0.005;
@@ -50,6 +50,25 @@ pub(super) fn times(factor: f64) -> String {
         0
     };
     format!("{}×", grouped(factor, decimals))
+}
+
+/// Two factors, as in `1.2–1.9×`.
+pub(super) fn between(low: f64, high: f64) -> String {
+    format!("{}–{}", times(low).trim_end_matches('×'), times(high))
+}
+
+/// From the lowest turn to the highest.
+pub(super) fn range(ratio: Spread) -> String {
+    match ratio.turns {
+        1 => format!("{}, 1 turn", times(ratio.median)),
+        _ if times(ratio.low) == times(ratio.high) => times(ratio.low),
+        _ => between(ratio.low, ratio.high),
+    }
+}
+
+/// A word for one or several.
+pub(super) fn plural(count: usize, word: &str) -> String {
+    if count == 1 { word.to_owned() } else { format!("{word}s") }
 }
 
 /// A number with so many decimals and thousands apart, as in `1,414,200`.

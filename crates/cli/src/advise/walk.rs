@@ -253,11 +253,7 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
     input.strata = strata;
     input.files = Files::Many { directories: all_directories, files: all_files };
     let named = input.names.files + input.names.others;
-    ensure!(
-        named > 0 || input.skipped.unreadable > 0,
-        "{}: no files in it, so there is nothing to advise on",
-        input.name
-    );
+    ensure!(named > 0 || input.skipped.unreadable > 0, "{}: no files in it", input.name);
     ensure!(named > 0, "{}: cannot read any file in it", input.name);
     Ok(input)
 }

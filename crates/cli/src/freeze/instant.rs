@@ -93,7 +93,7 @@ impl Instant {
         };
         anyhow::ensure!(
             base.format == "raw" || base.format == "qcow2",
-            "the base {} is an EROFS image, which QEMU does not read: without --backing, all of the disk is written",
+            "the base {} is an EROFS image, which QEMU cannot read: leave out --backing to write all of the disk",
             base.path
         );
         let backing = BackingFile { path: &base.path, format: &base.format, identity: &base.identity };
@@ -214,7 +214,7 @@ impl Reader {
             Way::Tcp(address) => Client::tcp(*address, &self.export, TIMEOUT)?,
         };
         if client.size_bytes() != self.size_bytes {
-            return Err(io::Error::other("the server serves something else than it said"));
+            return Err(io::Error::other("the server serves another export than it reported"));
         }
         Ok(client)
     }

@@ -157,7 +157,7 @@ impl Kind {
             Self::Snapshot(_) => "snapshot",
             Self::Base(_) => "base",
         };
-        let what = format!("disk '{name}' is a {kind}, which is only read: it cannot {asked}");
+        let what = format!("disk '{name}' is a {kind} and read-only: it cannot {asked}");
         Err(Failure::new(Code::ReadOnly, what))
     }
 }

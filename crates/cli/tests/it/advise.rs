@@ -314,10 +314,10 @@ fn what_cannot_be_looked_at_is_refused() {
         ("missing", "No such file"),
         ("loop", "symbolic links"),
         ("empty", "no files in it"),
-        ("empty-file", "it is empty"),
+        ("empty-file", "is empty"),
         ("socket", "a socket; give a directory"),
         ("pipe", "a pipe; give a directory"),
-        ("archive", "unpack it"),
+        ("archive", "extract it"),
     ] {
         let message = run_to_fail(pagefold().args(["advise", &path(&folder, name)]));
         assert!(message.contains(expected) && message.lines().count() == 1, "{name}: {message}");

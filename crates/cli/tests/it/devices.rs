@@ -31,7 +31,7 @@ fn data_lies_on_other_devices() {
     assert!(message.contains("and 2 were given"), "{message}");
     fs::write(at("short"), "short").expect("a file");
     let message = run_to_fail(pagefold().args(["ls", "--device", &at("short"), &at("image")]));
-    assert!(message.contains("device 1 has 5 bytes, and the image expects"), "{message}");
+    assert!(message.contains("device 1 has 5 bytes, but the image expects"), "{message}");
     let message = run_to_fail(pagefold().args(["ls", "--device", &at("missing"), &at("image")]));
     assert!(message.contains("missing: No such file"), "{message}");
 

@@ -347,7 +347,7 @@ fn what_was_changed_is_told() {
     let bytes = |extent: &Value, field: &str| extent[field].as_u64().unwrap_or(0) as usize;
     let data: Vec<_> = data.map(|extent| (bytes(extent, "start"), bytes(extent, "length"))).collect();
     assert!(data.iter().eq(&changed.map(|(page, pages)| (page * PAGE, pages * PAGE))), "{data:?}");
-    assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk is named 'none'"));
+    assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk named 'none'"));
     assert!(fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 2 << 20), "the file of before is there");
 
     // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has

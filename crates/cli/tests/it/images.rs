@@ -170,7 +170,7 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
         (["--block", "8G"], "pagefold: the block is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
-        (["--gid-map", "1:2:0"], "range of ids"),
+        (["--gid-map", "1:2:0"], "range of IDs"),
     ] {
         let (done, said) = pack(&wrong);
         assert!(!done && said.contains(named), "{wrong:?}: {said}");
@@ -219,7 +219,8 @@ fn an_image_goes_where_it_is_sent() {
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
     fs::write(at("tree/text"), "text").expect("a file");
-    for (wrong, named) in [("tree", "is a directory"), ("new/", "no file's name"), ("no/image", "making a file in")] {
+    for (wrong, named) in [("tree", "is a directory"), ("new/", "is not a file name"), ("no/image", "making a file in")]
+    {
         let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at(wrong)]));
         assert!(message.contains(named) && !message.contains(".pagefold-"), "{message}");
     }
@@ -322,7 +323,7 @@ fn an_extraction_that_comes_to_its_limit_says_so() {
     fs::write(at("tree/text"), "a line of some text\n".repeat(5000)).expect("a file");
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
     let message = run_to_fail(pagefold().args(["extract", &at("image"), "-C", &at("out"), "--max-size", "50K"]));
-    assert!(message.contains("text: its 100000 bytes are more than is left of the 51200"), "{message}");
+    assert!(message.contains("text: its 100000 bytes exceed what remains of the 51200"), "{message}");
     assert!(message.contains("--max-size 50.0 KiB was reached") && !message.contains("unsupported"), "{message}");
     output(pagefold().args(["extract", &at("image"), "-C", &at("all"), "--max-size", "100005"]));
 }

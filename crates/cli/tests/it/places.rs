@@ -96,7 +96,7 @@ fn a_place_of_others_is_refused() {
     fs::create_dir(at("caught")).expect("a folder");
     symlink("/etc/passwd", at("caught/lock")).expect("a link");
     for (name, why) in
-        [("open", "others may write"), ("link", "symbolic link"), ("file", "directory"), ("caught", "lock")]
+        [("open", "other users can write"), ("link", "symbolic link"), ("file", "directory"), ("caught", "lock")]
     {
         let message = run_to_fail(&mut serve(&at(name), &[]));
         assert!(message.contains(why) && message.contains(name), "{message}");

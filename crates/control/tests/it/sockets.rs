@@ -175,7 +175,7 @@ fn what_is_not_a_server_is_called_so() {
         (&b"NBDMAGICIHAVEOPT\0\x03"[..], "not a pagefold server"),
         (b"{\"name\":\"other\",\"protocol\":1,\"version\":\"1\"}\n", "\"other\""),
         (b"{\"name\":\"pagefold\",\"protocol\":2,\"version\":\"9.0\"}\n", "pagefold 9.0"),
-        (b"", "does not answer"),
+        (b"", "did not reply"),
     ] {
         let error = thread::scope(|scope| {
             scope.spawn(|| listener.accept().expect("a client").0.write_all(greeting).expect("a greeting"));

@@ -115,7 +115,7 @@ fn sockets_passed_to_another_process_are_ignored() {
 fn a_passed_socket_that_does_not_listen_is_a_clear_error() {
     let (one, _other) = UnixStream::pair().unwrap();
     let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", one);
-    assert!(said.contains("passed Err(\"socket 0 that was passed cannot be used: it does not listen\")."), "{said}");
+    assert!(said.contains("passed Err(\"cannot use passed socket 0: it does not listen\")."), "{said}");
     let file = tempfile::tempfile().unwrap();
     let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", file);
     assert!(said.contains("cannot be used: fd 3 is not a socket"), "{said}");

@@ -173,7 +173,7 @@ fn a_path_that_cannot_be_is_a_clear_error() {
     let of = |len: usize| folder.path().join("x".repeat(len - 1 - folder.path().as_os_str().len()));
     assert!(bind(&of(107)).is_ok());
     let error = bind(&of(108)).unwrap_err().to_string();
-    assert!(error.ends_with("has 108 bytes, the path of a Unix socket at most 107: choose a shorter one"), "{error}");
+    assert!(error.ends_with("has 108 bytes, the maximum is 107: choose a shorter one"), "{error}");
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn names_are_checked_before_the_server_starts() {
         }
         builder.tcp(([127, 0, 0, 1], 0).into()).bind().map(drop).map_err(|error| error.to_string())
     };
-    assert_eq!(start(&["a", "a"]), Err("an export is named `a` already: give each its own name".into()));
+    assert_eq!(start(&["a", "a"]), Err("duplicate export name `a`: give each export its own name".into()));
     assert!(start(&[&"n".repeat(4097)]).is_err());
     assert_eq!(start(&["a", ""]), Ok(()));
 }
