@@ -170,7 +170,7 @@ mod tests {
         };
         assert_eq!(refused(&[slot(2, 0)], &[]), "the image has data on 1 other device, and 0 were given");
         assert_eq!(refused(&[], &[5]), "the image has data on no other devices, and 1 were given");
-        assert!(refused(&[slot(2, 0)], &[1023]).starts_with("device 1 has 1023 bytes, and the image expects 1024"));
+        assert!(refused(&[slot(2, 0)], &[1023]).starts_with("device 1 has 1023 bytes, but the image expects 1024"));
         // One file that holds all.
         let flat = Devices::open(&[slot(10, 10)], (512, true), sources(&[]), 10_240).unwrap();
         assert_eq!(flat.spot(1, 512), Some(Spot { device: 0, offset: 11 * 512 }));

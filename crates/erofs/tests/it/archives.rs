@@ -144,7 +144,7 @@ fn what_an_image_cannot_hold_is_refused_by_name() {
         (device("1", "x"), "the.tar: d/device: its device number cannot be read"),
         (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory: the root of an image must be one"),
         (old_member(b'2', "./", "x", 0, b""), "the.tar: ./: it is not a directory"),
-        (old_member(b'1', "link", "none", 0, b""), "the.tar: link: it is a hard link to a file that the archive"),
+        (old_member(b'1', "link", "none", 0, b""), "the.tar: link: it is a hard link to a file that does not precede it"),
     ] {
         let error = pack(&[members]).unwrap_err();
         assert!(error.starts_with(expected), "{expected}: {error}");
@@ -415,7 +415,7 @@ fn directories_of_incremental_archives_are_directories() {
 #[test]
 fn members_of_unknown_kinds_are_refused() {
     let error = names_of(&[old_member(b'M', "part", "", 1, b"x"), vec![0; 1024]]).unwrap_err();
-    assert_eq!(error, "part: it is of the unknown kind 'M'");
+    assert_eq!(error, "part: unknown member type 'M'");
 }
 
 /// As a directory's file that has a further name outside of what is left out.
