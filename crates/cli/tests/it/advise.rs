@@ -327,12 +327,12 @@ fn what_cannot_be_looked_at_is_refused() {
     // Its own number is known to the shell whose place it takes.
     let own = "exec \"$0\" advise --pid $$";
     let message = run_to_fail(Command::new("sh").args(["-c", own, env!("CARGO_BIN_EXE_pagefold")]));
-    assert!(message.contains("is this program"), "{message}");
+    assert!(message.contains("is this command itself"), "{message}");
     let mut ended = Command::new("true").spawn().expect("a program");
     let pid = ended.id().to_string();
     ended.wait().expect("it ends");
     let message = run_to_fail(pagefold().args(["advise", "--pid", &pid]));
-    assert!(message.contains("does not exist, or has ended"), "{message}");
+    assert!(message.contains("does not exist, or does not exist"), "{message}");
     for args in [&["advise"][..], &["advise", "a", "--pid", "1"], &["advise", "--pid", "0"]] {
         assert_eq!(pagefold().args(args).output().expect("it runs").status.code(), Some(2), "{args:?}");
     }

@@ -19,7 +19,7 @@ fn data_lies_on_other_devices() {
     output(std::process::Command::new(mkfs).args(["--quiet", "--chunksize=4096", &blob, &at("image"), &at("tree")]));
 
     let message = run_to_fail(pagefold().args(["check", &at("image")]));
-    assert!(message.contains("data on 1 other device, and 0 were given; name each with --device"), "{message}");
+    assert!(message.contains("data on 1 other device, and 0 were given (give each device with --device"), "{message}");
     let device = ["--device", &at("blob")];
     assert!(output(pagefold().arg("check").args(device).arg(at("image"))).starts_with("sound: 2 inodes"));
     assert_eq!(output(pagefold().arg("cat").args(device).arg(at("image") + ":/text")), text);

@@ -102,7 +102,7 @@ fn a_place_of_others_is_refused() {
         assert!(message.contains(why) && message.contains(name), "{message}");
     }
     let message = run_to_fail(&mut serve(&at(&"x".repeat(100)), &[]));
-    assert!(message.contains("at most 107"), "{message}");
+    assert!(message.contains("the maximum is 107"), "{message}");
     if !geteuid().is_root() {
         return skip_for_good("a_place_of_others_is_refused (another user's)", "it takes root to be two users");
     }

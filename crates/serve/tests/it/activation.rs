@@ -118,5 +118,5 @@ fn a_passed_socket_that_does_not_listen_is_a_clear_error() {
     assert!(said.contains("passed Err(\"cannot use passed socket 0: it does not listen\")."), "{said}");
     let file = tempfile::tempfile().unwrap();
     let said = refused("LISTEN_PID=$$ LISTEN_FDS=1", file);
-    assert!(said.contains("cannot be used: fd 3 is not a socket"), "{said}");
+    assert!(said.contains("socket 0: fd 3 is not a socket"), "{said}");
 }
