@@ -46,28 +46,32 @@ fn head(out: &mut dyn Write, input: &Input, pages: &Pages) -> io::Result<()> {
         }
         Kind::File => write!(out, "{name}: a file of {bytes}")?,
         Kind::Device => write!(out, "{name}: a device of {bytes}")?,
-        Kind::Process => write!(out, "{name}: {bytes} of its own")?,
+        Kind::Process => write!(out, "{name}: {bytes} of private memory")?,
     }
     if input.hole_bytes > 0 {
         write!(out, ", {} of them holes", size::show(input.hole_bytes))?;
     }
     let whole = pages.read >= pages.total;
     let part = pages.read as f64 / pages.total.max(1) as f64 * 100.0;
-    writeln!(out, "{}", if whole { ", all of it read".to_owned() } else { format!(", {part:.2} % of it read") })?;
+    writeln!(
+        out,
+        "{}",
+        if whole { ", sampled completely".to_owned() } else { format!(", {part:.2} % of it sampled") }
+    )?;
     let skipped = input.skipped;
     if skipped.of_files_bytes > 0 {
         let bytes = size::show(skipped.of_files_bytes);
-        writeln!(out, "Left out: {bytes} of unchanged pages of files, which the system drops and reads again.")?;
+        writeln!(out, "Left out: {bytes} of unchanged file pages, which the system can drop and read again.")?;
     }
     match skipped.unreadable + pages.lost_units {
         0 => {}
-        1 => writeln!(out, "Left out: 1 that could not be read, or that changed meanwhile.")?,
-        lost => writeln!(out, "Left out: {lost} that could not be read, or that changed meanwhile.")?,
+        1 => writeln!(out, "Left out: 1 item that could not be read or that changed during the run.")?,
+        lost => writeln!(out, "Left out: {lost} items that could not be read or that changed during the run.")?,
     }
     if skipped.more {
         writeln!(
             out,
-            "There is more: listing all of it takes too long. The figures are those of what was found, so at least."
+            "The listing was cut short by the time limit: the figures cover only the files that were found."
         )?;
     }
     Ok(())
@@ -128,13 +132,9 @@ fn images(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn memory(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let memory = report.pages.memory_bytes;
     let part = memory.value / report.input.bytes().max(1) as f64 * 100.0;
-    writeln!(out, "\nin RAM, everything counted{:>10}{}  {part:.1} %", bytes(memory), relative(memory))?;
+    writeln!(out, "\nRAM disk, all its memory{:>10}{}  {part:.1} %", bytes(memory), relative(memory))?;
     let forks = &report.forks;
-    writeln!(
-        out,
-        "forks in {}, of pages changed that are like these and lie anywhere",
-        size::show(report.memory_bytes)
-    )?;
+    writeln!(out, "forks in {}, with scattered changes of similar content", size::show(report.memory_bytes))?;
     writeln!(out, "   0 % changed  {:>10} each", size::show(forks.untouched_bytes as u64))?;
     for (name, bytes) in [("1 %", forks.of_hundredth_bytes), ("10 %", forks.of_tenth_bytes)] {
         let count = report.forks_that_fit(bytes);

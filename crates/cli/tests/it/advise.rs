@@ -266,7 +266,7 @@ fn the_report_is_short() {
     assert!((25..=40).contains(&report.lines().count()), "{report}");
     let long = report.lines().find(|line| line.chars().count() > 100 && !line.contains("pagefold pack"));
     assert_eq!(long, None);
-    assert!(report.contains("all of it read") && report.contains("fit") && report.contains("Next:"), "{report}");
+    assert!(report.contains("sampled completely") && report.contains("fit") && report.contains("Next:"), "{report}");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn permission_is_asked_for() {
     let message = run_to_fail(&mut as_other(&["advise", "--pid", &own]));
     assert!(message.contains("permission denied") && message.contains("CAP_SYS_PTRACE"), "{message}");
     let report = run(&mut as_other(&["advise", &path(&folder, "tree")]));
-    assert!(report.contains("Left out: 2 that could not be read"), "{report}");
+    assert!(report.contains("Left out: 2 items that could not be read"), "{report}");
     assert!(report.contains("--skip-unreadable"), "{report}");
 }
 

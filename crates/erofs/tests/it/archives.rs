@@ -144,7 +144,10 @@ fn what_an_image_cannot_hold_is_refused_by_name() {
         (device("1", "x"), "the.tar: d/device: its device number cannot be read"),
         (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory: the root of an image must be one"),
         (old_member(b'2', "./", "x", 0, b""), "the.tar: ./: it is not a directory"),
-        (old_member(b'1', "link", "none", 0, b""), "the.tar: link: it is a hard link to a file that does not precede it"),
+        (
+            old_member(b'1', "link", "none", 0, b""),
+            "the.tar: link: it is a hard link to a file that does not precede it",
+        ),
     ] {
         let error = pack(&[members]).unwrap_err();
         assert!(error.starts_with(expected), "{expected}: {error}");
