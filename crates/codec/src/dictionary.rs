@@ -46,10 +46,10 @@ impl Dictionary {
     /// The tables that `with` makes of the dictionary with which pages like those of `sample`
     /// become smallest; `None` if none helps, or there is no memory.
     ///
-    /// Candidates are those that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less
-    /// than asked for), and plain sample pages spread over the sample, both of several sizes. They
-    /// are made from seven eighths of the sample and judged on the rest: it helps if they become at
-    /// least a fiftieth smaller than with `current`.
+    /// Candidates are plain sample pages spread over the sample and, with the feature `zstd`, those
+    /// that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than asked for), both
+    /// of several sizes. They are made from seven eighths of the sample and judged on the rest: it
+    /// helps if they become at least a fiftieth smaller than with `current`.
     pub(crate) fn train(sample: &[&Page], current: &Tables, with: impl Fn(Self) -> Option<Tables>) -> Option<Tables> {
         let (held_out, training) = held_out(sample)?;
         let bytes_of = |tables: &Tables| {
@@ -84,15 +84,12 @@ pub(crate) fn held_out<'a>(sample: &[&'a Page]) -> Option<(Vec<&'a Page>, Vec<&'
 
 /// Dictionaries of the `sizes` or shorter ones.
 pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
+    #[cfg(feature = "zstd")]
     let all: Vec<u8> = training.iter().flat_map(|page| page.iter().copied()).collect();
-    let page_sizes = vec![PAGE_SIZE; training.len()];
     let mut candidates = Vec::new();
     for &size in sizes {
-        let mut trained = vec![0; size];
-        if let Ok(len) = zstd_safe::train_from_buffer(trained.as_mut_slice(), &all, &page_sizes) {
-            trained.truncate(len);
-            candidates.push(trained);
-        }
+        #[cfg(feature = "zstd")]
+        candidates.extend(crate::zstd::trained_dictionary(&all, size));
         let count = (size / PAGE_SIZE).min(training.len());
         let spread = (0..count).map(|index| training[index * training.len() / count]);
         candidates.push(spread.flat_map(|page| page.iter().copied()).collect());
@@ -111,7 +108,13 @@ mod tests {
     use crate::{Codec, Corrupt, by_name};
 
     /// The codecs with dictionaries, and what they are without.
-    const CODECS: [(&str, &str); 3] = [("zstd-1-dict", "zstd-1"), ("zstd--7-dict", "zstd--7"), ("lz4-dict", "lz4")];
+    const CODECS: &[(&str, &str)] = &[
+        ("lz4-dict", "lz4"),
+        #[cfg(feature = "zstd")]
+        ("zstd-1-dict", "zstd-1"),
+        #[cfg(feature = "zstd")]
+        ("zstd--7-dict", "zstd--7"),
+    ];
     /// With tokens and palettes beside its dictionary; pages of noise have no object.
     const FOLD: (&str, &str) = ("fold-dict", "fold");
 
@@ -157,7 +160,7 @@ mod tests {
     #[test]
     fn what_pages_share_is_found_and_makes_them_smaller() {
         let pages = alike();
-        for (name, plain) in CODECS.into_iter().chain([FOLD]) {
+        for (name, plain) in CODECS.iter().copied().chain([FOLD]) {
             let tables = train(name, &pages).expect("pages share a third");
             let codec = tables.codec();
             assert_eq!(codec.name(), name);
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn pages_that_share_nothing_get_no_dictionary() {
-        for (name, _) in CODECS.into_iter().chain([FOLD]) {
+        for (name, _) in CODECS.iter().copied().chain([FOLD]) {
             assert!(train(name, &noise(256)).is_none(), "{name}");
             assert!(train(name, &[[1; PAGE_SIZE]; 3]).is_none(), "{name}: three pages are no sample");
         }
@@ -193,7 +196,7 @@ mod tests {
     #[test]
     fn a_stream_is_set_to_other_dictionaries_and_to_none() {
         let (pages, noise) = (alike(), noise(4));
-        for (name, plain) in CODECS {
+        for &(name, plain) in CODECS {
             let none = by_name(name).unwrap().tables().unwrap();
             let first = train(name, &pages[..256]).unwrap();
             let second = train(name, &pages[300..]).unwrap();
@@ -231,11 +234,17 @@ mod tests {
     fn tables_of_another_kind_change_nothing() {
         let mut page = alike()[0];
         page[PAGE_SIZE / 2..].fill(0);
-        let names = ["fold-dict", "lz4-dict", "zstd-1-dict", "pleat"];
-        for name in names {
+        let names = &[
+            "fold-dict",
+            "lz4-dict",
+            #[cfg(feature = "zstd")]
+            "zstd-1-dict",
+            "pleat",
+        ];
+        for &name in names {
             let codec = by_name(name).unwrap();
             let mut stream = codec.stream().unwrap();
-            for other in names {
+            for &other in names {
                 if other != name {
                     stream.set_tables(&by_name(other).unwrap().tables().unwrap());
                 }

@@ -18,17 +18,33 @@
 //! A [`Codec`] is a shared, immutable description (its name, level, tables); a [`Stream`] is one
 //! thread's working state, made once outside the hot path and used again for every page. No codec
 //! does I/O, starts a thread, or allocates in [`Stream::compress`] or [`Stream::decompress`].
+//!
+//! # Features
+//!
+//! Without features the crate needs no C library: `fold`, `fold-dict`, `lz4`, `lz4-dict`, `lz4dyn`,
+//! `lzo`, `lzo-rle`, `842` and `pleat` are Rust. Each feature adds a C library:
+//!
+//! | feature | library | adds |
+//! |---|---|---|
+//! | `zstd` | libzstd | `zstd`, `zstd-dict`, clusters; candidates of ZDICT when dictionaries are trained |
+//! | `deflate` | libdeflate | `deflate`, clusters |
+//! | `lz4hc` | liblz4 | `lz4hc`, clusters |
+//! | `lzma` | liblzma | clusters |
+//!
+//! [`by_name`] answers [`NameError::NotBuilt`] for a codec whose feature is off.
 
 #[cfg(all(test, not(miri)))] // Thousands of pages by C libraries too.
 mod bounds_tests;
 pub mod cluster;
 mod codec;
+#[cfg(feature = "deflate")]
 mod deflate;
 mod dictionary;
 mod fold;
 pub mod lz4;
 mod lz4_dict;
 pub mod lz4dyn;
+#[cfg(feature = "lz4hc")]
 mod lz4hc;
 mod lzo;
 mod mem;
@@ -41,22 +57,26 @@ mod same;
 mod same_bytes_tests;
 mod tables;
 mod x842;
+#[cfg(feature = "zstd")]
 mod zstd;
 
 #[cfg(any(test, fuzzing))]
 pub use codec::streams_of_every_build;
 pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+#[cfg(feature = "deflate")]
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;
 pub use fold::{Fold, FoldDict, FoldTables};
 pub use lz4::{Lz4, Lz4Encoder, Matches as Lz4Matches};
 pub use lz4_dict::{Lz4Dict, Lz4Tables};
 pub use lz4dyn::Lz4Dyn;
+#[cfg(feature = "lz4hc")]
 pub use lz4hc::Lz4Hc;
 pub use lzo::Lzo;
-pub use names::{NAMES, UnknownCodec, by_name, trained};
+pub use names::{NAMES, NameError, by_name, trained};
 pub use pleat::{BadTables, Pleat, PleatTables};
 pub use same::{fill, same_filled};
 pub use tables::Tables;
 pub use x842::X842;
+#[cfg(feature = "zstd")]
 pub use zstd::{Zstd, ZstdTables};

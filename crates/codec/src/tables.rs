@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, Zstd, ZstdTables};
+use crate::{Codec, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables};
+#[cfg(feature = "zstd")]
+use crate::{Zstd, ZstdTables};
 
 /// Tables that objects share and do not name: an object is decoded with those it was made with.
 /// (With others it gives an error or another page, never anything worse.)
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Tables {
     /// Those of `pleat`.
     Pleat(Arc<PleatTables>),
@@ -16,6 +19,7 @@ pub enum Tables {
     /// The dictionary of `lz4-dict`, or none yet.
     Lz4(Arc<Lz4Tables>),
     /// The dictionary of `zstd-LEVEL-dict`, digested for its level, or none yet.
+    #[cfg(feature = "zstd")]
     Zstd(Arc<ZstdTables>),
 }
 
@@ -26,7 +30,9 @@ impl Tables {
         match self {
             Self::Pleat(tables) => tables.id(),
             Self::Fold(tables) => tables.id(),
-            Self::Lz4(_) | Self::Zstd(_) => self.dictionary().map_or(0, |dictionary| dictionary.id()),
+            Self::Lz4(_) => self.dictionary().map_or(0, Dictionary::id),
+            #[cfg(feature = "zstd")]
+            Self::Zstd(_) => self.dictionary().map_or(0, Dictionary::id),
         }
     }
 
@@ -36,6 +42,7 @@ impl Tables {
             Self::Pleat(_) => None,
             Self::Fold(tables) => tables.dictionary(),
             Self::Lz4(tables) => tables.dictionary(),
+            #[cfg(feature = "zstd")]
             Self::Zstd(tables) => tables.dictionary(),
         }
     }
@@ -46,6 +53,7 @@ impl Tables {
             Self::Pleat(tables) => tables.memory_bytes(),
             Self::Fold(tables) => tables.memory_bytes(),
             Self::Lz4(tables) => tables.memory_bytes(),
+            #[cfg(feature = "zstd")]
             Self::Zstd(tables) => tables.memory_bytes(),
         }
     }
@@ -56,6 +64,7 @@ impl Tables {
             Self::Pleat(tables) => Arc::new(Pleat::with_tables(Arc::clone(tables))),
             Self::Fold(tables) => Arc::new(FoldDict::with_tables(Arc::clone(tables))),
             Self::Lz4(tables) => Arc::new(Lz4Dict::with_tables(Arc::clone(tables))),
+            #[cfg(feature = "zstd")]
             Self::Zstd(tables) => Arc::new(Zstd::with_tables(Arc::clone(tables))),
         }
     }
@@ -75,6 +84,7 @@ impl Tables {
             Self::Lz4(_) => {
                 Dictionary::train(sample, self, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
             }
+            #[cfg(feature = "zstd")]
             Self::Zstd(current) => Dictionary::train(sample, self, |dictionary| {
                 ZstdTables::new(current.level(), dictionary).map(|tables| Self::Zstd(Arc::new(tables)))
             }),

@@ -1,8 +1,11 @@
 //! LZ4 clusters: our own fast encoder, liblz4's search for LZ4HC.
 
+#[cfg(feature = "lz4hc")]
 use lzzzz::lz4_hc;
 
-use super::{ClusterEncoder, EncoderError, Extent, Filled};
+#[cfg(feature = "lz4hc")]
+use super::EncoderError;
+use super::{ClusterEncoder, Extent, Filled};
 use crate::Corrupt;
 use crate::lz4::{Lz4Encoder, Matches, decompress, decompress_partial};
 
@@ -41,6 +44,7 @@ impl ClusterEncoder for Fast {
     }
 
     /// Three times the time, 0.89 to 0.96 of the bytes.
+    #[cfg(feature = "lz4hc")]
     fn fill_harder(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
         gained(lz4_hc::compress_fill(src, dst, 2).ok()?)
     }
@@ -50,10 +54,12 @@ impl ClusterEncoder for Fast {
     }
 }
 
+#[cfg(feature = "lz4hc")]
 pub(super) struct High {
     level: i32,
 }
 
+#[cfg(feature = "lz4hc")]
 impl High {
     pub(super) fn new(level: i32) -> Result<Self, EncoderError> {
         if (1..=12).contains(&level) {
@@ -64,6 +70,7 @@ impl High {
     }
 }
 
+#[cfg(feature = "lz4hc")]
 impl ClusterEncoder for High {
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled> {
         gained(lz4_hc::compress_fill(src, dst, self.level).ok()?)

@@ -4,11 +4,19 @@
 //! way round: not "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A
 //! Compression-friendly Readonly File System for Resource-scarce Devices*, USENIX ATC 2019, section
 //! 3.1). LZ4 and MicroLZMA answer it in one pass; Zstandard and DEFLATE answer it by search.
+//!
+//! LZ4 is always there. Each other format needs the crate's feature `lzma`, `deflate` or `zstd`, and
+//! LZ4's high-compression search needs `lz4hc`; without it, encoders and decoders answer with an
+//! error that names the feature.
 
+#[cfg(feature = "deflate")]
 mod deflate;
 mod lz4;
+#[cfg(feature = "lzma")]
 mod microlzma;
+#[cfg(any(feature = "deflate", feature = "zstd"))]
 mod search;
+#[cfg(feature = "zstd")]
 mod zstd;
 
 use crate::Corrupt;
@@ -60,7 +68,8 @@ pub struct Filled {
     pub written: usize,
 }
 
-/// A parameter outside its codec's range, or no memory for an encoder.
+/// A parameter outside its codec's range, no memory for an encoder, or a codec that is not in this
+/// build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no {codec} encoder: {what}")]
 pub struct EncoderError {
@@ -105,13 +114,34 @@ impl ClusterCodec {
     pub fn encoder(self) -> Result<Box<dyn ClusterEncoder>, EncoderError> {
         Ok(match self {
             Self::Lz4 => Box::<lz4::Fast>::default(),
+            #[cfg(feature = "lz4hc")]
             Self::Lz4Hc(level) => Box::new(lz4::High::new(level)?),
+            #[cfg(feature = "lzma")]
             Self::MicroLzma { preset, dict_bytes } => Box::new(microlzma::Encoder::new(preset, dict_bytes)?),
+            #[cfg(feature = "deflate")]
             Self::Deflate(level) => Box::new(deflate::Encoder::new(level)?),
+            #[cfg(feature = "zstd")]
             Self::Zstd { level, window_log } => Box::new(zstd::Encoder::new(level, window_log)?),
+            #[cfg(not(feature = "lz4hc"))]
+            Self::Lz4Hc(_) => return Err(EncoderError { codec: "lz4hc", what: NEEDS_LZ4HC }),
+            #[cfg(not(feature = "lzma"))]
+            Self::MicroLzma { .. } => return Err(EncoderError { codec: "lzma", what: NEEDS_LZMA }),
+            #[cfg(not(feature = "deflate"))]
+            Self::Deflate(_) => return Err(EncoderError { codec: "deflate", what: NEEDS_DEFLATE }),
+            #[cfg(not(feature = "zstd"))]
+            Self::Zstd { .. } => return Err(EncoderError { codec: "zstd", what: NEEDS_ZSTD }),
         })
     }
 }
+
+#[cfg(not(feature = "lz4hc"))]
+const NEEDS_LZ4HC: &str = "lz4hc is not in this build: it needs the feature 'lz4hc' of pagefold-codec";
+#[cfg(not(feature = "lzma"))]
+const NEEDS_LZMA: &str = "lzma is not in this build: it needs the feature 'lzma' of pagefold-codec";
+#[cfg(not(feature = "deflate"))]
+const NEEDS_DEFLATE: &str = "deflate is not in this build: it needs the feature 'deflate' of pagefold-codec";
+#[cfg(not(feature = "zstd"))]
+const NEEDS_ZSTD: &str = "zstd is not in this build: it needs the feature 'zstd' of pagefold-codec";
 
 /// How much of a cluster's content is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +155,11 @@ pub enum Extent {
 /// One thread's decoder of clusters in any format. Its contexts are made when first used and kept.
 #[derive(Default)]
 pub struct ClusterDecoder {
+    #[cfg(feature = "lzma")]
     microlzma: Option<microlzma::Decoder>,
+    #[cfg(feature = "deflate")]
     deflate: Option<deflate::Decoder>,
+    #[cfg(feature = "zstd")]
     zstd: Option<zstd::Decoder>,
 }
 
@@ -138,26 +171,38 @@ impl ClusterDecoder {
     /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats say it
     /// themselves); it is allocated, so the caller bounds it. `max_content_bytes` bounds what
     /// DEFLATE may decode to find a prefix.
+    ///
+    /// # Errors
+    /// [`Corrupt`]; it also says so if the format's feature is off.
     pub fn decode(
         &mut self,
         format: ClusterFormat,
         src: &[u8],
         dst: &mut [u8],
         extent: Extent,
-        limits: DecodeLimits,
+        #[cfg_attr(not(any(feature = "deflate", feature = "lzma")), expect(unused_variables))] limits: DecodeLimits,
     ) -> Result<(), Corrupt> {
         match format {
             ClusterFormat::Lz4 => lz4::decode(src, dst, extent),
+            #[cfg(feature = "lzma")]
             ClusterFormat::MicroLzma => {
                 self.microlzma.get_or_insert_default().decode(src, dst, extent, limits.dict_bytes)
             }
+            #[cfg(feature = "deflate")]
             ClusterFormat::Deflate => {
                 self.deflate.get_or_insert_default().decode(src, dst, extent, limits.max_content_bytes)
             }
+            #[cfg(feature = "zstd")]
             ClusterFormat::Zstd => match &mut self.zstd {
                 Some(decoder) => decoder.decode(src, dst, extent),
                 none => none.insert(zstd::Decoder::new()?).decode(src, dst, extent),
             },
+            #[cfg(not(feature = "lzma"))]
+            ClusterFormat::MicroLzma => Err(Corrupt { what: NEEDS_LZMA }),
+            #[cfg(not(feature = "deflate"))]
+            ClusterFormat::Deflate => Err(Corrupt { what: NEEDS_DEFLATE }),
+            #[cfg(not(feature = "zstd"))]
+            ClusterFormat::Zstd => Err(Corrupt { what: NEEDS_ZSTD }),
         }
     }
 }
@@ -179,14 +224,28 @@ mod tests {
 
     const LIMITS: DecodeLimits = DecodeLimits { dict_bytes: 1 << 16, max_content_bytes: 1 << 20 };
 
-    fn codecs() -> [ClusterCodec; 5] {
-        [
-            ClusterCodec::Lz4,
-            ClusterCodec::Lz4Hc(9),
-            ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 16 },
-            ClusterCodec::Deflate(6),
-            ClusterCodec::Zstd { level: 3, window_log: 17 },
-        ]
+    /// Every codec, and whether this build has it.
+    const ALL: [(ClusterCodec, bool); 5] = [
+        (ClusterCodec::Lz4, true),
+        (ClusterCodec::Lz4Hc(9), cfg!(feature = "lz4hc")),
+        (ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 16 }, cfg!(feature = "lzma")),
+        (ClusterCodec::Deflate(6), cfg!(feature = "deflate")),
+        (ClusterCodec::Zstd { level: 3, window_log: 17 }, cfg!(feature = "zstd")),
+    ];
+
+    fn codecs() -> impl Iterator<Item = ClusterCodec> {
+        ALL.into_iter().filter(|(_, is_built)| *is_built).map(|(codec, _)| codec)
+    }
+
+    #[test]
+    fn a_codec_that_is_not_built_names_its_feature() {
+        for (codec, _) in ALL.into_iter().filter(|(_, is_built)| !is_built) {
+            let refused = codec.encoder().err().expect("not in this build");
+            assert!(refused.to_string().contains("the feature '"), "{refused}");
+            let mut decoder = ClusterDecoder::default();
+            let refused = decoder.decode(codec.format(), &[1, 2], &mut [0; 2], Extent::Whole, LIMITS);
+            assert!(refused.is_err(), "{codec:?}");
+        }
     }
 
     fn text(len: usize) -> Vec<u8> {

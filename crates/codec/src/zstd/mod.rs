@@ -73,6 +73,16 @@ impl ZstdTables {
     }
 }
 
+/// A dictionary of at most `size` bytes that libzstd trains on `pages`, which lie one after the
+/// other. `None`: it finds none.
+pub(crate) fn trained_dictionary(pages: &[u8], size: usize) -> Option<Vec<u8>> {
+    let mut trained = vec![0; size];
+    let page_sizes = vec![PAGE_SIZE; pages.len() / PAGE_SIZE];
+    let len = zstd_safe::train_from_buffer(trained.as_mut_slice(), pages, &page_sizes).ok()?;
+    trained.truncate(len);
+    Some(trained)
+}
+
 const OUT_OF_MEMORY: StreamError = StreamError { codec: "zstd" };
 
 impl Codec for Zstd {
