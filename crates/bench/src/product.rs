@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pagefold_codec::{Codec, Page};
-use pagefold_store::{Config, Disk, Error, Objects, Pool};
+use pagefold_codec::{Codec, Fold, Page};
+use pagefold_store::{Disk, Error, Objects, Pool, PoolConfig};
 
 use crate::load::Slots;
 
@@ -36,22 +36,22 @@ pub(crate) struct Figures {
 impl Product {
     /// An empty disk of `slots` slots.
     pub(crate) fn new(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
-        Self::with(slots, Config { codec, ..Config::default() })
+        Self::with(slots, PoolConfig::default().codec(codec))
     }
 
-    fn with(slots: u64, config: Config) -> anyhow::Result<Self> {
+    fn with(slots: u64, config: PoolConfig) -> anyhow::Result<Self> {
         let pool = Pool::new(config)?;
         Ok(Self { disk: pool.disk(slots)?, pool })
     }
 
     /// One that does not train the codec's tables.
     pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
-        Self::with(slots, Config { codec, train: false, ..Config::default() })
+        Self::with(slots, PoolConfig::default().codec(codec).train(false))
     }
 
     /// One whose pool spends at most `limit_bytes`.
     pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
-        Self::with(slots, Config { codec, memory_limit: limit_bytes, ..Config::default() })
+        Self::with(slots, PoolConfig::default().codec(codec).memory_limit(limit_bytes))
     }
 
     /// Writes a page. False: the limit leaves no room for it.
@@ -65,7 +65,7 @@ impl Product {
 
     /// The codec of a pool for which none was chosen.
     pub(crate) fn default_codec() -> Arc<dyn Codec> {
-        Config::default().codec
+        Arc::new(Fold)
     }
 
     pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
@@ -119,7 +119,7 @@ pub(crate) struct ProductDisks {
 impl ProductDisks {
     /// A pool without any disk; those that will be made have `slots_each` slots.
     pub(crate) fn new(slots_each: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
-        Ok(Self { disks: Vec::new(), slots_each, pool: Pool::new(Config { codec, ..Config::default() })? })
+        Ok(Self { disks: Vec::new(), slots_each, pool: Pool::new(PoolConfig::default().codec(codec))? })
     }
 
     pub(crate) fn add(&mut self) -> anyhow::Result<()> {

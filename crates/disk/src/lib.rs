@@ -3,7 +3,7 @@
 //! ```
 //! use pagefold_disk::{BlockDevice, Checked, PoolConfig, Pool, RamDisk};
 //!
-//! let pool = Pool::new(PoolConfig { memory_limit: 1 << 30, ..PoolConfig::default() })?;
+//! let pool = Pool::new(PoolConfig::default().memory_limit(1 << 30))?;
 //! let disk = Checked::new(RamDisk::new(&pool, 8 << 30)?);
 //! disk.write(1000, b"anywhere, of any length")?;
 //!
@@ -29,9 +29,8 @@ mod shared;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Zeroes};
 pub use pagefold_store::{
-    Config as PoolConfig, DiskStats, Error as StoreError, NewError as NewPoolError, Pool, Stats as PoolStats,
-    keep_no_large_blocks,
+    DiskStats, Error as StoreError, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
-pub use ram::{Layer, NewError, RamDisk};
+pub use ram::{Layer, NewDiskError, RamDisk};
 pub use room::{Room, Waiting, Waits};

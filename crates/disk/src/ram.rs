@@ -28,7 +28,7 @@ const FIRST_CHANGE_SLOTS: u64 = 64;
 /// Why there is no disk, or none of that size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NewError {
+pub enum NewDiskError {
     /// The size is 0 or no multiple of 512.
     #[error("invalid disk size {0}: must be a non-zero multiple of 512")]
     Size(u64),
@@ -72,9 +72,9 @@ struct Part {
 }
 
 /// The slots of a disk of `size_bytes`.
-fn slots_of(size_bytes: u64) -> Result<u64, NewError> {
+fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
     if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        return Err(NewError::Size(size_bytes));
+        return Err(NewDiskError::Size(size_bytes));
     }
     Ok(size_bytes.div_ceil(PAGE_BYTES))
 }
@@ -107,8 +107,8 @@ impl RamDisk {
     /// An empty disk in `pool`.
     ///
     /// # Errors
-    /// See [`NewError`].
-    pub fn new(pool: &Pool, size_bytes: u64) -> Result<Self, NewError> {
+    /// See [`NewDiskError`].
+    pub fn new(pool: &Pool, size_bytes: u64) -> Result<Self, NewDiskError> {
         let disk = pool.disk(slots_of(size_bytes)?)?;
         Ok(Self::of(disk, None, true, pool.clone(), size_bytes))
     }
@@ -119,8 +119,8 @@ impl RamDisk {
     /// of it, serve a base better than several such disks.
     ///
     /// # Errors
-    /// See [`NewError`].
-    pub fn over(pool: &Pool, base: Arc<dyn BlockDevice>) -> Result<Self, NewError> {
+    /// See [`NewDiskError`].
+    pub fn over(pool: &Pool, base: Arc<dyn BlockDevice>) -> Result<Self, NewDiskError> {
         let size_bytes = base.size_bytes();
         let disk = pool.disk_over(slots_of(size_bytes)?)?;
         let below = Arc::new(Below::new(base, pool));

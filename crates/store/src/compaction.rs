@@ -184,7 +184,7 @@ mod tests {
     use pagefold_codec::{Lz4, Page};
 
     use super::*;
-    use crate::{Config, Disk, Pool, cpus::fake, lock::Locked, one::One, sync::AtomicU64};
+    use crate::{Disk, Pool, PoolConfig, cpus::fake, lock::Locked, one::One, sync::AtomicU64};
 
     const LEN: usize = 100;
 
@@ -198,7 +198,7 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            let pool = Pool::new(Config { codec: Arc::new(Lz4), ..Config::default() }).expect("a small pool");
+            let pool = Pool::new(PoolConfig::default().codec(Arc::new(Lz4))).expect("a small pool");
             let disk = pool.disk(64).expect("a disk");
             let core = Arc::clone(pool.core());
             let [from, to] = [0, 0].map(|leaf| core.heap.alloc(LEN, leaf).expect("memory"));
@@ -242,7 +242,7 @@ mod tests {
     fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
         fake::set_machine(0..16, 16);
         let (slots, rounds) = (192, 40);
-        let store = One::new(slots, Config { codec: Arc::new(Lz4), ..Config::default() });
+        let store = One::new(slots, PoolConfig::default().codec(Arc::new(Lz4)));
         let noise =
             |salt: u64| std::array::from_fn(|at| ((at as u64 ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
         let pages: Vec<Page> = (0..7).map(|salt| noise(salt << 40)).collect();

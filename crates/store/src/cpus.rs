@@ -110,7 +110,7 @@ mod tests {
     use pagefold_codec::{PAGE_SIZE, Page};
 
     use super::*;
-    use crate::{Config, one::One};
+    use crate::{PoolConfig, one::One};
 
     /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the
     /// store over.
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_thread_that_is_moved_over_64_cpus_makes_one_stream() {
         fake::set_machine(0..64, 64);
-        let store = One::new(1 << 20, Config::default());
+        let store = One::new(1 << 20, PoolConfig::default());
         let empty = store.stats();
         assert!(empty.spent_bytes <= 40 << 10, "{empty:?}");
         use_from(&store, [0]);
@@ -154,14 +154,14 @@ mod tests {
     #[test]
     fn cpus_with_far_ids_are_no_special_case() {
         fake::set_machine([3, 64, 65, 700], 4);
-        let store = One::new(1 << 20, Config::default());
+        let store = One::new(1 << 20, PoolConfig::default());
         use_from(&store, [3, 64, 65, 700]);
     }
 
     #[test]
     fn a_cpu_that_came_later_is_no_special_case() {
         fake::set_machine([0, 1], 2);
-        let store = One::new(1 << 20, Config::default());
+        let store = One::new(1 << 20, PoolConfig::default());
         use_from(&store, [0, 1, 2, 77, 4095, usize::MAX]);
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{Config, Disk, Error, Page, Pool, one::One};
+use crate::{Disk, Error, Page, Pool, PoolConfig, one::One};
 
 const SLOTS: u64 = 700;
 
@@ -69,7 +69,7 @@ impl Model {
 /// Runs the scenario with `count` allocations failing after the first `after`. Returns whether
 /// there were any.
 fn scenario(after: u64, count: u64) -> bool {
-    let store = One::new(SLOTS, Config::default());
+    let store = One::new(SLOTS, PoolConfig::default());
     let mut model = Model { store, pages: vec![None; SLOTS as usize] };
     let budget = Arc::clone(model.store.budget());
     // The stream of a thread that only reads is not what is tested.
@@ -115,7 +115,7 @@ fn all_allocations_may_fail_for_a_while_and_nothing_is_lost() {
 
 #[test]
 fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
-    let store = One::new(1 << 30, Config::default());
+    let store = One::new(1 << 30, PoolConfig::default());
     store.write(0, page(15)).expect("no limit");
     let before = store.stats();
     let mut refused = 0;
@@ -202,7 +202,7 @@ impl Fork {
 
 /// The same for disks that are forked, rolled back and dropped, and share equal pages.
 fn scenario_of_forks(after: u64, count: u64) -> bool {
-    let pool = Pool::new(Config { dedupe: true, ..Config::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().dedupe(true)).expect("a pool");
     let mut first = Fork { disk: pool.disk(SLOTS).expect("no limit"), pages: vec![0; SLOTS as usize] };
     for slot in 0..80 {
         first.write(slot * 8, slot % 50 + 1);

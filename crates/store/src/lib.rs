@@ -6,10 +6,10 @@
 //! operations on different slots do not wait for each other.
 //!
 //! ```
-//! use pagefold_store::{Config, Error, PAGE_SIZE, Page, Pool};
+//! use pagefold_store::{PoolConfig, Error, PAGE_SIZE, Page, Pool};
 //!
 //! // All that the disks' pages take may be 64 MiB: compressed bytes, waste, tables, everything.
-//! let pool = Pool::new(Config { memory_limit: 64 << 20, ..Config::default() })?;
+//! let pool = Pool::new(PoolConfig::default().memory_limit(64 << 20))?;
 //! let disk = pool.disk(1 << 20)?; // 4 GiB of slots
 //!
 //! let page: Page = std::array::from_fn(|at| (at / 100) as u8);
@@ -42,12 +42,12 @@
 //!
 //! # Choices
 //!
-//! - [`Config::codec`] is any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name` has them
-//!   by name.
-//! - [`Config::memory_limit`] counts all that the pool takes from the system. A write that would go
-//!   over it is [`Error::Full`]; reads, discards and overwriting with pages like the old ones go on
-//!   ([`Stats`] has the figures). [`Disk::set_limit`] bounds one disk.
-//! - [`Config::train`], with a codec that has tables: they are trained on the pages written.
+//! - [`PoolConfig::codec`] takes any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name` has
+//!   them by name.
+//! - [`PoolConfig::memory_limit`] counts all that the pool takes from the system. A write that would
+//!   go over it is [`Error::Full`]; reads, discards and overwriting with pages like the old ones go
+//!   on ([`Stats`] has the figures). [`Disk::set_limit`] bounds one disk.
+//! - [`PoolConfig::train`], with a codec that has tables: they are trained on the pages written.
 //!
 //! Memory that frees leave empty in parts is compacted by a thread in the background, one for all
 //! pools of the process, which the first pool that needs it starts; [`Pool::compact`] does it at
@@ -96,5 +96,5 @@ pub use disk::{Disk, Error, Slot, Status};
 pub use malloc::keep_no_large_blocks;
 pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};
-pub use pool::{Config, NewError, Pool};
+pub use pool::{NewPoolError, Pool, PoolConfig};
 pub use stats::{DiskStats, Stats};

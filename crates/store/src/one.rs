@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use crate::{Config, Disk, Error, Pool, Slot, Stats, budget::Budget, entry::Entry, training::Plan};
+use crate::{Disk, Error, Pool, PoolConfig, Slot, Stats, budget::Budget, entry::Entry, training::Plan};
 
 pub(crate) struct One {
     disk: Disk,
@@ -10,11 +10,11 @@ pub(crate) struct One {
 }
 
 impl One {
-    pub(crate) fn new(slots: u64, config: Config) -> Self {
+    pub(crate) fn new(slots: u64, config: PoolConfig) -> Self {
         Self::with_plan(slots, config, Plan::USUAL)
     }
 
-    pub(crate) fn with_plan(slots: u64, config: Config, plan: Plan) -> Self {
+    pub(crate) fn with_plan(slots: u64, config: PoolConfig, plan: Plan) -> Self {
         let pool = Pool::with_plan(config, plan).expect("a small pool");
         Self { disk: pool.disk(slots).expect("a disk"), pool }
     }

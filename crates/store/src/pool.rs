@@ -36,33 +36,65 @@ fn needed_bytes(empty_bytes: u64, streams: &Streams) -> u64 {
     (empty_bytes + streams.one_bytes() + FIRST_PAGE_BYTES) * 64 / 54 + 1
 }
 
-/// How a pool is made. To be written as `Config { codec, ..Config::default() }`, since later
-/// versions may have more fields.
+/// How a pool is made. [`PoolConfig::default`] has no memory limit; each method changes one choice.
+///
+/// ```
+/// use pagefold_store::{Pool, PoolConfig};
+///
+/// let pool = Pool::new(PoolConfig::default().memory_limit(64 << 20).dedupe(true))?;
+/// # Ok::<(), pagefold_store::NewPoolError>(())
+/// ```
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// What compresses the pages.
-    pub codec: Arc<dyn Codec>,
-    /// Whether the codec's tables, if it has any, are trained on the pages written.
-    pub train: bool,
-    /// Whether pages that are equal, on whatever disks, are kept once. A page that is written is
-    /// compared with one that had the same hash; two hashes of 33 bits and a number are kept for
-    /// that, in up to 1/64 of the memory. A write then takes less time where the page is there
-    /// already, so who may write to one disk can find out which pages are on others.
-    pub dedupe: bool,
-    /// The most memory that the pool may spend, everything counted; `u64::MAX` for no limit.
-    pub memory_limit: u64,
+#[must_use]
+pub struct PoolConfig {
+    codec: Arc<dyn Codec>,
+    train: bool,
+    dedupe: bool,
+    memory_limit: u64,
 }
 
-impl Default for Config {
+impl Default for PoolConfig {
+    /// `fold`, no memory limit, equal pages stored separately.
     fn default() -> Self {
         Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX }
+    }
+}
+
+impl PoolConfig {
+    /// What compresses the pages; `fold` by default.
+    pub fn codec(mut self, codec: Arc<dyn Codec>) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Whether the codec's tables, if it has any, are trained on the pages written; true by default.
+    pub fn train(mut self, train: bool) -> Self {
+        self.train = train;
+        self
+    }
+
+    /// Whether pages that are equal, on whatever disks, are kept once; false by default. A page that
+    /// is written is compared with one that had the same hash; two hashes of 33 bits and a number
+    /// are kept for that, in up to 1/64 of the memory. A write then takes less time where the page
+    /// is there already, so a client that may write to one disk can find out which pages are on
+    /// others.
+    pub fn dedupe(mut self, dedupe: bool) -> Self {
+        self.dedupe = dedupe;
+        self
+    }
+
+    /// The most bytes of memory that the pool may spend, everything counted; `u64::MAX`, the
+    /// default, for no limit.
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = bytes;
+        self
     }
 }
 
 /// Why there is no pool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NewError {
+pub enum NewPoolError {
     /// The process may not have the address space that a pool reserves (`ulimit -v`,
     /// `vm.overcommit_memory`).
     #[error("cannot reserve address space for the pool (see ulimit -v): {0}")]
@@ -92,30 +124,30 @@ impl Pool {
     /// A pool without any disk.
     ///
     /// # Errors
-    /// See [`NewError`].
-    pub fn new(config: Config) -> Result<Self, NewError> {
+    /// See [`NewPoolError`].
+    pub fn new(config: PoolConfig) -> Result<Self, NewPoolError> {
         Self::with_plan(config, Plan::USUAL)
     }
 
-    pub(crate) fn with_plan(config: Config, plan: Plan) -> Result<Self, NewError> {
-        let Config { codec, train, dedupe, memory_limit } = config;
+    pub(crate) fn with_plan(config: PoolConfig, plan: Plan) -> Result<Self, NewPoolError> {
+        let PoolConfig { codec, train, dedupe, memory_limit } = config;
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
-        let heap = Heap::new(Arc::clone(&budget)).map_err(NewError::AddressSpace)?;
-        let leaves = Leaves::new().map_err(NewError::AddressSpace)?;
-        let layers = Layers::new(streams.cpus()).map_err(NewError::AddressSpace)?;
+        let heap = Heap::new(Arc::clone(&budget)).map_err(NewPoolError::AddressSpace)?;
+        let leaves = Leaves::new().map_err(NewPoolError::AddressSpace)?;
+        let layers = Layers::new(streams.cpus()).map_err(NewPoolError::AddressSpace)?;
         let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
         let needed = needed_bytes(empty_bytes, &streams);
         if memory_limit < needed || budget.take_for(Purpose::Move, empty_bytes).is_err() {
-            return Err(NewError::LimitTooSmall { limit: memory_limit, needed });
+            return Err(NewPoolError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
         // The page of figures that the first number lies on is the pool's, so the first disk costs
         // no more than others.
-        let first = layers.take(&budget).map_err(|_| NewError::LimitTooSmall { limit: memory_limit, needed })?;
+        let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
-        let equals = if dedupe { Some(Equals::new(most).map_err(NewError::AddressSpace)?) } else { None };
+        let equals = if dedupe { Some(Equals::new(most).map_err(NewPoolError::AddressSpace)?) } else { None };
         Ok(Self(Arc::new(Core {
             leaves,
             layers,
@@ -155,12 +187,12 @@ impl Pool {
     /// nothing more is stored until enough was discarded or compacted.
     ///
     /// # Errors
-    /// [`NewError::LimitTooSmall`]; the limit is as it was.
-    pub fn set_memory_limit(&self, limit: u64) -> Result<(), NewError> {
+    /// [`NewPoolError::LimitTooSmall`]; the limit is as it was.
+    pub fn set_memory_limit(&self, limit: u64) -> Result<(), NewPoolError> {
         let Core { streams, heap, budget, .. } = &*self.0;
         let needed = needed_bytes(streams.base_bytes() + heap.empty_bytes(), streams);
         if limit < needed {
-            return Err(NewError::LimitTooSmall { limit, needed });
+            return Err(NewPoolError::LimitTooSmall { limit, needed });
         }
         budget.set_limit(limit);
         streams.promise(budget);

@@ -10,7 +10,7 @@ use std::{
 use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 use proptest::prelude::*;
 
-use crate::{Config, Error, entry::Entry, one::One, training::Plan};
+use crate::{Error, PoolConfig, entry::Entry, one::One, training::Plan};
 
 /// Trains as often as it can.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
@@ -21,7 +21,7 @@ const CODECS: [&str; 4] = ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"];
 /// A store of `codec` with `slots` slots that trains by `plan`.
 fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> One {
     let codec = by_name(codec).expect("a known codec");
-    One::with_plan(slots, Config { codec, memory_limit, ..Config::default() }, plan)
+    One::with_plan(slots, PoolConfig::default().codec(codec).memory_limit(memory_limit), plan)
 }
 
 /// What outlives the store's use of these tables only if somebody else keeps them.
@@ -134,7 +134,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
 fn a_codec_without_tables_trains_nothing() {
     for name in ["fold", "lz4", "zstd-1"] {
         let codec = by_name(name).expect("a known codec");
-        let store = One::new(64, Config { codec, ..Config::default() });
+        let store = One::new(64, PoolConfig::default().codec(codec));
         (0..64).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
         let stats = store.stats();
         assert_eq!((stats.codec_tables, stats.trainings, stats.training_bytes), (0, 0, 0), "{name}");

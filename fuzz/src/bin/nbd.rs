@@ -31,7 +31,7 @@ impl Transport for Script {
 }
 
 static EXPORTS: LazyLock<Exports> = LazyLock::new(|| {
-    let pool = Pool::new(PoolConfig { memory_limit: 1 << 20, ..PoolConfig::default() }).expect("a small pool");
+    let pool = Pool::new(PoolConfig::default().memory_limit(1 << 20)).expect("a small pool");
     let disk = RamDisk::new(&pool, 1 << 20);
     let exports = Exports::new();
     exports.add(Export::new("", Arc::new(disk.expect("a small disk")))).expect("one export");

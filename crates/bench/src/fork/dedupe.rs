@@ -81,7 +81,7 @@ struct Disks {
 
 impl Disks {
     fn new(codec: &str, pages: u64, dedupe: bool) -> anyhow::Result<Self> {
-        let pool = Pool::new(PoolConfig { codec: by_name(codec)?, dedupe, ..PoolConfig::default() })?;
+        let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?).dedupe(dedupe))?;
         let disk = || RamDisk::new(&pool, pages * PAGE_SIZE as u64);
         Ok(Self { first: disk()?, second: disk()?, pool })
     }

@@ -81,7 +81,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
 impl Deep {
     /// A full disk with `depth` snapshots, and the same pages written after the first of them.
     fn make(codec: &str, data: &Data, pages: u64, depth: usize, shape: &str) -> anyhow::Result<Self> {
-        let pool = Pool::new(PoolConfig { codec: by_name(codec)?, ..PoolConfig::default() })?;
+        let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?))?;
         let mut disk = disk_of(&pool, data, pages)?;
         let mut below = Vec::new();
         let mut random = Random::new(7);

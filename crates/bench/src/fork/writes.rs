@@ -70,7 +70,7 @@ struct Written {
 impl Written {
     /// Every pool has a full disk, so that tables were trained and memory was taken in all of them.
     fn new(codec: &str, data: &Data, pages: u64, shape: &str) -> anyhow::Result<Self> {
-        let pool = Pool::new(PoolConfig { codec: by_name(codec)?, ..PoolConfig::default() })?;
+        let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?))?;
         let full = disk_of(&pool, data, pages)?;
         let empty = RamDisk::new(&pool, pages * PAGE_SIZE as u64)?;
         Ok(match shape {

@@ -136,7 +136,7 @@ mod tests {
 
     fn pool(limit_bytes: Option<u64>) -> Pool {
         let memory_limit = limit_bytes.unwrap_or(u64::MAX);
-        Pool::new(PoolConfig { memory_limit, ..PoolConfig::default() }).expect("a pool")
+        Pool::new(PoolConfig::default().memory_limit(memory_limit)).expect("a pool")
     }
 
     #[test]

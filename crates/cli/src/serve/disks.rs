@@ -16,7 +16,7 @@ use pagefold_control::{
     split_snapshot_name,
 };
 use pagefold_disk::{
-    BlockDevice, DiskStats, Error as BlockError, NewError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room,
+    BlockDevice, DiskStats, Error as BlockError, NewDiskError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room,
     Waits,
 };
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
@@ -259,12 +259,8 @@ pub(crate) struct Use {
 impl Disks {
     pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
         let Config { codec, dedupe, limit_bytes, clients, when_full } = config;
-        let pool = Pool::new(PoolConfig {
-            codec,
-            dedupe,
-            memory_limit: limit_bytes.unwrap_or(u64::MAX),
-            ..PoolConfig::default()
-        })?;
+        let pool =
+            Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
         let exports = Exports::new();
         Ok(Self {
@@ -298,7 +294,7 @@ impl Disks {
         }
         let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
         let ram = Arc::new(RamDisk::new(&self.pool, *size_bytes).map_err(|error| {
-            let code = if matches!(error, NewError::Store(pagefold_disk::StoreError::Full)) {
+            let code = if matches!(error, NewDiskError::Store(pagefold_disk::StoreError::Full)) {
                 Code::NoMemory
             } else {
                 Code::InvalidSize

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use pagefold_control::{ChangedRange, Changes, Code, Failure, Fork, snapshot_name};
-use pagefold_disk::{BlockDevice, Error as BlockError, NewError, RamDisk};
+use pagefold_disk::{BlockDevice, Error as BlockError, NewDiskError, RamDisk};
 
 use super::disks::{Counted, Disk, Disks, Found, Kind, Origin, RECORD_BYTES, found};
 
@@ -138,7 +138,7 @@ fn failed(error: BlockError) -> Failure {
     Failure::new(code, error.to_string())
 }
 
-pub(super) fn not_made(error: NewError) -> Failure {
-    let is_full = matches!(error, NewError::Store(pagefold_disk::StoreError::Full));
+pub(super) fn not_made(error: NewDiskError) -> Failure {
+    let is_full = matches!(error, NewDiskError::Store(pagefold_disk::StoreError::Full));
     Failure::new(if is_full { Code::NoMemory } else { Code::InvalidSize }, error.to_string())
 }

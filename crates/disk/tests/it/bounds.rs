@@ -4,7 +4,7 @@ use pagefold_disk::{BlockDevice, Checked, Error, Pool, PoolConfig, RamDisk, Zero
 
 const SIZE: u64 = 1 << 20;
 
-fn disk(size_bytes: u64) -> Result<RamDisk, pagefold_disk::NewError> {
+fn disk(size_bytes: u64) -> Result<RamDisk, pagefold_disk::NewDiskError> {
     RamDisk::new(&Pool::new(PoolConfig::default()).expect("a pool"), size_bytes)
 }
 
@@ -49,7 +49,7 @@ fn a_read_only_disk_refuses_changes() {
 
 #[test]
 fn a_full_disk_says_so() {
-    let pool = Pool::new(PoolConfig { memory_limit: 2 << 20, ..PoolConfig::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().memory_limit(2 << 20)).expect("a pool");
     let disk = Checked::new(RamDisk::new(&pool, 64 << 20).expect("a small disk"));
     let mut state = 1u64;
     let mut random = || {
@@ -63,7 +63,7 @@ fn a_full_disk_says_so() {
 
 #[test]
 fn a_disk_with_a_limit_of_its_own_leaves_room_for_others() {
-    let pool = Pool::new(PoolConfig { memory_limit: 16 << 20, ..PoolConfig::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().memory_limit(16 << 20)).expect("a pool");
     let [greedy, modest] = [(); 2].map(|()| RamDisk::new(&pool, 64 << 20).expect("a small disk"));
     greedy.set_limit(1 << 20);
     let noise = |seed: u64| -> Vec<u8> {

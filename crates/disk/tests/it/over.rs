@@ -221,7 +221,7 @@ proptest! {
 /// after it was read.
 #[test]
 fn what_equals_the_base_takes_nothing() {
-    let pool = Pool::new(PoolConfig { train: false, ..PoolConfig::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
     let content = base_bytes();
     let disk = RamDisk::over(&pool, Base::new(content.clone())).expect("a disk");
     let other: Vec<u8> = content.iter().map(|byte| byte ^ 0x55).collect();

@@ -221,7 +221,7 @@ fn every_waiting_write_ends() {
     for (round, limits) in
         [Limits::default(), Limits { threads: 1, ..Limits::default() }, no_memory()].into_iter().enumerate()
     {
-        let pool = Pool::new(PoolConfig { memory_limit: LEAST_LIMIT, ..PoolConfig::default() }).unwrap();
+        let pool = Pool::new(PoolConfig::default().memory_limit(LEAST_LIMIT)).unwrap();
         let room: Arc<Room> = Arc::default();
         let exports = Exports::new();
         let disks: Vec<Arc<RamDisk>> =

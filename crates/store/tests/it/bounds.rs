@@ -1,13 +1,13 @@
 //! Slot numbers and configurations that nobody should ask for.
 
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Pool, Slot, Status};
+use pagefold_store::{Error, NewPoolError, PAGE_SIZE, Pool, PoolConfig, Slot, Status};
 
 use crate::one::One;
 
 #[test]
 fn slots_beyond_the_end_are_errors() {
     let slots = 700;
-    let store = One::new(slots, Config::default());
+    let store = One::new(slots, PoolConfig::default());
     let mut page = [7; PAGE_SIZE];
     for slot in [slots, slots + 1, 1023, 1 << 15, 1 << 32, 1 << 44, 1 << 63, Slot::MAX] {
         let refused = Error::NoSuchSlot { slot, slots };
@@ -26,19 +26,19 @@ fn slots_beyond_the_end_are_errors() {
 
 #[test]
 fn pools_and_disks_that_cannot_be_are_errors() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     for slots in [1 << 40, 1 << 52, Slot::MAX] {
         assert_eq!(pool.disk(slots).expect_err("too many slots"), Error::TooLarge { slots });
     }
     for memory_limit in [0, 1, 1000] {
-        let error = Pool::new(Config { memory_limit, ..Config::default() }).expect_err("no memory");
-        assert!(matches!(error, NewError::LimitTooSmall { limit, .. } if limit == memory_limit), "{error}");
+        let error = Pool::new(PoolConfig::default().memory_limit(memory_limit)).expect_err("no memory");
+        assert!(matches!(error, NewPoolError::LimitTooSmall { limit, .. } if limit == memory_limit), "{error}");
     }
 }
 
 #[test]
 fn a_disk_of_no_slots_is_one() {
-    let store = One::new(0, Config::default());
+    let store = One::new(0, PoolConfig::default());
     assert_eq!(store.read(0, &mut [0; PAGE_SIZE]), Err(Error::NoSuchSlot { slot: 0, slots: 0 }));
     store.compact();
     store.check().expect("consistent");
@@ -46,7 +46,7 @@ fn a_disk_of_no_slots_is_one() {
 
 #[test]
 fn a_change_that_panics_leaves_the_page() {
-    let store = One::new(1, Config::default());
+    let store = One::new(1, PoolConfig::default());
     let page = std::array::from_fn(|at| (at / 9) as u8);
     store.write(0, &page).expect("memory");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_store::{Config, PAGE_SIZE, Page};
+use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
 
 use crate::{one::One, pages::mixed};
 
@@ -84,13 +84,13 @@ fn run(store: &One, turns: u64) {
 
 #[test]
 fn pages_stay_what_they_are_while_objects_move() {
-    run(&One::new(1500, Config::default()), 6000);
+    run(&One::new(1500, PoolConfig::default()), 6000);
 }
 
 #[test]
 fn memory_comes_back_in_the_background() {
     const SLOTS: u64 = 8000;
-    let store = One::new(SLOTS, Config::default());
+    let store = One::new(SLOTS, PoolConfig::default());
     for slot in 0..SLOTS {
         store.write(slot, &page_of(slot, noise(slot, 0))).expect("no limit");
     }
@@ -109,7 +109,7 @@ fn memory_comes_back_in_the_background() {
 #[test]
 fn compaction_leaves_little_that_is_empty() {
     const SLOTS: u64 = 8000;
-    let store = One::new(SLOTS, Config::default());
+    let store = One::new(SLOTS, PoolConfig::default());
     for turn in 0..3 {
         for slot in 0..SLOTS {
             let slot = slot * 4567 % SLOTS;

@@ -1,12 +1,12 @@
 //! Equal pages that are one object.
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, Disk, PAGE_SIZE, Page, Pool};
+use pagefold_store::{Disk, PAGE_SIZE, Page, Pool, PoolConfig};
 
 use crate::pages::mixed;
 
 fn pool() -> Pool {
-    Pool::new(Config { dedupe: true, ..Config::default() }).expect("a pool")
+    Pool::new(PoolConfig::default().dedupe(true)).expect("a pool")
 }
 
 fn holds(disk: &Disk, slot: u64, expected: &Page) -> bool {
@@ -129,7 +129,7 @@ fn a_disks_limit_counts_what_it_shares() {
 fn shared_objects_are_compacted_and_made_anew() {
     for codec in ["lz4", "fold", "pleat"] {
         let codec = by_name(codec).expect("a codec");
-        let pool = Pool::new(Config { codec, dedupe: true, ..Config::default() }).expect("a pool");
+        let pool = Pool::new(PoolConfig::default().codec(codec).dedupe(true)).expect("a pool");
         let [first, second] = [(); 2].map(|()| pool.disk(30_000).expect("a disk"));
         for slot in 0..12_000 {
             first.write(slot, &page(slot)).expect("no limit");

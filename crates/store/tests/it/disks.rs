@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use pagefold_store::{Config, Disk, Error, PAGE_SIZE, Page, Pool};
+use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig};
 use proptest::prelude::*;
 
 use crate::pages::{any_page, mixed};
@@ -46,7 +46,7 @@ impl Owned {
 
 /// Threads make disks, write, change, discard, resize and drop them, while another compacts.
 fn run(memory_limit: u64, threads: u64, turns: u64) {
-    let pool = Pool::new(Config { memory_limit, ..Config::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().memory_limit(memory_limit)).expect("a pool");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -126,7 +126,7 @@ fn disks_come_and_go_at_the_limit() {
 
 #[test]
 fn a_thousand_disks_keep_their_pages() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disks: Vec<Disk> = (0..1000).map(|_| pool.disk(1 << 21).expect("a disk")).collect();
     let slots = [0, 1, 63, 64, 4095, 4096, (1 << 21) - 1];
     for (number, disk) in (0..).zip(&disks) {
@@ -147,7 +147,7 @@ fn a_thousand_disks_keep_their_pages() {
 
 #[test]
 fn idle_disks_cost_next_to_nothing() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let before = pool.stats().spent_bytes;
     let disks: Vec<Disk> = (0..10_000).map(|_| pool.disk(1 << 21).expect("a disk")).collect();
     let each = (pool.stats().spent_bytes - before) / 10_000 + size_of::<Disk>() as u64;
@@ -159,7 +159,7 @@ fn idle_disks_cost_next_to_nothing() {
 
 #[test]
 fn scattered_writes_make_small_tables() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = pool.disk(1 << 21).expect("a disk");
     for number in 0..1000u64 {
         disk.write(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 43, &page_of(0, number, 1)).expect("no limit");
@@ -193,7 +193,7 @@ proptest! {
 
     #[test]
     fn disks_are_vectors_of_pages(ops in prop::collection::vec(any_op(), 0..300)) {
-        let pool = Pool::new(Config::default()).expect("a pool");
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
         let mut disks: Vec<(Disk, Vec<Option<Box<Page>>>)> = Vec::new();
         for op in ops {
             let count = disks.len().max(1);

@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use pagefold_store::{Config, Disk, Error, PAGE_SIZE, Page, Pool, Status};
+use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Status};
 use proptest::prelude::*;
 
 use crate::pages::mixed;
@@ -116,7 +116,7 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
 
 /// With `dedupe`, many of the pages are equal.
 fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseError> {
-    let pool = Pool::new(Config { dedupe, ..Config::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().dedupe(dedupe)).expect("a pool");
     let new = || {
         let disk = if over { pool.disk_over(SLOTS) } else { pool.disk(SLOTS) };
         Modelled { disk: disk.expect("a disk"), model: vec![Held::Nothing; SLOTS as usize] }
@@ -257,7 +257,7 @@ fn counting(number: u64) -> Box<Page> {
 fn a_fork_is_of_one_instant() {
     const WRITERS: u64 = 3;
     const EACH: u64 = 200;
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = pool.disk(1 << 20).expect("a disk");
     let stop = AtomicBool::new(false);
     let slot_of = |writer: u64, at: u64| writer + at * WRITERS;
@@ -323,7 +323,7 @@ fn a_fork_is_of_one_instant() {
 fn changes_across_forks_add_up() {
     const THREADS: u64 = 3;
     const ADDS: u64 = 4000;
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = pool.disk(4096).expect("a disk");
     let done = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -371,7 +371,7 @@ fn families_that_share_equal_pages_at_the_limit() {
 /// `kinds`: how many pages are different.
 fn families(kinds: u64, dedupe: bool) {
     let limit = 3 << 20;
-    let pool = Pool::new(Config { memory_limit: limit, dedupe, ..Config::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().memory_limit(limit).dedupe(dedupe)).expect("a pool");
     let root = pool.disk(2000).expect("a disk");
     let mut base = vec![0; 2000];
     for slot in (0..2000).step_by(5) {
@@ -460,7 +460,7 @@ fn families(kinds: u64, dedupe: bool) {
 /// A page that equals the one that is there takes nothing, whoever wrote that.
 #[test]
 fn what_is_equal_is_kept_once() {
-    let pool = Pool::new(Config { train: false, ..Config::default() }).expect("a pool");
+    let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
     let disk = pool.disk(1000).expect("a disk");
     for slot in 0..1000 {
         disk.write(slot, &page_of(slot)).expect("no limit");

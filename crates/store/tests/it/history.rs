@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use pagefold_store::{Config, PAGE_SIZE, Page};
+use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
 
 use crate::{one::One, pages::mixed};
 
@@ -130,7 +130,7 @@ fn one_thread(store: &One, clock: &AtomicU64, thread: u64, round: u64) -> Vec<Ev
 #[test]
 fn histories_are_linearizable() {
     for round in 0..200 {
-        let store = One::new(SLOTS, Config::default());
+        let store = One::new(SLOTS, PoolConfig::default());
         let clock = AtomicU64::new(0);
         let events: Vec<Event> = thread::scope(|scope| {
             let (store, clock) = (&store, &clock);

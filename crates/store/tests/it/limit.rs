@@ -11,7 +11,7 @@ use std::{
 };
 
 use pagefold_codec::{NAMES, by_name};
-use pagefold_store::{Config, Error, NewError, PAGE_SIZE, Page, Pool};
+use pagefold_store::{Error, NewPoolError, PAGE_SIZE, Page, Pool, PoolConfig};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::one::One;
@@ -27,7 +27,7 @@ fn run_on(cpu: usize) {
 #[test]
 fn a_full_store_keeps_what_it_has_and_recovers() {
     let limit = 4 << 20;
-    let store = One::new(4096, Config { memory_limit: limit, ..Config::default() });
+    let store = One::new(4096, PoolConfig::default().memory_limit(limit));
     let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
     assert_eq!(store.write(full_at, &mixed(full_at, 0xff)), Err(Error::Full));
     let mut page = [0; PAGE_SIZE];
@@ -57,7 +57,7 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
 
 #[test]
 fn all_memory_comes_back() {
-    let store = One::new(4096, Config::default());
+    let store = One::new(4096, PoolConfig::default());
     for slot in 0..4096 {
         store.write(slot, &mixed(slot, (slot % 256) as u8)).expect("no limit");
     }
@@ -78,17 +78,17 @@ fn all_memory_comes_back() {
 
 #[test]
 fn a_limit_below_the_empty_store_is_refused() {
-    let error = Pool::new(Config { memory_limit: 1000, ..Config::default() }).expect_err("too small");
-    assert!(matches!(error, NewError::LimitTooSmall { limit: 1000, .. }), "{error}");
+    let error = Pool::new(PoolConfig::default().memory_limit(1000)).expect_err("too small");
+    assert!(matches!(error, NewPoolError::LimitTooSmall { limit: 1000, .. }), "{error}");
 }
 
 #[test]
 fn a_limit_under_which_no_page_can_be_written_is_refused() {
     for codec in NAMES.iter().map(|name| name.replace("LEVEL", "12")) {
         let codec = by_name(&codec).expect("a known codec");
-        let with = |memory_limit| Pool::new(Config { codec: Arc::clone(&codec), memory_limit, ..Config::default() });
-        let Err(NewError::LimitTooSmall { needed, .. }) = with(10 << 10) else { panic!("10 KiB suffice") };
-        assert!(matches!(with(needed - 1), Err(NewError::LimitTooSmall { .. })));
+        let with = |memory_limit| Pool::new(PoolConfig::default().codec(Arc::clone(&codec)).memory_limit(memory_limit));
+        let Err(NewPoolError::LimitTooSmall { needed, .. }) = with(10 << 10) else { panic!("10 KiB suffice") };
+        assert!(matches!(with(needed - 1), Err(NewPoolError::LimitTooSmall { .. })));
         for slots in [1, 1 << 16] {
             let pool = with(needed).expect("as much as is needed");
             let disk = pool.disk(slots).expect("a disk");
@@ -102,7 +102,7 @@ fn a_limit_under_which_no_page_can_be_written_is_refused() {
 /// do.
 #[test]
 fn every_cpu_reads_at_the_limit() {
-    let store = One::new(4096, Config { memory_limit: 1 << 20, ..Config::default() });
+    let store = One::new(4096, PoolConfig::default().memory_limit(1 << 20));
     thread::scope(|scope| {
         let fill = scope.spawn(|| {
             run_on(0);
@@ -128,7 +128,7 @@ fn every_cpu_reads_at_the_limit() {
 /// A full store takes no more, but what it holds can be written over, for ever and by many at once.
 #[test]
 fn a_full_store_can_be_written_over() {
-    let store = One::new(4096, Config { memory_limit: 4 << 20, ..Config::default() });
+    let store = One::new(4096, PoolConfig::default().memory_limit(4 << 20));
     let full_at = (0..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("4 MiB do not hold 16");
     thread::scope(|scope| {
         for thread in 0..4 {
@@ -172,7 +172,7 @@ fn of_some_length(seed: u64) -> Box<Page> {
 /// often, in a store that was filled with them.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
-    let store = One::new(1 << 16, Config { memory_limit: 32 << 20, ..Config::default() });
+    let store = One::new(1 << 16, PoolConfig::default().memory_limit(32 << 20));
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
     let full_at = (0..1 << 16).find(is_full).expect("32 MiB do not hold 256");
     thread::scope(|scope| {
@@ -216,7 +216,7 @@ fn take_all_streams(store: &One, streams: u64) {
 /// for overwriting is not for them.
 #[test]
 fn streams_leave_what_is_kept_for_overwriting() {
-    let store = One::new(1 << 16, Config { memory_limit: 16 << 20, ..Config::default() });
+    let store = One::new(1 << 16, PoolConfig::default().memory_limit(16 << 20));
     let is_full = |&slot: &u64| store.write(slot, &of_some_length(slot)).is_err();
     let full_at = (0..1 << 16).find(is_full).expect("16 MiB do not hold 256");
     let one_bytes = store.stats().stream_bytes;
@@ -233,7 +233,7 @@ fn streams_leave_what_is_kept_for_overwriting() {
 /// Objects that were replaced are kept for a moment, for whoever reads them, and free only then.
 #[test]
 fn who_finds_no_room_waits_for_what_others_give_back() {
-    let store = One::new(1 << 16, Config { memory_limit: 8 << 20, ..Config::default() });
+    let store = One::new(1 << 16, PoolConfig::default().memory_limit(8 << 20));
     take_all_streams(&store, 4);
     let fill = |slot: &u64| store.write(*slot, &of_length(*slot, if *slot < 32 { PAGE_SIZE } else { 1200 })).is_err();
     let full_at = (0..1 << 16).find(fill).expect("8 MiB do not hold 256");
@@ -267,7 +267,7 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
 #[test]
 fn what_a_disk_refuses_takes_nothing_of_the_pool() {
     let limit_bytes = 1 << 20;
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let parent = pool.disk(1 << 24).expect("a disk");
     (0..20_000).for_each(|number| parent.write(number * 64, &mixed(number, 0xff)).expect("no limit"));
     for disk in [pool.disk(1 << 24).expect("a disk"), parent.fork().expect("a fork")] {
@@ -284,7 +284,7 @@ fn what_a_disk_refuses_takes_nothing_of_the_pool() {
 /// without.
 #[test]
 fn discards_have_a_bound() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = pool.disk_over(1 << 24).expect("a disk");
     disk.set_limit(1 << 20);
     for slot in 0..200 {
@@ -311,7 +311,7 @@ fn discards_have_a_bound() {
 /// A write that finds no room though a dropped disk's pages are still being freed has that room.
 #[test]
 fn room_of_a_dropped_disk_is_there_at_once() {
-    let config = Config { codec: by_name("lz4").expect("a codec"), memory_limit: 64 << 20, ..Config::default() };
+    let config = PoolConfig::default().codec(by_name("lz4").expect("a codec")).memory_limit(64 << 20);
     let pool = Pool::new(config).expect("a pool");
     let page = mixed(7, 0xff);
     for _ in 0..5 {
@@ -333,7 +333,7 @@ fn room_of_a_dropped_disk_is_there_at_once() {
 /// bounds those too.
 #[test]
 fn entries_without_pages_have_a_bound() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = pool.disk_over(1 << 20).expect("a disk");
     for slot in (0..1 << 20).step_by(64) {
         disk.write(slot, &[slot as u8; PAGE_SIZE]).expect("no limit");
@@ -354,7 +354,7 @@ fn entries_without_pages_have_a_bound() {
 /// was to go.
 #[test]
 fn a_resize_that_fails_changes_no_size() {
-    let pool = Pool::new(Config::default()).expect("a pool");
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let base = pool.disk(10_000).expect("a disk");
     for slot in 0..10_000 {
         base.write(slot, &mixed(slot, 0xff)).expect("no limit");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, Error, PAGE_SIZE, Page, Status};
+use pagefold_store::{Error, PAGE_SIZE, Page, PoolConfig, Status};
 use proptest::prelude::*;
 
 use crate::one::One;
@@ -36,7 +36,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 
 fn run(codec: &str, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let codec = by_name(codec).expect("a known codec");
-    let store = One::new(SLOTS, Config { codec, ..Config::default() });
+    let store = One::new(SLOTS, PoolConfig::default().codec(codec));
     let mut model: Vec<Option<Arc<Page>>> = vec![None; SLOTS as usize];
     for op in ops {
         match op {
@@ -95,7 +95,7 @@ proptest! {
 
 #[test]
 fn slots_beyond_the_end_are_refused() {
-    let store = One::new(10, Config::default());
+    let store = One::new(10, PoolConfig::default());
     let error = Error::NoSuchSlot { slot: 10, slots: 10 };
     assert_eq!(store.read(10, &mut [0; PAGE_SIZE]), Err(error));
     assert_eq!(store.write(10, &[0; PAGE_SIZE]), Err(error));
@@ -109,7 +109,7 @@ fn slots_beyond_the_end_are_refused() {
 
 #[test]
 fn each_kind_of_page_is_counted() {
-    let store = One::new(8, Config::default());
+    let store = One::new(8, PoolConfig::default());
     store.write(0, &mixed(1, 0xff)).expect("no limit");
     store.write(1, &mixed(2, 0xff)).expect("no limit");
     store.write(2, &[7; PAGE_SIZE]).expect("no limit");
@@ -129,6 +129,6 @@ fn each_kind_of_page_is_counted() {
 
 #[test]
 fn an_empty_store_of_8_gib_costs_kilobytes() {
-    let store = One::new(2 << 20, Config::default());
+    let store = One::new(2 << 20, PoolConfig::default());
     assert!(store.stats().spent_bytes <= 64 << 10, "{:?}", store.stats());
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use pagefold_store::{Config, Disk, Error, Pool, Stats};
+use pagefold_store::{Disk, Error, Pool, PoolConfig, Stats};
 
 pub(crate) struct One {
     pub(crate) disk: Disk,
@@ -10,7 +10,7 @@ pub(crate) struct One {
 }
 
 impl One {
-    pub(crate) fn new(slots: u64, config: Config) -> Self {
+    pub(crate) fn new(slots: u64, config: PoolConfig) -> Self {
         let pool = Pool::new(config).expect("a small pool");
         Self { disk: pool.disk(slots).expect("a disk"), pool }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use pagefold_codec::{Codec, CodecId, Corrupt, Lz4, Stream, StreamError};
-use pagefold_store::{Config, PAGE_SIZE, Page};
+use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
 
 use crate::{one::One, pages::mixed};
 
@@ -164,13 +164,13 @@ fn versions_are_seen_in_order(store: &One, rounds: u64) {
 
 #[test]
 fn versions_are_seen_in_order_while_objects_move() {
-    versions_are_seen_in_order(&One::new(SLOTS, Config::default()), 6000);
+    versions_are_seen_in_order(&One::new(SLOTS, PoolConfig::default()), 6000);
 }
 
 /// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or
 /// moves it.
 #[test]
 fn objects_stay_while_they_are_read() {
-    let config = Config { codec: Arc::new(Sleepy), ..Config::default() };
+    let config = PoolConfig::default().codec(Arc::new(Sleepy));
     versions_are_seen_in_order(&One::new(SLOTS, config), 6000);
 }

@@ -3,7 +3,7 @@
 use std::thread;
 
 use pagefold_codec::by_name;
-use pagefold_store::{Config, PAGE_SIZE, Page};
+use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
 
 use crate::one::One;
 use crate::pages::mixed;
@@ -29,7 +29,7 @@ fn assert_whole(page: &Page) {
 fn pages_shared_by_threads_are_never_torn() {
     for codec in ["lz4", "zstd-1"] {
         let codec = by_name(codec).expect("a known codec");
-        let store = One::new(8, Config { codec, ..Config::default() });
+        let store = One::new(8, PoolConfig::default().codec(codec));
         thread::scope(|scope| {
             for thread in 0..THREADS {
                 let store = &store;
@@ -56,7 +56,7 @@ fn pages_shared_by_threads_are_never_torn() {
 
 #[test]
 fn updates_of_one_page_are_all_applied() {
-    let store = One::new(1, Config::default());
+    let store = One::new(1, PoolConfig::default());
     thread::scope(|scope| {
         for thread in 0..THREADS as usize {
             let store = &store;
@@ -84,7 +84,7 @@ fn updates_of_one_page_are_all_applied() {
 /// leaves.
 #[test]
 fn threads_keep_their_own_slots() {
-    let store = One::new(4096, Config::default());
+    let store = One::new(4096, PoolConfig::default());
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let store = &store;
