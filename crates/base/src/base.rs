@@ -27,8 +27,9 @@ const SECTOR_BYTES: u64 = 512;
 /// The most bytes that a base can have: positions in files are signed.
 const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 
-/// How a base is opened.
+/// How a base is opened. A program changes fields of [`Options::default`].
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Options {
     /// What the file holds. `None`: its content and its name tell, and must agree.
     pub format: Option<Format>,

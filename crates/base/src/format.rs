@@ -6,6 +6,7 @@ use crate::OpenError;
 
 /// What a base's file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Format {
     /// The bytes themselves: a file or a block device.
     Raw,

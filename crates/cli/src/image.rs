@@ -182,7 +182,7 @@ pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
 
 /// And about each warning, and the `more` that there were.
 pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
-    for Notice { path: below, what } in warnings {
+    for Notice { path: below, what, .. } in warnings {
         eprintln!("warning: {}: {what}", show_below(path, below));
     }
     if more > 0 {

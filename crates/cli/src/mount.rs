@@ -118,13 +118,11 @@ impl FromStr for Flag {
 
 impl Args {
     fn mount_options(&self) -> anyhow::Result<MountOptions> {
-        let mut options = MountOptions {
-            name: self.path.display().to_string(),
-            allow_other: self.allow_other,
-            threads: self.threads,
-            log: log(self)?,
-            ..MountOptions::default()
-        };
+        let mut options = MountOptions::default();
+        options.name = self.path.display().to_string();
+        options.allow_other = self.allow_other;
+        options.threads = self.threads;
+        options.log = log(self)?;
         for flag in &self.flags {
             match *flag {
                 Flag::Dev(on) => options.dev = on,

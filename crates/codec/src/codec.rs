@@ -13,6 +13,7 @@ pub type Page = [u8; PAGE_SIZE];
 /// Which format an object's bytes have. A number, once given, keeps its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum CodecId {
     /// LZ4 block format.
     Lz4 = 0,
@@ -37,17 +38,33 @@ pub enum CodecId {
 /// An object that is not what its codec writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt object: {what}")]
+#[non_exhaustive]
 pub struct Corrupt {
     /// What was found wrong.
     pub what: &'static str,
 }
 
+impl Corrupt {
+    /// An object in which `what` was found wrong.
+    pub const fn new(what: &'static str) -> Self {
+        Self { what }
+    }
+}
+
 /// A stream could not be made, for want of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("out of memory for a {codec} stream")]
+#[non_exhaustive]
 pub struct StreamError {
     /// The codec's name.
     pub codec: &'static str,
+}
+
+impl StreamError {
+    /// No memory for a stream of `codec`.
+    pub const fn new(codec: &'static str) -> Self {
+        Self { codec }
+    }
 }
 
 /// A page codec: an immutable description that any number of threads share.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum Command {
     /// The disks, and where they are served.
     List {},

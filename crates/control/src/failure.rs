@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A code for programs, a message for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
+#[non_exhaustive]
 pub struct Failure {
     /// What kind of error it is.
     pub code: Code,

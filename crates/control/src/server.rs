@@ -38,8 +38,9 @@ const MAKE_ROOM_TIME: Duration = Duration::from_secs(1);
 /// When accepting fails, for want of descriptors say, the next try comes after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may cost.
+/// What clients may cost. A program changes fields of [`Limits::default`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if
     /// none is, the new one gets an error. A client that has an instant of a disk is not idle.

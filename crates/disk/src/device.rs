@@ -7,6 +7,7 @@ use crate::Waits;
 /// Why a request failed. A failed write leaves each page of its range either as it was or as it was
 /// to be.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No memory is left within the limit (ENOSPC).
     #[error("no space left: the memory limit is reached")]

@@ -37,6 +37,7 @@ pub struct Problem {
 
 /// Something odd that harms nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub struct Notice {
     /// The path of the file that it is about, from the root; at most the last 4 KiB.
     pub path: Vec<u8>,
@@ -76,6 +77,7 @@ impl Notices {
 
 /// What a check found.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// Inodes reached.
     pub inodes: u64,

@@ -26,6 +26,7 @@ const PIECE_BYTES: usize = 512 << 10;
 
 /// Something that differs between an image and a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Difference {
     /// The path of the file, from the root; at most the last 4 KiB.
     pub path: Vec<u8>,
@@ -35,6 +36,7 @@ pub struct Difference {
 
 /// What a comparison found.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CompareReport {
     /// Names compared, the root included.
     pub names: u64,

@@ -78,6 +78,7 @@ impl Default for ExtractOptions {
 
 /// What was extracted.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct ExtractReport {
     /// Names made.
     pub names: u64,

@@ -129,6 +129,7 @@ struct Counters {
 
 /// What an image has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// LZ4 clusters decoded over their own compressed bytes.
     pub decoded_in_place: u64,

@@ -14,6 +14,7 @@ use crate::source::ReadAt;
 
 /// What an image says of itself.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Superblock {
     /// Base-2 logarithm of the block, 9 to 16.
     pub blkszbits: u32,

@@ -24,7 +24,8 @@ const MAX_THREADS: usize = 16;
 /// files open.
 const MOST_THREADS: usize = 128;
 
-/// How an image is mounted.
+/// How an image is mounted. A program changes fields of [`MountOptions::default`].
+#[non_exhaustive]
 pub struct MountOptions {
     /// What the table of mounts says where it comes from.
     pub name: String,

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-/// Bounds of a server. All of them have sensible defaults; tests shorten the times.
+/// Bounds of a server. All of them have sensible defaults: a program changes fields of
+/// [`Limits::default`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// Connections at a time that have chosen an export; whoever would be one more is refused the
     /// choice.

@@ -302,6 +302,7 @@ pub enum Errno {
 
 /// Bytes that do not follow the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Malformed {
     /// A magic number is wrong.
     #[error("wrong magic number {0:#x}")]

@@ -64,7 +64,6 @@ impl Refusal {
             disk::Error::ReadOnly => Errno::Perm,
             disk::Error::OutOfRange { .. } if grows => Errno::NoSpace,
             disk::Error::OutOfRange { .. } => Errno::Inval,
-            disk::Error::Corrupt { .. } => Errno::Io,
             disk::Error::Io(error) => match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                     Errno::NoSpace
@@ -74,6 +73,7 @@ impl Refusal {
                 io::ErrorKind::Unsupported => Errno::NotSup,
                 _ => Errno::Io,
             },
+            _ => Errno::Io, // Corrupt, and what else a device may meet.
         };
         Self::new(errno, error.to_string())
     }

@@ -53,6 +53,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = if first & 1 == 0 { negotiation(first & 2 != 0) } else { Vec::new() };
     input.extend(rest);
     // With and without memory for more than the least.
-    let memory_bytes = if first & 4 == 0 { Limits::default().memory_bytes } else { 0 };
-    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, Limits { memory_bytes, ..Limits::default() });
+    let mut limits = Limits::default();
+    if first & 4 != 0 {
+        limits.memory_bytes = 0;
+    }
+    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, limits);
 });

@@ -21,7 +21,11 @@ fn content_and_name_must_agree() {
     let raw = folder.path().join("disk.img");
     fs::write(&raw, vec![3; 5000]).expect("a file");
     let image = image_of(&raw, &BuildOptions::default());
-    let says = |format| Options { format: Some(format), ..Options::default() };
+    let says = |format| {
+        let mut options = Options::default();
+        options.format = Some(format);
+        options
+    };
     assert_eq!(open(&raw, &Options::default()).0.format(), Format::Raw);
     assert_eq!(open(&image, &Options::default()).0.format(), Format::Erofs);
     // Said to be raw, it is served as it is.
@@ -52,7 +56,8 @@ fn what_cannot_be_a_base_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let empty = folder.path().join("empty");
     fs::write(&empty, "").expect("a file");
-    let inside = Options { inside: Some(b"/a".to_vec()), ..Options::default() };
+    let mut inside = Options::default();
+    inside.inside = Some(b"/a".to_vec());
     assert!(matches!(refused(&empty, &Options::default()), OpenError::Unfit { .. }));
     assert!(matches!(refused(folder.path(), &Options::default()), OpenError::Unfit { .. }));
     assert!(matches!(refused("/dev/null".as_ref(), &Options::default()), OpenError::Unfit { .. }));
@@ -72,7 +77,11 @@ fn a_file_of_an_image_is_named() {
     let image = folder.path().join("images.erofs");
     let tree = Tree::scan(&root, &ScanOptions::default()).expect("a tree");
     build(&tree, &BuildOptions::default(), &fs::File::create(&image).expect("an image")).expect("an image");
-    let inside = |path: &str| Options { inside: Some(path.into()), ..Options::default() };
+    let inside = |path: &str| {
+        let mut options = Options::default();
+        options.inside = Some(path.into());
+        options
+    };
     for (path, byte, size) in [("/disks/a", 1, 4096), ("disks/b", 2, 8192), ("/latest", 2, 8192)] {
         let (base, _) = open(&image, &inside(path));
         let mut buf = [0; 512];

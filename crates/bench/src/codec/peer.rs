@@ -82,8 +82,8 @@ fn trained(len: usize, sample: &[&Page]) -> Option<Vec<u8>> {
 fn exactly_a_page<E>(decoded: Result<usize, E>) -> Result<(), Corrupt> {
     match decoded {
         Ok(PAGE_SIZE) => Ok(()),
-        Ok(_) => Err(Corrupt { what: "not a page" }),
-        Err(_) => Err(Corrupt { what: "refused by the peer" }),
+        Ok(_) => Err(Corrupt::new("not a page")),
+        Err(_) => Err(Corrupt::new("refused by the peer")),
     }
 }
 
@@ -253,7 +253,7 @@ impl Stream for Memcpy {
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        page.copy_from_slice(object.get(..PAGE_SIZE).ok_or(Corrupt { what: "not a page" })?);
+        page.copy_from_slice(object.get(..PAGE_SIZE).ok_or(Corrupt::new("not a page"))?);
         Ok(())
     }
 

@@ -99,7 +99,9 @@ pub(crate) fn open(
     cache: &Cache,
     tell: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<Base, Failure> {
-    let options = Options { format: file.format, inside: file.inside.clone() };
+    let mut options = Options::default();
+    options.format = file.format;
+    options.inside.clone_from(&file.inside);
     Base::open(&file.path, &options, cache, tell).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };
         Failure::new(code, crate::message(&error.into()))

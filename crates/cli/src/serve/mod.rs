@@ -198,7 +198,9 @@ impl Args {
 
     /// What clients may cost.
     fn limits(&self) -> Limits {
-        Limits { connections: self.max_connections, ..Limits::default() }
+        let mut limits = Limits::default();
+        limits.connections = self.max_connections;
+        limits
     }
 
     /// The directory to listen in, with what keeps a temporary one.

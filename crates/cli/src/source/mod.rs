@@ -261,7 +261,7 @@ fn warn_of(tree: &Tree) {
 
 /// Tells each difference between an image and its source, and returns how many there are.
 pub(crate) fn tell_differences(report: &CompareReport) -> u64 {
-    for Difference { path, what } in &report.differences {
+    for Difference { path, what, .. } in &report.differences {
         eprintln!("{}: {what}", show(path));
     }
     report.differences.len() as u64 + report.more_differences

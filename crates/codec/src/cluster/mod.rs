@@ -72,6 +72,7 @@ pub struct Filled {
 /// build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no {codec} encoder: {what}")]
+#[non_exhaustive]
 pub struct EncoderError {
     /// The codec's name.
     pub codec: &'static str,

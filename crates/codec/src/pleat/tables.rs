@@ -30,6 +30,7 @@ const CONTEXT_BYTES: usize = 129;
 /// The bytes are no tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not pleat tables: {what}")]
+#[non_exhaustive]
 pub struct BadTables {
     /// What was found wrong.
     pub what: &'static str,

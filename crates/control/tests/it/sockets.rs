@@ -59,6 +59,13 @@ impl Drop for Running {
     }
 }
 
+/// The default limits, changed.
+fn limits_with(change: impl FnOnce(&mut Limits)) -> Limits {
+    let mut limits = Limits::default();
+    change(&mut limits);
+    limits
+}
+
 fn line(raw: &mut BufReader<UnixStream>) -> String {
     let mut line = String::new();
     raw.read_line(&mut line).expect("a line");
@@ -107,7 +114,7 @@ fn lines_that_come_together_are_answered_in_order() {
 
 #[test]
 fn a_request_has_a_length_and_a_time() {
-    let server = Running::start(Limits { request_time: Duration::from_millis(300), ..Limits::default() });
+    let server = Running::start(limits_with(|limits| limits.request_time = Duration::from_millis(300)));
     // As long as may be, spaces and all.
     let mut raw = server.raw();
     let mut longest = b"{\"command\":\"list\"}".to_vec();
@@ -135,7 +142,10 @@ fn a_request_has_a_length_and_a_time() {
 
 #[test]
 fn one_that_takes_no_answers_is_dropped() {
-    let server = Running::start(Limits { answer_time: Duration::from_millis(300), clients: 1, ..Limits::default() });
+    let server = Running::start(limits_with(|limits| {
+        limits.answer_time = Duration::from_millis(300);
+        limits.clients = 1;
+    }));
     let stream = UnixStream::connect(server.path()).expect("a socket");
     stream.set_write_timeout(Some(TIME)).expect("a timeout");
     let start = Instant::now();
@@ -148,7 +158,7 @@ fn one_that_takes_no_answers_is_dropped() {
 
 #[test]
 fn the_longest_idle_client_gives_way() {
-    let server = Running::start(Limits { clients: 3, ..Limits::default() });
+    let server = Running::start(limits_with(|limits| limits.clients = 3));
     let mut first = server.raw();
     let mut others: Vec<_> = (0..2).map(|_| server.raw()).collect();
     first.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
@@ -187,7 +197,7 @@ fn what_is_not_a_server_is_called_so() {
 
 #[test]
 fn a_client_with_an_instant_is_not_idle() {
-    let server = Running::start(Limits { clients: 2, ..Limits::default() });
+    let server = Running::start(limits_with(|limits| limits.clients = 2));
     let mut freezer = server.client();
     let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
     let _: DiskRecord = freezer.call(&Command::Add(add)).expect("a disk");

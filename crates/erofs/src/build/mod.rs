@@ -67,6 +67,7 @@ use crate::work::thread_count;
 
 /// The size of a compressed file's indexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Indexes {
     /// 2 and 4 bytes a block, where a file's clusters are in order; else full.
     Compact,
@@ -76,6 +77,7 @@ pub enum Indexes {
 
 /// What is put into the packed inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fragments {
     /// Nothing.
     Off,
@@ -160,6 +162,7 @@ impl Default for BuildOptions {
 
 /// What was built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BuildReport {
     /// Bytes of the image.
     pub image_bytes: u64,
@@ -239,6 +242,7 @@ impl BuildOptions {
 
 /// How far a build is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
     /// Bytes of files that were stored.
     pub done_bytes: u64,

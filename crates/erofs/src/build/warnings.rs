@@ -31,6 +31,7 @@ pub enum WarningKind {
 
 /// One kind of things that an image does not hold as its source did.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Warning {
     /// What happened.
     pub kind: WarningKind,

@@ -5,7 +5,10 @@ use pagefold_serve::{
     protocol::{command, command_flag},
 };
 
-use crate::{device::Ram, raw::Running};
+use crate::{
+    device::Ram,
+    raw::{Running, limits_with},
+};
 
 const MIB: u32 = 1 << 20;
 
@@ -45,7 +48,8 @@ fn the_largest_request_works() {
     // With memory for its pieces, and in the small buffers alone.
     for memory_bytes in [Limits::default().memory_bytes, 0] {
         let device = Ram::shared(72 << 20);
-        let server = Running::limited(Arc::clone(&device) as _, Limits { memory_bytes, ..Limits::default() });
+        let server =
+            Running::limited(Arc::clone(&device) as _, limits_with(|limits| limits.memory_bytes = memory_bytes));
         let (mut structured, mut simple) = (server.structured(), server.simple());
         for (cookie, len_bytes) in [(1, most - 1), (2, most)] {
             let data: Vec<u8> = (0..len_bytes).map(|i| (i.wrapping_mul(40_503) >> 13) as u8 ^ cookie as u8).collect();

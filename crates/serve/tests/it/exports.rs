@@ -12,7 +12,7 @@ use pagefold_serve::{
 
 use crate::{
     device::Ram,
-    raw::{IO, Raw, Running, info, quick},
+    raw::{IO, Raw, Running, info, limits_with, quick},
 };
 
 const ESHUTDOWN: u32 = 108;
@@ -114,7 +114,7 @@ fn clients_of_a_removed_export_are_told_and_the_device_goes_with_its_last_reques
     let device = Ram::gated(1 << 20);
     let exports = Exports::new();
     exports.add(Export::new("disk", Arc::clone(&device) as _)).unwrap();
-    let limits = Limits { stop_grace: IO, ..Limits::default() };
+    let limits = limits_with(|limits| limits.stop_grace = IO);
     let server = running(&exports, limits);
     let (mut busy, mut idle, mut simple) = (server.structured(), server.structured(), server.simple());
     busy.request(command::WRITE, 0, 1, 0, 4);
@@ -153,7 +153,11 @@ fn clients_of_a_removed_export_are_told_and_the_device_goes_with_its_last_reques
 fn connections_to_a_removed_export_that_stay_silent_end_too() {
     let exports = Exports::new();
     exports.add(Export::new("disk", Ram::shared(8192))).unwrap();
-    let server = running(&exports, Limits { stop_grace: IO, ..quick() });
+    let server = running(&exports, {
+        let mut limits = quick();
+        limits.stop_grace = IO;
+        limits
+    });
     let mut raw = server.simple();
     drop(exports.remove("disk"));
     raw.expect_end();
@@ -164,7 +168,7 @@ fn connections_to_a_removed_export_that_stay_silent_end_too() {
 fn a_client_that_never_stops_asking_is_left_after_the_grace() {
     let exports = Exports::new();
     exports.add(Export::new("disk", Ram::shared(8192))).unwrap();
-    let server = running(&exports, Limits { stop_grace: IO, ..Limits::default() });
+    let server = running(&exports, limits_with(|limits| limits.stop_grace = IO));
     let mut raw = server.simple();
     drop(exports.remove("disk"));
     let start = Instant::now();

@@ -5,13 +5,13 @@ use std::{
 };
 
 use pagefold_serve::{
-    Export, Limits, Refused, Server,
+    Export, Refused, Server,
     protocol::{Request, command, option, reply},
 };
 
 use crate::{
     device::Ram,
-    raw::{IO, Running, info, quick},
+    raw::{IO, Running, info, limits_with, quick},
 };
 
 #[test]
@@ -87,7 +87,7 @@ fn a_peer_that_dribbles_a_request_is_dropped() {
 #[test]
 fn a_reply_that_stays_half_read_is_given_up_after_one_timeout() {
     let io_timeout = Duration::from_secs(2);
-    let server = Running::limited(Ram::shared(64 << 20), Limits { io_timeout, ..Limits::default() });
+    let server = Running::limited(Ram::shared(64 << 20), limits_with(|limits| limits.io_timeout = io_timeout));
     let mut raw = server.simple();
     let start = Instant::now();
     raw.request(command::READ, 0, 1, 0, 32 << 20);
@@ -136,7 +136,7 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
 
 #[test]
 fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back() {
-    let limits = Limits { connections: 3, ..Limits::default() };
+    let limits = limits_with(|limits| limits.connections = 3);
     let told = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&told);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(limits);
@@ -168,7 +168,7 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
 
 #[test]
 fn silent_peers_keep_nobody_out() {
-    let limits = Limits { negotiating: 4, ..Limits::default() };
+    let limits = limits_with(|limits| limits.negotiating = 4);
     let server = Running::limited(Ram::shared(8192), limits);
     let mut served = server.simple();
     let mut silent: Vec<_> = (0..20).map(|_| server.greet()).collect();
@@ -183,7 +183,7 @@ fn silent_peers_keep_nobody_out() {
 
 #[test]
 fn clients_that_connect_at_the_same_instant_are_all_served() {
-    let limits = Limits { negotiating: 4, ..Limits::default() };
+    let limits = limits_with(|limits| limits.negotiating = 4);
     let server = Running::limited(Ram::shared(8192), limits);
     let start = Barrier::new(64);
     thread::scope(|scope| {
@@ -226,7 +226,7 @@ fn the_memory_of_a_connection_is_bounded_by_waiting() {
     // Nothing beyond the small buffers, then room for one read of 512 KiB at a time besides what
     // the leader does in those.
     for (memory_per_connection_bytes, most) in [(0, 1), (600 << 10, 2)] {
-        let limits = Limits { memory_per_connection_bytes, ..Limits::default() };
+        let limits = limits_with(|limits| limits.memory_per_connection_bytes = memory_per_connection_bytes);
         let server = Running::limited(Arc::clone(&device) as _, limits);
         let mut raw = server.simple();
         for cookie in 0..6 {
@@ -243,7 +243,7 @@ fn the_memory_of_a_connection_is_bounded_by_waiting() {
 #[test]
 fn connections_that_spend_the_servers_memory_hold_up_no_other() {
     // Nothing beyond the small buffers of each connection.
-    let limits = Limits { memory_bytes: 0, ..Limits::default() };
+    let limits = limits_with(|limits| limits.memory_bytes = 0);
     let device = Ram::shared(33 << 20);
     let server = Running::limited(Arc::clone(&device) as _, limits);
     let mut unread: Vec<_> = (0..3).map(|_| server.simple()).collect();

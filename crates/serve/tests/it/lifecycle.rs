@@ -4,9 +4,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_serve::{Error, Export, Limits, Server, protocol::command};
+use pagefold_serve::{Error, Export, Server, protocol::command};
 
-use crate::{device::Ram, raw::Running};
+use crate::{
+    device::Ram,
+    raw::{Running, limits_with},
+};
 
 fn bind(path: &std::path::Path) -> Result<Server, Error> {
     Server::builder().export(Export::new("disk", Ram::shared(8192))).unix(path).bind()
@@ -75,7 +78,7 @@ fn stop_answers_what_came_while_the_leader_was_at_work() {
 
 #[test]
 fn stop_does_not_wait_for_a_peer_that_does_not_read() {
-    let limits = Limits { stop_grace: Duration::from_millis(300), ..Limits::default() };
+    let limits = limits_with(|limits| limits.stop_grace = Duration::from_millis(300));
     let mut server = Running::limited(Ram::shared(33 << 20), limits);
     let mut raw = server.simple();
     raw.request(command::READ, 0, 1, 0, 32 << 20);

@@ -17,7 +17,7 @@ use pagefold_serve::{
 
 use crate::{
     device::Ram,
-    raw::{Raw, Running},
+    raw::{Raw, Running, limits_with},
 };
 
 const CONNECTIONS: u64 = 16;
@@ -130,7 +130,7 @@ fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
 #[test]
 fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     let account = Ledger::new(u64::MAX);
-    let limits = Limits { threads: 2, ..Limits::default() };
+    let limits = limits_with(|limits| limits.threads = 2);
     let device = Arc::new(Ram { slow_read: Duration::from_millis(20), may_block: true, ..Ram::new(1 << 20) });
     let builder = Server::builder().export(Export::new("disk", Arc::clone(&device) as _)).limits(limits);
     let server = Running::start(builder.account(Arc::clone(&account) as _));

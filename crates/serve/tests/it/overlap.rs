@@ -3,14 +3,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_serve::{
-    Limits,
-    protocol::{Request, command, command_flag},
-};
+use pagefold_serve::protocol::{Request, command, command_flag};
 
 use crate::{
     device::Ram,
-    raw::{Raw, Running},
+    raw::{Raw, Running, limits_with},
 };
 
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
@@ -112,7 +109,7 @@ fn a_write_comes_in_larger_pieces_while_another_request_is_at_work() {
 #[test]
 fn slow_requests_use_no_more_threads_than_allowed_and_all_are_answered() {
     let device = Ram::gated(1 << 20);
-    let limits = Limits { threads_per_connection: 4, ..Limits::default() };
+    let limits = limits_with(|limits| limits.threads_per_connection = 4);
     let server = Running::limited(Arc::clone(&device) as _, limits);
     let mut raw = server.simple();
     for cookie in 0..20 {
@@ -180,7 +177,7 @@ fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
     const ROUNDS: u64 = 40;
     const DEPTH: u64 = 100;
     for threads_per_connection in [1, 2, 16] {
-        let limits = Limits { threads_per_connection, ..Limits::default() };
+        let limits = limits_with(|limits| limits.threads_per_connection = threads_per_connection);
         let device = Arc::new(Ram { may_block: true, ..Ram::new(1 << 20) });
         let server = Running::limited(device, limits);
         let mut raw = server.simple();

@@ -18,9 +18,19 @@ use pagefold_serve::{
 pub(crate) const HANDSHAKE: Duration = Duration::from_millis(400);
 pub(crate) const IO: Duration = Duration::from_millis(400);
 
+/// The default limits, changed.
+pub(crate) fn limits_with(change: impl FnOnce(&mut Limits)) -> Limits {
+    let mut limits = Limits::default();
+    change(&mut limits);
+    limits
+}
+
 /// Limits with which a test of a timeout is quick.
 pub(crate) fn quick() -> Limits {
-    Limits { handshake_timeout: HANDSHAKE, io_timeout: IO, ..Limits::default() }
+    limits_with(|limits| {
+        limits.handshake_timeout = HANDSHAKE;
+        limits.io_timeout = IO;
+    })
 }
 
 pub(crate) struct Running {

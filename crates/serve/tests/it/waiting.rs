@@ -16,7 +16,7 @@ use pagefold_serve::{
 
 use crate::{
     device::Ram,
-    raw::{Raw, Running},
+    raw::{Raw, Running, limits_with},
 };
 
 const PAGE: usize = 4096;
@@ -60,7 +60,7 @@ impl Full {
 
 /// Limits that leave no memory for payloads that wait.
 fn no_memory() -> Limits {
-    Limits { memory_bytes: 0, ..Limits::default() }
+    limits_with(|limits| limits.memory_bytes = 0)
 }
 
 fn write(raw: &mut Raw, cookie: u64, offset: u64, bytes: &[u8]) {
@@ -145,7 +145,11 @@ fn what_cannot_be_put_aside_waits_in_the_connection() {
 #[test]
 fn a_large_write_without_memory_waits_longer_than_a_message_may_take() {
     let io_timeout = Duration::from_millis(300);
-    let full = Full::start(Limits { io_timeout, ..no_memory() });
+    let full = Full::start({
+        let mut limits = no_memory();
+        limits.io_timeout = io_timeout;
+        limits
+    });
     let mut raw = full.server.simple();
     let mut sender = Raw { stream: raw.stream.try_clone().unwrap() };
     let sent = std::thread::spawn(move || write(&mut sender, 1, 0, &[5; 200_000]));
@@ -219,7 +223,7 @@ fn every_waiting_write_ends() {
     const DISK_PAGES: u64 = 1024;
     const LEAST_LIMIT: u64 = 1 << 20;
     for (round, limits) in
-        [Limits::default(), Limits { threads: 1, ..Limits::default() }, no_memory()].into_iter().enumerate()
+        [Limits::default(), limits_with(|limits| limits.threads = 1), no_memory()].into_iter().enumerate()
     {
         let pool = Pool::new(PoolConfig::default().memory_limit(LEAST_LIMIT)).unwrap();
         let room: Arc<Room> = Arc::default();

@@ -65,7 +65,7 @@ impl Stream for SleepyStream {
         thread::sleep(Duration::from_micros(200));
         let before = *page;
         self.stream.decompress(object, page)?;
-        if *page == before { Ok(()) } else { Err(Corrupt { what: "it changed while it was read" }) }
+        if *page == before { Ok(()) } else { Err(Corrupt::new("it changed while it was read")) }
     }
 
     fn memory_bytes(&self) -> usize {
