@@ -29,7 +29,7 @@ mod shared;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Zeroes};
 pub use pagefold_store::{
-    DiskStats, Error as StoreError, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
+    DiskStats, Error as StoreError, Figure, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
 pub use ram::{Layer, NewDiskError, RamDisk};

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use pagefold_store::{self as store, Disk, DiskStats, PAGE_SIZE, Pool, Status};
+use pagefold_store::{self as store, ChangedRun, Disk, DiskStats, PAGE_SIZE, Pool, Status, StatusRun};
 
 use crate::{BlockDevice, Change, Error, Extent, Zeroes, below::Below};
 
@@ -297,8 +297,8 @@ impl RamDisk {
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (status, count) = self.disk.run(slot, slots_left)?;
-            let stop = end.min((slot + count) * PAGE_BYTES);
+            let StatusRun { status, slots, .. } = self.disk.run(slot, slots_left)?;
+            let stop = end.min((slot + slots) * PAGE_BYTES);
             let more = match status {
                 Status::Empty => self.extents_below(at, stop, &mut |extent| each(extent, Layer::Below))?,
                 _ => {
@@ -436,8 +436,8 @@ impl BlockDevice for RamDisk {
         while at < end {
             let slot = at / PAGE_BYTES;
             let slots_left = (end - slot * PAGE_BYTES).div_ceil(PAGE_BYTES);
-            let (changed, count) = self.disk.changed_by(owner, slot, slots_left.min(most_slots))?;
-            let stop = end.min((slot + count) * PAGE_BYTES);
+            let ChangedRun { changed, slots, .. } = self.disk.changed_by(owner, slot, slots_left.min(most_slots))?;
+            let stop = end.min((slot + slots) * PAGE_BYTES);
             if !each(Change { len_bytes: stop - at, changed }) {
                 return Ok(());
             }

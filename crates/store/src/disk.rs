@@ -101,6 +101,26 @@ pub enum Status {
     Data,
 }
 
+/// Slots in a row that hold the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StatusRun {
+    /// What each of them holds.
+    pub status: Status,
+    /// How many there are, at least 1.
+    pub slots: u64,
+}
+
+/// Slots in a row of which all or none were changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChangedRun {
+    /// Whether they were changed.
+    pub changed: bool,
+    /// How many there are, at least 1.
+    pub slots: u64,
+}
+
 /// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its
 /// memory back to the pool, in the background if there is much of it.
 pub struct Disk {
@@ -552,26 +572,27 @@ impl Disk {
 
     /// What the slot holds, and how many slots from it on, at most `limit`, hold the same for
     /// certain and are cheap to pass over.
-    pub fn run(&self, slot: Slot, limit: u64) -> Result<(Status, u64), Error> {
+    pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
-        let (status, count) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
-        Ok((Status::of(status), count))
+        let (entry, slots) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
+        Ok(StatusRun { status: Status::of(entry), slots })
     }
 
     /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many
     /// slots from it on, at most `limit`, the same is certain. A hole may be told as changed that
     /// is older than that.
-    pub fn changed(&self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
+    pub fn changed(&self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.changed_by(self, slot, limit)
     }
 
     /// As [`changed`](Self::changed), since `disk` was made, of which this is a fork that nobody
     /// has written to: what `disk` had changed when it was forked.
-    pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<(bool, u64), Error> {
+    pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
         // What the fork has of them, the disk keeps among its own, whatever it has become since.
         let layers = disk.tree.layers();
-        Ok(self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers))
+        let (changed, slots) = self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers);
+        Ok(ChangedRun { changed, slots })
     }
 
     /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is

@@ -92,9 +92,9 @@ mod training;
 mod training_tests;
 mod tree;
 
-pub use disk::{Disk, Error, Slot, Status};
+pub use disk::{ChangedRun, Disk, Error, Slot, Status, StatusRun};
 pub use malloc::keep_no_large_blocks;
 pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};
 pub use pool::{NewPoolError, Pool, PoolConfig};
-pub use stats::{DiskStats, Stats};
+pub use stats::{DiskStats, Figure, Stats};

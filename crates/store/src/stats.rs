@@ -1,5 +1,19 @@
 //! A store's figures.
 
+/// One figure of [`Stats`] or [`DiskStats`], for programs that show all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figure {
+    /// The name of its field.
+    pub name: &'static str,
+    /// Its value, in the unit that the name or the field's documentation says.
+    pub value: u64,
+}
+
+fn named<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Item = Figure> {
+    figures.into_iter().map(|(name, value)| Figure { name, value })
+}
+
 /// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them
 /// (kernel document `admin-guide/blockdev/zram.rst`).
 ///
@@ -54,9 +68,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 21] {
-        [
+    /// Every figure, in the order of the fields.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
+        named([
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
             ("mem_used_total", self.mem_used_total),
@@ -78,7 +92,7 @@ impl Stats {
             ("training_bytes", self.training_bytes),
             ("beside_bytes", self.beside_bytes),
             ("spent_bytes", self.spent_bytes),
-        ]
+        ])
     }
 }
 
@@ -109,9 +123,9 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// Every figure with its name.
-    pub fn figures(&self) -> [(&'static str, u64); 8] {
-        [
+    /// Every figure, in the order of the fields.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
+        named([
             ("orig_data_size", self.orig_data_size),
             ("compr_data_size", self.compr_data_size),
             ("same_pages", self.same_pages),
@@ -120,6 +134,6 @@ impl DiskStats {
             ("table_bytes", self.table_bytes),
             ("spent_bytes", self.spent_bytes),
             ("mem_limit", self.mem_limit),
-        ]
+        ])
     }
 }

@@ -16,8 +16,8 @@ use pagefold_control::{
     split_snapshot_name,
 };
 use pagefold_disk::{
-    BlockDevice, DiskStats, Error as BlockError, NewDiskError, NewPoolError, Patient, Pool, PoolConfig, RamDisk, Room,
-    Waits,
+    BlockDevice, DiskStats, Error as BlockError, Figure, NewDiskError, NewPoolError, Patient, Pool, PoolConfig,
+    RamDisk, Room, Waits,
 };
 use pagefold_serve::{Account, Error, Export, Exports, Limits};
 
@@ -655,9 +655,9 @@ fn figures(name: String, disk: &Disk) -> DiskStat {
 }
 
 /// The figures, but for the limit: it is a field of its own.
-fn limited<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Item = (String, serde_json::Value)> {
-    let figures = figures.into_iter().filter(|(name, _)| *name != "mem_limit");
-    figures.map(|(name, value)| (name.to_owned(), value.into()))
+fn limited(figures: impl Iterator<Item = Figure>) -> impl Iterator<Item = (String, serde_json::Value)> {
+    let figures = figures.filter(|figure| figure.name != "mem_limit");
+    figures.map(|figure| (figure.name.to_owned(), figure.value.into()))
 }
 
 pub(super) fn failure(error: Error) -> Failure {

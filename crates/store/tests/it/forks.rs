@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Status};
+use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Status, StatusRun};
 use proptest::prelude::*;
 
 use crate::pages::mixed;
@@ -62,14 +62,14 @@ impl Modelled {
         }
         let mut slot = 0;
         while slot < self.disk.slots() {
-            let (status, count) = self.disk.run(slot, u64::MAX).expect("a slot");
-            prop_assert!(count > 0);
-            for slot in slot..slot + count {
+            let StatusRun { status, slots, .. } = self.disk.run(slot, u64::MAX).expect("a slot");
+            prop_assert!(slots > 0);
+            for slot in slot..slot + slots {
                 prop_assert_eq!(self.disk.status(slot), Ok(status));
                 let is_zero = *Self::page(self.model[slot as usize]) == [0; PAGE_SIZE];
                 prop_assert_eq!(status != Status::Data, is_zero, "slot {}: {:?}", slot, status);
             }
-            slot += count;
+            slot += slots;
         }
         prop_assert_eq!(slot, self.disk.slots());
         Ok(())
