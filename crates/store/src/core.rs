@@ -15,7 +15,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
+use pagefold_codec::{PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full},
@@ -24,12 +24,12 @@ use crate::{
     equals::{Equals, Sum},
     heap::Heap,
     layers::{LayerId, Layers},
-    leaves::Leaves,
+    leaves::{LEAF_BYTES, Leaves},
     lock::Locked,
     malloc,
     parts::{Counts, Parts, Unused},
     streams::{Coder, Kept, Streams, Taken, Working},
-    training::{Training, prepare},
+    training::{Trained, Trainee, Training, prepare},
 };
 
 /// Objects longer than this are kept raw: they save next to nothing and would cost a decode at
@@ -125,6 +125,29 @@ pub(crate) enum Below<'a> {
     Unknown,
 }
 
+impl Trainee for Core {
+    fn training(&self) -> Option<&Training> {
+        self.training.as_ref()
+    }
+
+    fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    fn read_entry(&self, entry: u64, page: &mut Page) -> bool {
+        let word = self.leaves.word(entry);
+        let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
+        let (working, pin) = taken.parts();
+        let seen = pin.pin(word);
+        // SAFETY: the pin names its object.
+        seen != GONE && unsafe { self.decode(Entry::decode(seen), &mut working.coder, page) }.is_ok()
+    }
+
+    fn visit_streams(&self, change: &mut dyn FnMut(&mut dyn Stream, &mut Trained)) {
+        self.streams.visit(|Working { coder, .. }| change(&mut *coder.stream, &mut coder.trained));
+    }
+}
+
 impl Counts for Core {
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry) {
         self.count(layer, 0, old, new);
@@ -207,6 +230,11 @@ impl Core {
 
     fn unused(&self) -> MutexGuard<'_, Vec<Unused>> {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of the parts of a layer that a disk has.
+    pub(crate) fn parts_bytes(&self, layer: LayerId) -> u64 {
+        self.layers.parts(layer) * LEAF_BYTES as u64
     }
 
     /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
@@ -473,16 +501,6 @@ impl Core {
         self.streams.wait_for_readers(words);
         words.drain(..).for_each(|word| self.free(Entry::decode(word)));
         self.relieve();
-    }
-
-    /// Fills `page` from an entry, whoever has it. False: nobody has it, or it cannot be read.
-    pub(crate) fn read_entry(&self, number: u64, page: &mut Page) -> bool {
-        let word = self.leaves.word(number);
-        let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
-        let (working, pin) = taken.parts();
-        let seen = pin.pin(word);
-        // SAFETY: the pin names its object.
-        seen != GONE && unsafe { self.decode(Entry::decode(seen), &mut working.coder, page) }.is_ok()
     }
 
     /// Makes some objects anew whose tables are to be given up.

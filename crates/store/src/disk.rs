@@ -232,7 +232,7 @@ impl Disk {
     fn spent_now(&self) -> u64 {
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
-        layers.compressed_bytes(layer) + layers.parts_bytes(layer) + self.before_bytes.load(Relaxed)
+        layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + self.before_bytes.load(Relaxed)
     }
 
     /// Looks anew how much of what the disk wrote before it was last forked is left.
@@ -240,7 +240,7 @@ impl Disk {
         let Core { layers, .. } = &*self.core;
         let all = self.tree.layers();
         let before = &all[..all.len() - 1];
-        let bytes = before.iter().map(|&layer| layers.compressed_bytes(layer) + layers.parts_bytes(layer)).sum();
+        let bytes = before.iter().map(|&layer| layers.compressed_bytes(layer) + self.core.parts_bytes(layer)).sum();
         self.before_bytes.store(bytes, Relaxed);
         bytes
     }
@@ -602,7 +602,7 @@ impl Disk {
         let own = self.tree.layers();
         let Sums { pages, compressed_bytes, same_pages, huge_pages, shared_bytes, .. } =
             own.iter().map(|&layer| layers.sums(layer)).sum();
-        let table_bytes = own.iter().map(|&layer| layers.parts_bytes(layer)).sum();
+        let table_bytes = own.iter().map(|&layer| self.core.parts_bytes(layer)).sum();
         DiskStats {
             orig_data_size: pages * PAGE_SIZE as u64,
             compr_data_size: compressed_bytes,
@@ -625,7 +625,7 @@ impl Disk {
             new.counted_bytes() > old.counted_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
-        let now = layers.compressed_bytes(layer) + layers.parts_bytes(layer) + new.counted_bytes() as u64;
+        let now = layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + new.counted_bytes() as u64;
         let most = limit.saturating_add(old.counted_bytes() as u64);
         let fits = !grows || now + self.before_bytes.load(Relaxed) <= most || now + self.count_before() <= most;
         if fits { Ok(()) } else { Err(Error::DiskFull) }

@@ -17,7 +17,6 @@ use std::{
 use crate::{
     budget::{Budget, Full, Purpose},
     entry::Entry,
-    leaves::LEAF_BYTES,
     reserved::Reserved,
     slab::Slab,
 };
@@ -127,11 +126,6 @@ impl Layers {
     /// Parts of a layer that a disk has.
     pub(crate) fn parts(&self, layer: LayerId) -> u64 {
         u64::from(self.holds.all()[layer.0 as usize].load(Relaxed)) - 1
-    }
-
-    /// Bytes of the parts of a layer that a disk has.
-    pub(crate) fn parts_bytes(&self, layer: LayerId) -> u64 {
-        self.parts(layer) * LEAF_BYTES as u64
     }
 
     /// Moves what an entry counts from one layer to another.

@@ -39,7 +39,6 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 use crate::{
     Stats,
     budget::{Budget, Purpose},
-    core::Core,
     entry::Entry,
     leaves::Leaves,
     malloc,
@@ -90,6 +89,22 @@ pub(crate) struct Trained {
     number: u8,
     /// Pages to write until the next goes to the sample.
     until_sample: u32,
+}
+
+/// What a training needs of the pool that it is of.
+pub(crate) trait Trainee: Send + Sync + 'static {
+    /// The training; `None`: the pool's codec has nothing to train.
+    fn training(&self) -> Option<&Training>;
+
+    /// The pool's memory.
+    fn budget(&self) -> &Budget;
+
+    /// Fills `page` from an entry. False: it has none that can be read.
+    fn read_entry(&self, entry: u64, page: &mut Page) -> bool;
+
+    /// Passes every stream that was made so far to `change`, one after the other, as soon as nobody
+    /// holds it: whoever held a stream before the call has given it back once after.
+    fn visit_streams(&self, change: &mut dyn FnMut(&mut dyn Stream, &mut Trained));
 }
 
 /// The tables of a pool whose codec can be trained.
@@ -274,18 +289,18 @@ impl Training {
     /// Offers an entry that is being written to the sample: one of every `stride` is taken. When
     /// the sample is full a thread begins to train.
     #[inline]
-    pub(crate) fn offer(&self, trained: &mut Trained, entry: u64, core: &Arc<Core>) {
+    pub(crate) fn offer(&self, trained: &mut Trained, entry: u64, pool: &Arc<impl Trainee>) {
         if trained.until_sample > 0 {
             trained.until_sample -= 1;
             return;
         }
         trained.until_sample = self.stride.load(Relaxed).saturating_sub(1);
         let Some(sample) = self.collect(entry) else { return };
-        let their = Arc::clone(core);
+        let pool = Arc::clone(pool);
         let work = move || {
-            let Some(training) = &their.training else { return };
+            let Some(training) = pool.training() else { return };
             let _turn = Turn(training);
-            training.train(&sample, &their);
+            training.train(&sample, &*pool);
         };
         // Without a thread there is no training; the next sample tries again.
         if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
@@ -304,15 +319,15 @@ impl Training {
     }
 
     /// The trainer's work with one sample.
-    fn train(&self, entries: &[u64], core: &Core) {
-        let budget = &core.budget;
-        self.free_unused(core);
+    fn train(&self, entries: &[u64], pool: &dyn Trainee) {
+        let budget = pool.budget();
+        self.free_unused(pool);
         // What a disk near its limit has left is for its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
         if budget.limit().saturating_sub(budget.used()) < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
         }
-        let better = self.better(&pages_of(entries, core));
+        let better = self.better(&pages_of(entries, pool));
         malloc::give_back();
         self.give(budget, work_bytes);
         match better {
@@ -359,26 +374,26 @@ impl Training {
     }
 
     /// Frees the numbers that no object has, as the module's comment says.
-    fn free_unused(&self, core: &Core) {
+    fn free_unused(&self, pool: &dyn Trainee) {
         let current = self.current();
-        core.streams.visit(|_| {});
+        pool.visit_streams(&mut |_, _| {});
         let unused =
             |number: usize| number != 0 && number != usize::from(current) && self.objects[number].load(Relaxed) == 0;
         let unused: [bool; NUMBERS] = array::from_fn(unused);
         let first = lock(&self.sets).of[0].clone();
-        core.streams.visit(|working| {
-            if unused.get(usize::from(working.coder.trained.number)).copied().unwrap_or(false)
+        pool.visit_streams(&mut |stream, trained| {
+            if unused.get(usize::from(trained.number)).copied().unwrap_or(false)
                 && let Some(first) = &first
             {
                 // So that the stream does not keep them in memory.
-                working.coder.stream.set_tables(first);
-                working.coder.trained.number = 0;
+                stream.set_tables(first);
+                trained.number = 0;
             }
         });
         let mut sets = lock(&self.sets);
         for number in (0..NUMBERS).filter(|&number| unused[number]) {
             if let Some(tables) = sets.of[number].take() {
-                self.give(&core.budget, tables.memory_bytes() as u64);
+                self.give(pool.budget(), tables.memory_bytes() as u64);
                 sets.order.retain(|&other| usize::from(other) != number);
                 _ = self.leaving.compare_exchange(number as u8, NONE, AcqRel, Relaxed);
             }
@@ -410,11 +425,11 @@ impl Training {
 }
 
 /// The pages of `entries`, as far as these still hold any that needs an object.
-fn pages_of(entries: &[u64], core: &Core) -> Vec<Page> {
+fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     let mut pages = Vec::with_capacity(entries.len());
     for &entry in entries {
         let mut page = [0; PAGE_SIZE];
-        if core.read_entry(entry, &mut page) && same_filled(&page).is_none() {
+        if pool.read_entry(entry, &mut page) && same_filled(&page).is_none() {
             pages.push(page);
         }
     }
