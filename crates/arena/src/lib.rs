@@ -37,7 +37,7 @@ thread_local! {
 /// Bytes of which pieces are lent. A clone lends of the same.
 #[derive(Clone)]
 pub struct Arena {
-    shared: Arc<Shared>,
+    shared: Arc<ArenaCore>,
 }
 
 /// A part of an [`Arena`], which goes back there when it is dropped.
@@ -59,7 +59,7 @@ unsafe impl Sync for Piece {}
 ///
 /// Invariant: the free ranges of all lanes, the pieces out there, and what lies behind `taken` are
 /// the mapping, without overlap.
-struct Shared {
+struct ArenaCore {
     len: usize,
     /// `None` in it: the system refused.
     memory: OnceLock<Option<Arc<Memory>>>,
@@ -122,7 +122,7 @@ impl Arena {
             0 => (1, len),
             extent => (lanes, extent),
         };
-        let shared = Shared {
+        let shared = ArenaCore {
             len,
             memory: OnceLock::new(),
             taken: AtomicUsize::new(0),
@@ -177,7 +177,7 @@ impl Lane {
     }
 }
 
-impl Shared {
+impl ArenaCore {
     /// Takes an extent of at least `least` bytes, or all that is left, if anything is: its start
     /// and its length.
     fn extend(&self, least: usize) -> Option<(usize, usize)> {
@@ -297,7 +297,7 @@ mod tests {
 
     use super::*;
 
-    /// The invariants of [`Shared`] and [`Free`], for an arena whose pieces are `out`.
+    /// The invariants of [`ArenaCore`] and [`Free`], for an arena whose pieces are `out`.
     fn check(arena: &Arena, out: &[Piece]) {
         let shared = &arena.shared;
         let Some(Some(memory)) = shared.memory.get() else { return assert!(out.is_empty()) };

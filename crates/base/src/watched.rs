@@ -12,16 +12,16 @@ use rustix::time::{ClockId, clock_gettime};
 /// A file that nobody should change while it is used.
 pub(crate) struct Watched {
     file: File,
-    first: State,
+    first: FileState,
     /// The second of the last look.
     looked_s: AtomicI64,
     changed: AtomicBool,
 }
 
 /// What shows that a file was changed: its size and its modification time.
-type State = (u64, (i64, i64));
+type FileState = (u64, (i64, i64));
 
-fn state(file: &File) -> io::Result<State> {
+fn state(file: &File) -> io::Result<FileState> {
     let metadata = file.metadata()?;
     Ok((metadata.size(), (metadata.mtime(), metadata.mtime_nsec())))
 }

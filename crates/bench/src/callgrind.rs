@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 const MADE_WITH: &str = "Made with: ";
 
 /// What is counted, and the committed table of it.
-pub(crate) struct Table<'a> {
+pub(crate) struct CountTable<'a> {
     pub(crate) file: &'a PathBuf,
     /// The table's first line.
     pub(crate) title: &'a str,
@@ -17,7 +17,7 @@ pub(crate) struct Table<'a> {
     pub(crate) tolerance: f64,
 }
 
-impl Table<'_> {
+impl CountTable<'_> {
     /// Counts, and writes the table or fails where a count is above the table's. Without valgrind,
     /// or with a table of another compiler or processor, it says so and does neither.
     pub(crate) fn run(

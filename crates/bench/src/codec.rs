@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use crate::figure::Figure;
 use corpus::Corpus;
-use kinds::{Kind, Set};
+use kinds::{DataKind, Set};
 use measure::{Measured, Race};
 use subject::Subject;
 
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let kinds = kinds::gathered(dir)?;
     for set in [Set::Tuned, Set::Measured] {
-        let of_set: Vec<&Kind> = kinds.iter().filter(|kind| kind.set == set).collect();
+        let of_set: Vec<&DataKind> = kinds.iter().filter(|kind| kind.set == set).collect();
         let mut measured = Vec::new();
         for together in of_set.chunks(KINDS_TOGETHER) {
             let named: anyhow::Result<Vec<(String, Vec<u8>)>> =

@@ -89,7 +89,7 @@ enum Made {
 
 /// The best passes by case and subject, and each subject's bytes.
 #[derive(Default)]
-struct Table {
+struct PassTable {
     passes: BTreeMap<(String, &'static str), Done>,
     /// Of each subject: bytes of the pages that it holds, compressed bytes, and all memory spent.
     bytes: BTreeMap<&'static str, (u64, u64, u64)>,
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             shapes.push(Shape { threads, request, part: slots / threads / request * request });
         }
     }
-    let mut tables: Vec<Table> = kinds.iter().map(|_| Table::default()).collect();
+    let mut tables: Vec<PassTable> = kinds.iter().map(|_| PassTable::default()).collect();
     // Rounds of one case lie far apart: other work of the machine that lasts for seconds meets few
     // of them.
     for round in 0..args.rounds {
@@ -156,7 +156,7 @@ fn measure(
     shape: Shape,
     round: usize,
     subjects: &[(&'static str, Subject)],
-    table: &mut Table,
+    table: &mut PassTable,
 ) -> anyhow::Result<()> {
     let Shape { threads, request, part } = shape;
     for (name, subject) in subjects {
@@ -173,7 +173,7 @@ fn measure(
                 (0..part / request).collect()
             };
             let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
-                requests(&data.pages, Part { shape, thread, order: &order, salt }, pattern, worker)
+                requests(&data.pages, ThreadPass { shape, thread, order: &order, salt }, pattern, worker)
             })?;
             let best = table.passes.entry((case_of(data, pattern, shape), *name)).or_default();
             *best = best.best(done);
@@ -194,7 +194,7 @@ fn report(json: bool, case: &str, subject: &str, metric: &str, value: f64, unit:
     }
 }
 
-impl Table {
+impl PassTable {
     fn report(&self, json: bool, data: &Data, subjects: &[(&'static str, Subject)], shapes: &[Shape]) {
         for (name, (orig, compressed, spent)) in &self.bytes {
             report(json, &data.name, name, "orig_bytes", *orig as f64, "bytes");
@@ -276,7 +276,7 @@ fn target_line(json: bool, case: &str, subject: &str, ratio: f64, relation: &str
 }
 
 /// One thread's part of a pass: the requests of its slots in their order.
-struct Part<'a> {
+struct ThreadPass<'a> {
     shape: Shape,
     thread: usize,
     order: &'a [usize],
@@ -293,8 +293,8 @@ const LOOK: usize = 32;
 /// Runs one thread's part. A write puts other pages in its slots each time; neighbouring ones go to
 /// different threads, so that all have the same work. A read finds what the last write left and
 /// does not look at it.
-fn requests(pages: &Pages, part: Part<'_>, pattern: Pattern, worker: &mut dyn Worker) -> anyhow::Result<Done> {
-    let Part { shape: Shape { threads, request, .. }, thread, order, salt } = part;
+fn requests(pages: &Pages, part: ThreadPass<'_>, pattern: Pattern, worker: &mut dyn Worker) -> anyhow::Result<Done> {
+    let ThreadPass { shape: Shape { threads, request, .. }, thread, order, salt } = part;
     let mut buffer = Pages::new(request);
     let (start, least) = (Instant::now(), if pattern.fills { Duration::ZERO } else { LEAST });
     let mut count = 0;

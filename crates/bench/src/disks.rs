@@ -42,8 +42,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What to measure
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
-    parts: Vec<Part>,
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = DisksBench::value_variants().to_vec())]
+    parts: Vec<DisksBench>,
     /// Print one JSON object per line on standard output, and the verdicts on standard error
     #[arg(long)]
     json: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum DisksBench {
     /// Memory of disks that hold nothing or little, and the time to make and drop one
     Idle,
     /// A thousand disks written by all threads, beside one disk of the same bytes
@@ -64,19 +64,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     keep_no_large_blocks();
     let threads = if args.threads == 0 { cpus() } else { args.threads };
     let mut output = Output::new("disks", args.json);
-    if args.parts.contains(&Part::Idle) {
+    if args.parts.contains(&DisksBench::Idle) {
         // Before anything else: what the allocator has kept of other work would hold the disks.
         idle::empty(&mut output)?;
     }
     let data = mixed(gather(&args.data, args.mib << 8)?);
-    if args.parts.contains(&Part::Idle) {
+    if args.parts.contains(&DisksBench::Idle) {
         idle::forks(&mut output, &data)?;
     }
     for codec in &args.codecs {
-        if args.parts.contains(&Part::Many) {
+        if args.parts.contains(&DisksBench::Many) {
             many::run(&mut output, codec, &data, threads, args.rounds)?;
         }
-        if args.parts.contains(&Part::Limit) {
+        if args.parts.contains(&DisksBench::Limit) {
             limit::run(&mut output, codec, &data, args.limit, threads, args.rounds)?;
         }
     }

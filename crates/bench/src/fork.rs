@@ -64,8 +64,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What to measure
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
-    parts: Vec<Part>,
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = ForkBench::value_variants().to_vec())]
+    parts: Vec<ForkBench>,
     /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
@@ -85,7 +85,7 @@ pub(crate) struct Args {
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum ForkBench {
     /// As a library: time of a fork and its first read, memory of idle forks, and what stays of
     /// them
     Idle,
@@ -109,7 +109,7 @@ enum Part {
     Work,
 }
 
-impl Part {
+impl ForkBench {
     /// Whether it needs a base of real files.
     fn needs_base(self) -> bool {
         matches!(self, Self::Idle | Self::Socket | Self::Peers | Self::Reads | Self::Freeze | Self::Work)
@@ -130,26 +130,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     if let Some((pagefold, base)) = &base {
         // Before anything else: what the allocator has kept of other work would hold the forks.
-        if wants(Part::Idle) {
+        if wants(ForkBench::Idle) {
             idle::run(&mut output, base, args.forks)?;
         }
-        if wants(Part::Socket) {
+        if wants(ForkBench::Socket) {
             socket::run(&mut output, pagefold, base, args)?;
         }
-        if wants(Part::Peers) {
+        if wants(ForkBench::Peers) {
             peers::run(&mut output, base, &args.tmpfs)?;
         }
-        if wants(Part::Work) {
+        if wants(ForkBench::Work) {
             work::run(&mut output, pagefold, base, args)?;
         }
-        if wants(Part::Reads) {
+        if wants(ForkBench::Reads) {
             reads::run(&mut output, base, args.rounds)?;
         }
-        if wants(Part::Freeze) {
+        if wants(ForkBench::Freeze) {
             freeze::run(&mut output, pagefold, base, args)?;
         }
     }
-    if [Part::Snapshot, Part::Writes, Part::Depth, Part::Dedupe].into_iter().any(wants) {
+    if [ForkBench::Snapshot, ForkBench::Writes, ForkBench::Depth, ForkBench::Dedupe].into_iter().any(wants) {
         let data = mixed(gather(&[], 64 << 8)?);
         measure_pages(&mut output, args, &data)?;
     }
@@ -160,17 +160,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// The parts that write pages of programs' heaps, which need no base.
 fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Result<()> {
     let wants = |part| args.parts.contains(&part);
-    if wants(Part::Snapshot) {
+    if wants(ForkBench::Snapshot) {
         snapshot::run(output, data, args.changed, args.rounds)?;
     }
     for codec in &args.codecs {
-        if wants(Part::Writes) {
+        if wants(ForkBench::Writes) {
             writes::run(output, codec, data, args.pages as u64, args.rounds)?;
         }
-        if wants(Part::Dedupe) {
+        if wants(ForkBench::Dedupe) {
             dedupe::run(output, codec, data, args.pages as u64, args.rounds)?;
         }
-        if wants(Part::Depth) {
+        if wants(ForkBench::Depth) {
             depth::run(output, codec, data, args.pages as u64, args.rounds)?;
         }
     }

@@ -185,7 +185,7 @@ struct Bench<'a> {
 
 /// A way to read what was packed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reader {
+enum ImageReader {
     Library,
     PagefoldFuse,
     KernelErofs,
@@ -196,7 +196,7 @@ enum Reader {
     KernelExt4,
 }
 
-impl Reader {
+impl ImageReader {
     const ALL: [Self; 8] = [
         Self::Library,
         Self::PagefoldFuse,
@@ -295,7 +295,7 @@ impl Bench<'_> {
         let reads = Reads::of(&data.folder, 256 << 20)?;
         let prefix = format!("{}/{}/read", data.name, case.name());
         let mut readers = Vec::new();
-        for reader in Reader::ALL {
+        for reader in ImageReader::ALL {
             let image = self.image(reader.builder());
             if !image.exists() {
                 continue;

@@ -14,7 +14,7 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::ensure;
 use pagefold_codec::{Codec, PAGE_SIZE, by_name};
 use pagefold_published::{
-    Config, Store,
+    Store, StoreConfig,
     strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
 
@@ -126,7 +126,7 @@ fn subject<L: EntryLock>() -> Subject {
     Subject {
         name: L::NAME,
         entry_bytes: L::ENTRY_BYTES,
-        make: |slots, codec| Ok(Box::new(Store::<L>::new(Config { codec, ..Config::new(slots) })?)),
+        make: |slots, codec| Ok(Box::new(Store::<L>::new(StoreConfig { codec, ..StoreConfig::new(slots) })?)),
     }
 }
 

@@ -34,8 +34,8 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', default_value = "lz4,fold")]
     codecs: Vec<String>,
     /// What to measure
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
-    parts: Vec<Part>,
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = PoolBench::value_variants().to_vec())]
+    parts: Vec<PoolBench>,
     /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
     /// lost)
     #[arg(long)]
@@ -50,7 +50,7 @@ const MOSAIC: &str = "mosaic";
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum PoolBench {
     /// Memory spent after filling, through churn and after discards
     Memory,
     /// Speed of allocating and freeing
@@ -94,18 +94,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 Some(other) if other.name != first.name => other,
                 _ => &data[(number + 1) % data.len()],
             };
-            if args.parts.contains(&Part::Memory) {
+            if args.parts.contains(&PoolBench::Memory) {
                 memory::run(&output, codec, first, second, !args.no_zram)?;
             }
-            if args.parts.contains(&Part::Speed) {
+            if args.parts.contains(&PoolBench::Speed) {
                 speed::run(&output, &*by_name(codec)?, first, &threads)?;
             }
-            if args.parts.contains(&Part::Small) && number == 0 {
+            if args.parts.contains(&PoolBench::Small) && number == 0 {
                 small::run(&output, codec, first)?;
             }
         }
     }
-    if args.parts.contains(&Part::Experiment) {
+    if args.parts.contains(&PoolBench::Experiment) {
         experiment::run(&output, !args.no_zram)?;
     }
     Ok(())

@@ -13,7 +13,7 @@
 use std::fmt::Write as _;
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
-use pagefold_published::{Config, Store, StreamPolicy, strategy::BitSpin};
+use pagefold_published::{Store, StoreConfig, StreamPolicy, strategy::BitSpin};
 
 use crate::{
     figure::{Figure, geometric_mean},
@@ -136,7 +136,9 @@ fn round(
     let slots = (args.mib << 20) / PAGE_SIZE;
     let codec = by_name(&args.codec)?;
     let store: Box<dyn Device> = match policy {
-        Some(streams) => Box::new(Store::<BitSpin>::new(Config { codec, streams, ..Config::new(slots as u64) })?),
+        Some(streams) => {
+            Box::new(Store::<BitSpin>::new(StoreConfig { codec, streams, ..StoreConfig::new(slots as u64) })?)
+        }
         None => Box::new(Product::new(slots as u64, codec)?),
     };
     let counting = perf.map(Perf::start).transpose()?;

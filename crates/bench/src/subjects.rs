@@ -27,10 +27,10 @@ impl<L: EntryLock> Slots for Store<L> {
 /// A codec and a page's room for each object: no table, no pool, no locks. Each thread has slots of
 /// its own.
 pub(crate) struct Bare {
-    parts: Vec<Mutex<Part>>,
+    parts: Vec<Mutex<BareStripe>>,
 }
 
-struct Part {
+struct BareStripe {
     stream: Box<dyn Stream>,
     first_slot: u64,
     objects: Vec<Page>,
@@ -41,7 +41,7 @@ impl Bare {
     /// For `threads` threads, of which number `n` uses the slots from `n × part_slots` on.
     pub(crate) fn new(codec: &dyn Codec, threads: usize, part_slots: u64) -> anyhow::Result<Self> {
         let part = |number: usize| {
-            anyhow::Ok(Mutex::new(Part {
+            anyhow::Ok(Mutex::new(BareStripe {
                 stream: codec.stream()?,
                 first_slot: number as u64 * part_slots,
                 objects: vec![[0; PAGE_SIZE]; part_slots as usize],
@@ -53,7 +53,7 @@ impl Bare {
 
     /// Bytes of the objects.
     pub(crate) fn compressed_bytes(&self) -> u64 {
-        let part = |part: &Mutex<Part>| {
+        let part = |part: &Mutex<BareStripe>| {
             part.lock().unwrap_or_else(PoisonError::into_inner).lens.iter().map(|&len| len as u64).sum::<u64>()
         };
         self.parts.iter().map(part).sum()
@@ -67,9 +67,9 @@ impl Device for Bare {
     }
 }
 
-impl Worker for MutexGuard<'_, Part> {
+impl Worker for MutexGuard<'_, BareStripe> {
     fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()> {
-        let Part { stream, first_slot, objects, lens } = &mut **self;
+        let BareStripe { stream, first_slot, objects, lens } = &mut **self;
         let first = (slot - *first_slot) as usize;
         for (page, (object, len)) in pages.iter().zip(objects[first..].iter_mut().zip(&mut lens[first..])) {
             *len = stream.compress(page, &mut object[..PAGE_SIZE - 1]).unwrap_or(PAGE_SIZE);
@@ -81,7 +81,7 @@ impl Worker for MutexGuard<'_, Part> {
     }
 
     fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()> {
-        let Part { stream, first_slot, objects, lens } = &mut **self;
+        let BareStripe { stream, first_slot, objects, lens } = &mut **self;
         let first = (slot - *first_slot) as usize;
         for (page, (object, &len)) in pages.iter_mut().zip(objects[first..].iter().zip(&lens[first..])) {
             if len == PAGE_SIZE {

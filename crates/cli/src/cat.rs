@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{anyhow, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, Place, resolve, show};
+use crate::image::{ImageArgs, ImagePath, resolve, show};
 use crate::misuse;
 use crate::output::output;
 
@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 1 << 20;
 pub(crate) struct Args {
     /// The image and a path in it
     #[arg(value_name = "IMAGE:PATH")]
-    place: Place,
+    place: ImagePath,
 
     #[command(flatten)]
     image: ImageArgs,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use pagefold_erofs::{CheckReport, CompareReport};
 
-use crate::image::{ImageArgs, Place, resolve, show, tell_problems, tell_warnings};
+use crate::image::{ImageArgs, ImagePath, resolve, show, tell_problems, tell_warnings};
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
 use crate::source::{SourceArgs, tell_differences};
@@ -28,7 +28,7 @@ The exit status is 0 if there is no problem, otherwise 1.")]
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
-    place: Place,
+    place: ImagePath,
 
     /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Place { image: file, path } = &args.place;
+    let ImagePath { image: file, path } = &args.place;
     if !args.against.is_empty() && !path.is_empty() {
         return Err(misuse(anyhow!("--against compares the whole image; leave ':{}' out", show(path))));
     }

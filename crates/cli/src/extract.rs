@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use pagefold_erofs::{Error, ExtractOptions, FileKind, Problem};
 
-use crate::image::{ImageArgs, Place, resolve, show, show_below, tell_problems, tell_warnings};
+use crate::image::{ImageArgs, ImagePath, resolve, show, show_below, tell_problems, tell_warnings};
 use crate::size;
 
 /// Extract an EROFS image, or a directory of it
@@ -25,7 +25,7 @@ program belongs to the user who extracts it and runs with that user's rights; \
 pub(crate) struct Args {
     /// The image, and optionally a directory in it
     #[arg(value_name = "IMAGE[:PATH]")]
-    place: Place,
+    place: ImagePath,
 
     /// Directory to extract into; created if it does not exist
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
@@ -57,7 +57,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Place { image: file, path } = &args.place;
+    let ImagePath { image: file, path } = &args.place;
     let image = args.image.open(file)?;
     let start = resolve(&image, path)?;
     if start.kind != FileKind::Directory {

@@ -17,12 +17,12 @@ use crate::size;
 
 /// An image file and a path in it, as `IMAGE[:PATH]` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ImagePath {
     pub(crate) image: PathBuf,
     pub(crate) path: Vec<u8>,
 }
 
-impl From<OsString> for Place {
+impl From<OsString> for ImagePath {
     /// A name that is a file is one, colons and all; else the last colon starts the path that has a
     /// file before it, or the first if none has.
     fn from(text: OsString) -> Self {
@@ -255,16 +255,16 @@ mod tests {
 
     #[test]
     fn places() {
-        let place = |text: &str| Place::from(OsString::from(text));
-        assert_eq!(place("no-such.erofs"), Place { image: "no-such.erofs".into(), path: Vec::new() });
-        assert_eq!(place("no-such.erofs:/etc"), Place { image: "no-such.erofs".into(), path: b"/etc".to_vec() });
+        let place = |text: &str| ImagePath::from(OsString::from(text));
+        assert_eq!(place("no-such.erofs"), ImagePath { image: "no-such.erofs".into(), path: Vec::new() });
+        assert_eq!(place("no-such.erofs:/etc"), ImagePath { image: "no-such.erofs".into(), path: b"/etc".to_vec() });
         assert_eq!(place("a:b:c").path, b"b:c");
         let folder = tempfile::tempdir().expect("a folder");
         let image = folder.path().join("an:image");
         std::fs::write(&image, "").expect("a file");
         let image = image.to_str().expect("a plain path");
         for path in ["c", "c:d", "/e/c:d:"] {
-            let expected = Place { image: image.into(), path: path.as_bytes().to_vec() };
+            let expected = ImagePath { image: image.into(), path: path.as_bytes().to_vec() };
             assert_eq!(place(&format!("{image}:{path}")), expected);
         }
         assert_eq!(place(image).path, b"");

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, io::Write as _};
 use anyhow::Context;
 use pagefold_erofs::{Counts, FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, Place, date, long, resolve, show};
+use crate::image::{ImageArgs, ImagePath, date, long, resolve, show};
 use crate::output::output;
 use crate::{record, size};
 
@@ -20,7 +20,7 @@ use crate::{record, size};
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
-    place: Place,
+    place: ImagePath,
 
     /// Also read all files, or those at and below PATH, and count the clusters decoded in place
     #[arg(long)]

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Context;
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, Place, long, resolve, show};
+use crate::image::{ImageArgs, ImagePath, long, resolve, show};
 use crate::output::output;
 use crate::record;
 
@@ -19,7 +19,7 @@ use crate::record;
 pub(crate) struct Args {
     /// The image, and a path in it
     #[arg(value_name = "IMAGE[:PATH]")]
-    place: Place,
+    place: ImagePath,
 
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::anyhow;
 use pagefold_control::{Client, ClientError};
 
-use crate::{message, place};
+use crate::{message, server_directory};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,7 +26,7 @@ impl Peer {
     pub(crate) fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
         match self.control {
             Some(_) => Ok(None),
-            None => place::directory(self.dir.as_deref()).map(Some),
+            None => server_directory::path(self.dir.as_deref()).map(Some),
         }
     }
 
@@ -34,7 +34,7 @@ impl Peer {
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
         let path = match &self.control {
             Some(path) => path.clone(),
-            None => place::control_socket(&place::directory(self.dir.as_deref())?),
+            None => server_directory::control_socket(&server_directory::path(self.dir.as_deref())?),
         };
         Client::connect(&path, TIMEOUT).map_err(|error| match error {
             error @ ClientError::Connect { .. } => {

@@ -19,12 +19,12 @@ use crate::{
 /// fuzzers of what speaks the protocol.
 #[derive(Debug, Default)]
 pub struct Model {
-    state: Mutex<State>,
+    state: Mutex<ModelState>,
     stopped: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ModelState {
     disks: BTreeMap<String, DiskRecord>,
     limit_bytes: Option<u64>,
 }
@@ -49,12 +49,12 @@ impl Model {
         Ok(disk)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ModelState {
     fn batch(&self, Batch { after, most }: Batch<'_>) -> impl Iterator<Item = &DiskRecord> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.disks.range::<str, _>((start, Bound::Unbounded)).map(|(_, disk)| disk).take(most)

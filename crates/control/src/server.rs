@@ -68,11 +68,11 @@ impl Default for Limits {
 /// A control socket that listens.
 pub struct Server {
     listener: UnixListener,
-    shared: Arc<Shared>,
+    shared: Arc<ServerCore>,
 }
 
 /// What the server, its handles and its clients' threads share.
-struct Shared {
+struct ServerCore {
     disks: Arc<dyn Manage>,
     greeting: String,
     limits: Limits,
@@ -99,7 +99,7 @@ struct Client {
 
 /// Ends a server from any thread.
 #[derive(Clone)]
-pub struct ServerHandle(Arc<Shared>);
+pub struct ServerHandle(Arc<ServerCore>);
 
 impl Server {
     /// Lets the clients of `listener` manage `disks`; `version` is the program's, for the greeting.
@@ -108,7 +108,7 @@ impl Server {
     pub fn new(listener: UnixListener, disks: Arc<dyn Manage>, version: &str, limits: Limits) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let greeting = Greeting { name: "pagefold".to_owned(), protocol: PROTOCOL, version: version.to_owned() };
-        let shared = Shared {
+        let shared = ServerCore {
             disks,
             greeting: serde_json::to_string(&greeting).map_err(io::Error::other)?,
             limits,
@@ -159,7 +159,7 @@ impl fmt::Debug for ServerHandle {
     }
 }
 
-impl Shared {
+impl ServerCore {
     fn lock(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,7 +196,7 @@ impl Shared {
             let what = format!("{} clients are connected already: retry later", self.limits.clients);
             return self.refuse(&stream, &Failure::new(Code::Busy, what));
         };
-        let entry = Entry { shared: Arc::clone(self), number };
+        let entry = ClientEntry { shared: Arc::clone(self), number };
         let spawned = thread::Builder::new().name("control-client".to_owned()).spawn(move || {
             // How it ended concerns the client alone.
             let _ = entry.shared.serve(entry.number, &stream);
@@ -286,12 +286,12 @@ impl Shared {
 }
 
 /// A client's place in the list, which it leaves when its thread ends.
-struct Entry {
-    shared: Arc<Shared>,
+struct ClientEntry {
+    shared: Arc<ServerCore>,
     number: u64,
 }
 
-impl Drop for Entry {
+impl Drop for ClientEntry {
     fn drop(&mut self) {
         self.shared.lock().all.remove(&self.number);
         self.shared.client_ended.notify_all();

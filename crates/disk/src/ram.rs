@@ -63,7 +63,7 @@ pub enum Layer {
 }
 
 /// The part of a request that lies in one slot.
-struct Part {
+struct SlotPart {
     slot: u64,
     /// Where in the page.
     at: usize,
@@ -80,7 +80,7 @@ fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
 }
 
 /// Splits a request of `len` bytes at `offset` into its slots' parts.
-fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = SlotPart> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {
@@ -90,7 +90,7 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
         let at = (offset % PAGE_BYTES) as usize;
         let start = done;
         done = len.min(start + PAGE_SIZE - at);
-        Some(Part { slot: offset / PAGE_BYTES, at, bytes: start..done })
+        Some(SlotPart { slot: offset / PAGE_BYTES, at, bytes: start..done })
     })
 }
 
@@ -255,7 +255,7 @@ impl RamDisk {
 
     /// Fills a part of a request from the disk's own page. False: the slot holds nothing, and the
     /// part is unspecified.
-    fn read_part(&self, part: &Part, target: &mut [u8]) -> Result<bool, Error> {
+    fn read_part(&self, part: &SlotPart, target: &mut [u8]) -> Result<bool, Error> {
         if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
             return Ok(self.disk.read(part.slot, page)?);
         }

@@ -27,7 +27,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
+use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Portion as Wanted};
 use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use crate::buffers::Content;

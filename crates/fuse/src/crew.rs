@@ -36,11 +36,11 @@ thread_local! {
 /// work, or a request waits for at most two ticks.
 pub(crate) struct Crew {
     threads: usize,
-    state: Mutex<State>,
+    state: Mutex<CrewState>,
     bell: Condvar,
 }
 
-struct State {
+struct CrewState {
     /// Threads that answered something. Before all are known none rests: who attends when the
     /// device is gone is one of them, and sends the others there.
     known: usize,
@@ -75,7 +75,7 @@ impl Drop for Member {
     }
 }
 
-impl State {
+impl CrewState {
     /// Whether nobody attends though some rest.
     fn lacks(&self, threads: usize) -> bool {
         self.resting > 0 && self.at_work + self.resting >= threads
@@ -84,7 +84,7 @@ impl State {
 
 impl Crew {
     pub(crate) fn new(threads: usize) -> Arc<Self> {
-        let state = State {
+        let state = CrewState {
             known: 0,
             at_work: 0,
             resting: 0,
@@ -98,7 +98,7 @@ impl Crew {
         Arc::new(Self { threads, state: Mutex::new(state), bell: Condvar::new() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CrewState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +146,7 @@ impl Crew {
         }
     }
 
-    fn rest<'a>(&'a self, mut state: MutexGuard<'a, State>, waits: impl Fn() -> bool) {
+    fn rest<'a>(&'a self, mut state: MutexGuard<'a, CrewState>, waits: impl Fn() -> bool) {
         state.resting += 1;
         // Requests that were begun when the watch looked last.
         let mut watch = None;

@@ -61,17 +61,17 @@ impl Default for MountOptions {
 /// A mounted image.
 pub struct Mount {
     session: Session<ImageFilesystem>,
-    place: Place,
+    place: MountPoint,
 }
 
 /// Unmounts a [`Mount`], from any thread.
 pub struct Unmounter {
-    place: Place,
+    place: MountPoint,
 }
 
 /// A mount as the system's table of mounts knows it.
 #[derive(Clone)]
-struct Place {
+struct MountPoint {
     at: PathBuf,
     id: Option<u64>,
 }
@@ -123,7 +123,7 @@ impl Mount {
         let session = Session::new(filesystem, &at, &config).map_err(explain)?;
         poller.watch(session.as_fd().try_clone_to_owned()?);
         let id = mounts_at(&at)?.last().copied();
-        Ok(Self { session, place: Place { at, id } })
+        Ok(Self { session, place: MountPoint { at, id } })
     }
 
     /// What unmounts this mount while it is served.
@@ -159,7 +159,7 @@ impl Unmounter {
     }
 }
 
-impl Place {
+impl MountPoint {
     fn unmount(&self) -> io::Result<()> {
         let mounts = mounts_at(&self.at)?;
         if !mounts.iter().any(|id| Some(*id) == self.id) {

@@ -11,10 +11,10 @@
 //! `pagefold-bench locks`, `streams` and `pool` measure it; nothing else uses it.
 //!
 //! ```
-//! use pagefold_published::{AllocatorKind, Config, Store, StreamPolicy, strategy::BitSpin};
+//! use pagefold_published::{AllocatorKind, StoreConfig, Store, StreamPolicy, strategy::BitSpin};
 //!
 //! // zram as of 2014: a lock bit in each entry, a list of four streams.
-//! let config = Config { streams: StreamPolicy::Idle(4), allocator: AllocatorKind::Xvmalloc, ..Config::new(1000) };
+//! let config = StoreConfig { streams: StreamPolicy::Idle(4), allocator: AllocatorKind::Xvmalloc, ..StoreConfig::new(1000) };
 //! let zram = Store::<BitSpin>::new(config)?;
 //! let page = std::array::from_fn(|at| (at / 100) as u8);
 //! zram.write(5, &page)?;
@@ -45,7 +45,7 @@ mod xcfmalloc;
 mod xvmalloc;
 
 pub use heap::{AllocatorKind, Heap, Object};
-pub use store::{Config, Error, Stats, Store};
+pub use store::{Error, Stats, Store, StoreConfig};
 pub use streams::StreamPolicy;
 
 /// The ways to guard an entry, to be given to [`Store`] as its type.

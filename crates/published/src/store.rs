@@ -27,7 +27,7 @@ use crate::{
     heap::{AllocatorKind, Heap, Object},
     lock::EntryLock,
     streams::{StreamPolicy, Streams, Working},
-    table::{Entry, Table},
+    table::{EntryTable, PublishedEntry},
 };
 
 /// Longer objects are pages kept as they are. pagefold's own store has the same bound, so that both
@@ -40,7 +40,7 @@ const WRITERS_MAX: u64 = 1024;
 
 /// How a store is made.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct StoreConfig {
     /// How many slots there are, at most 4 Mi less 1024.
     pub slots: u64,
     /// What compresses the pages.
@@ -51,7 +51,7 @@ pub struct Config {
     pub allocator: AllocatorKind,
 }
 
-impl Config {
+impl StoreConfig {
     /// `slots` slots with LZ4, a stream a CPU and xvmalloc.
     pub fn new(slots: u64) -> Self {
         Self { slots, codec: Arc::new(Lz4), streams: StreamPolicy::PerCpu, allocator: AllocatorKind::Xvmalloc }
@@ -93,7 +93,7 @@ pub struct Stats {
 
 /// A table of compressed pages. `L` says how its entries are guarded.
 pub struct Store<L: EntryLock> {
-    table: Table<L>,
+    table: EntryTable<L>,
     streams: Streams,
     heap: Heap,
     compr_data_size: AtomicU64,
@@ -107,10 +107,10 @@ impl<L: EntryLock> fmt::Debug for Store<L> {
 
 impl<L: EntryLock> Store<L> {
     /// An empty store.
-    pub fn new(config: Config) -> io::Result<Self> {
-        let Config { slots, codec, streams, allocator } = config;
+    pub fn new(config: StoreConfig) -> io::Result<Self> {
+        let StoreConfig { slots, codec, streams, allocator } = config;
         let heap = Heap::new(allocator, slots.saturating_add(WRITERS_MAX))?;
-        let table = Table::new(slots as usize);
+        let table = EntryTable::new(slots as usize);
         Ok(Self { table, streams: Streams::new(codec, streams), heap, compr_data_size: AtomicU64::new(0) })
     }
 
@@ -118,12 +118,12 @@ impl<L: EntryLock> Store<L> {
     pub fn write(&self, slot: u64, page: &Page) -> Result<(), Error> {
         let index = self.index(slot)?;
         if same_filled(page) == Some(0) {
-            self.replace(index, Entry::Empty);
+            self.replace(index, PublishedEntry::Empty);
             return Ok(());
         }
         let object = self.streams.with(|working| self.compress(working, page))?.ok_or(Error::Full)?;
         let (at, len_bytes) = object.parts();
-        self.replace(index, Entry::Object { at, len_bytes });
+        self.replace(index, PublishedEntry::Object { at, len_bytes });
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl<L: EntryLock> Store<L> {
     /// unspecified.
     pub fn read(&self, slot: u64, page: &mut Page) -> Result<(), Error> {
         let held = self.table.lock_shared(self.index(slot)?);
-        let Entry::Object { at, len_bytes } = held.entry() else {
+        let PublishedEntry::Object { at, len_bytes } = held.entry() else {
             page.fill(0);
             return Ok(());
         };
@@ -157,7 +157,7 @@ impl<L: EntryLock> Store<L> {
 
     /// Empties the slot.
     pub fn discard(&self, slot: u64) -> Result<(), Error> {
-        self.replace(self.index(slot)?, Entry::Empty);
+        self.replace(self.index(slot)?, PublishedEntry::Empty);
         Ok(())
     }
 
@@ -173,8 +173,8 @@ impl<L: EntryLock> Store<L> {
     pub fn check(&self) -> Result<(), String> {
         let live_bytes = self.heap.check()?;
         let len_bytes = |slot| match self.table.lock_shared(slot).entry() {
-            Entry::Empty => 0,
-            Entry::Object { len_bytes, .. } => len_bytes as u64,
+            PublishedEntry::Empty => 0,
+            PublishedEntry::Object { len_bytes, .. } => len_bytes as u64,
         };
         let (found, counted) = ((0..self.table.slots()).map(len_bytes).sum::<u64>(), self.stats().compr_data_size);
         if found != counted || found > live_bytes {
@@ -184,13 +184,13 @@ impl<L: EntryLock> Store<L> {
     }
 
     /// Puts `new` in an entry and frees what it named.
-    fn replace(&self, index: usize, new: Entry) {
+    fn replace(&self, index: usize, new: PublishedEntry) {
         // Added before anyone can take it away, so that the sum is never below zero.
-        if let Entry::Object { len_bytes, .. } = new {
+        if let PublishedEntry::Object { len_bytes, .. } = new {
             self.compr_data_size.fetch_add(len_bytes as u64, Relaxed);
         }
         let mut held = self.table.lock(index);
-        if let Entry::Object { at, len_bytes } = held.replace(new) {
+        if let PublishedEntry::Object { at, len_bytes } = held.replace(new) {
             // SAFETY: the entry named this object and no longer does, and readers hold the entry.
             self.heap.remove(unsafe { self.heap.object(at, len_bytes) });
             self.compr_data_size.fetch_sub(len_bytes as u64, Relaxed);

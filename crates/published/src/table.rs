@@ -20,14 +20,14 @@ use crate::{
 
 /// What an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum PublishedEntry {
     /// Nothing: it reads as zeros.
     Empty,
     /// An object of 1 to 4096 bytes.
     Object { at: u64, len_bytes: usize },
 }
 
-impl Entry {
+impl PublishedEntry {
     fn encode(self) -> u64 {
         match self {
             Self::Empty => 0,
@@ -45,13 +45,13 @@ impl Entry {
 
 /// The entries of a store and their locks.
 #[derive(Debug)]
-pub(crate) struct Table<L: EntryLock> {
+pub(crate) struct EntryTable<L: EntryLock> {
     whole: L::Whole,
     words: Box<[BitLock]>,
     beside: Box<[L::Beside]>,
 }
 
-impl<L: EntryLock> Table<L> {
+impl<L: EntryLock> EntryTable<L> {
     pub(crate) fn new(slots: usize) -> Self {
         Self {
             whole: L::Whole::default(),
@@ -72,27 +72,27 @@ impl<L: EntryLock> Table<L> {
     pub(crate) fn lock(&self, slot: usize) -> Locked<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
-        Locked { entry: Entry::decode(L::lock(lock, word)), word, lock }
+        Locked { entry: PublishedEntry::decode(L::lock(lock, word)), word, lock }
     }
 
     /// Takes the entry of `slot` for reading.
-    pub(crate) fn lock_shared(&self, slot: usize) -> Shared<'_, L> {
+    pub(crate) fn lock_shared(&self, slot: usize) -> ReadGuard<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
-        Shared { entry: Entry::decode(L::lock_shared(lock, word)), lock }
+        ReadGuard { entry: PublishedEntry::decode(L::lock_shared(lock, word)), lock }
     }
 }
 
 /// An entry that this thread holds alone, until it is dropped.
 pub(crate) struct Locked<'a, L: EntryLock> {
-    entry: Entry,
+    entry: PublishedEntry,
     word: &'a BitLock,
     lock: &'a L::Lock,
 }
 
 impl<L: EntryLock> Locked<'_, L> {
     /// Puts `new` in the entry and returns what was there.
-    pub(crate) fn replace(&mut self, new: Entry) -> Entry {
+    pub(crate) fn replace(&mut self, new: PublishedEntry) -> PublishedEntry {
         self.word.set(new.encode());
         mem::replace(&mut self.entry, new)
     }
@@ -105,18 +105,18 @@ impl<L: EntryLock> Drop for Locked<'_, L> {
 }
 
 /// An entry that this thread holds for reading, until it is dropped.
-pub(crate) struct Shared<'a, L: EntryLock> {
-    entry: Entry,
+pub(crate) struct ReadGuard<'a, L: EntryLock> {
+    entry: PublishedEntry,
     lock: &'a L::Lock,
 }
 
-impl<L: EntryLock> Shared<'_, L> {
-    pub(crate) fn entry(&self) -> Entry {
+impl<L: EntryLock> ReadGuard<'_, L> {
+    pub(crate) fn entry(&self) -> PublishedEntry {
         self.entry
     }
 }
 
-impl<L: EntryLock> Drop for Shared<'_, L> {
+impl<L: EntryLock> Drop for ReadGuard<'_, L> {
     fn drop(&mut self) {
         self.lock.unlock_shared();
     }
@@ -129,18 +129,18 @@ mod tests {
     use super::*;
     use crate::strategy::{BitSpin, Cas, RwLock, Spin, TableRwLock};
 
-    fn keeps<L: EntryLock>(entry: Entry) {
-        let table = Table::<L>::new(2);
-        assert_eq!(table.lock(1).replace(entry), Entry::Empty);
+    fn keeps<L: EntryLock>(entry: PublishedEntry) {
+        let table = EntryTable::<L>::new(2);
+        assert_eq!(table.lock(1).replace(entry), PublishedEntry::Empty);
         assert_eq!(table.lock_shared(1).entry(), entry);
-        assert_eq!(table.lock_shared(0).entry(), Entry::Empty);
-        assert_eq!(table.lock(1).replace(Entry::Empty), entry);
+        assert_eq!(table.lock_shared(0).entry(), PublishedEntry::Empty);
+        assert_eq!(table.lock(1).replace(PublishedEntry::Empty), entry);
     }
 
     proptest! {
         #[test]
         fn an_entry_keeps_what_is_put_there(len_bytes in 1usize..=4096, at in 0u64..1 << LOCATION_BITS) {
-            let entry = Entry::Object { at, len_bytes };
+            let entry = PublishedEntry::Object { at, len_bytes };
             keeps::<TableRwLock>(entry);
             keeps::<Cas>(entry);
             keeps::<Spin>(entry);

@@ -17,12 +17,12 @@ pub struct Case {
     /// What the root directory has.
     pub root: Facts,
     /// Names, each after the directory that it is in and the entry that it links to.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TreeEntry>,
 }
 
 /// One name in a tree.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TreeEntry {
     /// The place of its directory's entry; `None` for the root.
     pub directory: Option<usize>,
     /// The name, which no other entry of the directory has.
@@ -30,7 +30,7 @@ pub struct Entry {
     /// What the inode has. Those of links do not count.
     pub facts: Facts,
     /// What it is.
-    pub kind: Kind,
+    pub kind: EntryKind,
 }
 
 /// What an inode of any kind has.
@@ -56,7 +56,7 @@ impl Default for Facts {
 
 /// What an entry is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A directory.
     Directory,
     /// A regular file.
@@ -98,13 +98,13 @@ impl Case {
     /// Adds a regular file with facts to the root directory.
     #[must_use]
     pub fn file_with(self, name: &str, facts: Facts, segments: &[Segment]) -> Self {
-        self.entry(name, facts, Kind::Regular(segments.to_vec()))
+        self.entry(name, facts, EntryKind::Regular(segments.to_vec()))
     }
 
     /// Adds anything to the root directory.
     #[must_use]
-    pub fn entry(mut self, name: &str, facts: Facts, kind: Kind) -> Self {
-        self.entries.push(Entry { directory: None, name: name.as_bytes().to_vec(), facts, kind });
+    pub fn entry(mut self, name: &str, facts: Facts, kind: EntryKind) -> Self {
+        self.entries.push(TreeEntry { directory: None, name: name.as_bytes().to_vec(), facts, kind });
         self
     }
 
@@ -112,7 +112,7 @@ impl Case {
     pub fn content_bytes(&self) -> u64 {
         self.entries
             .iter()
-            .map(|entry| if let Kind::Regular(segments) = &entry.kind { segment::len(segments) } else { 0 })
+            .map(|entry| if let EntryKind::Regular(segments) = &entry.kind { segment::len(segments) } else { 0 })
             .sum()
     }
 
@@ -149,20 +149,20 @@ impl Case {
         for (entry, content) in self.entries.iter().zip(contents) {
             let directory = entry.directory.map_or(tree.root(), |directory| ids[directory]);
             let kind = match &entry.kind {
-                Kind::Directory => NodeKind::Directory(Default::default()),
-                Kind::Regular(segments) => NodeKind::Regular {
+                EntryKind::Directory => NodeKind::Directory(Default::default()),
+                EntryKind::Regular(segments) => NodeKind::Regular {
                     size: content.len() as u64,
                     content: match &mut spans {
                         None => Content::Bytes(Arc::clone(content)),
                         Some(spans) => spans.add(segments, content)?,
                     },
                 },
-                Kind::Symlink(target) => NodeKind::Symlink(target.clone()),
-                Kind::CharDevice(major, minor) => NodeKind::CharDevice(*major, *minor),
-                Kind::BlockDevice(major, minor) => NodeKind::BlockDevice(*major, *minor),
-                Kind::Fifo => NodeKind::Fifo,
-                Kind::Socket => NodeKind::Socket,
-                Kind::Link(to) => {
+                EntryKind::Symlink(target) => NodeKind::Symlink(target.clone()),
+                EntryKind::CharDevice(major, minor) => NodeKind::CharDevice(*major, *minor),
+                EntryKind::BlockDevice(major, minor) => NodeKind::BlockDevice(*major, *minor),
+                EntryKind::Fifo => NodeKind::Fifo,
+                EntryKind::Socket => NodeKind::Socket,
+                EntryKind::Link(to) => {
                     tree.link(directory, &entry.name, ids[*to])?;
                     ids.push(ids[*to]);
                     continue;
@@ -210,14 +210,14 @@ impl fmt::Display for Case {
             let path = path.escape_ascii().to_string();
             write!(f, "{number} {path}: ")?;
             match &entry.kind {
-                Kind::Regular(segments) => {
+                EntryKind::Regular(segments) => {
                     let segments: Vec<_> = segments.iter().map(Segment::to_string).collect();
                     write!(f, "[{}]", segments.join(", "))?;
                 }
-                Kind::Symlink(target) => write!(f, "symlink of {} bytes", target.len())?,
+                EntryKind::Symlink(target) => write!(f, "symlink of {} bytes", target.len())?,
                 kind => write!(f, "{kind:?}")?,
             }
-            if entry.facts != Facts::default() && !matches!(entry.kind, Kind::Link(_)) {
+            if entry.facts != Facts::default() && !matches!(entry.kind, EntryKind::Link(_)) {
                 write!(f, "; {}", entry.facts)?;
             }
             writeln!(f)?;

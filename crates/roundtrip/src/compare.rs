@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::case::{Facts, Kind};
+use crate::case::{EntryKind, Facts};
 use crate::choices::Numbers;
 use crate::expected::Expected;
 
@@ -62,15 +62,15 @@ impl Keeps {
 }
 
 impl Shown {
-    pub(crate) fn new(kind: &Kind, facts: &Facts, links: u32, content: &Arc<[u8]>) -> Self {
+    pub(crate) fn new(kind: &EntryKind, facts: &Facts, links: u32, content: &Arc<[u8]>) -> Self {
         let (format, device, content) = match kind {
-            Kind::Directory => (DIRECTORY, None, Arc::clone(content)),
-            Kind::Regular(_) | Kind::Link(_) => (REGULAR, None, Arc::clone(content)),
-            Kind::Symlink(target) => (SYMLINK, None, target.as_slice().into()),
-            Kind::CharDevice(major, minor) => (0o020_000, Some((*major, *minor)), Arc::clone(content)),
-            Kind::BlockDevice(major, minor) => (0o060_000, Some((*major, *minor)), Arc::clone(content)),
-            Kind::Fifo => (0o010_000, None, Arc::clone(content)),
-            Kind::Socket => (0o140_000, None, Arc::clone(content)),
+            EntryKind::Directory => (DIRECTORY, None, Arc::clone(content)),
+            EntryKind::Regular(_) | EntryKind::Link(_) => (REGULAR, None, Arc::clone(content)),
+            EntryKind::Symlink(target) => (SYMLINK, None, target.as_slice().into()),
+            EntryKind::CharDevice(major, minor) => (0o020_000, Some((*major, *minor)), Arc::clone(content)),
+            EntryKind::BlockDevice(major, minor) => (0o060_000, Some((*major, *minor)), Arc::clone(content)),
+            EntryKind::Fifo => (0o010_000, None, Arc::clone(content)),
+            EntryKind::Socket => (0o140_000, None, Arc::clone(content)),
         };
         Self {
             mode: format | u32::from(facts.permissions),

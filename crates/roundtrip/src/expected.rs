@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::case::{Case, Kind};
+use crate::case::{Case, EntryKind};
 use crate::compare::Shown;
 use crate::segment;
 
@@ -31,7 +31,7 @@ impl Expected {
             .entries
             .iter()
             .map(|entry| match &entry.kind {
-                Kind::Regular(segments) => segment::content(segments).into(),
+                EntryKind::Regular(segments) => segment::content(segments).into(),
                 _ => Arc::clone(&nothing),
             })
             .collect();
@@ -40,20 +40,20 @@ impl Expected {
         let mut root_links = 2;
         for entry in &case.entries {
             match (&entry.kind, entry.directory) {
-                (Kind::Link(to), _) => links[*to] += 1,
-                (Kind::Directory, Some(parent)) => links[parent] += 1,
-                (Kind::Directory, None) => root_links += 1,
+                (EntryKind::Link(to), _) => links[*to] += 1,
+                (EntryKind::Directory, Some(parent)) => links[parent] += 1,
+                (EntryKind::Directory, None) => root_links += 1,
                 _ => {}
             }
         }
         let mut shown: Vec<Arc<Shown>> = Vec::with_capacity(case.entries.len());
         let mut paths = BTreeMap::new();
-        let root = Shown::new(&Kind::Directory, &case.root, root_links, &nothing);
+        let root = Shown::new(&EntryKind::Directory, &case.root, root_links, &nothing);
         paths.insert(Vec::new(), Named { shown: Arc::new(root), inode: None });
         for (number, (entry, path)) in case.entries.iter().zip(case.paths()).enumerate() {
-            let inode = if let Kind::Link(to) = entry.kind { to } else { number };
+            let inode = if let EntryKind::Link(to) = entry.kind { to } else { number };
             let here = match entry.kind {
-                Kind::Link(to) => Arc::clone(&shown[to]),
+                EntryKind::Link(to) => Arc::clone(&shown[to]),
                 _ => Arc::new(Shown::new(&entry.kind, &entry.facts, links[number], &contents[number])),
             };
             shown.push(Arc::clone(&here));
@@ -63,6 +63,6 @@ impl Expected {
     }
 }
 
-fn is_directory(kind: &Kind) -> bool {
-    matches!(kind, Kind::Directory)
+fn is_directory(kind: &EntryKind) -> bool {
+    matches!(kind, EntryKind::Directory)
 }

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use pagefold_erofs::{BuildOptions, ClusterCodec, Compression, Fragments, Hint, Indexes, Xattr};
 
-use crate::case::{Case, Entry, Facts, Kind};
+use crate::case::{Case, EntryKind, Facts, TreeEntry};
 use crate::choices::{Choices, Numbers};
 use crate::segment::{Segment, Stuff, len, truncate};
 
@@ -153,10 +153,10 @@ impl Maker<'_> {
                 }
             }
             17 => {
-                let targets = self.places(|kind| !matches!(kind, Kind::Directory | Kind::Link(_)));
+                let targets = self.places(|kind| !matches!(kind, EntryKind::Directory | EntryKind::Link(_)));
                 if !targets.is_empty() {
                     let target = self.choices.one_of(&targets);
-                    self.add(Kind::Link(target), Facts::default());
+                    self.add(EntryKind::Link(target), Facts::default());
                 }
             }
             18 | 19 => {
@@ -164,21 +164,21 @@ impl Maker<'_> {
                 let target = b"../target/".iter().copied().cycle().take(len).collect();
                 // All that Linux makes have these.
                 let facts = Facts { permissions: 0o777, ..self.facts(false) };
-                self.add(Kind::Symlink(target), facts);
+                self.add(EntryKind::Symlink(target), facts);
             }
             20 => {
                 let facts = Facts { permissions: 0o755, ..self.facts(true) };
-                self.add(Kind::Directory, facts);
+                self.add(EntryKind::Directory, facts);
             }
             21 => self.crowd(),
             22 => {
                 let (major, minor) =
                     (u32::from(self.choices.two_bytes()) & 0xfff, u32::from(self.choices.two_bytes()) << 4);
                 let kind = match self.choices.below(4) {
-                    0 => Kind::CharDevice(major, minor),
-                    1 => Kind::BlockDevice(major, minor),
-                    2 => Kind::Fifo,
-                    _ => Kind::Socket,
+                    0 => EntryKind::CharDevice(major, minor),
+                    1 => EntryKind::BlockDevice(major, minor),
+                    2 => EntryKind::Fifo,
+                    _ => EntryKind::Socket,
                 };
                 let facts = self.facts(false);
                 self.add(kind, facts);
@@ -188,13 +188,13 @@ impl Maker<'_> {
     }
 
     /// Adds an entry under a name that its directory does not have yet.
-    fn add(&mut self, kind: Kind, facts: Facts) {
-        let directories = self.places(|kind| matches!(kind, Kind::Directory));
+    fn add(&mut self, kind: EntryKind, facts: Facts) {
+        let directories = self.places(|kind| matches!(kind, EntryKind::Directory));
         let number = self.choices.below(directories.len() + 2);
         let directory = directories.get(number).copied();
         let first = self.choices.one_of(b"abcdz0ABd");
         let end = self.choices.one_of(&["", "", ".jpg", "", ".big", ".txt"]);
-        let name = if matches!(kind, Kind::Directory) {
+        let name = if matches!(kind, EntryKind::Directory) {
             format!("d{}", self.case.entries.len())
         } else {
             format!("{}{}{end}", char::from(first), self.case.entries.len())
@@ -202,22 +202,22 @@ impl Maker<'_> {
         self.add_named(directory, name.into_bytes(), kind, facts);
     }
 
-    fn add_named(&mut self, directory: Option<usize>, name: Vec<u8>, kind: Kind, facts: Facts) {
+    fn add_named(&mut self, directory: Option<usize>, name: Vec<u8>, kind: EntryKind, facts: Facts) {
         if self.used.insert((directory, name.clone())) {
-            self.case.entries.push(Entry { directory, name, facts, kind });
+            self.case.entries.push(TreeEntry { directory, name, facts, kind });
         }
     }
 
     fn file(&mut self, segments: Vec<Segment>) {
         let facts = self.facts(true);
-        self.add(Kind::Regular(segments), facts);
+        self.add(EntryKind::Regular(segments), facts);
     }
 
     /// Names that fill blocks of a directory.
     fn crowd(&mut self) {
-        self.add(Kind::Directory, Facts { permissions: 0o755, ..Facts::default() });
+        self.add(EntryKind::Directory, Facts { permissions: 0o755, ..Facts::default() });
         let directory = self.case.entries.len().checked_sub(1);
-        let Some(directory) = directory.filter(|place| matches!(self.case.entries[*place].kind, Kind::Directory))
+        let Some(directory) = directory.filter(|place| matches!(self.case.entries[*place].kind, EntryKind::Directory))
         else {
             return;
         };
@@ -228,25 +228,25 @@ impl Maker<'_> {
             let mut name = format!("{number:03}").into_bytes();
             let len = if same { name_len } else { self.choices.below(256) };
             name.resize(len.clamp(3, 255), b'n');
-            let kind = target.map_or_else(|| Kind::Regular(Vec::new()), Kind::Link);
+            let kind = target.map_or_else(|| EntryKind::Regular(Vec::new()), EntryKind::Link);
             target.get_or_insert(self.case.entries.len());
             self.add_named(Some(directory), name, kind, Facts::default());
         }
     }
 
     /// Places of entries of some kinds.
-    fn places(&self, is: impl Fn(&Kind) -> bool) -> Vec<usize> {
+    fn places(&self, is: impl Fn(&EntryKind) -> bool) -> Vec<usize> {
         (0..self.case.entries.len()).filter(|place| is(&self.case.entries[*place].kind)).take(200).collect()
     }
 
     /// The content of a file that there is.
     fn earlier(&mut self) -> Option<Vec<Segment>> {
-        let places = self.places(|kind| matches!(kind, Kind::Regular(segments) if !segments.is_empty()));
+        let places = self.places(|kind| matches!(kind, EntryKind::Regular(segments) if !segments.is_empty()));
         if places.is_empty() {
             return None;
         }
         match &self.case.entries[self.choices.one_of(&places)].kind {
-            Kind::Regular(segments) => Some(segments.clone()),
+            EntryKind::Regular(segments) => Some(segments.clone()),
             _ => None,
         }
     }

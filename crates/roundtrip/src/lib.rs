@@ -20,7 +20,7 @@ mod segment;
 mod shrink;
 mod verify;
 
-pub use case::{Case, Entry, Facts, Kind};
+pub use case::{Case, EntryKind, Facts, TreeEntry};
 pub use compare::{Keeps, Shown};
 pub use expected::Expected;
 pub use fsck::Fsck;

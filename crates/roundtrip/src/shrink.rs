@@ -2,7 +2,7 @@
 
 use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments, Indexes};
 
-use crate::case::{Case, Facts, Kind};
+use crate::case::{Case, EntryKind, Facts};
 use crate::segment::{Segment, Stuff};
 
 /// Leaves out of the case, and makes simpler, what it fails without. Tries at most `most_tries`
@@ -42,7 +42,7 @@ fn without(case: &Case, gone: std::ops::Range<usize>) -> Case {
             stays &= places[directory].is_some();
             entry.directory = places[directory];
         }
-        if let Kind::Link(to) = &mut entry.kind {
+        if let EntryKind::Link(to) = &mut entry.kind {
             match places[*to] {
                 Some(there) => *to = there,
                 None => stays = false,
@@ -92,7 +92,7 @@ fn parts(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let below = case.entries.iter().enumerate().flat_map(move |(place, entry)| {
         let mut kinds = Vec::new();
         match &entry.kind {
-            Kind::Regular(segments) => {
+            EntryKind::Regular(segments) => {
                 for (number, segment) in segments.iter().enumerate() {
                     let mut fewer = segments.clone();
                     fewer.remove(number);
@@ -104,11 +104,11 @@ fn parts(case: &Case) -> impl Iterator<Item = Case> + '_ {
                     }
                 }
             }
-            Kind::Symlink(_) | Kind::Link(_) => kinds.push(Vec::new()),
+            EntryKind::Symlink(_) | EntryKind::Link(_) => kinds.push(Vec::new()),
             _ => {}
         }
-        let kinds = kinds.into_iter().map(Kind::Regular).map(|kind| (kind, entry.facts.clone()));
-        let usual = if entry.kind == Kind::Directory { 0o755 } else { 0o644 };
+        let kinds = kinds.into_iter().map(EntryKind::Regular).map(|kind| (kind, entry.facts.clone()));
+        let usual = if entry.kind == EntryKind::Directory { 0o755 } else { 0o644 };
         let facts = facts(&entry.facts, usual).map(|facts| (entry.kind.clone(), facts));
         let mut moved = case.clone();
         moved.entries[place].directory = None;

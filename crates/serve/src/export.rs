@@ -20,11 +20,11 @@ pub(crate) type Device = Checked<Arc<dyn BlockDevice>>;
 pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
-    state: Mutex<State>,
+    state: Mutex<ExportState>,
 }
 
 /// An export is removed once and for all when `device` is taken; then every access has been closed.
-struct State {
+struct ExportState {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,
 }
@@ -71,7 +71,7 @@ impl Export {
     }
 
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
-        let state = State { device: Some(device), accesses: Vec::new() };
+        let state = ExportState { device: Some(device), accesses: Vec::new() };
         Self { name: Mutex::new(name.into()), read_only, state: Mutex::new(state) }
     }
 
@@ -156,11 +156,11 @@ impl fmt::Debug for Export {
 /// The exports of a server, each with its own name. Clones are handles to the same exports, so they
 /// can be added, removed and renamed while the server runs.
 #[derive(Clone, Debug, Default)]
-pub struct Exports(Arc<RwLock<Table>>);
+pub struct Exports(Arc<RwLock<ExportTable>>);
 
 /// `numbers` and `by_age` name the same exports.
 #[derive(Debug, Default)]
-struct Table {
+struct ExportTable {
     numbers: HashMap<Arc<str>, u64>,
     /// By number; the least was added first.
     by_age: BTreeMap<u64, Arc<Export>>,

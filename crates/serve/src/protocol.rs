@@ -313,9 +313,9 @@ pub enum Malformed {
 }
 
 /// Takes numbers and strings off the front of a slice; `None` when it is too short.
-struct Reader<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, tail) = self.0.split_first_chunk::<N>()?;
         self.0 = tail;
@@ -355,7 +355,7 @@ pub struct OptionHeader {
 impl OptionHeader {
     /// Parses a header.
     pub fn parse(bytes: &[u8; OPTION_HEADER_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         let magic = reader.u64().ok_or(Malformed::Lengths)?;
         if magic != OPTION_MAGIC {
             return Err(Malformed::Magic(magic));
@@ -389,7 +389,7 @@ pub struct OptionReplyHeader {
 impl OptionReplyHeader {
     /// Parses a header.
     pub fn parse(bytes: &[u8; OPTION_REPLY_HEADER_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         let magic = reader.u64().ok_or(Malformed::Lengths)?;
         if magic != OPTION_REPLY_MAGIC {
             return Err(Malformed::Magic(magic));
@@ -423,7 +423,7 @@ pub struct InfoQuery<'a> {
 impl<'a> InfoQuery<'a> {
     /// Parses an option's data; every byte must be accounted for.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(data);
+        let mut reader = FieldReader(data);
         let name = reader.string().ok_or(Malformed::Lengths)?;
         let count = reader.u16().ok_or(Malformed::Lengths)?;
         if name.len() > MAX_STRING_BYTES || reader.0.len() != usize::from(count) * 2 {
@@ -462,7 +462,7 @@ pub struct ContextQuery<'a> {
 impl<'a> ContextQuery<'a> {
     /// Parses an option's data; every byte must be accounted for.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(data);
+        let mut reader = FieldReader(data);
         let name = reader.string().ok_or(Malformed::Lengths)?;
         let count = reader.u32().ok_or(Malformed::Lengths)?;
         let mut queries = Vec::new();
@@ -510,7 +510,7 @@ pub enum InfoReply<'a> {
 impl<'a> InfoReply<'a> {
     /// Parses the data of a [`reply::INFO`].
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(data);
+        let mut reader = FieldReader(data);
         let kind = reader.u16().ok_or(Malformed::Lengths)?;
         let parsed = match kind {
             info::EXPORT => {
@@ -562,7 +562,7 @@ impl<'a> InfoReply<'a> {
 
 /// The data of a [`reply::SERVER`]: an export's name after its length; a description may follow.
 pub fn parse_server_reply(data: &[u8]) -> Result<&[u8], Malformed> {
-    Reader(data).string().ok_or(Malformed::Lengths)
+    FieldReader(data).string().ok_or(Malformed::Lengths)
 }
 
 /// The data of a [`reply::SERVER`].
@@ -590,7 +590,7 @@ pub struct Request {
 impl Request {
     /// Parses a header.
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         let magic = reader.u32().ok_or(Malformed::Lengths)?;
         if magic != REQUEST_MAGIC {
             return Err(Malformed::Magic(u64::from(magic)));
@@ -605,7 +605,7 @@ impl Request {
 
     /// Parses an extended header.
     pub fn parse_extended(bytes: &[u8; EXTENDED_REQUEST_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         let magic = reader.u32().ok_or(Malformed::Lengths)?;
         if magic != EXTENDED_REQUEST_MAGIC {
             return Err(Malformed::Magic(u64::from(magic)));

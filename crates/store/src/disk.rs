@@ -28,7 +28,7 @@ use crate::{
     pins::Pin,
     prefetch::{LINE_BYTES, prefetch},
     streams::{Coder, Taken},
-    tree::{Changing, Found, Place, Tree},
+    tree::{Changing, EntryPlace, Found, Tree},
 };
 
 /// A read asks for all lines of its object at once: a decoder that meets them one by one waits for
@@ -327,7 +327,7 @@ impl Disk {
 
     /// The object of the slot after `slot`, whose own entry is at `place`.
     #[inline]
-    fn next_object(&self, place: Place<'_>, slot: Slot) -> Option<(Location, usize)> {
+    fn next_object(&self, place: EntryPlace<'_>, slot: Slot) -> Option<(Location, usize)> {
         let number = place.number() + 1;
         if number.is_multiple_of(LEAF_SLOTS as u64) {
             self.tree.peek(&self.core.leaves, slot + 1).object()
@@ -439,7 +439,7 @@ impl Disk {
     #[inline]
     fn has(
         &self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         version: u64,
         made: Made,
         page: &Page,
@@ -633,7 +633,7 @@ impl Disk {
 
     /// Where the slot's entry is, in a leaf of the disk's own that is made if need be.
     #[inline]
-    fn make(&self, slot: Slot) -> Result<Place<'_>, Error> {
+    fn make(&self, slot: Slot) -> Result<EntryPlace<'_>, Error> {
         match self.tree.find_own(&self.core.leaves, slot) {
             Some(place) => Ok(place),
             None => self.make_own(slot),
@@ -641,7 +641,7 @@ impl Disk {
     }
 
     #[cold]
-    fn make_own(&self, slot: Slot) -> Result<Place<'_>, Error> {
+    fn make_own(&self, slot: Slot) -> Result<EntryPlace<'_>, Error> {
         // A disk at its limit gets no leaf: those of refused writes would have no bound.
         self.fits(Entry::Empty, Entry::Same(Fill::ZERO))?;
         let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));

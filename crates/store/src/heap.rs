@@ -46,7 +46,7 @@ use std::{
 
 pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
 use self::{
-    block::{Blocks, HEADER_BYTES, Kind, NIL},
+    block::{BlockKind, Blocks, HEADER_BYTES, NIL},
     mutex::{Guard, Mutex},
     shard::{Shard, Wanted},
 };
@@ -97,7 +97,7 @@ const HANDED_MOST: u32 = 4 * HANDED_MAX;
 /// object, or has not yet put it in an entry, owns it.
 #[derive(Debug)]
 pub(crate) struct Heap {
-    shards: Box<[OnceLock<Box<Part>>]>,
+    shards: Box<[OnceLock<Box<PaddedShard>>]>,
     cpus: Cpus,
     /// The shard of each CPU.
     homes: Box<[AtomicUsize]>,
@@ -107,7 +107,7 @@ pub(crate) struct Heap {
     /// How many of `homes` are in use.
     active: AtomicUsize,
     span_bits: u32,
-    /// The highest pressure of its parts.
+    /// The highest pressure of its shards.
     pressure: AtomicU8,
     budget: Arc<Budget>,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Heap {
 /// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not
 /// on lines that the shard's CPU writes all the time.
 #[derive(Debug)]
-struct Part {
+struct PaddedShard {
     blocks: CachePadded<Blocks>,
     shard: CachePadded<Mutex<Shard>>,
     /// Whether threads of other CPUs look here before they take new memory.
@@ -209,9 +209,9 @@ impl Heap {
         })
     }
 
-    fn part(&self, number: usize) -> Result<&Part, Full> {
-        if let Some(part) = self.shards[number].get() {
-            return Ok(part);
+    fn padded(&self, number: usize) -> Result<&PaddedShard, Full> {
+        if let Some(padded) = self.shards[number].get() {
+            return Ok(padded);
         }
         let span = 1u64 << self.span_bits;
         // The last segment of a span of 4 GiB would end beyond 32 bits.
@@ -219,7 +219,7 @@ impl Heap {
         let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
         let region = Region::reserve(span as usize).map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
-        let part = Part {
+        let padded = PaddedShard {
             blocks: CachePadded::new(Blocks::new(region)),
             shard: CachePadded::new(Mutex::new(shard)),
             roomy: CachePadded::new(AtomicBool::new(false)),
@@ -228,35 +228,35 @@ impl Heap {
             relieving: AtomicBool::new(false),
             handed: CachePadded::new(Handed::new()),
         };
-        if let Err(part) = self.shards[number].set(Box::new(part)) {
-            self.budget.give(part.shard.lock().index_bytes());
+        if let Err(padded) = self.shards[number].set(Box::new(padded)) {
+            self.budget.give(padded.shard.lock().index_bytes());
         }
-        self.shards[number].get().map(|part| &**part).ok_or(Full)
+        self.shards[number].get().map(|padded| &**padded).ok_or(Full)
     }
 
     /// Locks a shard and frees what was handed over to it.
-    fn lock<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
-        self.with_handed(part, part.shard.lock())
+    fn lock<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
+        self.with_handed(padded, padded.shard.lock())
     }
 
     /// The same for who moves objects, which can wait.
-    fn lock_after_others<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
-        self.with_handed(part, part.shard.lock_after_others())
+    fn lock_after_others<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
+        self.with_handed(padded, padded.shard.lock_after_others())
     }
 
     /// Locks the shard that this thread allocates in; where threads often wait for each other
     /// there, they come apart.
-    fn lock_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
-        if let Some(mut shard) = part.shard.try_lock() {
+    fn lock_home<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
+        if let Some(mut shard) = padded.shard.try_lock() {
             shard.crowd = shard.crowd.saturating_sub(1);
-            return self.with_handed(part, shard);
+            return self.with_handed(padded, shard);
         }
-        self.wait_home(part)
+        self.wait_home(padded)
     }
 
     #[cold]
-    fn wait_home<'a>(&self, part: &'a Part) -> Guard<'a, Shard> {
-        let mut shard = self.lock(part);
+    fn wait_home<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
+        let mut shard = self.lock(padded);
         shard.crowd += WAIT;
         if shard.crowd < CROWDED {
             return shard;
@@ -264,25 +264,25 @@ impl Heap {
         shard.crowd = 0;
         drop(shard);
         let active = self.active.load(Relaxed);
-        let held_bytes: u64 = self.parts().map(|(_, part)| part.shard.lock().held_bytes).sum();
+        let held_bytes: u64 = self.padded_shards().map(|(_, padded)| padded.shard.lock().held_bytes).sum();
         if active < self.homes.len() && held_bytes >= crowded_fill(active as u64) {
             // Whoever was faster has made one for both.
             _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
         }
-        self.lock(part)
+        self.lock(padded)
     }
 
-    fn with_handed<'a>(&self, part: &'a Part, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
-        if !part.handed.is_empty() {
-            self.free_handed(part, &mut shard);
+    fn with_handed<'a>(&self, padded: &'a PaddedShard, mut shard: Guard<'a, Shard>) -> Guard<'a, Shard> {
+        if !padded.handed.is_empty() {
+            self.free_handed(padded, &mut shard);
         }
         shard
     }
 
     #[cold]
-    fn free_handed(&self, part: &Part, shard: &mut Shard) {
-        part.handed.take(&part.blocks, |at| shard.free_soon(&part.blocks, at));
-        self.note(part, shard);
+    fn free_handed(&self, padded: &PaddedShard, shard: &mut Shard) {
+        padded.handed.take(&padded.blocks, |at| shard.free_soon(&padded.blocks, at));
+        self.note(padded, shard);
     }
 
     /// How much a shard wants to be compacted. Where little is left to take, it is as long as there
@@ -300,19 +300,19 @@ impl Heap {
     }
 
     /// Tells others what frees and takes have made of a shard.
-    fn note(&self, part: &Part, shard: &Shard) {
+    fn note(&self, padded: &PaddedShard, shard: &Shard) {
         // The budget's line is every CPU's: it is told of what makes a difference.
-        let (before, now) = (part.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
+        let (before, now) = (padded.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
         if before.abs_diff(now) >= TELL_BYTES || now == 0 {
-            part.free_bytes.store(now, Relaxed);
+            padded.free_bytes.store(now, Relaxed);
             self.budget.tell_free(before, now);
         }
         let pressure = self.pressure_of(shard) as u8;
-        if is_roomy(shard) && !part.roomy.load(Relaxed) {
-            part.roomy.store(true, Relaxed);
+        if is_roomy(shard) && !padded.roomy.load(Relaxed) {
+            padded.roomy.store(true, Relaxed);
         }
-        if pressure > part.pressure.load(Relaxed) {
-            part.pressure.store(pressure, Relaxed);
+        if pressure > padded.pressure.load(Relaxed) {
+            padded.pressure.store(pressure, Relaxed);
             self.pressure.fetch_max(pressure, Release);
         }
     }
@@ -330,15 +330,15 @@ impl Heap {
         self.homes[self.seat()].load(Relaxed)
     }
 
-    fn parts(&self) -> impl Iterator<Item = (usize, &Part)> {
-        self.shards.iter().enumerate().filter_map(|(number, part)| Some((number, &**part.get()?)))
+    fn padded_shards(&self) -> impl Iterator<Item = (usize, &PaddedShard)> {
+        self.shards.iter().enumerate().filter_map(|(number, padded)| Some((number, &**padded.get()?)))
     }
 
     fn alloc_in(&self, number: usize, wanted: Wanted) -> Result<Location, Full> {
-        let part = self.part(number)?;
-        let mut shard = self.lock_home(part);
-        let at = shard.alloc(&part.blocks, wanted)?;
-        self.prepare(part, &mut shard, wanted);
+        let padded = self.padded(number)?;
+        let mut shard = self.lock_home(padded);
+        let at = shard.alloc(&padded.blocks, wanted)?;
+        self.prepare(padded, &mut shard, wanted);
         let held_bytes = shard.held_bytes;
         drop(shard);
         if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.homes.len() {
@@ -351,22 +351,22 @@ impl Heap {
     /// Takes room among the free blocks of shard `home`, or else of those that have many.
     fn fit_in_known(&self, home: usize, known: usize, wanted: Wanted) -> Option<Location> {
         (0..known).map(|step| (home + step) % known).find_map(|number| {
-            let part = self.shards[number].get()?;
+            let padded = self.shards[number].get()?;
             let mut shard = if number == home {
-                self.lock_home(part)
-            } else if part.roomy.load(Relaxed) {
+                self.lock_home(padded)
+            } else if padded.roomy.load(Relaxed) {
                 // Rather than wait there it takes new memory of its own: so threads come apart that
                 // began in one shard.
-                self.with_handed(part, part.shard.try_lock()?)
+                self.with_handed(padded, padded.shard.try_lock()?)
             } else {
                 return None;
             };
-            let at = shard.fit(&part.blocks, wanted)?;
-            self.prepare(part, &mut shard, wanted);
+            let at = shard.fit(&padded.blocks, wanted)?;
+            self.prepare(padded, &mut shard, wanted);
             let roomy = is_roomy(&shard);
             drop(shard);
-            if !roomy && part.roomy.load(Relaxed) {
-                part.roomy.store(false, Relaxed);
+            if !roomy && padded.roomy.load(Relaxed) {
+                padded.roomy.store(false, Relaxed);
             }
             Some(self.location(number, at))
         })
@@ -374,11 +374,11 @@ impl Heap {
 
     /// Frees an object while the lines of a new one come into the cache, if that is about to be
     /// written.
-    fn prepare(&self, part: &Part, shard: &mut Shard, wanted: Wanted) {
+    fn prepare(&self, padded: &PaddedShard, shard: &mut Shard, wanted: Wanted) {
         if wanted.writes {
-            shard.free_one(&part.blocks);
+            shard.free_one(&padded.blocks);
         }
-        self.note(part, shard);
+        self.note(padded, shard);
     }
 
     fn alloc_anywhere(&self, wanted: Wanted) -> Result<Location, Full> {
@@ -405,18 +405,18 @@ impl Heap {
 
     /// Whether a shard has no address space left to extend into.
     fn is_used_up(&self, number: usize) -> bool {
-        self.shards[number].get().is_some_and(|part| part.shard.lock().is_used_up())
+        self.shards[number].get().is_some_and(|padded| padded.shard.lock().is_used_up())
     }
 
     /// Takes room in the other shard where the most is free: this thread's own may have none, or
     /// not be there for want of memory.
     #[cold]
     fn alloc_in_roomiest(&self, home: usize, wanted: Wanted) -> Option<Location> {
-        let others = self.parts().filter(|&(number, _)| number != home);
-        let (number, part) = others.max_by_key(|(_, part)| part.free_bytes.load(Relaxed))?;
-        let mut shard = self.lock(part);
-        let at = shard.alloc(&part.blocks, wanted).ok()?;
-        self.note(part, &shard);
+        let others = self.padded_shards().filter(|&(number, _)| number != home);
+        let (number, padded) = others.max_by_key(|(_, padded)| padded.free_bytes.load(Relaxed))?;
+        let mut shard = self.lock(padded);
+        let at = shard.alloc(&padded.blocks, wanted).ok()?;
+        self.note(padded, &shard);
         Some(self.location(number, at))
     }
 
@@ -424,11 +424,11 @@ impl Heap {
         Location::new(((number as u64) << self.span_bits) + u64::from(at + HEADER_BYTES))
     }
 
-    /// The part that a location is in, and the offset of the object's body there.
-    fn find(&self, at: Location) -> (&Part, u32) {
+    /// The shard that a location is in, and the offset of the object's body there.
+    fn find(&self, at: Location) -> (&PaddedShard, u32) {
         let number = (at.get() >> self.span_bits) as usize;
-        let part = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
-        (part, (at.get() & ((1 << self.span_bits) - 1)) as u32)
+        let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
+        (padded, (at.get() & ((1 << self.span_bits) - 1)) as u32)
     }
 
     /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with
@@ -446,8 +446,8 @@ impl Heap {
     /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
     pub(crate) fn prefetch(&self, at: Location, len_bytes: usize) {
         // Where it lies in two pieces, only its header says so, which would be waited for.
-        let (part, body) = self.find(at);
-        part.blocks.prefetch_all(body, len_bytes as u32);
+        let (padded, body) = self.find(at);
+        padded.blocks.prefetch_all(body, len_bytes as u32);
     }
 
     /// The object's bytes where they lie, or `None` if they lie in two pieces.
@@ -456,9 +456,9 @@ impl Heap {
     /// `at` came from `alloc(len_bytes, _)` of this heap, is live, and is neither written nor freed
     /// while the slice is.
     pub(crate) unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
-        let (part, body) = self.find(at);
+        let (padded, body) = self.find(at);
         // SAFETY: the caller's word.
-        unsafe { part.blocks.bytes(body, len_bytes) }
+        unsafe { padded.blocks.bytes(body, len_bytes) }
     }
 
     /// Copies the object's bytes to `out`.
@@ -467,9 +467,9 @@ impl Heap {
     /// `at` came from `alloc(out.len(), _)` of this heap, is live, and is neither written nor freed
     /// meanwhile.
     pub(crate) unsafe fn read(&self, at: Location, out: &mut [u8]) {
-        let (part, body) = self.find(at);
+        let (padded, body) = self.find(at);
         // SAFETY: the caller's word.
-        unsafe { part.blocks.read(body, out) };
+        unsafe { padded.blocks.read(body, out) };
     }
 
     /// Stores the object's bytes.
@@ -477,20 +477,20 @@ impl Heap {
     /// # Safety
     /// `at` came from `alloc(bytes.len(), _)` of this heap, is live, and the caller alone uses it.
     pub(crate) unsafe fn write(&self, at: Location, bytes: &[u8]) {
-        let (part, body) = self.find(at);
+        let (padded, body) = self.find(at);
         // SAFETY: the caller's word.
-        unsafe { part.blocks.write(body, bytes) };
+        unsafe { padded.blocks.write(body, bytes) };
     }
 
     /// Says that another leaf has the entry that names the object at `at`, which is live as long as
     /// its entry is held.
     pub(crate) fn set_owner(&self, at: Location, owner: Owner) {
-        let (part, body) = self.find(at);
-        let _shard = self.lock(part);
+        let (padded, body) = self.find(at);
+        let _shard = self.lock(padded);
         let block = body - HEADER_BYTES;
-        part.blocks.set_owner(block, owner);
-        if part.blocks.kind(block) == Kind::First {
-            part.blocks.set_owner(part.blocks.link(block), owner);
+        padded.blocks.set_owner(block, owner);
+        if padded.blocks.kind(block) == BlockKind::First {
+            padded.blocks.set_owner(padded.blocks.link(block), owner);
         }
     }
 
@@ -499,23 +499,23 @@ impl Heap {
     /// # Safety
     /// `at` came from an `alloc` of this heap, is live, and the caller alone uses it.
     pub(crate) unsafe fn free(&self, at: Location) {
-        let (part, body) = self.find(at);
+        let (padded, body) = self.find(at);
         let block = body - HEADER_BYTES;
         if at.get() >> self.span_bits != self.home() as u64 {
-            let count = part.handed.push(&part.blocks, block);
+            let count = padded.handed.push(&padded.blocks, block);
             if count >= HANDED_MOST {
                 // Locking the shard frees them.
-                drop(self.lock_after_others(part));
+                drop(self.lock_after_others(padded));
             } else if count >= HANDED_MAX
-                && let Some(mut shard) = part.shard.try_lock()
+                && let Some(mut shard) = padded.shard.try_lock()
             {
-                self.free_handed(part, &mut shard);
+                self.free_handed(padded, &mut shard);
             }
             return;
         }
-        let mut shard = self.lock_home(part);
-        shard.free_soon(&part.blocks, block);
-        self.note(part, &shard);
+        let mut shard = self.lock_home(padded);
+        shard.free_soon(&padded.blocks, block);
+        self.note(padded, &shard);
     }
 
     /// What an empty heap takes.
@@ -526,9 +526,9 @@ impl Heap {
     /// What the heap's memory is used for.
     pub(crate) fn account(&self) -> Account {
         let mut sum = Account { index_bytes: self.empty_bytes(), ..Account::default() };
-        for (_, part) in self.parts() {
-            let mut shard = self.lock(part);
-            shard.free_delayed(&part.blocks);
+        for (_, padded) in self.padded_shards() {
+            let mut shard = self.lock(padded);
+            shard.free_delayed(&padded.blocks);
             sum.live_bytes += shard.live_bytes;
             sum.free_bytes += shard.free_bytes;
             sum.tail_bytes += shard.held_bytes - shard.live_bytes - shard.free_bytes;
@@ -541,10 +541,10 @@ impl Heap {
     /// Looks the whole structure over and says what is inconsistent. For tests, with no other
     /// thread in the heap.
     pub(crate) fn check(&self) -> Result<(), String> {
-        for (number, part) in self.parts() {
-            let mut shard = self.lock(part);
-            shard.settle(&part.blocks);
-            shard.check(&part.blocks).map_err(|what| format!("shard {number}: {what}"))?;
+        for (number, padded) in self.padded_shards() {
+            let mut shard = self.lock(padded);
+            shard.settle(&padded.blocks);
+            shard.check(&padded.blocks).map_err(|what| format!("shard {number}: {what}"))?;
         }
         Ok(())
     }

@@ -30,13 +30,13 @@ pub(crate) struct Slab {
     pages_max: usize,
     /// What each page of the capacity costs: what is kept here, and what the slab's owner keeps.
     extra_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<SlabState>,
 }
 
 /// Every page with a free part is in one list: `spare` if none of its parts is in use, else
 /// `roomy`, where it may still be when the last of its parts has become free.
 #[derive(Debug)]
-struct State {
+struct SlabState {
     pages: Vec<Page>,
     roomy: u32,
     spare: u32,
@@ -60,7 +60,7 @@ impl Slab {
             per_page: per_page as u32,
             pages_max: parts_max / per_page,
             extra_bytes: (size_of::<Page>() + per_page * beside_bytes) as u64,
-            state: Mutex::new(State { pages: Vec::new(), roomy: NIL, spare: NIL, held: 0 }),
+            state: Mutex::new(SlabState { pages: Vec::new(), roomy: NIL, spare: NIL, held: 0 }),
         }
     }
 
@@ -68,7 +68,7 @@ impl Slab {
         u32::MAX >> (32 - self.per_page)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SlabState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,7 +99,7 @@ impl Slab {
     }
 
     /// Takes memory for a page and puts it in front of the roomy ones.
-    fn take_page(&self, state: &mut State, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
+    fn take_page(&self, state: &mut SlabState, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
         let number = state.pages.len();
         if state.spare == NIL {
             if number >= self.pages_max {

@@ -72,7 +72,7 @@ pub(crate) struct Tree {
 
 /// Where a slot's entry was when it was looked up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryPlace<'a> {
     place: &'a AtomicU64,
     leaf: PartId,
     index: usize,
@@ -83,7 +83,7 @@ pub(crate) struct Place<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Found<'a> {
     /// An entry.
-    Entry(Place<'a>),
+    Entry(EntryPlace<'a>),
     /// No leaf: what the place is that would name one, or name a part so many levels above it.
     None { place: u64, level: u32 },
 }
@@ -99,7 +99,7 @@ pub(crate) struct Changing<'a> {
     unused: Unused,
 }
 
-impl<'a> Place<'a> {
+impl<'a> EntryPlace<'a> {
     /// The entry's number in the pool.
     pub(crate) fn number(&self) -> u64 {
         Leaves::entry_number(self.leaf.number(), self.index)
@@ -264,9 +264,9 @@ impl Tree {
         }
     }
 
-    fn place<'a>(leaves: &'a Leaves, place: &'a AtomicU64, leaf: PartId, slot: u64) -> Place<'a> {
+    fn place<'a>(leaves: &'a Leaves, place: &'a AtomicU64, leaf: PartId, slot: u64) -> EntryPlace<'a> {
         let index = index(slot, 0);
-        Place { place, leaf, index, word: &leaves.words(leaf.number())[index] }
+        EntryPlace { place, leaf, index, word: &leaves.words(leaf.number())[index] }
     }
 
     /// The slot's entry as it is at some moment during the call, or the one that it links to.
@@ -337,7 +337,7 @@ impl Tree {
 
     /// Where the slot's entry is, if it is in a leaf that the disk may change.
     #[inline]
-    pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<Place<'a>> {
+    pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<EntryPlace<'a>> {
         match self.find(leaves, slot) {
             Found::Entry(place) if leaves.layer(place.leaf()) == self.layer() => Some(place),
             _ => None,
@@ -350,7 +350,7 @@ impl Tree {
     pub(crate) fn lock<'a>(
         &self,
         leaves: &Leaves,
-        place: Place<'a>,
+        place: EntryPlace<'a>,
         pin: &mut Pin<'_>,
         may: impl FnOnce() -> bool,
     ) -> Option<Locked<'a>> {
@@ -397,7 +397,7 @@ impl<'a> Changing<'a> {
     /// # Errors
     /// There is no memory for it, or `slots` is no longer beyond the slot: then the tree says the
     /// same as before.
-    pub(crate) fn own(&mut self, slot: u64, slots: u64) -> Result<Place<'a>, Full> {
+    pub(crate) fn own(&mut self, slot: u64, slots: u64) -> Result<EntryPlace<'a>, Full> {
         if slot >= slots {
             return Err(Full);
         }

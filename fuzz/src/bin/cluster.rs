@@ -8,7 +8,7 @@ use std::{cell::RefCell, sync::LazyLock};
 use libfuzzer_sys::fuzz_target;
 use pagefold_codec::{
     PAGE_SIZE,
-    cluster::{ClusterCodec, ClusterDecoder, ClusterEncoder, DecodeLimits, Extent},
+    cluster::{ClusterCodec, ClusterDecoder, ClusterEncoder, DecodeLimits, Portion},
 };
 use pagefold_fuzz::{cluster_codec, page};
 
@@ -24,7 +24,7 @@ thread_local! {
 
 /// The first `len` bytes of what `cluster` decodes to, from a buffer of its exact size, which held
 /// `filler`.
-fn decode(cluster: &[u8], len: usize, extent: Extent, filler: u8) -> Option<Box<[u8]>> {
+fn decode(cluster: &[u8], len: usize, extent: Portion, filler: u8) -> Option<Box<[u8]>> {
     let mut out = vec![filler; len].into_boxed_slice();
     let done = DECODER.with_borrow_mut(|decoder| decoder.decode(CODEC.format(), cluster, &mut out, extent, LIMITS));
     done.ok().map(|()| out)
@@ -34,10 +34,10 @@ fuzz_target!(|data: &[u8]| {
     let Some((&[mode, times, low, high], data)) = data.split_first_chunk() else { return };
     let len = usize::from(u16::from_le_bytes([low, high])) % (4 * PAGE_SIZE);
     if mode % 2 == 0 {
-        let whole = decode(data, len, Extent::Whole, 0x5a);
-        assert!(whole == decode(data, len, Extent::Whole, 0xa5), "the same bytes, another answer");
-        let front = decode(data, len / 2, Extent::Prefix, 0x5a);
-        assert!(front == decode(data, len / 2, Extent::Prefix, 0xa5), "the same bytes, another front");
+        let whole = decode(data, len, Portion::Whole, 0x5a);
+        assert!(whole == decode(data, len, Portion::Whole, 0xa5), "the same bytes, another answer");
+        let front = decode(data, len / 2, Portion::Prefix, 0x5a);
+        assert!(front == decode(data, len / 2, Portion::Prefix, 0xa5), "the same bytes, another front");
         if let Some(whole) = whole {
             assert!(front.as_deref() == Some(&whole[..len / 2]), "the front of the whole is another");
         }
@@ -53,7 +53,7 @@ fuzz_target!(|data: &[u8]| {
         let Some(filled) = filled else { return };
         assert!(filled.written < filled.consumed && cluster[0] != 0, "{filled:?}");
         assert!(cluster[..filled.written] == again[..filled.written], "the same input, another cluster");
-        let back = decode(&cluster[..filled.written], filled.consumed, Extent::Whole, 0);
+        let back = decode(&cluster[..filled.written], filled.consumed, Portion::Whole, 0);
         assert!(back.as_deref() == Some(&input[..filled.consumed]), "another input came back");
     });
 });

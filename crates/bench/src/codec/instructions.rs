@@ -9,7 +9,7 @@ use pagefold_codec::{PAGE_SIZE, Page};
 
 use super::subject::{self, Subject};
 use crate::{
-    callgrind::{self, Table},
+    callgrind::{self, CountTable},
     synthetic,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let [direction, name] = &args.work[..] {
         return work(direction, name);
     }
-    let table = Table {
+    let table = CountTable {
         file: &args.file,
         title: "Instructions for a page, mean over the synthetic kinds, by pagefold-bench instructions.",
         tolerance: TOLERANCE,

@@ -22,7 +22,7 @@ use pagefold_codec::PAGE_SIZE;
 
 pub(crate) use list::{NODE, PYTHON};
 pub(super) use recipe::Family;
-use recipe::{Recipe, Source};
+use recipe::{Recipe, RecipeSource};
 pub(super) use split::Set;
 
 use crate::synthetic;
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 }
 
 /// One kind of data with its pages back to back.
-pub(super) struct Kind {
+pub(super) struct DataKind {
     pub(super) name: &'static str,
     pub(super) family: Family,
     pub(super) set: Set,
@@ -103,12 +103,12 @@ fn file_of(dir: &Path, kind: &str) -> PathBuf {
 }
 
 /// The kinds that `dir` has, in the order of families and names. A line says which it lacks.
-pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<Kind>> {
+pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
     let (mut kinds, mut missing) = (Vec::new(), Vec::new());
     for recipe in list::RECIPES {
         for kind in recipe.kinds {
             if file_of(dir, kind.name).exists() {
-                kinds.push(Kind { name: kind.name, family: kind.family, set: recipe.set() });
+                kinds.push(DataKind { name: kind.name, family: kind.family, set: recipe.set() });
             } else {
                 missing.push(kind.name);
             }
@@ -122,7 +122,7 @@ pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<Kind>> {
     Ok(kinds)
 }
 
-impl Kind {
+impl DataKind {
     /// Its pages, as they were gathered.
     pub(super) fn pages(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
         let path = file_of(dir, self.name);
@@ -155,15 +155,15 @@ impl Recipe {
             bail!("{}", need.what_to_do());
         }
         match &self.source {
-            Source::Files(wanted) => {
+            RecipeSource::Files(wanted) => {
                 let pages = found::pages(&wanted.list(), limit_pages)?;
                 Ok(self.kinds.iter().map(|kind| (kind.name, pages.clone())).collect())
             }
-            Source::Synthetic(percent) => {
+            RecipeSource::Synthetic(percent) => {
                 let pages = synthetic::of_ratio(*percent, SYNTHETIC_PAGES.min(limit_pages));
                 Ok(self.kinds.iter().map(|kind| (kind.name, pages.as_flattened().to_vec())).collect())
             }
-            Source::Script(script) => script.run(self.kinds, dir, limit_pages),
+            RecipeSource::Script(script) => script.run(self.kinds, dir, limit_pages),
         }
     }
 }

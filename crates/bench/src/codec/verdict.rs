@@ -104,13 +104,13 @@ const TARGETS: &[Target] = &[
 ];
 
 /// The figures of one run, found by kind and subject.
-struct Table<'a> {
+struct RunFigures<'a> {
     measured: &'a [Measured],
     cases: Vec<&'a str>,
     subjects: Vec<&'a str>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> RunFigures<'a> {
     fn new(measured: &'a [Measured]) -> Self {
         let mut table = Self { measured, cases: Vec::new(), subjects: Vec::new() };
         for one in measured {
@@ -235,7 +235,7 @@ fn worst<'a>(quotients: &[(&'a str, f64)], metric: Metric) -> Option<(&'a str, f
 
 /// The tables of `measured`; the targets too if they are about these kinds.
 fn render(measured: &[Measured], targets: bool) -> Result<String, std::fmt::Error> {
-    let table = Table::new(measured);
+    let table = RunFigures::new(measured);
     let mut text = String::new();
     for peer in ["liblz4", "libzstd-1"] {
         for metric in METRICS {

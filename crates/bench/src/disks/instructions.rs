@@ -8,7 +8,7 @@ use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
-    callgrind::{self, Table},
+    callgrind::{self, CountTable},
     load::{Random, Slots},
     machine::allowed_cpus,
     product::Product,
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let [operation, codec] = &args.work[..] {
         return work(operation, codec);
     }
-    let table = Table {
+    let table = CountTable {
         file: &args.file,
         title: "Instructions for a page on one disk, with the codec's and without (beside), mean over the synthetic kinds, by \
                 pagefold-bench store-instructions.",

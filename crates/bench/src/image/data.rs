@@ -44,7 +44,7 @@ pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Re
 
 /// Copies files of `roots`, about `mib` MiB and no more than 20,000, to a new tree at `to`.
 pub(crate) fn copied<'a>(roots: impl IntoIterator<Item = &'a Path>, mib: u64, to: &Path) -> anyhow::Result<()> {
-    let mut budget = Budget { bytes: mib << 20, files: 20_000 };
+    let mut budget = Allowance { bytes: mib << 20, files: 20_000 };
     for root in roots {
         copy(root, &to.join(root.strip_prefix("/").unwrap_or(root)), &mut budget)?;
     }
@@ -82,14 +82,14 @@ pub(super) fn text(mib: u64, scratch: &TempDir) -> anyhow::Result<Data> {
     Ok(Data { name: "text".to_owned(), folder })
 }
 
-struct Budget {
+struct Allowance {
     bytes: u64,
     files: u64,
 }
 
 /// Copies files and links in the order of their names until the budget is spent. What cannot be
 /// read is left out.
-fn copy(from: &Path, to: &Path, budget: &mut Budget) -> anyhow::Result<()> {
+fn copy(from: &Path, to: &Path, budget: &mut Allowance) -> anyhow::Result<()> {
     let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
     fs::create_dir_all(to)?;
     let mut entries: Vec<_> = entries.flatten().collect();

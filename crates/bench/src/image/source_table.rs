@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::{
-    Reader, builder,
+    ImageReader, builder,
     data::Data,
     reads::{self, Reads},
     results::{Metric, Results},
@@ -19,14 +19,14 @@ pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, jso
     let reads = Reads::of(&data.folder, u64::MAX)?;
     let mut images = Vec::new();
     for (subject, reader, cluster) in [
-        ("kernel-ext4", Reader::KernelExt4, "4K"),
-        ("kernel-erofs-4k", Reader::KernelErofs, "4K"),
-        ("pagefold-4k", Reader::Library, "4K"),
-        ("kernel-mkfs.erofs-4k", Reader::KernelMkfsErofs, "4K"),
-        ("kernel-squashfs-4k", Reader::KernelSquashfs, "4K"),
-        ("kernel-squashfs-8k", Reader::KernelSquashfs, "8K"),
-        ("kernel-squashfs-16k", Reader::KernelSquashfs, "16K"),
-        ("kernel-squashfs-128k", Reader::KernelSquashfs, "128K"),
+        ("kernel-ext4", ImageReader::KernelExt4, "4K"),
+        ("kernel-erofs-4k", ImageReader::KernelErofs, "4K"),
+        ("pagefold-4k", ImageReader::Library, "4K"),
+        ("kernel-mkfs.erofs-4k", ImageReader::KernelMkfsErofs, "4K"),
+        ("kernel-squashfs-4k", ImageReader::KernelSquashfs, "4K"),
+        ("kernel-squashfs-8k", ImageReader::KernelSquashfs, "8K"),
+        ("kernel-squashfs-16k", ImageReader::KernelSquashfs, "16K"),
+        ("kernel-squashfs-128k", ImageReader::KernelSquashfs, "128K"),
     ] {
         let case = format!("lz4@{cluster}").parse().map_err(anyhow::Error::msg)?;
         let image = scratch.join(format!("{subject}.image"));

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
-use pagefold_published::{AllocatorKind, Config, Heap, Store, strategy::BitSpin};
+use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitSpin};
 
 use super::{MOSAIC, Output};
 use crate::{
@@ -62,7 +62,7 @@ pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
     fill(&store)?;
     text(MOSAIC, store.figures().compr_data_size, store.figures().spent_bytes);
     for allocator in AllocatorKind::ALL {
-        let config = Config { codec: by_name(CODEC)?, allocator, ..Config::new(PAGES as u64) };
+        let config = StoreConfig { codec: by_name(CODEC)?, allocator, ..StoreConfig::new(PAGES as u64) };
         let store = Store::<BitSpin>::new(config)?;
         fill(&store)?;
         text(allocator.name(), store.stats().compr_data_size, store.stats().spent_bytes);

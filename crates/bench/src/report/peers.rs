@@ -14,12 +14,12 @@ use super::record::Line;
 /// A peer, what it is for, and how it is had.
 struct Peer {
     name: &'static str,
-    kind: Kind,
+    kind: PeerKind,
     /// What a reader does to have it.
     how: &'static str,
 }
 
-enum Kind {
+enum PeerKind {
     /// A program on the PATH, or where root's are.
     Program,
     /// A file system that the kernel mounts, which needs root.
@@ -30,7 +30,7 @@ enum Kind {
     Lzo,
 }
 
-use Kind::{FileSystem, Lzo, Program, Zram};
+use PeerKind::{FileSystem, Lzo, Program, Zram};
 
 const PEERS: &[Peer] = &[
     Peer { name: "fio", kind: Program, how: "apt-get install fio" },

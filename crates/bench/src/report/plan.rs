@@ -6,7 +6,7 @@ use super::peers::Peers;
 
 /// A bench with its options.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct PlannedBench {
     pub(super) name: String,
     /// The command line of this program.
     pub(super) args: Vec<String>,
@@ -19,7 +19,7 @@ pub(super) struct Part {
 /// The parts of a report, which take turns.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<PlannedBench>,
     pub(super) turns: u32,
     /// A part that would end later does not begin, and one that does is ended.
     pub(super) limit_s: f64,
@@ -80,7 +80,7 @@ impl Plan {
 
 /// The plan as it grows.
 struct Parts<'a> {
-    parts: Vec<Part>,
+    parts: Vec<PlannedBench>,
     quick: bool,
     named: &'a Named,
     scratch: &'a Scratch,
@@ -93,17 +93,23 @@ struct Lines {
 }
 
 impl Parts<'_> {
-    fn add(&mut self, name: &str, lines: &Lines, seconds: (f64, f64), needs: &'static [&'static str]) -> &mut Part {
+    fn add(
+        &mut self,
+        name: &str,
+        lines: &Lines,
+        seconds: (f64, f64),
+        needs: &'static [&'static str],
+    ) -> &mut PlannedBench {
         let line = if self.quick { lines.quick } else { lines.full };
         let seconds = if self.quick { seconds.0 } else { seconds.1 };
         let args = line.split_whitespace().map(str::to_owned).collect();
-        self.parts.push(Part { name: name.to_owned(), args, seconds, needs });
+        self.parts.push(PlannedBench { name: name.to_owned(), args, seconds, needs });
         let at = self.parts.len() - 1;
         &mut self.parts[at]
     }
 
     /// A part that writes pages: those of the files that the user named.
-    fn add_pages(&mut self, name: &str, lines: &Lines, seconds: (f64, f64)) -> &mut Part {
+    fn add_pages(&mut self, name: &str, lines: &Lines, seconds: (f64, f64)) -> &mut PlannedBench {
         let files: Vec<String> = self.named.files.iter().map(|path| path.display().to_string()).collect();
         let part = self.add(name, lines, seconds, &[]);
         if !files.is_empty() {
@@ -116,7 +122,7 @@ impl Parts<'_> {
     /// The store in this process: beside zram, and with the published locks, streams and
     /// allocators.
     fn store(&mut self, peers: &Peers) {
-        let without_zram = |part: &mut Part| {
+        let without_zram = |part: &mut PlannedBench| {
             if !peers.has("zram") {
                 part.args.push("--no-zram".to_owned());
             }
@@ -161,7 +167,7 @@ impl Parts<'_> {
         self.add("nbd", &lines, (28.0, 115.0), &["fio", "nbdkit"]);
         let directories: Vec<String> = self.named.directories.iter().map(|path| path.display().to_string()).collect();
         let [disk, memory] = [&self.scratch.disk, &self.scratch.memory].map(|path| path.display().to_string());
-        let fork = |part: &mut Part| {
+        let fork = |part: &mut PlannedBench| {
             if !directories.is_empty() {
                 part.args.push("--data".to_owned());
                 part.args.extend(directories.iter().cloned());

@@ -28,7 +28,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{
-    plan::{Part, Plan, Scratch},
+    plan::{Plan, PlannedBench, Scratch},
     record::{ABOUT, Line, Record},
 };
 
@@ -152,7 +152,7 @@ impl<'a> Run<'a> {
     }
 
     /// What a part takes: what it took, or what the plan says at the pace of this machine.
-    fn expected_s(&self, plan: &Plan, part: &Part) -> f64 {
+    fn expected_s(&self, plan: &Plan, part: &PlannedBench) -> f64 {
         if let Some(&took) = self.took_s.get(&part.name) {
             return took;
         }
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
 
     /// What the rest of the run takes, from a part of a turn on.
     fn left_s(&self, plan: &Plan, out: &[&str], turn: u32, at: usize) -> f64 {
-        let expected = |part: &Part| {
+        let expected = |part: &PlannedBench| {
             if out.contains(&part.name.as_str()) { 0.0 } else { self.expected_s(plan, part) }
         };
         let this: f64 = plan.parts[at..].iter().map(expected).sum();
@@ -174,7 +174,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs one turn of one part, for `limit_s` at most.
-    fn part(&mut self, part: &Part, turn: u32, limit_s: f64, note: &str, left_s: f64) -> anyhow::Result<Ended> {
+    fn part(&mut self, part: &PlannedBench, turn: u32, limit_s: f64, note: &str, left_s: f64) -> anyhow::Result<Ended> {
         let command = self.scratch.without_names(&format!("pagefold-bench {} --json", part.args.join(" ")));
         self.keep(Line::about(&part.name, &command, "turn", f64::from(turn), ""))?;
         let mut progress = Progress::new(note, left_s);
@@ -411,7 +411,7 @@ mod tests {
         }
 
         fn plan(scripts: &[&str], turns: u32, limit_s: f64) -> Plan {
-            let part = |(at, script): (usize, &&str)| Part {
+            let part = |(at, script): (usize, &&str)| PlannedBench {
                 name: format!("part {at}"),
                 args: vec!["-c".to_owned(), (*script).to_owned()],
                 seconds: 0.1,

@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     estimate::Estimate,
-    input::{Input, Kind},
+    input::{Input, InputKind},
     stratum::{Batch, Batches, Stratum, UNIT_BYTES, Unit},
     times::{p99, processor_time},
 };
@@ -348,7 +348,7 @@ fn beside(input: &Input, estimates: &[Estimate], base: &Choice<'_>, other: &Choi
 /// What is not sampled: the superblock, directories, files without content, holes.
 fn rest_bytes(input: &Input, choice: &Choice<'_>) -> u64 {
     let names = &input.names;
-    let sampled = if input.kind == Kind::Directory {
+    let sampled = if input.kind == InputKind::Directory {
         let empty = names.files.saturating_sub(input.sampled_files());
         (names.directories + names.others + empty) * INODE_BYTES + names.directory_bytes + names.target_bytes
     } else {

@@ -15,7 +15,7 @@ use super::stratum::{Stratum, Unit};
 
 /// What an input is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum InputKind {
     Directory,
     File,
     Device,
@@ -60,7 +60,7 @@ pub(super) enum Files {
 /// What is looked at.
 #[derive(Debug)]
 pub(super) struct Input {
-    pub(super) kind: Kind,
+    pub(super) kind: InputKind,
     pub(super) name: String,
     pub(super) files: Files,
     pub(super) strata: Vec<Stratum>,

@@ -18,7 +18,7 @@ use pagefold_erofs::Span;
 use rustix::param::page_size;
 
 use super::{
-    input::{Files, Input, Kind, Names, Skipped},
+    input::{Files, Input, InputKind, Names, Skipped},
     stratum::Stratum,
     walk::is_denied,
 };
@@ -78,7 +78,7 @@ pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
     let mut stratum = Stratum::default();
     stratum.add(0, 0, len);
     Ok(Input {
-        kind: Kind::Process,
+        kind: InputKind::Process,
         name: format!("process {pid} ({})", name.trim_end()),
         files: Files::Parts(Arc::new(memory), parts),
         strata: vec![stratum],

@@ -8,7 +8,7 @@ use std::{
 use super::{
     Report,
     estimate::Estimate,
-    input::{Input, Kind},
+    input::{Input, InputKind},
     pages::Pages,
 };
 use crate::{image::show, size};
@@ -40,13 +40,13 @@ fn head(out: &mut dyn Write, input: &Input, pages: &Pages) -> io::Result<()> {
     let name = show(input.name.as_bytes());
     let bytes = size::show(input.bytes());
     match input.kind {
-        Kind::Directory => {
+        InputKind::Directory => {
             let (files, directories) = (input.names.files, input.names.directories);
             write!(out, "{name}: {bytes} in {files} files and {directories} directories")?;
         }
-        Kind::File => write!(out, "{name}: a file of {bytes}")?,
-        Kind::Device => write!(out, "{name}: a device of {bytes}")?,
-        Kind::Process => write!(out, "{name}: {bytes} of private memory")?,
+        InputKind::File => write!(out, "{name}: a file of {bytes}")?,
+        InputKind::Device => write!(out, "{name}: a device of {bytes}")?,
+        InputKind::Process => write!(out, "{name}: {bytes} of private memory")?,
     }
     if input.hole_bytes > 0 {
         write!(out, ", {} of them holes", size::show(input.hole_bytes))?;

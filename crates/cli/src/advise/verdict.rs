@@ -4,7 +4,7 @@ use std::{fmt::Write, path::Path};
 
 use super::{
     Report,
-    input::{Files, Kind},
+    input::{Files, InputKind},
 };
 use crate::size;
 
@@ -52,10 +52,10 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     let image = quoted(&format!("{name}.erofs"));
     let source = quoted(text);
     let is_partial =
-        report.input.kind == Kind::Directory && report.input.skipped.unreadable + report.pages.lost_units > 0;
+        report.input.kind == InputKind::Directory && report.input.skipped.unreadable + report.pages.lost_units > 0;
     let skip = if is_partial { " --skip-unreadable" } else { "" };
     verdict.commands.push(format!("pagefold pack{pack_options}{skip} {source} -o {image}"));
-    if report.input.kind == Kind::Directory {
+    if report.input.kind == InputKind::Directory {
         // What was left out is a difference.
         if is_partial {
             return verdict;
@@ -126,7 +126,7 @@ impl Verdict {
     /// Names the options of `pack` whose gain a sample does not show: they store content of many
     /// files together.
     fn packing_together(&mut self, report: &Report) {
-        if report.input.kind != Kind::Directory {
+        if report.input.kind != InputKind::Directory {
             return;
         }
         let is_small = report.input.bytes() < report.input.names.files * SMALL_FILE_BYTES;

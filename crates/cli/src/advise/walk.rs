@@ -21,7 +21,7 @@ use rustix::fs::{SeekFrom as Sparse, seek};
 use crate::source::archive_kind;
 
 use super::{
-    input::{Files, Input, Kind, Names, Skipped},
+    input::{Files, Input, InputKind, Names, Skipped},
     stratum::{Stratum, UNIT_BYTES},
 };
 
@@ -58,7 +58,7 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
     let mut stratum = Stratum::default();
     let data_bytes = add_data(&mut stratum, 0, &file, len);
     Ok(Input {
-        kind: if kind.is_file() { Kind::File } else { Kind::Device },
+        kind: if kind.is_file() { InputKind::File } else { InputKind::Device },
         name: shown(),
         files: Files::One(Arc::new(file)),
         strata: vec![stratum],
@@ -220,7 +220,7 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
     let mut input = Input {
-        kind: Kind::Directory,
+        kind: InputKind::Directory,
         name: path.display().to_string(),
         files: Files::Many { directories: Vec::new(), files: Vec::new() },
         strata: Vec::new(),

@@ -24,7 +24,7 @@ pub(crate) struct Instant {
     record: Record,
     /// Whose end is the instant's.
     control: Mutex<Control>,
-    reader: Arc<Reader>,
+    reader: Arc<InstantReader>,
 }
 
 impl Instant {
@@ -34,7 +34,7 @@ impl Instant {
         let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
         let way = Way::of(&record)?;
         let reader =
-            Reader { way, export: record.export.clone(), size_bytes: record.size_bytes, idle: Mutex::default() };
+            InstantReader { way, export: record.export.clone(), size_bytes: record.size_bytes, idle: Mutex::default() };
         let client = reader.client().context("cannot read the disk over NBD")?;
         reader.give(client);
         Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
@@ -45,7 +45,7 @@ impl Instant {
     }
 
     /// What reads the disk, for any number of threads.
-    pub(crate) fn reader(&self) -> Arc<Reader> {
+    pub(crate) fn reader(&self) -> Arc<InstantReader> {
         Arc::clone(&self.reader)
     }
 
@@ -197,14 +197,14 @@ impl Way {
 }
 
 /// Reads over as many connections as threads read at a time.
-pub(crate) struct Reader {
+pub(crate) struct InstantReader {
     way: Way,
     export: String,
     size_bytes: u64,
     idle: Mutex<Vec<Client>>,
 }
 
-impl Reader {
+impl InstantReader {
     fn client(&self) -> io::Result<Client> {
         if let Some(client) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             return Ok(client);
@@ -224,7 +224,7 @@ impl Reader {
     }
 }
 
-impl ReadAt for Reader {
+impl ReadAt for InstantReader {
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.size_bytes)
     }

@@ -177,7 +177,7 @@ impl Args {
     fn write_qcow2(&self, instant: &Instant, level: Option<u32>, out: &File) -> anyhow::Result<()> {
         let backing = self.backing.then(|| instant.backing()).transpose()?;
         let wanted = if backing.is_some() { Wanted::AboveBase } else { Wanted::BytesAndZeros };
-        let source = qcow2::Source {
+        let source = qcow2::Qcow2Source {
             size_bytes: instant.size_bytes(),
             changes: instant.changes(wanted)?,
             reader: &*instant.reader(),

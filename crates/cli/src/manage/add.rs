@@ -7,7 +7,7 @@ use pagefold_base::Format;
 use pagefold_control::{Add, AddBase, Command, DiskRecord};
 
 use super::{Asked, uris};
-use crate::{image::Place, misuse, size};
+use crate::{image::ImagePath, misuse, size};
 
 /// Add an empty disk, or a file as a read-only disk
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// The server runs elsewhere: it is told where the file is from the root on.
 fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
-    let Place { image, path } = Place::from(file);
+    let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
     let image = std::path::absolute(&image).with_context(|| image.display().to_string())?;
     let inside = String::from_utf8(path).map_err(|_| not_text())?;

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, bail};
 use pagefold_control::{Command, Done};
 
-use crate::{output::output, peer::Peer, place};
+use crate::{output::output, peer::Peer, server_directory};
 
 /// How long the end is waited for. Clients are given some seconds to take their answers.
 const TIME: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let start = Instant::now();
     client.wait_for_end(TIME).context("the server did not stop in time")?;
     if let Some(directory) = args.peer.directory()?
-        && !place::wait_until_free(&directory, TIME.saturating_sub(start.elapsed()))?
+        && !server_directory::wait_until_free(&directory, TIME.saturating_sub(start.elapsed()))?
     {
         bail!("the server did not stop within {} s", TIME.as_secs());
     }

@@ -12,7 +12,7 @@ use pagefold_control::{AddBase, Code, Failure};
 use pagefold_disk::Pool;
 
 use super::disks::Counted;
-use crate::image::Place;
+use crate::image::ImagePath;
 
 /// The cache's memory where there is no limit, or a large one.
 const CACHE_BYTES: u64 = 64 << 20;
@@ -34,7 +34,7 @@ impl BaseFile {
     /// last dot is taken.
     pub(crate) fn parse(text: OsString, format: Option<Format>) -> Result<Self, String> {
         let (name, place) = split_name(&text);
-        let Place { image, path: inside } = Place::from(place);
+        let ImagePath { image, path: inside } = ImagePath::from(place);
         let inside = Some(inside).filter(|inside| !inside.is_empty());
         let name = match name {
             Some(name) => Some(name.to_owned()),
@@ -52,7 +52,7 @@ impl BaseFile {
 /// A name before an equals sign, unless the sign is in the name of a file or a directory.
 fn split_name(text: &OsStr) -> (Option<&str>, OsString) {
     let bytes = text.as_bytes();
-    let is_named = !Place::from(text.to_owned()).image.exists();
+    let is_named = !ImagePath::from(text.to_owned()).image.exists();
     let sign = bytes.iter().position(|byte| *byte == b'=').filter(|_| is_named);
     let name = sign.and_then(|sign| str::from_utf8(&bytes[..sign]).ok()).filter(|name| !name.contains('/'));
     match (name, sign) {

@@ -28,11 +28,11 @@ const OVERDRAFT_BYTES: u64 = 4 << 20;
 pub(crate) struct ClientMemory {
     pool: Pool,
     limits: Limits,
-    state: Mutex<State>,
+    state: Mutex<ClientMemoryState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ClientMemoryState {
     limited: bool,
     /// What disks leave to clients, and the most that clients take for more than their least.
     kept_bytes: u64,
@@ -65,7 +65,7 @@ impl ClientMemory {
 
     /// Counts what is kept, as far as there is room for it in the pool, and no more than that and
     /// what is taken.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut ClientMemoryState) {
         let due_bytes = state.kept_bytes.max(state.taken_bytes);
         if let Some(more_bytes) = due_bytes.checked_sub(state.counted_bytes) {
             if self.pool.take_beside(more_bytes) {
@@ -77,7 +77,7 @@ impl ClientMemory {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ClientMemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -42,7 +42,7 @@ const NAMES: u64 = 3;
 const ORIGIN_BYTES: u64 = 96;
 
 /// What all disks are made with.
-pub(crate) struct Config {
+pub(crate) struct DisksConfig {
     pub(crate) codec: Arc<dyn Codec>,
     /// Whether equal pages are kept once.
     pub(crate) dedupe: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Disks {
     room: Option<Arc<Room>>,
     pub(super) instants: Arc<Instants>,
     /// Changed together with `exports`, so that both have the same names.
-    state: Mutex<State>,
+    state: Mutex<DisksState>,
     /// Held while a disk is resized, from the look at its size on.
     resizing: Mutex<()>,
     /// Held while the disks are compacted.
@@ -79,14 +79,14 @@ pub(crate) struct Disks {
 }
 
 /// The snapshots of a disk have names that begin with its own, and are there as long as it is.
-pub(super) struct State {
+pub(super) struct DisksState {
     disks: BTreeMap<String, Disk>,
     limit_bytes: Option<u64>,
 }
 
 #[derive(Clone)]
 pub(super) struct Disk {
-    pub(super) kind: Kind,
+    pub(super) kind: DiskBacking,
     pub(super) origin: Option<Arc<Origin>>,
     pub(super) made: Instant,
     pub(super) limit_bytes: Option<u64>,
@@ -98,7 +98,7 @@ pub(super) struct Disk {
 
 /// What a disk is made of.
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum DiskBacking {
     /// Compressed pages, which clients write.
     Ram(Arc<RamDisk>),
     /// What such a disk held at one instant.
@@ -133,7 +133,7 @@ impl Origin {
     }
 }
 
-impl Kind {
+impl DiskBacking {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
             Self::Ram(ram) | Self::Snapshot(ram) => ram.size_bytes(),
@@ -166,17 +166,17 @@ impl Disk {
     /// What clients use.
     fn device(&self) -> Arc<dyn BlockDevice> {
         match (&self.kind, &self.waits) {
-            (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
-            (Kind::Ram(ram) | Kind::Snapshot(ram), _) => Arc::clone(ram) as _,
-            (Kind::Base(file), _) => Arc::clone(&file.base) as _,
+            (DiskBacking::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
+            (DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram), _) => Arc::clone(ram) as _,
+            (DiskBacking::Base(file), _) => Arc::clone(&file.base) as _,
         }
     }
 
     /// The base that it is, or that lies below it.
     pub(super) fn base(&self) -> Option<&Arc<BaseDisk>> {
         match &self.kind {
-            Kind::Base(file) => Some(file),
-            Kind::Ram(_) | Kind::Snapshot(_) => self.origin.as_ref()?.base.as_ref(),
+            DiskBacking::Base(file) => Some(file),
+            DiskBacking::Ram(_) | DiskBacking::Snapshot(_) => self.origin.as_ref()?.base.as_ref(),
         }
     }
 
@@ -257,8 +257,8 @@ pub(crate) struct Use {
 }
 
 impl Disks {
-    pub(crate) fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, dedupe, limit_bytes, clients, when_full } = config;
+    pub(crate) fn new(config: DisksConfig) -> Result<Self, NewPoolError> {
+        let DisksConfig { codec, dedupe, limit_bytes, clients, when_full } = config;
         let pool =
             Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
         let client_memory = Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes));
@@ -270,7 +270,7 @@ impl Disks {
             pool,
             client_memory,
             room: (when_full == WhenFull::Wait).then(Arc::default),
-            state: Mutex::new(State { disks: BTreeMap::new(), limit_bytes }),
+            state: Mutex::new(DisksState { disks: BTreeMap::new(), limit_bytes }),
             resizing: Mutex::new(()),
             compacting: Mutex::new(()),
         })
@@ -303,7 +303,7 @@ impl Disks {
         })?);
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
         let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.new_waits());
-        let (kind, made) = (Kind::Ram(ram), Instant::now());
+        let (kind, made) = (DiskBacking::Ram(ram), Instant::now());
         let disk = Disk { kind, origin: None, made, limit_bytes, read_only, waits, _record: record };
         self.insert(&mut state, name, disk)
     }
@@ -331,7 +331,7 @@ impl Disks {
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let kind = Kind::Base(Arc::new(BaseDisk { base, pristine, path, _record: held }));
+        let kind = DiskBacking::Base(Arc::new(BaseDisk { base, pristine, path, _record: held }));
         let made = Instant::now();
         let disk = Disk { kind, origin: None, made, limit_bytes: None, read_only: true, waits: None, _record: record };
         Ok((self.insert(&mut state, name, disk)?, padding_bytes))
@@ -343,7 +343,7 @@ impl Disks {
     }
 
     /// Serves a disk under a name that no other has.
-    pub(super) fn insert(&self, state: &mut State, name: &str, disk: Disk) -> Result<Found, Failure> {
+    pub(super) fn insert(&self, state: &mut DisksState, name: &str, disk: Disk) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
@@ -372,8 +372,8 @@ impl Disks {
         }
         let disk = &gone[0];
         let over = match &disk.kind {
-            Kind::Base(file) => state.disks.values().filter(|other| other.is_over(file)).count() as u64,
-            Kind::Ram(_) | Kind::Snapshot(_) => 0,
+            DiskBacking::Base(file) => state.disks.values().filter(|other| other.is_over(file)).count() as u64,
+            DiskBacking::Ram(_) | DiskBacking::Snapshot(_) => 0,
         };
         // The last reference may be this one: to free a disk takes time, in which others need not
         // wait.
@@ -517,12 +517,12 @@ impl Disks {
     pub(crate) fn uses(&self) -> Vec<Use> {
         let state = self.lock();
         let disks = state.disks.iter().filter_map(|(name, disk)| match &disk.kind {
-            Kind::Ram(ram) => Some(Use {
+            DiskBacking::Ram(ram) => Some(Use {
                 name: Some(name.clone()),
                 limit_bytes: disk.limit_bytes?,
                 spent_bytes: ram.stats().spent_bytes,
             }),
-            Kind::Snapshot(_) | Kind::Base(_) => None,
+            DiskBacking::Snapshot(_) | DiskBacking::Base(_) => None,
         });
         let all = state.limit_bytes.map(|limit_bytes| Use {
             name: None,
@@ -573,7 +573,7 @@ impl Disks {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, DisksState> {
         // A panic can leave no disk half made: each change of the maps is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -594,7 +594,7 @@ impl Disks {
     }
 }
 
-impl State {
+impl DisksState {
     pub(super) fn get(&self, name: &str) -> Result<&Disk, Failure> {
         self.disks.get(name).ok_or_else(|| match split_snapshot_name(name) {
             Some((disk, snapshot)) if self.disks.contains_key(disk) => {
@@ -625,8 +625,8 @@ impl State {
 
 pub(super) fn found(name: &str, disk: &Disk, clients: u64, snapshots: u64) -> Found {
     let stats = match &disk.kind {
-        Kind::Ram(ram) | Kind::Snapshot(ram) => ram.stats(),
-        Kind::Base(_) => DiskStats::default(),
+        DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram) => ram.stats(),
+        DiskBacking::Base(_) => DiskStats::default(),
     };
     Found {
         name: name.to_owned(),
@@ -647,8 +647,8 @@ pub(super) fn found(name: &str, disk: &Disk, clients: u64, snapshots: u64) -> Fo
 fn figures(name: String, disk: &Disk) -> DiskStat {
     let waiting = disk.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
     let figures = match &disk.kind {
-        Kind::Ram(ram) | Kind::Snapshot(ram) => limited(ram.stats().figures()).chain(waiting).collect(),
-        Kind::Base(_) => Figures::new(),
+        DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram) => limited(ram.stats().figures()).chain(waiting).collect(),
+        DiskBacking::Base(_) => Figures::new(),
     };
     let (kind, size_bytes) = (disk.kind.told(), disk.kind.size_bytes());
     DiskStat { name, size_bytes, limit_bytes: disk.limit_bytes, kind, figures }
@@ -678,7 +678,7 @@ mod tests {
     fn disks() -> Disks {
         let codec = crate::codec::of_pages("lz4").expect("a codec");
         let (clients, when_full) = (Limits::default(), WhenFull::Error);
-        Disks::new(Config { codec, dedupe: false, limit_bytes: None, clients, when_full }).expect("a pool")
+        Disks::new(DisksConfig { codec, dedupe: false, limit_bytes: None, clients, when_full }).expect("a pool")
     }
 
     /// A page that is cut in two takes more memory than one word over and over.
@@ -687,7 +687,7 @@ mod tests {
         let disks = disks();
         let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
         disks.add(&add).expect("a disk");
-        let Kind::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
+        let DiskBacking::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
         ram.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
         let code = |size_bytes| disks.resize("a", size_bytes, true).expect_err("a failure").code;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use pagefold_control::{ChangedRange, Changes, Code, Failure, Fork, snapshot_name};
 use pagefold_disk::{BlockDevice, Error as BlockError, NewDiskError, RamDisk};
 
-use super::disks::{Counted, Disk, Disks, Found, Kind, Origin, RECORD_BYTES, found};
+use super::disks::{Counted, Disk, DiskBacking, Disks, Found, Origin, RECORD_BYTES, found};
 
 /// Ranges in one answer: it has 60 KiB then.
 const MAX_RANGES: usize = 1024;
@@ -22,10 +22,10 @@ impl Disks {
         let mut rams: Vec<Arc<RamDisk>> = Vec::new();
         for _ in names {
             let ram = match (&source.kind, rams.first()) {
-                (Kind::Base(file), _) => file.pristine.fork().map_err(failed)?,
+                (DiskBacking::Base(file), _) => file.pristine.fork().map_err(failed)?,
                 // They are all of the instant at which the first is made.
                 (_, Some(first)) => first.fork().map_err(failed)?,
-                (Kind::Ram(ram) | Kind::Snapshot(ram), None) => ram.fork().map_err(failed)?,
+                (DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram), None) => ram.fork().map_err(failed)?,
             };
             ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
             rams.push(Arc::new(ram));
@@ -45,7 +45,7 @@ impl Disks {
             .zip(rams.into_iter().zip(records))
             .map(|(name, (ram, record))| {
                 let disk = Disk {
-                    kind: Kind::Ram(ram),
+                    kind: DiskBacking::Ram(ram),
                     origin: Some(Arc::clone(&origin)),
                     made,
                     limit_bytes: *limit_bytes,
@@ -68,7 +68,7 @@ impl Disks {
         let kept = Arc::new(ram.snapshot().map_err(failed)?);
 
         let mut state = self.lock();
-        let is_same = |disk: &Disk| matches!(&disk.kind, Kind::Ram(same) if Arc::ptr_eq(same, ram));
+        let is_same = |disk: &Disk| matches!(&disk.kind, DiskBacking::Ram(same) if Arc::ptr_eq(same, ram));
         if !state.get(name).is_ok_and(is_same) {
             return Err(Failure::no_such_disk(name));
         }
@@ -76,7 +76,7 @@ impl Disks {
             return Err(Failure::name_in_use(&snapshot));
         }
         let disk = Disk {
-            kind: Kind::Snapshot(kept),
+            kind: DiskBacking::Snapshot(kept),
             origin: Some(Arc::new(Origin { name: name.to_owned(), base: source.base().cloned() })),
             made: Instant::now(),
             limit_bytes: None,
@@ -95,7 +95,7 @@ impl Disks {
         let snapshots = state.snapshots(name).count() as u64;
         drop(state);
         let ram = disk.kind.ram(name, "be rolled back")?;
-        if let Kind::Snapshot(kept) = &kept.kind {
+        if let DiskBacking::Snapshot(kept) = &kept.kind {
             ram.become_as(kept).map_err(failed)?;
         }
         self.signal_room();
@@ -106,7 +106,7 @@ impl Disks {
     /// for it.
     pub(crate) fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
         let disk = self.lock().get(name)?.clone();
-        let (Kind::Ram(ram) | Kind::Snapshot(ram)) = &disk.kind else {
+        let (DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram)) = &disk.kind else {
             let size_bytes = disk.kind.size_bytes();
             return Ok(Changes { name: name.to_owned(), size_bytes, ranges: Vec::new(), next_offset: None });
         };

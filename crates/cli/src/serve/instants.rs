@@ -14,7 +14,7 @@ use pagefold_control::{BaseRecord, Code, Failure, FrozenRun, FrozenRuns, Instant
 use pagefold_disk::{BlockDevice, Error, Extent, Layer, RamDisk};
 use pagefold_serve::{Export, Exports};
 
-use super::disks::{BaseDisk, Counted, Disks, Kind, RECORD_BYTES};
+use super::disks::{BaseDisk, Counted, DiskBacking, Disks, RECORD_BYTES};
 
 /// Runs in one answer: some 50 KiB of JSON.
 const MAX_RUNS: usize = 1024;
@@ -26,12 +26,12 @@ const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 pub(crate) struct Instants {
     exports: Exports,
     next: AtomicU64,
-    sources: Mutex<BTreeMap<String, Source>>,
+    sources: Mutex<BTreeMap<String, InstantSource>>,
 }
 
 /// What an instant is read from.
 #[derive(Clone)]
-pub(crate) enum Source {
+pub(crate) enum InstantSource {
     /// A fork that nobody writes.
     Ram(Arc<RamDisk>),
     /// A base is the same at all times.
@@ -53,12 +53,12 @@ impl Disks {
     pub(crate) fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let disk = self.lock().get(name)?.clone();
         let source = match &disk.kind {
-            Kind::Ram(ram) => Source::Ram(Arc::new(ram.fork().map_err(|error| {
+            DiskBacking::Ram(ram) => InstantSource::Ram(Arc::new(ram.fork().map_err(|error| {
                 let code = if matches!(error, Error::NoSpace) { Code::NoMemory } else { Code::Failed };
                 Failure::new(code, format!("disk '{name}' cannot be frozen: {error}"))
             })?)),
-            Kind::Snapshot(ram) => Source::Ram(Arc::clone(ram)),
-            Kind::Base(file) => Source::Base(Arc::clone(&file.base)),
+            DiskBacking::Snapshot(ram) => InstantSource::Ram(Arc::clone(ram)),
+            DiskBacking::Base(file) => InstantSource::Base(Arc::clone(&file.base)),
         };
         // No disk's name begins like that.
         let export = format!("@@{}", self.instants.next.fetch_add(1, Relaxed));
@@ -124,12 +124,12 @@ impl Instants {
         Self { exports, next: AtomicU64::new(1), sources: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Source>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, InstantSource>> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Source {
+impl InstantSource {
     fn device(&self) -> Arc<dyn BlockDevice> {
         match self {
             Self::Ram(ram) => Arc::clone(ram) as _,

@@ -40,7 +40,7 @@ use tempfile::{NamedTempFile, TempDir};
 use self::{
     bases::BaseFile,
     child::Running,
-    disks::{Config, Disks, WhenFull},
+    disks::{Disks, DisksConfig, WhenFull},
     ending::Ending,
     managed::{Address, Managed, add_base},
     notify::notify,
@@ -51,7 +51,7 @@ use crate::{
     codec,
     log::{Level, Log},
     misuse,
-    place::{self, Place},
+    server_directory::{self, ServerDirectory},
     signals, size,
 };
 
@@ -209,7 +209,7 @@ impl Args {
             let folder = TempDir::with_prefix("pagefold-").context("cannot make a directory for the sockets")?;
             return Ok((folder.path().to_owned(), Some(folder)));
         }
-        Ok((place::directory(self.dir.as_deref())?, None))
+        Ok((server_directory::path(self.dir.as_deref())?, None))
     }
 }
 
@@ -220,7 +220,7 @@ struct Listening {
     control: UnixListener,
     control_path: Option<PathBuf>,
     _control_file: Option<SocketFile>,
-    _place: Option<Place>,
+    _place: Option<ServerDirectory>,
     _temporary: Option<TempDir>,
 }
 
@@ -234,7 +234,7 @@ impl Listening {
         if passed.is_none() || (args.control.is_none() && passed_control.is_none()) {
             let (directory, kept) = args.directory()?;
             temporary = kept;
-            place = Some(Place::claim(directory)?);
+            place = Some(ServerDirectory::claim(directory)?);
         }
         let mut builder = Server::builder()
             .limits(args.limits())
@@ -252,7 +252,7 @@ impl Listening {
         let (control, file, control_path) = match passed_control {
             Some(listener) => (listener, None, None),
             None => {
-                let path = args.control.clone().or_else(|| place.as_ref().map(Place::control_socket));
+                let path = args.control.clone().or_else(|| place.as_ref().map(ServerDirectory::control_socket));
                 let path = path.context("no path for the control socket: give --control PATH")?;
                 let (listener, file) = listen_privately(&path)?;
                 (listener, Some(file), Some(absolute(&path)))
@@ -274,7 +274,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         swap::prepare(log)?;
     }
     let disks = Arc::new(
-        Disks::new(Config {
+        Disks::new(DisksConfig {
             codec: Arc::clone(&args.codec),
             dedupe: args.dedupe,
             limit_bytes: args.memory_limit,

@@ -26,7 +26,7 @@ pub(crate) fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Rea
     let source = BufReader::with_capacity(1 << 16, io::Cursor::new(front).chain(source));
     Ok(match compressor {
         None => Box::new(source),
-        Some("gzip") => Box::new(Gzip { state: State::Between(source), first: true }),
+        Some("gzip") => Box::new(Gzip { state: GzipState::Between(source), first: true }),
         Some("zstd") => Box::new(zstd::Decoder::with_buffer(source)?),
         Some("xz") => {
             let stream = Stream::new_stream_decoder(MOST_XZ_BYTES, CONCATENATED)?;
@@ -42,11 +42,11 @@ pub(crate) fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Rea
 
 /// Members of gzip's format, and the zeros that may fill a tape behind them.
 struct Gzip<R> {
-    state: State<R>,
+    state: GzipState<R>,
     first: bool,
 }
 
-enum State<R> {
+enum GzipState<R> {
     Between(R),
     Inside(Box<GzDecoder<R>>),
     Ended,
@@ -55,26 +55,26 @@ enum State<R> {
 impl<R: BufRead> Read for Gzip<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
-            match std::mem::replace(&mut self.state, State::Ended) {
-                State::Ended => return Ok(0),
-                State::Inside(mut decoder) => {
+            match std::mem::replace(&mut self.state, GzipState::Ended) {
+                GzipState::Ended => return Ok(0),
+                GzipState::Inside(mut decoder) => {
                     let len = decoder.read(buf)?;
                     if len > 0 || buf.is_empty() {
-                        self.state = State::Inside(decoder);
+                        self.state = GzipState::Inside(decoder);
                         return Ok(len);
                     }
-                    self.state = State::Between(decoder.into_inner());
+                    self.state = GzipState::Between(decoder.into_inner());
                 }
-                State::Between(mut source) => {
+                GzipState::Between(mut source) => {
                     let front = source.fill_buf()?;
                     if self.first || front.first() == Some(&0x1f) {
                         self.first = false;
-                        self.state = State::Inside(Box::new(GzDecoder::new(source)));
+                        self.state = GzipState::Inside(Box::new(GzDecoder::new(source)));
                     } else if front.iter().all(|byte| *byte == 0) {
                         let len = front.len();
                         if len > 0 {
                             source.consume(len);
-                            self.state = State::Between(source);
+                            self.state = GzipState::Between(source);
                         }
                     } else {
                         return Err(io::Error::new(

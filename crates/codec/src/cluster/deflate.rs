@@ -3,7 +3,7 @@
 use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
 use super::search::Search;
-use super::{ClusterEncoder, EncoderError, Extent, Filled};
+use super::{ClusterEncoder, EncoderError, Filled, Portion};
 use crate::Corrupt;
 
 pub(super) struct Encoder {
@@ -50,14 +50,14 @@ impl Decoder {
         &mut self,
         src: &[u8],
         dst: &mut [u8],
-        extent: Extent,
+        extent: Portion,
         max_content_bytes: usize,
     ) -> Result<(), Corrupt> {
         const MALFORMED: Corrupt = Corrupt { what: "malformed deflate cluster" };
         match self.decompressor.deflate_decompress(src, dst) {
             Ok(len) if len == dst.len() => return Ok(()),
             Ok(_) => return Err(Corrupt { what: "deflate cluster is shorter than its extent" }),
-            Err(DecompressionError::InsufficientSpace) if extent == Extent::Prefix => {}
+            Err(DecompressionError::InsufficientSpace) if extent == Portion::Prefix => {}
             Err(_) => return Err(MALFORMED),
         }
         let mut room = dst.len();

@@ -5,7 +5,7 @@ use lzzzz::lz4_hc;
 
 #[cfg(feature = "lz4hc")]
 use super::EncoderError;
-use super::{ClusterEncoder, Extent, Filled};
+use super::{ClusterEncoder, Filled, Portion};
 use crate::Corrupt;
 use crate::lz4::{Lz4Encoder, Matches, decompress, decompress_partial};
 
@@ -81,10 +81,10 @@ fn gained((consumed, written): (usize, usize)) -> Option<Filled> {
     (written > 0 && written < consumed).then_some(Filled { consumed, written })
 }
 
-pub(super) fn decode(src: &[u8], dst: &mut [u8], extent: Extent) -> Result<(), Corrupt> {
+pub(super) fn decode(src: &[u8], dst: &mut [u8], extent: Portion) -> Result<(), Corrupt> {
     match extent {
-        Extent::Whole => decompress(src, dst),
-        Extent::Prefix => match decompress_partial(src, dst)? {
+        Portion::Whole => decompress(src, dst),
+        Portion::Prefix => match decompress_partial(src, dst)? {
             len if len == dst.len() => Ok(()),
             _ => Err(Corrupt { what: "lz4 cluster is shorter than its extent" }),
         },

@@ -10,7 +10,7 @@ use liblzma_sys::{
     lzma_microlzma_encoder, lzma_options_lzma, lzma_ret, lzma_stream,
 };
 
-use super::{ClusterEncoder, EncoderError, Extent, Filled};
+use super::{ClusterEncoder, EncoderError, Filled, Portion};
 use crate::Corrupt;
 
 /// A `lzma_stream` that is ended when dropped. Initialising it again keeps its allocations.
@@ -112,14 +112,14 @@ impl Decoder {
         &mut self,
         src: &[u8],
         dst: &mut [u8],
-        extent: Extent,
+        extent: Portion,
         dict_bytes: u32,
     ) -> Result<(), Corrupt> {
         const MALFORMED: Corrupt = Corrupt { what: "malformed lzma cluster" };
         if dst.is_empty() {
             return Ok(());
         }
-        let exact = u8::from(extent == Extent::Whole);
+        let exact = u8::from(extent == Portion::Whole);
         // SAFETY: the stream is live and exclusive; the other arguments are plain numbers.
         let ready = unsafe {
             lzma_microlzma_decoder(&mut *self.stream.0, src.len() as u64, dst.len() as u64, exact, dict_bytes)

@@ -146,7 +146,7 @@ const NEEDS_ZSTD: &str = "zstd is not in this build: it needs the feature 'zstd'
 
 /// How much of a cluster's content is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum Portion {
     /// All of it: the content is exactly as long as the buffer.
     Whole,
     /// A prefix: the content is at least as long as the buffer, and input may be left over.
@@ -180,7 +180,7 @@ impl ClusterDecoder {
         format: ClusterFormat,
         src: &[u8],
         dst: &mut [u8],
-        extent: Extent,
+        extent: Portion,
         #[cfg_attr(not(any(feature = "deflate", feature = "lzma")), expect(unused_variables))] limits: DecodeLimits,
     ) -> Result<(), Corrupt> {
         match format {
@@ -244,7 +244,7 @@ mod tests {
             let refused = codec.encoder().err().expect("not in this build");
             assert!(refused.to_string().contains("the feature '"), "{refused}");
             let mut decoder = ClusterDecoder::default();
-            let refused = decoder.decode(codec.format(), &[1, 2], &mut [0; 2], Extent::Whole, LIMITS);
+            let refused = decoder.decode(codec.format(), &[1, 2], &mut [0; 2], Portion::Whole, LIMITS);
             assert!(refused.is_err(), "{codec:?}");
         }
     }
@@ -273,10 +273,10 @@ mod tests {
                 }
                 let mut back = vec![0; filled.consumed];
                 let cluster = &cluster[..filled.written];
-                decoder.decode(codec.format(), cluster, &mut back, Extent::Whole, LIMITS).unwrap();
+                decoder.decode(codec.format(), cluster, &mut back, Portion::Whole, LIMITS).unwrap();
                 assert_eq!(back, src[at..at + filled.consumed]);
                 let mut prefix = vec![0; filled.consumed / 2];
-                decoder.decode(codec.format(), cluster, &mut prefix, Extent::Prefix, LIMITS).unwrap();
+                decoder.decode(codec.format(), cluster, &mut prefix, Portion::Prefix, LIMITS).unwrap();
                 assert_eq!(prefix, src[at..at + prefix.len()]);
                 at += filled.consumed;
             }
@@ -303,7 +303,7 @@ mod tests {
             let mut decoder = ClusterDecoder::default();
             let mut dst = vec![0; len];
             for format in [ClusterFormat::Lz4, ClusterFormat::MicroLzma, ClusterFormat::Deflate, ClusterFormat::Zstd] {
-                for extent in [Extent::Whole, Extent::Prefix] {
+                for extent in [Portion::Whole, Portion::Prefix] {
                     let _ = decoder.decode(format, &src, &mut dst, extent, LIMITS);
                 }
             }

@@ -4,7 +4,7 @@
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
 use super::search::Search;
-use super::{ClusterEncoder, EncoderError, Extent, Filled};
+use super::{ClusterEncoder, EncoderError, Filled, Portion};
 use crate::Corrupt;
 
 pub(super) struct Encoder {
@@ -61,10 +61,10 @@ impl Decoder {
         Ok(Self { context })
     }
 
-    pub(super) fn decode(&mut self, src: &[u8], dst: &mut [u8], extent: Extent) -> Result<(), Corrupt> {
+    pub(super) fn decode(&mut self, src: &[u8], dst: &mut [u8], extent: Portion) -> Result<(), Corrupt> {
         const MALFORMED: Corrupt = Corrupt { what: "malformed zstd cluster" };
         const SHORT: Corrupt = Corrupt { what: "zstd cluster is shorter than its extent" };
-        if extent == Extent::Whole {
+        if extent == Portion::Whole {
             return match self.context.decompress(dst, src) {
                 Ok(len) if len == dst.len() => Ok(()),
                 Ok(_) => Err(SHORT),
@@ -99,10 +99,10 @@ mod tests {
     fn a_window_longer_than_contents_is_refused() {
         let mut decoder = Decoder::new().unwrap();
         let mut byte = [0];
-        assert_eq!(decoder.decode(&frame(24), &mut byte, Extent::Prefix), Ok(()));
+        assert_eq!(decoder.decode(&frame(24), &mut byte, Portion::Prefix), Ok(()));
         assert_eq!(byte, *b"a");
         for log in [25, 27, 31] {
-            assert!(decoder.decode(&frame(log), &mut byte, Extent::Prefix).is_err());
+            assert!(decoder.decode(&frame(log), &mut byte, Portion::Prefix).is_err());
         }
     }
 }

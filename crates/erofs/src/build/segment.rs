@@ -437,7 +437,7 @@ fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option
 
 #[cfg(test)]
 mod tests {
-    use pagefold_codec::cluster::{ClusterDecoder, DecodeLimits, Extent};
+    use pagefold_codec::cluster::{ClusterDecoder, DecodeLimits, Portion};
     use proptest::prelude::*;
 
     use super::*;
@@ -459,7 +459,7 @@ mod tests {
                 let from = stored.iter().position(|byte| *byte != 0).unwrap();
                 bytes.resize(piece.len as usize, 0);
                 let mut decoder = ClusterDecoder::default();
-                decoder.decode(ClusterFormat::Lz4, &stored[from..], &mut bytes, Extent::Whole, limits).unwrap();
+                decoder.decode(ClusterFormat::Lz4, &stored[from..], &mut bytes, Portion::Whole, limits).unwrap();
             }
             content.extend_from_slice(&bytes);
         }

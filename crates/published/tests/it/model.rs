@@ -8,7 +8,7 @@ use std::{
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_published::{
-    AllocatorKind, Config, Error, Store, StreamPolicy,
+    AllocatorKind, Error, Store, StoreConfig, StreamPolicy,
     strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
 
@@ -23,7 +23,8 @@ const ROUNDS: u64 = 600;
 fn with_every_store<L: EntryLock>(slots: u64, test: impl Fn(Store<L>, &str)) {
     for streams in POLICIES {
         for allocator in AllocatorKind::ALL {
-            let store = Store::new(Config { streams, allocator, ..Config::new(slots) }).expect("a small store");
+            let store =
+                Store::new(StoreConfig { streams, allocator, ..StoreConfig::new(slots) }).expect("a small store");
             test(store, &format!("{}, {streams:?}, {}", L::NAME, allocator.name()));
         }
     }
@@ -184,7 +185,7 @@ for_every_strategy!(one_slot_is_written_and_read_by_all);
 fn any_codec_does() {
     for codec in ["lz4", "lzo", "zstd-1", "842", "fold"] {
         let codec = by_name(codec).expect("a known codec");
-        let store = Store::<BitSpin>::new(Config { codec, ..Config::new(4) }).expect("a small store");
+        let store = Store::<BitSpin>::new(StoreConfig { codec, ..StoreConfig::new(4) }).expect("a small store");
         let pages: [Page; 4] = array::from_fn(|kind| page_of(9, kind as u64));
         (0..).zip(&pages).for_each(|(slot, page)| store.write(slot, page).expect("memory"));
         for (slot, page) in (0..).zip(&pages) {
@@ -197,19 +198,19 @@ fn any_codec_does() {
 
 #[test]
 fn a_slot_that_is_not_there_is_named() {
-    let store = Store::<BitSpin>::new(Config::new(3)).expect("a small store");
+    let store = Store::<BitSpin>::new(StoreConfig::new(3)).expect("a small store");
     let refused = Err(Error::NoSuchSlot { slot: 3, slots: 3 });
     assert_eq!(store.write(3, &[7; PAGE_SIZE]), refused);
     assert_eq!(store.read(3, &mut [0; PAGE_SIZE]), refused);
     assert_eq!(store.discard(3), refused);
-    assert!(Store::<BitSpin>::new(Config::new(u64::MAX)).is_err());
+    assert!(Store::<BitSpin>::new(StoreConfig::new(u64::MAX)).is_err());
 }
 
 #[test]
 fn what_is_spent_is_the_heap_the_table_and_the_streams() {
     fn spent<L: EntryLock>() -> u64 {
-        let store =
-            Store::<L>::new(Config { streams: StreamPolicy::Single, ..Config::new(1000) }).expect("a small store");
+        let store = Store::<L>::new(StoreConfig { streams: StreamPolicy::Single, ..StoreConfig::new(1000) })
+            .expect("a small store");
         let mut state = 1;
         store.write(0, &array::from_fn(|_| (next(&mut state) >> 32) as u8)).expect("memory");
         let stats = store.stats();

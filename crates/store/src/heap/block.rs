@@ -40,14 +40,14 @@ const LEN_HIGH: u8 = PREV_FREE - 1;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BlockKind {
     Free,
     Whole,
     First,
     Second,
 }
 
-impl Kind {
+impl BlockKind {
     fn of(byte: u8) -> Self {
         match byte >> KIND_SHIFT {
             0 => Self::Free,
@@ -92,15 +92,15 @@ impl Blocks {
         (HEADER_BYTES + LINK_BYTES + len_bytes).max(BLOCK_MIN)
     }
 
-    pub(super) fn kind(&self, at: u32) -> Kind {
-        Kind::of(self.byte(at))
+    pub(super) fn kind(&self, at: u32) -> BlockKind {
+        BlockKind::of(self.byte(at))
     }
 
     /// The length of a block of either sort.
     pub(super) fn len(&self, at: u32) -> u32 {
         let first = self.byte(at);
-        match Kind::of(first) {
-            Kind::Free => self.load(at + 1),
+        match BlockKind::of(first) {
+            BlockKind::Free => self.load(at + 1),
             _ => (u32::from(first & LEN_HIGH) << 8) | u32::from(self.byte(at + 1)),
         }
     }
@@ -153,7 +153,7 @@ impl Blocks {
     }
 
     /// Makes a live block of `len` bytes after one that is not free.
-    pub(super) fn put_live(&self, at: u32, kind: Kind, len: u32, owner: Owner) {
+    pub(super) fn put_live(&self, at: u32, kind: BlockKind, len: u32, owner: Owner) {
         let first = ((kind as u8) << KIND_SHIFT) | ((len >> 8) as u8 & LEN_HIGH);
         // SAFETY: see above `impl`.
         unsafe {
@@ -226,7 +226,7 @@ impl Blocks {
     pub(super) unsafe fn bytes(&self, body: u32, len_bytes: usize) -> Option<&[u8]> {
         match self.kind(body - HEADER_BYTES) {
             // SAFETY: the caller's word.
-            Kind::Whole => Some(unsafe { self.region.bytes(body as usize, len_bytes) }),
+            BlockKind::Whole => Some(unsafe { self.region.bytes(body as usize, len_bytes) }),
             _ => None,
         }
     }
@@ -262,7 +262,7 @@ impl Blocks {
     /// Offset and length of an object's two pieces; the second is empty if the object is whole.
     fn pieces(&self, body: u32, len_bytes: usize) -> ((usize, usize), (usize, usize)) {
         let at = body - HEADER_BYTES;
-        if self.kind(at) == Kind::Whole {
+        if self.kind(at) == BlockKind::Whole {
             return ((body as usize, len_bytes), (body as usize, 0));
         }
         let room = (Self::first_room(self.len(at)) as usize).min(len_bytes);

@@ -11,8 +11,8 @@ use std::{
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
-    Goal, HEADER_BYTES, Heap, Location, Owner, Owners, Part, Pressure, SEGMENT,
-    block::{Blocks, Kind, NIL},
+    Goal, HEADER_BYTES, Heap, Location, Owner, Owners, PaddedShard, Pressure, SEGMENT,
+    block::{BlockKind, Blocks, NIL},
     shard::{Emptying, Resident, Shard, Wanted},
 };
 use crate::budget::{Full, Purpose};
@@ -75,9 +75,9 @@ impl Heap {
     pub(crate) fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
         match goal {
             Goal::Relief => self.relieve(owners, objects),
-            Goal::Densest => self
-                .parts()
-                .fold(false, |more, (number, part)| more | self.compact_part(number, part, owners, goal, &mut objects)),
+            Goal::Densest => self.padded_shards().fold(false, |more, (number, padded)| {
+                more | self.compact_part(number, padded, owners, goal, &mut objects)
+            }),
         }
     }
 
@@ -116,17 +116,17 @@ impl Heap {
     /// Empties a segment of the shard with the most free bytes in which nobody else does. Returns
     /// by how much the memory that the shard holds has become less.
     fn empty_one(&self, owners: &dyn Owners) -> Result<u64, Busy> {
-        let mut parts: Vec<(u64, usize, &Part)> =
-            self.parts().map(|(number, part)| (part.free_bytes.load(Relaxed), number, part)).collect();
+        let mut parts: Vec<(u64, usize, &PaddedShard)> =
+            self.padded_shards().map(|(number, padded)| (padded.free_bytes.load(Relaxed), number, padded)).collect();
         parts.sort_unstable_by_key(|&(free_bytes, number, _)| Reverse((free_bytes, number)));
         let mut busy = Busy::Nothing;
-        for (_, number, part) in parts {
-            if part.relieving.swap(true, Acquire) {
+        for (_, number, padded) in parts {
+            if padded.relieving.swap(true, Acquire) {
                 busy = Busy::Others;
                 continue;
             }
-            let gained = self.empty_in(number, part, owners);
-            part.relieving.store(false, Release);
+            let gained = self.empty_in(number, padded, owners);
+            padded.relieving.store(false, Release);
             if let Some(bytes) = gained {
                 return Ok(bytes);
             }
@@ -134,26 +134,26 @@ impl Heap {
         Err(busy)
     }
 
-    fn empty_in(&self, number: usize, part: &Part, owners: &dyn Owners) -> Option<u64> {
-        let mut shard = self.lock_after_others(part);
-        shard.free_delayed(&part.blocks);
+    fn empty_in(&self, number: usize, padded: &PaddedShard, owners: &dyn Owners) -> Option<u64> {
+        let mut shard = self.lock_after_others(padded);
+        shard.free_delayed(&padded.blocks);
         let moved_before = shard.moved_bytes;
-        let mut emptying = shard.resume_or_begin(&part.blocks, WORTH_ROOM, 1)?;
+        let mut emptying = shard.resume_or_begin(&padded.blocks, WORTH_ROOM, 1)?;
         let held = u64::from(shard.held_by(&emptying));
         drop(shard);
         let mut found = [Resident::default(); BATCH];
         let mut moved = Ok(());
         while moved.is_ok() {
-            let count = self.lock_after_others(part).residents(&part.blocks, &mut emptying, &mut found);
-            if count == 0 && !self.retry(part, owners, &mut emptying) {
+            let count = self.lock_after_others(padded).residents(&padded.blocks, &mut emptying, &mut found);
+            if count == 0 && !self.retry(padded, owners, &mut emptying) {
                 break;
             }
-            moved = self.relocate(number, part, owners, &found[..count]);
+            moved = self.relocate(number, padded, owners, &found[..count]);
         }
-        let mut shard = self.lock_after_others(part);
+        let mut shard = self.lock_after_others(padded);
         let emptied = shard.is_empty(&emptying);
-        shard.end_emptying(&part.blocks, emptying);
-        self.note(part, &shard);
+        shard.end_emptying(&padded.blocks, emptying);
+        self.note(padded, &shard);
         let taken = shard.moved_bytes - moved_before;
         Some(if emptied { held.saturating_sub(taken) } else { 0 })
     }
@@ -161,23 +161,23 @@ impl Heap {
     /// Moves objects of the shards where many bytes are free and no other thread does.
     fn relieve(&self, owners: &dyn Owners, mut objects: usize) -> bool {
         let mut more = false;
-        for (number, part) in self.parts() {
+        for (number, padded) in self.padded_shards() {
             if objects == 0 {
                 more = true;
                 break;
             }
-            if part.pressure.load(Relaxed) == Pressure::None as u8 || part.relieving.swap(true, Acquire) {
+            if padded.pressure.load(Relaxed) == Pressure::None as u8 || padded.relieving.swap(true, Acquire) {
                 continue;
             }
-            more |= self.compact_part(number, part, owners, Goal::Relief, &mut objects);
-            let shard = self.lock_after_others(part);
-            part.pressure.store(self.pressure_of(&shard) as u8, Relaxed);
+            more |= self.compact_part(number, padded, owners, Goal::Relief, &mut objects);
+            let shard = self.lock_after_others(padded);
+            padded.pressure.store(self.pressure_of(&shard) as u8, Relaxed);
             drop(shard);
-            part.relieving.store(false, Release);
+            padded.relieving.store(false, Release);
         }
         // A `free` raises its part's first.
         self.pressure.swap(Pressure::None as u8, Acquire);
-        let highest = self.parts().map(|(_, part)| part.pressure.load(Relaxed)).max();
+        let highest = self.padded_shards().map(|(_, padded)| padded.pressure.load(Relaxed)).max();
         self.pressure.fetch_max(highest.unwrap_or(0), Relaxed);
         more
     }
@@ -192,7 +192,14 @@ impl Heap {
     }
 
     /// Moves objects of one shard; see [`compact`](Self::compact).
-    fn compact_part(&self, number: usize, part: &Part, owners: &dyn Owners, goal: Goal, objects: &mut usize) -> bool {
+    fn compact_part(
+        &self,
+        number: usize,
+        padded: &PaddedShard,
+        owners: &dyn Owners,
+        goal: Goal,
+        objects: &mut usize,
+    ) -> bool {
         let worth = match goal {
             Goal::Relief if !self.budget.is_enough() => WORTH_LIMIT,
             Goal::Relief => WORTH_RELIEF,
@@ -201,37 +208,37 @@ impl Heap {
         let mut found = [Resident::default(); BATCH];
         let mut stuck = 0;
         loop {
-            let mut shard = self.lock_after_others(part);
-            shard.free_delayed(&part.blocks);
+            let mut shard = self.lock_after_others(padded);
+            shard.free_delayed(&padded.blocks);
             if !self.wants(&shard, goal) {
-                shard.settle(&part.blocks);
+                shard.settle(&padded.blocks);
                 return false;
             }
             if *objects == 0 {
                 return true;
             }
-            let begun = shard.resume_or_begin(&part.blocks, worth, STUCK_MAX);
+            let begun = shard.resume_or_begin(&padded.blocks, worth, STUCK_MAX);
             drop(shard);
             let Some(mut emptying) = begun else { return false };
             loop {
                 let batch = &mut found[..BATCH.min(*objects)];
-                let count = self.lock_after_others(part).residents(&part.blocks, &mut emptying, batch);
+                let count = self.lock_after_others(padded).residents(&padded.blocks, &mut emptying, batch);
                 if count == 0 && *objects == 0 {
-                    self.lock_after_others(part).paused.push_front(emptying);
+                    self.lock_after_others(padded).paused.push_front(emptying);
                     return true;
                 }
-                if count == 0 && !self.retry(part, owners, &mut emptying) {
+                if count == 0 && !self.retry(padded, owners, &mut emptying) {
                     break;
                 }
-                if self.relocate(number, part, owners, &found[..count]).is_err() {
-                    self.lock_after_others(part).end_emptying(&part.blocks, emptying);
+                if self.relocate(number, padded, owners, &found[..count]).is_err() {
+                    self.lock_after_others(padded).end_emptying(&padded.blocks, emptying);
                     return false;
                 }
                 *objects -= count;
             }
-            let mut shard = self.lock_after_others(part);
+            let mut shard = self.lock_after_others(padded);
             if shard.is_empty(&emptying) {
-                shard.end_emptying(&part.blocks, emptying);
+                shard.end_emptying(&padded.blocks, emptying);
                 stuck = 0;
                 continue;
             }
@@ -246,9 +253,9 @@ impl Heap {
 
     /// At a segment's end: whether it is worth going through it once more for objects that were
     /// just being written.
-    fn retry(&self, part: &Part, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
-        let mut shard = self.lock_after_others(part);
-        shard.free_delayed(&part.blocks);
+    fn retry(&self, padded: &PaddedShard, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
+        let mut shard = self.lock_after_others(padded);
+        shard.free_delayed(&padded.blocks);
         if shard.is_empty(emptying) || emptying.passes == 2 {
             return false;
         }
@@ -262,7 +269,13 @@ impl Heap {
     /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners'
     /// entries name them. They wait for readers together: the pins that say who reads are on lines
     /// that other CPUs write all the time.
-    fn relocate(&self, number: usize, part: &Part, owners: &dyn Owners, residents: &[Resident]) -> Result<(), Full> {
+    fn relocate(
+        &self,
+        number: usize,
+        padded: &PaddedShard,
+        owners: &dyn Owners,
+        residents: &[Resident],
+    ) -> Result<(), Full> {
         let mut moves = [Move::default(); BATCH];
         let mut count = 0;
         for &Resident { owner, at } in residents {
@@ -273,15 +286,15 @@ impl Heap {
             }
         }
         let near = !self.budget.is_enough();
-        let mut shard = self.lock_after_others(part);
+        let mut shard = self.lock_after_others(padded);
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
             let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, purpose: Purpose::Move };
             let room = if near {
-                let in_two = part.blocks.kind(*at) == Kind::First;
-                shard.alloc_moved(&part.blocks, wanted, in_two)
+                let in_two = padded.blocks.kind(*at) == BlockKind::First;
+                shard.alloc_moved(&padded.blocks, wanted, in_two)
             } else {
-                shard.alloc(&part.blocks, wanted)
+                shard.alloc(&padded.blocks, wanted)
             };
             match room {
                 Ok(room) => *new = room,
@@ -302,8 +315,8 @@ impl Heap {
                 // SAFETY: the entry names the old object, of this length, and is held; the new one
                 // is in no entry yet.
                 unsafe {
-                    part.blocks.read(*at + HEADER_BYTES, object);
-                    part.blocks.write(*new + HEADER_BYTES, object);
+                    padded.blocks.read(*at + HEADER_BYTES, object);
+                    padded.blocks.write(*new + HEADER_BYTES, object);
                 }
             });
             match word {
@@ -316,9 +329,9 @@ impl Heap {
             }
         }
         owners.wait_for_readers(&replaced[..moved]);
-        let mut shard = self.lock_after_others(part);
+        let mut shard = self.lock_after_others(padded);
         for gone in &moves[..count] {
-            shard.free(&part.blocks, gone.at);
+            shard.free(&padded.blocks, gone.at);
         }
         enough
     }

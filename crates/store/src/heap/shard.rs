@@ -26,7 +26,7 @@ use pagefold_codec::PAGE_SIZE;
 use super::{
     Owner, SEGMENT,
     bins::Bins,
-    block::{BLOCK_MIN, Blocks, Kind, NIL},
+    block::{BLOCK_MIN, BlockKind, Blocks, NIL},
     delayed::{DELAYED, Delayed},
 };
 use crate::budget::{Budget, Full, Purpose};
@@ -59,7 +59,7 @@ const LOOKS: usize = 256;
 const SEGMENTS_STEP: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SegmentState {
     /// In the list of segments without memory.
     Spare { next: u32 },
     /// Filled from the front; there is at most one.
@@ -72,7 +72,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Segment {
-    state: State,
+    state: SegmentState,
     top: u32,
     held: u32,
     free: u32,
@@ -81,7 +81,7 @@ struct Segment {
 impl Segment {
     /// Free bytes that emptying it would bring together.
     fn gain_of_emptying(&self) -> u32 {
-        if self.state == State::Closed { self.free } else { 0 }
+        if self.state == SegmentState::Closed { self.free } else { 0 }
     }
 }
 
@@ -197,7 +197,7 @@ impl Shard {
                 blocks.prefetch_all(at, need);
             }
             self.bins.remove(blocks, at, len);
-            self.carve(blocks, at, len, need, Kind::Whole, wanted.owner);
+            self.carve(blocks, at, len, need, BlockKind::Whole, wanted.owner);
             return Some(at);
         }
         self.alloc_in_two(blocks, wanted)
@@ -217,7 +217,7 @@ impl Shard {
         self.free(blocks, at);
         let Some(soon) = self.delayed.get(LEAD) else { return };
         blocks.prefetch(soon + blocks.len(soon));
-        if blocks.kind(soon) == Kind::First {
+        if blocks.kind(soon) == BlockKind::First {
             blocks.prefetch(blocks.link(soon));
         }
         if blocks.prev_free(soon) {
@@ -231,7 +231,7 @@ impl Shard {
             Some(at) => Ok(at),
             None => {
                 let need = Blocks::whole_len(wanted.len_bytes);
-                let at = self.extend(blocks, Kind::Whole, need, wanted.owner, wanted.purpose);
+                let at = self.extend(blocks, BlockKind::Whole, need, wanted.owner, wanted.purpose);
                 let at = at.or_else(|Full| self.alloc_at_end(blocks, wanted))?;
                 if wanted.writes {
                     blocks.prefetch_all(at, need);
@@ -255,14 +255,14 @@ impl Shard {
         let need = Blocks::whole_len(len_bytes);
         let end = if self.open == NIL { 0 } else { SEGMENT - self.segments[self.open as usize].top };
         if end >= need || end < PIECE_MIN {
-            return self.extend(blocks, Kind::Whole, need, owner, Purpose::Move);
+            return self.extend(blocks, BlockKind::Whole, need, owner, Purpose::Move);
         }
         // Nothing is left unused between two segments: all that was free in those that are emptied
         // comes together.
         let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(end));
-        let first = self.extend(blocks, Kind::First, end, owner, Purpose::Move)?;
+        let first = self.extend(blocks, BlockKind::First, end, owner, Purpose::Move)?;
         let second = self
-            .extend(blocks, Kind::Second, rest_len, owner, Purpose::Move)
+            .extend(blocks, BlockKind::Second, rest_len, owner, Purpose::Move)
             .inspect_err(|_| self.free_block(blocks, first))?;
         blocks.put_link(first, second);
         blocks.put_link(second, first);
@@ -278,9 +278,9 @@ impl Shard {
         self.bins.remove(blocks, first, first_len);
         let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(first_len));
         let second = self
-            .extend(blocks, Kind::Second, rest_len, owner, purpose)
+            .extend(blocks, BlockKind::Second, rest_len, owner, purpose)
             .inspect_err(|_| self.bins.insert(blocks, first, first_len))?;
-        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
+        self.carve(blocks, first, first_len, first_len, BlockKind::First, owner);
         blocks.put_link(first, second);
         blocks.put_link(second, first);
         Ok(first)
@@ -301,8 +301,8 @@ impl Shard {
             blocks.prefetch_all(second, rest_len);
         }
         self.bins.remove(blocks, second, second_len);
-        self.carve(blocks, first, first_len, first_len, Kind::First, owner);
-        self.carve(blocks, second, second_len, rest_len, Kind::Second, owner);
+        self.carve(blocks, first, first_len, first_len, BlockKind::First, owner);
+        self.carve(blocks, second, second_len, rest_len, BlockKind::Second, owner);
         blocks.put_link(first, second);
         blocks.put_link(second, first);
         Some(first)
@@ -310,7 +310,7 @@ impl Shard {
 
     /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of
     /// `need` bytes, or of a few more.
-    fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: Kind, owner: Owner) {
+    fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: BlockKind, owner: Owner) {
         let taken = if len - need < BLOCK_MIN { len } else { need };
         if taken < len {
             self.bins.insert(blocks, at + taken, len - taken);
@@ -333,7 +333,14 @@ impl Shard {
     }
 
     /// Takes `need` bytes that were never used.
-    fn extend(&mut self, blocks: &Blocks, kind: Kind, need: u32, owner: Owner, purpose: Purpose) -> Result<u32, Full> {
+    fn extend(
+        &mut self,
+        blocks: &Blocks,
+        kind: BlockKind,
+        need: u32,
+        owner: Owner,
+        purpose: Purpose,
+    ) -> Result<u32, Full> {
         let is_open = self.open != NIL && SEGMENT - self.segments[self.open as usize].top >= need;
         let number = if is_open { self.open } else { self.unused_segment(purpose)? };
         let top = self.segments[number as usize].top;
@@ -385,7 +392,7 @@ impl Shard {
         }
         let top = self.segments[number as usize].top;
         self.open = NIL;
-        self.segments[number as usize].state = State::Closed;
+        self.segments[number as usize].state = SegmentState::Closed;
         // At the limit, as much of it as is already held.
         if purpose == Purpose::Store {
             let _ = self.hold(blocks, number, SEGMENT, purpose);
@@ -401,10 +408,10 @@ impl Shard {
     }
 
     fn unused_segment(&mut self, purpose: Purpose) -> Result<u32, Full> {
-        let fresh = Segment { state: State::Open, top: 0, held: 0, free: 0 };
+        let fresh = Segment { state: SegmentState::Open, top: 0, held: 0, free: 0 };
         if self.spare != NIL {
             let number = self.spare;
-            if let State::Spare { next } = self.segments[number as usize].state {
+            if let SegmentState::Spare { next } = self.segments[number as usize].state {
                 self.spare = next;
             }
             self.segments[number as usize] = fresh;
@@ -440,7 +447,8 @@ impl Shard {
         if self.open == number {
             self.open = NIL;
         }
-        self.segments[number as usize] = Segment { state: State::Spare { next: self.spare }, top: 0, held: 0, free: 0 };
+        self.segments[number as usize] =
+            Segment { state: SegmentState::Spare { next: self.spare }, top: 0, held: 0, free: 0 };
         self.spare = number;
     }
 
@@ -466,7 +474,7 @@ impl Shard {
 
     /// Gives an object's blocks back.
     pub(super) fn free(&mut self, blocks: &Blocks, at: u32) {
-        if blocks.kind(at) == Kind::First {
+        if blocks.kind(at) == BlockKind::First {
             self.free_block(blocks, blocks.link(at));
         }
         self.free_block(blocks, at);
@@ -480,7 +488,7 @@ impl Shard {
         self.live_bytes -= u64::from(len);
         self.free_bytes += u64::from(len);
         self.segments[number as usize].free += len;
-        if state == State::Emptying {
+        if state == SegmentState::Emptying {
             blocks.put_dead(at, len);
             return;
         }
@@ -491,7 +499,7 @@ impl Shard {
             len += before;
         }
         let next = start + len;
-        if next < top && blocks.kind(next) == Kind::Free {
+        if next < top && blocks.kind(next) == BlockKind::Free {
             let after = blocks.len(next);
             self.bins.remove(blocks, next, after);
             len += after;
@@ -531,9 +539,9 @@ impl Shard {
         let (_, number) = windows.find(|&(gain, _)| gain >= least.max(1))?;
         self.next = (number + 1) % count;
         let number = number as u32;
-        self.segments[number as usize].state = State::Emptying;
+        self.segments[number as usize].state = SegmentState::Emptying;
         self.each_block(blocks, number, |shard, at, len| {
-            if blocks.kind(at) == Kind::Free {
+            if blocks.kind(at) == BlockKind::Free {
                 shard.bins.remove(blocks, at, len);
             }
         });
@@ -550,9 +558,9 @@ impl Shard {
             let at = start + emptying.cursor;
             emptying.cursor += blocks.len(at);
             let first = match blocks.kind(at) {
-                Kind::Free => continue,
-                Kind::Second => blocks.link(at),
-                Kind::Whole | Kind::First => at,
+                BlockKind::Free => continue,
+                BlockKind::Second => blocks.link(at),
+                BlockKind::Whole | BlockKind::First => at,
             };
             found[count] = Resident { owner: blocks.owner(at), at: first };
             count += 1;
@@ -579,10 +587,10 @@ impl Shard {
             self.release(blocks, number);
             return;
         }
-        self.segments[number as usize].state = State::Closed;
+        self.segments[number as usize].state = SegmentState::Closed;
         let mut run = None;
         self.each_block(blocks, number, |shard, at, len| {
-            if blocks.kind(at) == Kind::Free {
+            if blocks.kind(at) == BlockKind::Free {
                 run = run.map_or(Some((at, len)), |(start, before)| Some((start, before + len)));
                 return;
             }
@@ -625,7 +633,9 @@ impl Shard {
             if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_SMALL) {
                 return wrong("top and held");
             }
-            if (segment.state == State::Open) != (self.open == number as u32) || segment.state == State::Emptying {
+            if (segment.state == SegmentState::Open) != (self.open == number as u32)
+                || segment.state == SegmentState::Emptying
+            {
                 return wrong("state");
             }
             let (start, mut at, mut prev_free, mut segment_free) = (number as u32 * SEGMENT, 0, false, 0);
@@ -635,20 +645,20 @@ impl Shard {
                     return wrong(&format!("block {at} has {len} bytes"));
                 }
                 match blocks.kind(block) {
-                    Kind::Free if prev_free || blocks.len_before(block + len) != len => {
+                    BlockKind::Free if prev_free || blocks.len_before(block + len) != len => {
                         return wrong(&format!("free block {at} of {len} bytes"));
                     }
-                    Kind::Free => {
+                    BlockKind::Free => {
                         segment_free += len;
                         found.push((block, len));
                     }
                     _ if blocks.prev_free(block) != prev_free => return wrong(&format!("live block {at}")),
-                    Kind::First | Kind::Second if blocks.link(blocks.link(block)) != block => {
+                    BlockKind::First | BlockKind::Second if blocks.link(blocks.link(block)) != block => {
                         return wrong(&format!("pieces {at}"));
                     }
                     _ => {}
                 }
-                prev_free = blocks.kind(block) == Kind::Free;
+                prev_free = blocks.kind(block) == BlockKind::Free;
                 at += len;
             }
             if segment_free != segment.free || (segment.top != 0 && segment.free == segment.top) {

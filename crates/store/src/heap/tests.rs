@@ -415,19 +415,19 @@ fn one_thread_at_a_time_relieves_a_shard() {
         unsafe { pool.free(at) };
         assert!(owner < 500 || pool.pressure() == Pressure::Hard);
     }
-    let part = pool.part(0).expect("it is there");
+    let padded = pool.padded(0).expect("it is there");
     let relieve = || {
         // Nobody owns an object: each try to move one asks for its owner.
         let owners = Nobody::default();
         pool.compact(&owners, Goal::Relief, 100);
         owners.0.into_inner()
     };
-    part.relieving.store(true, Relaxed);
+    padded.relieving.store(true, Relaxed);
     assert_eq!(relieve(), 0);
     assert_eq!(pool.pressure(), Pressure::Hard, "it is left to who relieves");
-    part.relieving.store(false, Relaxed);
+    padded.relieving.store(false, Relaxed);
     assert!(relieve() > 0);
-    assert!(!part.relieving.load(Relaxed));
+    assert!(!padded.relieving.load(Relaxed));
     pool.check().expect("consistent");
 }
 
@@ -463,7 +463,7 @@ fn threads_that_wait_for_each_other_come_apart() {
     };
     for _ in 0..1000 {
         assert_eq!(pool.active.load(Relaxed), 1);
-        let held = pool.part(0).expect("it is there").shard.lock();
+        let held = pool.padded(0).expect("it is there").shard.lock();
         thread::scope(|scope| {
             scope.spawn(alloc);
             thread::sleep(Duration::from_millis(2));

@@ -2,15 +2,15 @@
 
 use super::{
     found::{Wanted, begins_as_text, has_extension},
-    recipe::{Family, Need, Recipe, Source, Yield},
+    recipe::{Family, Need, Recipe, RecipeSource, Yield},
     script::Script,
 };
 
 /// Debian's own Python, which has the modules that Debian's packages bring.
 const SYSTEM_PYTHON: &[&str] = &["/usr/bin/python3"];
 
-const fn script(command: &'static [&'static str], file: &'static str, source: &'static str) -> Source {
-    Source::Script(Script { command, file, source, in_environment: false })
+const fn script(command: &'static [&'static str], file: &'static str, source: &'static str) -> RecipeSource {
+    RecipeSource::Script(Script { command, file, source, in_environment: false })
 }
 
 const fn of(name: &'static str, family: Family) -> Yield {
@@ -138,7 +138,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "text",
         first: true,
         needs: &[],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/doc", "/usr/include", "/usr/share/perl"],
             takes: |path, first| !has_extension(path, &["html", "json"]) && begins_as_text(first),
         }),
@@ -151,7 +151,7 @@ pub(super) const RECIPES: &[Recipe] = &[
             Need::Path("/usr/share/ieee-data/oui.csv", "ieee-data"),
             Need::Path("/usr/share/unicode/UnicodeData.txt", "unicode-data"),
         ],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/ieee-data", "/usr/share/unicode/UnicodeData.txt", "/usr/share/unicode/auxiliary"],
             takes: |path, _| has_extension(path, &["csv"]) || path.ends_with("UnicodeData.txt"),
         }),
@@ -161,7 +161,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "text-html",
         first: false,
         needs: &[Need::Path("/usr/share/doc/installation-guide-amd64", "installation-guide-amd64")],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/doc"],
             takes: |path, first| has_extension(path, &["html"]) && begins_as_text(first),
         }),
@@ -171,7 +171,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "text-json",
         first: false,
         needs: &[Need::Path("/usr/share/iso-codes/json", "iso-codes")],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share", "/usr/lib"],
             takes: |path, first| has_extension(path, &["json"]) && begins_as_text(first),
         }),
@@ -210,7 +210,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "text-source-go",
         first: false,
         needs: &[Need::Path("/usr/lib/go", "golang-go")],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share"],
             takes: |path, first| has_extension(path, &["go"]) && begins_as_text(first),
         }),
@@ -223,7 +223,7 @@ pub(super) const RECIPES: &[Recipe] = &[
             Need::Path("/usr/share/nodejs/typescript", "node-typescript"),
             Need::Path("/usr/share/javascript/three", "libjs-three"),
         ],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/nodejs", "/usr/share/javascript"],
             takes: |path, first| has_extension(path, &["js"]) && begins_as_text(first),
         }),
@@ -233,7 +233,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "xml",
         first: true,
         needs: &[],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share"],
             takes: |path, _| has_extension(path, &["xml", "svg", "rng", "ui"]),
         }),
@@ -243,7 +243,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "binaries",
         first: true,
         needs: &[],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/bin", "/usr/lib"],
             // Machine 62: those of the cross compilers, and debug information, are other kinds.
             takes: |path, first| {
@@ -263,7 +263,7 @@ pub(super) const RECIPES: &[Recipe] = &[
             Need::Path("/usr/aarch64-linux-gnu/lib/libgfortran.so.5", "libgfortran5-arm64-cross"),
             Need::Path("/usr/aarch64-linux-gnu/lib/libasan.so.8", "libasan8-arm64-cross"),
         ],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/aarch64-linux-gnu"],
             takes: |_, first| first.starts_with(b"\x7fELF"),
         }),
@@ -280,7 +280,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "binary-fonts",
         first: false,
         needs: &[Need::Path("/usr/share/fonts/truetype/dejavu/DejaVuSansCondensed.ttf", "fonts-dejavu-extra")],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/fonts"],
             takes: |path, _| has_extension(path, &["ttf", "otf"]),
         }),
@@ -304,7 +304,7 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "images",
         first: true,
         needs: &[],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share", "/usr/lib"],
             takes: |path, _| has_extension(path, &["png", "jpg", "gif", "ico"]),
         }),
@@ -337,7 +337,7 @@ pub(super) const RECIPES: &[Recipe] = &[
             Need::Path("/usr/share/midi/freepats", "freepats"),
             Need::Path("/usr/share/sounds/alsa", "alsa-utils"),
         ],
-        source: Source::Files(Wanted {
+        source: RecipeSource::Files(Wanted {
             roots: &["/usr/share/midi/freepats", "/usr/share/sounds"],
             takes: |path, _| has_extension(path, &["pat", "wav"]),
         }),
@@ -351,7 +351,7 @@ pub(super) const RECIPES: &[Recipe] = &[
             Need::Path("/usr/share/ieee-data/oui.csv", "ieee-data"),
             Need::Path("/usr/share/unicode/UnicodeData.txt", "unicode-data"),
         ],
-        source: Source::Script(Script {
+        source: RecipeSource::Script(Script {
             command: &["python3"],
             file: "columns.py",
             source: include_str!("../../../kinds/number-columns.py"),
@@ -436,21 +436,21 @@ pub(super) const RECIPES: &[Recipe] = &[
         name: "synthetic-25",
         first: true,
         needs: &[],
-        source: Source::Synthetic(25),
+        source: RecipeSource::Synthetic(25),
         kinds: &[of("synthetic-25", Family::Synthetic)],
     },
     Recipe {
         name: "synthetic-50",
         first: true,
         needs: &[],
-        source: Source::Synthetic(50),
+        source: RecipeSource::Synthetic(50),
         kinds: &[of("synthetic-50", Family::Synthetic)],
     },
     Recipe {
         name: "synthetic-75",
         first: true,
         needs: &[],
-        source: Source::Synthetic(75),
+        source: RecipeSource::Synthetic(75),
         kinds: &[of("synthetic-75", Family::Synthetic)],
     },
 ];

@@ -41,12 +41,12 @@ pub(crate) struct Recipe {
     /// Were codecs tuned on it before the sets were split?
     pub(super) first: bool,
     pub(super) needs: &'static [Need],
-    pub(super) source: Source,
+    pub(super) source: RecipeSource,
     /// At least one. The family of the first is the recipe's.
     pub(super) kinds: &'static [Yield],
 }
 
-pub(super) enum Source {
+pub(super) enum RecipeSource {
     Files(Wanted),
     Script(Script),
     /// Pages that LZ4 compresses to this percentage.

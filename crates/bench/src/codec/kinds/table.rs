@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use libdeflater::Crc;
 use pagefold_codec::PAGE_SIZE;
 
-use super::{Kind, Set, gathered};
+use super::{DataKind, Set, gathered};
 use crate::{
     codec::{MEASURED_PAGES, SAMPLE_PAGES, corpus::Corpus, subject::Subject},
     figure::geometric_mean,
@@ -58,7 +58,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(kind: &Kind, dir: &Path) -> anyhow::Result<Self> {
+    fn of(kind: &DataKind, dir: &Path) -> anyhow::Result<Self> {
         let content = kind.pages(dir)?;
         let mut crc = Crc::new();
         crc.update(&content);

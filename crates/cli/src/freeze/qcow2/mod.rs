@@ -21,7 +21,7 @@ const JOBS: usize = 4;
 const WINDOW_BITS: u8 = 12;
 
 /// A disk of which each byte is in `changes`, or zeros, or in the backing file.
-pub(super) struct Source<'a> {
+pub(super) struct Qcow2Source<'a> {
     pub(super) size_bytes: u64,
     /// In order, and disjoint.
     pub(super) changes: Vec<Change>,
@@ -41,14 +41,14 @@ struct Stretch {
 /// Writes the disk to `out`, an empty file, compressed if there is a level, and tells `watch` how
 /// far it is.
 pub(super) fn write(
-    source: Source<'_>,
+    source: Qcow2Source<'_>,
     out: &File,
     level: Option<u32>,
     threads: usize,
     watch: &mut dyn FnMut(u64, u64),
 ) -> anyhow::Result<()> {
     let writing = || "writing the image";
-    let Source { size_bytes, changes, reader, backing } = source;
+    let Qcow2Source { size_bytes, changes, reader, backing } = source;
     let stretches = stretches(&changes, size_bytes);
     drop(changes);
     let clusters = |stretch: &Stretch| if stretch.zeros { 0 } else { stretch.clusters.end - stretch.clusters.start };

@@ -68,7 +68,7 @@ impl Disk {
     fn image(&self, qemu_img: &Path, level: Option<u32>, threads: usize, above_base: bool) -> Vec<u8> {
         let (path, base) = (self.at("disk.qcow2"), self.at("base.img"));
         let out = File::create(&path).expect("a file");
-        let source = Source {
+        let source = Qcow2Source {
             size_bytes: self.content.len() as u64,
             changes: self.changes.clone(),
             reader: &self.content,
@@ -191,7 +191,7 @@ fn a_disk_may_be_empty_or_vast() {
             changes.push(Change { at: filled.start, len: filled.end - filled.start, zeros: false });
         }
         let out = File::create(path).expect("a file");
-        let source = Source { size_bytes, changes, reader: &reader, backing: None };
+        let source = Qcow2Source { size_bytes, changes, reader: &reader, backing: None };
         write(source, &out, None, 2, &mut |_, _| {}).expect("an image");
         assert!(out.metadata().expect("a file").len() < 2 << 20);
         qemu(&qemu_img, &["check", path]);
@@ -201,7 +201,8 @@ fn a_disk_may_be_empty_or_vast() {
     }
     let out = File::create(path).expect("a file");
     let size_bytes = !511;
-    let source = Source { size_bytes, changes: Vec::new(), reader: &Vast { size_bytes, filled: 0..0 }, backing: None };
+    let source =
+        Qcow2Source { size_bytes, changes: Vec::new(), reader: &Vast { size_bytes, filled: 0..0 }, backing: None };
     let error = write(source, &out, None, 1, &mut |_, _| {}).expect_err("no such image");
     assert!(format!("{error:#}").contains("at most 2 PiB"), "{error:#}");
 }
@@ -220,7 +221,7 @@ fn a_disk_that_cannot_be_read_makes_no_image() {
     for threads in [1, 3] {
         let out = tempfile::tempfile().expect("a file");
         let changes = vec![Change { at: 0, len: 1 << 30, zeros: false }];
-        let source = Source { size_bytes: 1 << 30, changes, reader: &Broken, backing: None };
+        let source = Qcow2Source { size_bytes: 1 << 30, changes, reader: &Broken, backing: None };
         let error = write(source, &out, Some(1), threads, &mut |_, _| {}).expect_err("no image");
         assert!(format!("{error:#}").contains("reading the disk: no such byte"), "{error:#}");
         let mut front = [0; 4];

@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The directory `given`, or the one of this user: `/run/pagefold` for root,
 /// `$XDG_RUNTIME_DIR/pagefold` for others. Root's does not depend on the environment, which `sudo`
 /// may pass on.
-pub(crate) fn directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return std::path::absolute(given).with_context(|| format!("cannot use {}", given.display()));
     }
@@ -70,13 +70,13 @@ pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Resul
 
 /// A directory that belongs to one server while this value lives.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ServerDirectory {
     directory: PathBuf,
     /// Locked; the kernel unlocks it when the process ends, however it does.
     _lock: File,
 }
 
-impl Place {
+impl ServerDirectory {
     /// Makes the directory if need be, and takes it. The sockets of a server that is gone may be
     /// replaced then.
     pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
@@ -139,12 +139,12 @@ mod tests {
     fn one_server_has_a_directory_at_a_time() {
         let folder = tempfile::tempdir().expect("a folder");
         let directory = folder.path().join("place");
-        let first = Place::claim(directory.clone()).expect("a place");
+        let first = ServerDirectory::claim(directory.clone()).expect("a place");
         assert_eq!(fs::metadata(&directory).expect("a folder").mode() & 0o777, 0o700);
-        let message = Place::claim(directory.clone()).expect_err("a taken place").to_string();
+        let message = ServerDirectory::claim(directory.clone()).expect_err("a taken place").to_string();
         assert!(message.contains(&format!("process {}", std::process::id())) && message.contains("--dir"), "{message}");
         drop(first);
-        Place::claim(directory).expect("the place of one that is gone");
+        ServerDirectory::claim(directory).expect("the place of one that is gone");
     }
 
     #[test]
@@ -156,9 +156,9 @@ mod tests {
         std::os::unix::fs::symlink(folder.path(), &link).expect("a link");
         fs::write(&file, "").expect("a file");
         for (path, why) in [(open, "other users can write"), (link, "symbolic link"), (file, "not a directory")] {
-            let message = Place::claim(path).expect_err("a bad place").to_string();
+            let message = ServerDirectory::claim(path).expect_err("a bad place").to_string();
             assert!(message.contains(why), "{message}");
         }
-        Place::claim(folder.path().join("no/such")).expect_err("no parent");
+        ServerDirectory::claim(folder.path().join("no/such")).expect_err("no parent");
     }
 }
