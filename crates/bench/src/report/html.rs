@@ -36,11 +36,11 @@ pub(super) fn page(title: &str, body: &str) -> String {
 }
 
 /// A table that scrolls within its place where it is too wide.
-pub(super) struct Table {
+pub(super) struct HtmlTable {
     text: String,
 }
 
-impl Table {
+impl HtmlTable {
     /// `columns` are headings: the first of names, the others of numbers.
     pub(super) fn new(class: &str, caption: &str, columns: &[&str]) -> Self {
         let mut text = format!("<div class=\"scroll\"><table class=\"{class}\">");
@@ -109,7 +109,7 @@ pub(super) mod tests {
     fn nothing_of_a_name_becomes_html() {
         let hostile = "<script>alert('1')</script>\"&\u{0}";
         assert_eq!(escape(hostile), "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot;&amp;\u{fffd}");
-        let mut table = Table::new("x", hostile, &[hostile]);
+        let mut table = HtmlTable::new("x", hostile, &[hostile]);
         table.row(hostile, [hostile]);
         let page = page(hostile, &table.end());
         assert_well_formed(&page);

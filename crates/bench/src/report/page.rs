@@ -9,7 +9,7 @@ use super::{
     baseline::{Change, Changes, changes},
     chart,
     comparisons::GROUPS,
-    html::{self, Table, escape},
+    html::{self, HtmlTable, escape},
     published::{self, Values, means, tables},
     record::{Key, Record, Series, Spread},
     run::minutes,
@@ -160,7 +160,7 @@ fn section_baseline(name: &str, changes: &Changes) -> String {
             continue;
         }
         let _ = writeln!(text, "<h3>{heading}</h3>");
-        let mut table = Table::new("numbers", "", &["comparison", "before", "now", "changed to"]);
+        let mut table = HtmlTable::new("numbers", "", &["comparison", "before", "now", "changed to"]);
         for Change { of, before, after, factor } in ratios {
             table.row(&comparison_name(of), [range(*before), range(*after), times(*factor)]);
         }
@@ -168,7 +168,7 @@ fn section_baseline(name: &str, changes: &Changes) -> String {
     }
     if !changes.fell.is_empty() {
         text.push_str("<h3>Figures that fell</h3>\n");
-        let mut table = Table::new("numbers", "", &["figure", "before", "now", "unit", "times better"]);
+        let mut table = HtmlTable::new("numbers", "", &["figure", "before", "now", "unit", "times better"]);
         for Change { of: (key, unit), before, after, factor } in &changes.fell {
             let name = format!("{} {} {} {}", key.bench, key.case, key.subject, key.metric);
             table.row(&name, [values(*before), values(*after), unit.clone(), times(*factor)]);
@@ -236,11 +236,11 @@ fn is_measured(values: &Values) -> bool {
 
 const NOT_MEASURED: &str = "not measured in this run";
 
-fn all_rows(table: &published::Table, columns: &[&str], values: &Values, caption: &str) -> String {
+fn all_rows(table: &published::PublishedTable, columns: &[&str], values: &Values, caption: &str) -> String {
     if !is_measured(values) {
         return format!("<p class=\"quiet\">{}: {NOT_MEASURED}.</p>", escape(caption));
     }
-    let mut out = Table::new("numbers", caption, &[&[""], columns].concat());
+    let mut out = HtmlTable::new("numbers", caption, &[&[""], columns].concat());
     let mut group = "";
     for (row, values) in table.rows.iter().zip(values) {
         // What one side has alone does not stand on the other.
@@ -261,12 +261,12 @@ fn all_rows(table: &published::Table, columns: &[&str], values: &Values, caption
 }
 
 /// A row for each group: the geometric mean of its rows, each over the first column.
-fn group_means(table: &published::Table, columns: &[&str], values: &Values, caption: &str) -> String {
+fn group_means(table: &published::PublishedTable, columns: &[&str], values: &Values, caption: &str) -> String {
     if !is_measured(values) {
         return format!("<p class=\"quiet\">{}: {NOT_MEASURED}.</p>", escape(caption));
     }
     let caption = format!("{}: mean of each row over its first column", caption.split(',').next().unwrap_or_default());
-    let mut out = Table::new("numbers", &caption, &[&[""], columns].concat());
+    let mut out = HtmlTable::new("numbers", &caption, &[&[""], columns].concat());
     let mut groups: Vec<(&str, Vec<&[Option<f64>]>)> = Vec::new();
     for (row, values) in table.rows.iter().zip(values) {
         match groups.last_mut() {
@@ -327,7 +327,7 @@ fn section_missing(record: &Record) -> String {
 
 fn section_raw(record: &Record) -> String {
     let mut text = "<h2>Commands and raw figures</h2>\n".to_owned();
-    let mut table = Table::new("words", "", &["part", "turns", "seconds", "command"]);
+    let mut table = HtmlTable::new("words", "", &["part", "turns", "seconds", "command"]);
     let mut parts: Vec<(&str, Vec<&super::record::Turn>)> = Vec::new();
     for turn in &record.turns {
         match parts.iter_mut().find(|(part, _)| *part == turn.part) {
@@ -348,8 +348,11 @@ fn section_raw(record: &Record) -> String {
     }
     for (bench, figures) in benches {
         let _ = writeln!(text, "<details><summary>{}: {} figures</summary>", escape(bench), figures.len());
-        let mut table =
-            Table::new("numbers", "", &["case", "subject", "metric", "median", "lowest", "highest", "turns", "unit"]);
+        let mut table = HtmlTable::new(
+            "numbers",
+            "",
+            &["case", "subject", "metric", "median", "lowest", "highest", "turns", "unit"],
+        );
         for (key, series) in figures {
             let Spread { median, low, high, turns } = series.spread();
             let numbers = [median, low, high].map(figure);

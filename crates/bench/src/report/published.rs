@@ -6,7 +6,7 @@ use super::record::{Pick, Record};
 use crate::{figure::geometric_mean, streams::LINES};
 
 /// A table of a source beside the same table as measured.
-pub(super) struct Table {
+pub(super) struct PublishedTable {
     pub(super) title: &'static str,
     /// Who published it, where, when.
     pub(super) source: &'static str,
@@ -72,7 +72,7 @@ impl Cell {
 /// Values side by side, as they are shown: the source's or the run's.
 pub(super) type Values = Vec<Vec<Option<f64>>>;
 
-impl Table {
+impl PublishedTable {
     pub(super) fn published_values(&self) -> Values {
         self.rows.iter().map(|row| row.published.clone()).collect()
     }
@@ -94,7 +94,7 @@ pub(super) fn means(values: &[&[Option<f64>]]) -> Vec<Option<f64>> {
 }
 
 /// All tables, by source.
-pub(super) fn tables() -> Vec<Table> {
+pub(super) fn tables() -> Vec<PublishedTable> {
     vec![
         backends_speed(),
         backends_size(),
@@ -121,14 +121,14 @@ fn codec_cells(subject: &'static str, takes: [Take; 3]) -> Vec<Cell> {
     takes.map(|take| Cell { bench: "codec", case: "*".to_owned(), subject, take }).into()
 }
 
-fn backends_speed() -> Table {
+fn backends_speed() -> PublishedTable {
     let cells = |subject| {
         codec_cells(
             subject,
             [Take::Inverse("ratio"), Take::Scaled("compress_mb_s", 1.0), Take::Scaled("decompress_mb_s", 1.0)],
         )
     };
-    Table {
+    PublishedTable {
         title: "zram's compression backends: ratio and speed",
         source: "Sergey Senozhatsky, “zram: introduce compressing backend abstraction”, Linux, April 2014",
         there: "Figures of the LZ4 project for whole files.",
@@ -152,7 +152,7 @@ fn backends_speed() -> Table {
 /// Bytes that the source wrote to its disk.
 const BACKENDS_BYTES: f64 = 3_221_225_472.0;
 
-fn backends_size() -> Table {
+fn backends_size() -> PublishedTable {
     let cells = |subject: &'static str| {
         let memory = format!("*/{subject}");
         let mut cells =
@@ -164,7 +164,7 @@ fn backends_size() -> Table {
     let published = |seconds: f64, compressed_bytes: f64, used_bytes: f64| {
         [seconds, compressed_bytes * 100.0 / BACKENDS_BYTES, used_bytes * 100.0 / BACKENDS_BYTES]
     };
-    Table {
+    PublishedTable {
         title: "zram's compression backends: time and memory",
         source: "Sergey Senozhatsky, “zram: rename zstrm find-release functions” (backends of the crypto API), Linux, July 2016",
         there: "fio over a zram disk of 3 GiB with data that repeats; the time is of all its passes with one job, the sizes \
@@ -226,7 +226,7 @@ fn fio_rows<const N: usize>(
     .collect()
 }
 
-fn streams() -> Table {
+fn streams() -> PublishedTable {
     let columns = [
         ("pattern", "idle-4"),
         ("pattern", "idle-8"),
@@ -234,7 +234,7 @@ fn streams() -> Table {
         ("pattern", "single"),
         ("pattern", "per-cpu"),
     ];
-    Table {
+    PublishedTable {
         title: "zram's stream policies",
         source: "Sergey Senozhatsky, “zram: user per-cpu compression streams”, Linux, May 2016",
         there: "4 CPUs, zram of 3 GiB, LZO, fio (zram-perf-test).",
@@ -268,8 +268,8 @@ fn lock_row(name: &str, pattern: &str, published: [f64; 5]) -> Row {
 
 const LOCKS_SOURCE: &str = "Weijie Yang, “zram: remove global tb_lock with fine grain lock”, Linux lists, May 2014";
 
-fn locks_iozone() -> Table {
-    Table {
+fn locks_iozone() -> PublishedTable {
+    PublishedTable {
         title: "Lock strategies: iozone",
         source: LOCKS_SOURCE,
         there: "Core 2 Q8400 with 4 CPUs, zram with 4 streams and LZO, ext4 on it; iozone -t 4 -R -r 16K -s 200M, \
@@ -301,8 +301,8 @@ fn locks_iozone() -> Table {
     }
 }
 
-fn locks_contended() -> Table {
-    Table {
+fn locks_contended() -> PublishedTable {
+    PublishedTable {
         title: "Lock strategies: fio, all jobs on the same 10 MB",
         source: LOCKS_SOURCE,
         there: "The same machine; fio, 4 jobs, requests of 32 KiB on a zram disk of 10 MB, the mean of 10 runs.",
@@ -325,7 +325,7 @@ fn locks_contended() -> Table {
     }
 }
 
-fn effective_compression() -> Table {
+fn effective_compression() -> PublishedTable {
     let cells = |case: &str| {
         ["xvmalloc", "xcfmalloc", "zram-zsmalloc", "mosaic"]
             .map(|subject| Cell {
@@ -336,7 +336,7 @@ fn effective_compression() -> Table {
             })
             .into()
     };
-    Table {
+    PublishedTable {
         title: "Effective compression of xvmalloc and xcfmalloc",
         source: "Seth Jennings, “staging: zcache: xcfmalloc support”, Linux lists, September 2011",
         there: "A program with 512 MB of pages under a limit of 256 MB, 32 bits, LZO; pages in use of the pool / pages \
@@ -361,7 +361,7 @@ const DYNAMIC_SOURCE: &str =
 /// Bytes that the source stored.
 const DYNAMIC_BYTES: f64 = 78_917_632.0;
 
-fn dynamic_sizes() -> Table {
+fn dynamic_sizes() -> PublishedTable {
     let cells = |codec: &str| {
         ["compressed_bytes", "spent_bytes"]
             .map(|metric| Cell {
@@ -373,7 +373,7 @@ fn dynamic_sizes() -> Table {
             .into()
     };
     let published = |bytes: [f64; 2]| bytes.map(|bytes| bytes * 100.0 / DYNAMIC_BYTES);
-    Table {
+    PublishedTable {
         title: "LZO, LZ4 and LZ4_DYN: sizes",
         source: DYNAMIC_SOURCE,
         there: "orig_data_size 78,917,632 bytes of an input that is not named; compr_data_size and mem_used_total of zram.",
@@ -392,8 +392,8 @@ fn dynamic_sizes() -> Table {
     }
 }
 
-fn dynamic_speeds() -> Table {
-    Table {
+fn dynamic_speeds() -> PublishedTable {
+    PublishedTable {
         title: "LZ4 and LZ4_DYN: speeds",
         source: DYNAMIC_SOURCE,
         there: "zram, fio (zram-perf-test).",
@@ -424,7 +424,7 @@ const EROFS_ROWS: [(&str, &str, f64, f64); 6] = [
 const EROFS_MORE: [(&str, &str); 2] =
     [("erofs 4k by mkfs.erofs", "kernel-mkfs.erofs-4k"), ("pagefold, library", "pagefold-4k")];
 
-fn image_sizes() -> Table {
+fn image_sizes() -> PublishedTable {
     let cells = |subject| {
         vec![Cell {
             bench: "image",
@@ -435,7 +435,7 @@ fn image_sizes() -> Table {
     };
     let there = EROFS_ROWS.map(|(name, subject, bytes, _)| row(name, &[bytes / 1e6], cells(subject)));
     let here = [row("erofs 4k by mkfs.erofs", &[NONE], cells("kernel-mkfs.erofs-4k"))];
-    Table {
+    PublishedTable {
         title: "Images by file system and cluster size: bytes",
         source: EROFS_SOURCE,
         there: "enwik9, 1,000,000,000 bytes, LZ4. The row of ext4 is the file itself.",
@@ -449,7 +449,7 @@ fn image_sizes() -> Table {
     }
 }
 
-fn sequential_reads() -> Table {
+fn sequential_reads() -> PublishedTable {
     let cells = |subject| {
         ["cold", "warm"]
             .map(|cache| Cell {
@@ -462,7 +462,7 @@ fn sequential_reads() -> Table {
     };
     let there = EROFS_ROWS.map(|(name, subject, _, mib_s)| row(name, &[mib_s], cells(subject)));
     let here = EROFS_MORE.map(|(name, subject)| row(name, &[NONE], cells(subject)));
-    Table {
+    PublishedTable {
         title: "Sequential read by file system and cluster size",
         source: EROFS_SOURCE,
         there: "i5-8250U at 1.8 GHz, NVMe, Linux 5.2-rc3, LZ4; the mean of 5 runs.",
