@@ -17,7 +17,6 @@ use std::{
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
 use crate::{
-    DiskStats,
     budget::{Full, Purpose},
     core::{Below, Core, Corrupt, Equal, Failed, Made},
     entry::{Entry, Fill},
@@ -27,6 +26,7 @@ use crate::{
     parts::{HOLE, NOTHING, entry_below},
     pins::Pin,
     prefetch::{LINE_BYTES, prefetch},
+    stats::DiskStats,
     streams::{Coder, Taken},
     tree::{Changing, EntryPlace, Found, Tree},
 };

@@ -12,10 +12,10 @@ use std::{
 use pagefold_codec::{Codec, Fold, PAGE_SIZE};
 
 use crate::{
-    Disk, Error,
     budget::{Budget, Purpose},
     common::Common,
     core::Core,
+    disk::{Disk, Error},
     equals::Equals,
     heap::Heap,
     layers::{Layers, Sums},

@@ -37,11 +37,11 @@ use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
 use crate::{
-    Stats,
     budget::{Budget, Purpose},
     entry::Entry,
     leaves::Leaves,
     malloc,
+    stats::Stats,
     sync::wait_for,
 };
 
