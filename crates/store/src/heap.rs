@@ -46,7 +46,7 @@ use std::{
 
 pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
 use self::{
-    block::{BlockKind, Blocks, HEADER_BYTES, NIL},
+    block::{BlockKind, Blocks, HEADER_BYTES, NIL, SEGMENT},
     mutex::{Guard, Mutex},
     shard::{Shard, Wanted},
 };
@@ -57,9 +57,6 @@ use crate::{
     region::Region,
 };
 use crossbeam_utils::CachePadded;
-
-/// Bytes of a segment.
-const SEGMENT: u32 = 64 << 10;
 
 /// Bytes held in a shard from which on there is another.
 const SHARD_FILL: u64 = 4 << 20;

@@ -5,7 +5,7 @@
 //! is a few instructions. What is left of the length of each list's first block is kept too: who
 //! looks for room does not wait for the block's own line.
 
-use super::block::{BLOCK_MIN, Blocks, NIL};
+use super::block::{BLOCK_MIN, Blocks, NIL, SEGMENT};
 
 const FINE_STEP: u32 = 4;
 const FINE: usize = 1028;
@@ -15,7 +15,7 @@ const BINS: usize = FINE + 60;
 const WORDS: usize = BINS / 64;
 /// Bins in a word of `rests`.
 const RESTS: usize = 32;
-const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= super::SEGMENT);
+const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= SEGMENT);
 
 #[derive(Debug)]
 pub(super) struct Bins {

@@ -19,8 +19,11 @@
 //! itself.
 #![allow(unsafe_code)] // reads and writes the region
 
-use super::Owner;
+use super::owners::Owner;
 use crate::region::Region;
+
+/// Bytes of a segment, in which blocks lie side by side.
+pub(super) const SEGMENT: u32 = 64 << 10;
 
 /// No block.
 pub(super) const NIL: u32 = u32::MAX;

@@ -11,8 +11,9 @@ use std::{
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
-    Goal, HEADER_BYTES, Heap, Location, Owner, Owners, PaddedShard, Pressure, SEGMENT,
-    block::{BlockKind, Blocks, NIL},
+    Heap, PaddedShard,
+    block::{BlockKind, Blocks, HEADER_BYTES, NIL, SEGMENT},
+    owners::{Goal, Location, Owner, Owners, Pressure},
     shard::{Emptying, Resident, Shard, Wanted},
 };
 use crate::budget::{Full, Purpose};

@@ -24,10 +24,10 @@ use std::{collections::VecDeque, sync::Arc};
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
-    Owner, SEGMENT,
     bins::Bins,
-    block::{BLOCK_MIN, BlockKind, Blocks, NIL},
+    block::{BLOCK_MIN, BlockKind, Blocks, NIL, SEGMENT},
     delayed::{DELAYED, Delayed},
+    owners::Owner,
 };
 use crate::budget::{Budget, Full, Purpose};
 
