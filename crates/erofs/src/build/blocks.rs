@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::copies;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
-use crate::image::Image;
+use crate::read::Image;
 
 /// Blocks that are gathered before they are written, in bytes.
 const PENDING_BYTES: usize = 1 << 20;

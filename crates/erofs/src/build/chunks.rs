@@ -9,10 +9,10 @@
 use std::borrow::Cow;
 
 use super::blocks::Blocks;
-use super::holes::is_zeros;
 use super::segment::SEGMENT_BYTES;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
+use crate::zeros::is_zeros;
 
 /// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as
 /// in their file, as a mapping by huge pages needs it.

@@ -27,10 +27,8 @@ use super::overlay::Overlay;
 use super::segment::{Compressor, End, Piece, Segment, SegmentOptions};
 use super::{BuildOptions, Compression};
 use crate::error::{Error, Result};
-use crate::file::File;
-use crate::format::incompat;
-use crate::image::Image;
-use crate::zmap::{Cursor, Extent, Place};
+use crate::format::{Extent, Place, incompat};
+use crate::read::{Cursor, File, Image};
 
 /// A segment of an overlay.
 pub(super) struct Stretch {

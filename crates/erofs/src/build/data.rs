@@ -11,20 +11,20 @@ use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::chunks::Chunking;
 use super::copies::{self, Room, Stretch};
-use super::holes::{self, Found};
+use super::holes::Found;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::metadata::Plan;
-use super::pipeline;
 use super::repeats::{self, Chunk, Repeats};
 use super::segment::{self, Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
 use super::tree::{Content, NodeId, NodeKind, Tree};
-use super::zeros::Zeros;
-use super::{BuildOptions, Compression, Fragments, Progress};
+use super::zero_clusters::Zeros;
+use super::{BuildOptions, Compression, Fragments, Progress, pipeline};
 use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
-use crate::image::Image;
+use crate::read::Image;
+use crate::zeros::is_zeros;
 
 /// How a regular file was stored.
 #[derive(Clone, Debug)]
@@ -646,7 +646,7 @@ fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<F
         };
         Error::Source { path: source.content.name(), what }
     })?;
-    let zeros = found == Found::Zeros || holes::is_zeros(bytes);
+    let zeros = found == Found::Zeros || is_zeros(bytes);
     Ok(if zeros { Found::Zeros } else { Found::Bytes })
 }
 

@@ -18,7 +18,7 @@ use super::tar::undescribed;
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::WarningKind;
 use crate::error::{Error, Result};
-use crate::xattr::Xattr;
+use crate::format::Xattr;
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";

@@ -18,9 +18,8 @@ use super::{BuildOptions, BuildReport, Fragments};
 use crate::error::{Error, Result};
 use crate::format::{
     DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
-    XattrHeader, align, compat, file_type, incompat, mode,
+    XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
 };
-use crate::superblock::{checksum, checksummed_len};
 
 /// Inodes that are placed the longest first, so that the shorter ones fill what these leave of
 /// blocks. Few enough to stay near to each other, as those of a directory are read together.

@@ -42,9 +42,9 @@ mod spool;
 mod tar;
 mod tree;
 mod warnings;
-mod zeros;
+mod zero_clusters;
 
-pub(crate) use self::holes::{Found, is_zeros};
+pub(crate) use self::holes::Found;
 use std::fs::File as OsFile;
 
 use pagefold_codec::cluster::ClusterCodec;
@@ -61,8 +61,8 @@ pub use tree::{Content, Node, NodeId, NodeKind, Tree};
 pub use warnings::{Warning, WarningKind};
 
 use crate::error::{Error, Result};
-use crate::file::File;
 use crate::format::MAX_PCLUSTER_BYTES;
+use crate::read::File;
 use crate::work::thread_count;
 
 /// The size of a compressed file's indexes.

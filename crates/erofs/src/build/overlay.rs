@@ -12,7 +12,7 @@ use std::{fmt, io, iter};
 
 use super::holes::Found;
 use crate::error::{Error, Result};
-use crate::file::File;
+use crate::read::File;
 use crate::source::ReadAt;
 
 /// A stretch that differs from what lies below it, or may.

@@ -16,8 +16,7 @@ use super::reach::reach;
 use super::tree::{Content, Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
 use crate::error::{Error, Result};
-use crate::format::XATTR_PREFIXES;
-use crate::xattr::Xattr;
+use crate::format::{XATTR_PREFIXES, Xattr};
 
 /// What of the files is taken over, and what is put in its place.
 #[derive(Clone, Debug, Default)]

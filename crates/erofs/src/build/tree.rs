@@ -17,8 +17,7 @@ use super::sparse::{self, Span};
 use super::tar::{MemberContent, of_archive};
 use super::warnings::{Warning, WarningKind, Warnings};
 use crate::error::{Error, Result};
-use crate::format::{NAME_LEN, mode};
-use crate::xattr::Xattr;
+use crate::format::{NAME_LEN, Xattr, mode};
 
 /// A node's place in its [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

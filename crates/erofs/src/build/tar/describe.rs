@@ -15,7 +15,7 @@ use crate::build::scan::is_storable;
 use crate::build::tree::{Node, NodeKind};
 use crate::build::warnings::{WarningKind, Warnings};
 use crate::error::Result;
-use crate::xattr::Xattr;
+use crate::format::Xattr;
 
 /// Where PAX headers keep xattrs as they are.
 const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
