@@ -45,6 +45,7 @@ mod extract;
 mod format;
 mod read;
 mod readahead;
+mod reuse;
 mod source;
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 
-use super::scan::ScanOptions;
-use super::tar::undescribed;
+use super::scan_options::ScanOptions;
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::WarningKind;
 use crate::error::{Error, Result};
@@ -169,6 +168,14 @@ impl From<Tree> for Layer {
         }
         layer
     }
+}
+
+/// What a directory is that no entry describes.
+pub(super) fn undescribed(options: &ScanOptions) -> Node {
+    let kind = NodeKind::Directory(BTreeMap::new());
+    let mut node = Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
+    options.apply(&mut node);
+    node
 }
 
 /// What a name in a layer means.

@@ -10,11 +10,11 @@ use xxhash_rust::xxh3::Xxh3;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::indexes::whole_fragment;
+use super::options::{BuildOptions, Fragments};
 use super::placer::Placer;
-use super::plan::InodePlan;
-pub(crate) use super::plan::Plan;
+use super::plan::{InodePlan, Plan};
+use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
-use super::{BuildOptions, BuildReport, Fragments};
 use crate::error::{Error, Result};
 use crate::format::{
     DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,

@@ -95,6 +95,11 @@ impl Prefixes {
     }
 }
 
+/// Whether EROFS has a prefix for an xattr of this name.
+pub(super) fn is_storable(name: &[u8]) -> bool {
+    XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
-use super::{BuildOptions, Compression, Fragments};
+use super::options::{BuildOptions, Compression, Fragments};
 use crate::error::{Error, Result};
 use crate::zeros::is_zeros;
 

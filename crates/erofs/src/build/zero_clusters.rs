@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use super::options::{BuildOptions, Compression};
 use super::segment::{Compressor, MAX_ZEROS, Segment, SegmentOptions};
-use super::{BuildOptions, Compression};
 use crate::error::Result;
 
 /// Clusters of zeros, each compressed once.

@@ -25,6 +25,7 @@
 //! cluster is decoded from a copy, and what was overwritten is read anew.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Extent as Wanted};
@@ -436,6 +437,19 @@ impl Data {
             Some(zeros) => Ok(zeros),
             None => Error::corrupt("cluster starts with a block of zeros", pa),
         }
+    }
+
+    /// The extents of a compressed file, from that which has the byte at `range.start` to that
+    /// which has the last of `range` or of the file. None of a file that is not compressed.
+    pub(super) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
+        let (mut cursor, mut at) = (Cursor::default(), range.start);
+        let end = range.end.min(self.inode.size);
+        std::iter::from_fn(move || {
+            let map = self.map.as_ref().filter(|_| at < end)?;
+            let extent = map.extent_at(&self.image, &mut cursor, at);
+            at = extent.as_ref().map_or(end, Extent::end);
+            Some(extent)
+        })
     }
 
     /// The extent that has the byte at `offset`, which the file has.

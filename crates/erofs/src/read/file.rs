@@ -1,5 +1,6 @@
 //! An open file.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use pagefold_codec::cluster::ClusterFormat;
@@ -29,8 +30,25 @@ impl File {
         Ok(Self { data: Arc::new(Data::open(image, inode)?), ahead: Arc::default() })
     }
 
-    pub(crate) fn data(&self) -> &Data {
+    pub(super) fn data(&self) -> &Data {
         &self.data
+    }
+
+    /// The image that the file is in.
+    pub(crate) fn image(&self) -> &Image {
+        &self.data.image
+    }
+
+    /// As [`read_at`](Self::read_at). Nothing is decoded ahead, and `buf` takes no more than what
+    /// was read.
+    pub(crate) fn read_apart(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.data.read_at(buf, offset)
+    }
+
+    /// The extents of a compressed file, from that which has the byte at `range.start` to that
+    /// which has the last of `range` or of the file. None of a file that is not compressed.
+    pub(crate) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
+        self.data.extents(range)
     }
 
     /// The file's inode.

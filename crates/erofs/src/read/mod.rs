@@ -31,4 +31,3 @@ pub use runs::Run;
 pub use superblock::Superblock;
 pub(crate) use walk::{Step, Visitor, walk_from};
 pub(crate) use xattr::Xattrs;
-pub(crate) use zmap::Cursor;

@@ -2,8 +2,7 @@
 
 use super::content::{CHUNKS_READ, Data};
 use super::file::File;
-use super::zmap::Cursor;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{DataLayout, Place};
 
 /// A run of a file's content and whether it is stored.
@@ -94,21 +93,17 @@ impl Data {
     }
 
     fn extent_runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
-        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
-        let mut cursor = Cursor::default();
-        let mut at = 0;
-        while at < self.inode.size {
-            let extent = map.extent_at(&self.image, &mut cursor, at)?;
+        for extent in self.extents(0..self.inode.size) {
+            let extent = extent?;
             match extent.place {
                 Place::Hole => {}
                 Place::Fragment { offset } => self.check_fragment(offset, extent.len)?,
                 Place::Plain { pa, .. } => self.image.check_spot(extent.len, self.image.spot(0, pa)?)?,
                 Place::Encoded { pa, plen, .. } => self.image.check_spot(plen.into(), self.image.spot(0, pa)?)?,
             }
-            if !each(Run { len: extent.end() - at, hole: extent.place == Place::Hole }) {
+            if !each(Run { len: extent.len, hole: extent.place == Place::Hole }) {
                 return Ok(());
             }
-            at = extent.end();
         }
         Ok(())
     }

@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{of_archive, shown};
-use crate::build::holes::Found;
-use crate::build::sparse::{self, Span};
+use super::holes::Found;
+use super::sparse::{self, Span};
 
 /// An archive that is open, and what messages call it.
 #[derive(Debug)]
@@ -59,4 +58,20 @@ impl MemberContent {
     pub(crate) fn name(&self) -> PathBuf {
         of_archive(&self.0.archive.name, &shown(&self.0.path))
     }
+}
+
+/// What a member is called that is at `path` in the archive `name`.
+pub(crate) fn of_archive(name: &Path, path: &Path) -> PathBuf {
+    if name == Path::new("") {
+        return path.to_owned();
+    }
+    let mut text = name.as_os_str().to_owned();
+    text.push(": ");
+    text.push(path);
+    PathBuf::from(text)
+}
+
+/// A path for people.
+pub(super) fn shown(path: &[u8]) -> PathBuf {
+    PathBuf::from(String::from_utf8_lossy(path).into_owned())
 }
