@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::build::{Content, Found, Node, NodeId, NodeKind, Tree, is_zeros};
+use crate::build::{Content, Found, Node, NodeId, NodeKind, Tree};
 use crate::error::Result;
-use crate::file::File;
-use crate::image::Image;
-use crate::inode::{FileKind, Inode};
-use crate::walk::{PathId, Paths};
+use crate::format::Xattr;
+use crate::read::{File, FileKind, Image, Inode, PathId, Paths};
 use crate::work::{Work, thread_count};
-use crate::xattr::Xattr;
+use crate::zeros::is_zeros;
 
 /// Differences that a report holds; further ones are counted.
 const MAX_DIFFERENCES: usize = 1000;

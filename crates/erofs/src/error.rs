@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::metabox::IN_BOX;
+use crate::format::IN_BOX;
 
 /// Why an image could not be read or built.
 #[derive(Debug, thiserror::Error)]

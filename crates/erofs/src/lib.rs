@@ -37,54 +37,31 @@
 //! bytes, and the image can be used on: other files of it may be sound.
 #![forbid(unsafe_code)]
 
-mod ahead;
-mod buffers;
 mod build;
 mod cache;
-mod check;
-mod claims;
-mod clusters;
 mod compare;
-mod compressed;
-mod devices;
-mod directory;
 mod error;
 mod extract;
-mod file;
-mod filling;
 mod format;
-mod image;
-mod inode;
-mod kept;
-mod metabox;
-mod runs;
-mod segments;
+mod read;
+mod readahead;
+mod reuse;
 mod source;
-mod superblock;
-mod visits;
-mod walk;
+#[cfg(test)]
+mod tests;
 mod work;
-mod workers;
-mod xattr;
-mod zextents;
-mod zmap;
+mod zeros;
 
 pub use build::{
     BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer,
     MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
     WarningKind, Whiteouts, build, build_watched,
 };
-pub use check::{CheckReport, Notice, Problem};
-pub use clusters::ClusterCache;
+pub use cache::ClusterCache;
 pub use compare::{CompareReport, Difference};
-pub use directory::DirEntry;
 pub use error::{Error, Result};
 pub use extract::{ExtractOptions, ExtractReport};
-pub use file::{File, Run};
-pub use format::DataLayout;
-pub use image::{Counts, Image};
-pub use inode::{FileKind, Inode};
+pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
+pub use read::{CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, Run, Superblock};
 pub use source::{Embedded, ReadAt};
-pub use superblock::Superblock;
-pub use xattr::Xattr;

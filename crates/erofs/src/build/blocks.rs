@@ -21,10 +21,10 @@ use std::os::unix::fs::FileExt;
 use pagefold_codec::cluster::ClusterFormat;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::base::OverlayBase;
 use super::copies;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
-use crate::image::Image;
 
 /// Blocks that are gathered before they are written, in bytes.
 const PENDING_BYTES: usize = 1 << 20;
@@ -140,11 +140,11 @@ impl<'a> Blocks<'a> {
     /// Appends whole blocks that lie in another image from `from` on, and returns the address of
     /// the first. Towards the digest counts where they are from: they are not read here if the file
     /// system can copy them.
-    pub(super) fn copy(&mut self, image: &Image, from: u64, len_bytes: usize) -> Result<u32> {
+    pub(super) fn copy(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Result<u32> {
         let (blkaddr, next) = (self.next, self.after(len_bytes)?);
         self.flush()?;
-        copies::transfer(image, from, len_bytes as u64, self.out, u64::from(blkaddr) << self.block_bits)?;
-        self.digest.update(&image.superblock().uuid);
+        copies::transfer(base, from, len_bytes as u64, self.out, u64::from(blkaddr) << self.block_bits)?;
+        self.digest.update(&base.base_image().uuid);
         self.digest.update(&from.to_le_bytes());
         self.digest.update(&(len_bytes as u64).to_le_bytes());
         self.next = next;
@@ -152,12 +152,12 @@ impl<'a> Blocks<'a> {
     }
 
     /// As [`copy`](Self::copy), of a cluster that the file being stored may have copied already.
-    pub(super) fn copy_once(&mut self, image: &Image, from: u64, len_bytes: usize) -> Result<u32> {
+    pub(super) fn copy_once(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Result<u32> {
         if let Some(&blkaddr) = self.copies.get(&(from, len_bytes)) {
             self.shared += (len_bytes >> self.block_bits) as u64;
             return Ok(blkaddr);
         }
-        let blkaddr = self.copy(image, from, len_bytes)?;
+        let blkaddr = self.copy(base, from, len_bytes)?;
         self.copies.insert((from, len_bytes), blkaddr);
         Ok(blkaddr)
     }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
 
-use super::scan::applies;
+use super::options::{BuildOptions, Compression};
+use super::patterns::applies;
 use super::tree::{NodeId, NodeKind, Tree};
-use super::{BuildOptions, Compression};
 use crate::format::{DeflateConfig, Lz4Config, LzmaConfig, ZstdConfig};
 
 /// The ways in which an image's files are compressed.

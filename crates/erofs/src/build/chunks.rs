@@ -9,10 +9,11 @@
 use std::borrow::Cow;
 
 use super::blocks::Blocks;
-use super::holes::is_zeros;
+use super::options::BuildOptions;
 use super::segment::SEGMENT_BYTES;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
+use crate::zeros::is_zeros;
 
 /// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as
 /// in their file, as a mapping by huge pages needs it.
@@ -26,8 +27,9 @@ pub(super) struct Chunking {
 }
 
 impl Chunking {
-    pub(super) fn new(chunk_bytes: u32, block_bytes: u32) -> Self {
-        Self { chunk_bytes, block_bytes }
+    /// How these options have files cut, if they do.
+    pub(super) fn of(options: &BuildOptions) -> Option<Self> {
+        options.chunk_bytes.map(|chunk_bytes| Self { chunk_bytes, block_bytes: options.block_bytes })
     }
 
     pub(super) fn check(self) -> Result<()> {

@@ -19,18 +19,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::{fs, io};
 
-use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
+use pagefold_codec::cluster::ClusterCodec;
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
+use super::base::OverlayBase;
+use super::options::{BuildOptions, Compression};
 use super::overlay::Overlay;
 use super::segment::{Compressor, End, Piece, Segment, SegmentOptions};
-use super::{BuildOptions, Compression};
 use crate::error::{Error, Result};
-use crate::file::File;
-use crate::format::incompat;
-use crate::image::Image;
-use crate::zmap::{Cursor, Extent, Place};
+use crate::format::{Extent, Place};
 
 /// A segment of an overlay.
 pub(super) struct Stretch {
@@ -60,45 +58,10 @@ struct Kept {
     compressed: bool,
 }
 
-/// Options that make an image like the one that has `file`: its block, its codec with the usual
-/// level, its longest cluster.
-///
-/// # Errors
-/// The image does not say where the file's content lies.
-pub(super) fn options_like(file: &File) -> Result<BuildOptions> {
-    let data = file.data();
-    let superblock = data.image.superblock();
-    let block_bytes = superblock.block_bytes() as u32;
-    let like = BuildOptions { block_bytes, codec: None, pcluster_bytes: block_bytes, ..BuildOptions::default() };
-    let Some(map) = &data.map else { return Ok(like) };
-    let (mut format, mut longest) = (None, block_bytes);
-    let (mut cursor, mut at) = (Cursor::default(), 0);
-    while at < data.inode.size {
-        let extent = map.extent_at(&data.image, &mut cursor, at)?;
-        if let Place::Encoded { plen, format: found, .. } = extent.place {
-            format.get_or_insert(found);
-            longest = longest.max(plen);
-        }
-        at = extent.end();
-    }
-    let codec = match format.unwrap_or(ClusterFormat::Lz4) {
-        ClusterFormat::Lz4 => ClusterCodec::Lz4,
-        ClusterFormat::MicroLzma => ClusterCodec::MicroLzma { preset: 6, dict_bytes: superblock.lzma_dict_bytes },
-        ClusterFormat::Deflate => ClusterCodec::Deflate(6),
-        ClusterFormat::Zstd => ClusterCodec::Zstd { level: 3, window_log: superblock.zstd_window_log },
-    };
-    Ok(BuildOptions {
-        codec: Some(codec),
-        pcluster_bytes: longest.next_multiple_of(block_bytes),
-        dedupe: superblock.has(incompat::FRAGMENTS),
-        ..like
-    })
-}
-
 /// Stores a segment of `overlay`, which lies above `base`.
 pub(super) fn segment(
     overlay: &Overlay,
-    base: &File,
+    base: &dyn OverlayBase,
     stretch: Stretch,
     compression: Compression,
     options: &BuildOptions,
@@ -161,21 +124,18 @@ pub(super) fn segment(
 /// kept without them.
 fn parts(
     overlay: &Overlay,
-    base: &File,
+    base: &dyn OverlayBase,
     segment: &Range<u64>,
     compression: Compression,
     options: &BuildOptions,
     input: &mut [u8],
 ) -> Result<Vec<Part>> {
-    let data = base.data();
     let block = u64::from(options.block_bytes);
-    let (mut parts, mut cursor, mut below) = (Vec::<Part>::new(), Cursor::default(), Vec::new());
+    let (mut parts, mut extents, mut below) = (Vec::<Part>::new(), base.mapped_extents(segment.clone()), Vec::new());
     let mut at = segment.start;
     while at < segment.end {
-        let extent = match &data.map {
-            Some(map) if at < data.inode.size => map.extent_at(&data.image, &mut cursor, at)?,
-            _ => Extent { start: at, len: segment.end - at, place: Place::Hole },
-        };
+        let behind = Extent { start: at, len: segment.end - at, place: Place::Hole };
+        let extent = extents.next().transpose()?.unwrap_or(behind);
         let range = at..extent.end().min(segment.end);
         let is_whole = extent.start == at && extent.end() <= segment.end;
         let mut kept = if is_whole { place(base, &extent, compression, options) } else { None };
@@ -195,12 +155,11 @@ fn parts(
 }
 
 /// Where the cluster of an extent lies, if it can be copied.
-fn place(base: &File, extent: &Extent, compression: Compression, options: &BuildOptions) -> Option<Kept> {
-    let data = base.data();
-    let superblock = data.image.superblock();
+fn place(base: &dyn OverlayBase, extent: &Extent, compression: Compression, options: &BuildOptions) -> Option<Kept> {
+    let image = base.base_image();
     let block = options.block_bytes;
     let in_blocks = |pa: u64, plen: u32| pa.is_multiple_of(block.into()) && plen.is_multiple_of(block);
-    if superblock.block_bytes() != u64::from(block) || !superblock.has(incompat::ZERO_PADDING) {
+    if image.block_bytes != u64::from(block) || !image.is_zero_padded {
         return None;
     }
     match extent.place {
@@ -209,8 +168,8 @@ fn place(base: &File, extent: &Extent, compression: Compression, options: &Build
         }
         Place::Encoded { pa, plen, format, partial: false } => {
             let decodes = match compression.codec {
-                ClusterCodec::MicroLzma { dict_bytes, .. } => superblock.lzma_dict_bytes <= dict_bytes,
-                ClusterCodec::Zstd { window_log, .. } => superblock.zstd_window_log <= window_log,
+                ClusterCodec::MicroLzma { dict_bytes, .. } => image.lzma_dict_bytes <= dict_bytes,
+                ClusterCodec::Zstd { window_log, .. } => image.zstd_window_log <= window_log,
                 ClusterCodec::Lz4 | ClusterCodec::Lz4Hc(_) | ClusterCodec::Deflate(_) => true,
             };
             // Clusters longer than what they hold would make the image as large as its base says.
@@ -235,14 +194,20 @@ enum Look {
 
 /// Looks whether a range holds what the base has there. `content` has its changes; if they differ,
 /// it has all of the range then.
-fn look(overlay: &Overlay, base: &File, range: &Range<u64>, content: &mut [u8], below: &mut Vec<u8>) -> Look {
+fn look(
+    overlay: &Overlay,
+    base: &dyn OverlayBase,
+    range: &Range<u64>,
+    content: &mut [u8],
+    below: &mut Vec<u8>,
+) -> Look {
     let mut changes = overlay.changes(range.clone()).peekable();
     if changes.peek().is_none() {
         return Look::Unchanged;
     }
     below.resize(content.len(), 0);
     // What cannot be read is told where it is needed.
-    if !base.data().read_at(below, range.start).is_ok_and(|read| read == content.len()) {
+    if !base.read_below(below, range.start).is_ok_and(|read| read == content.len()) {
         return Look::Unread;
     }
     let mut is_changed = false;
@@ -287,11 +252,11 @@ fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
 /// Bytes that are read and written at once where the system does not copy.
 const TRANSFER_BYTES: u64 = 256 << 10;
 
-/// Copies `len` bytes of an image's data to `at` in `out`. Where both lie in one file system that
+/// Copies `len` bytes of the data of a base's image to `at` in `out`. Where both lie in one file system that
 /// shares blocks, none is copied.
-pub(super) fn transfer(image: &Image, from: u64, len: u64, out: &fs::File, at: u64) -> Result<()> {
+pub(super) fn transfer(base: &dyn OverlayBase, from: u64, len: u64, out: &fs::File, at: u64) -> Result<()> {
     let mut done = 0;
-    if let Some(file) = image.data_file(len, from)? {
+    if let Some(file) = base.data_file(len, from)? {
         while done < len {
             let (mut source, mut target) = (from + done, at + done);
             let most = (len - done).min(1 << 30) as usize;
@@ -307,7 +272,7 @@ pub(super) fn transfer(image: &Image, from: u64, len: u64, out: &fs::File, at: u
     let mut bytes = vec![0; (len - done).min(TRANSFER_BYTES) as usize];
     while done < len {
         bytes.truncate((len - done).min(TRANSFER_BYTES) as usize);
-        image.read_data(&mut bytes, from + done)?;
+        base.read_data(&mut bytes, from + done)?;
         out.write_all_at(&bytes, at + done).map_err(Error::io("writing the image"))?;
         done += bytes.len() as u64;
     }

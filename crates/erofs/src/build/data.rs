@@ -7,24 +7,27 @@ use std::sync::Arc;
 
 use pagefold_codec::cluster::ClusterCodec;
 
+use super::base::OverlayBase;
 use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::chunks::Chunking;
+use super::content::Content;
 use super::copies::{self, Room, Stretch};
-use super::holes::{self, Found};
+use super::holes::Found;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
-use super::metadata::Plan;
+use super::options::{BuildOptions, Compression, Fragments};
 use super::pipeline;
+use super::plan::Plan;
 use super::repeats::{self, Chunk, Repeats};
+use super::report::Progress;
 use super::segment::{self, Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
-use super::tree::{Content, NodeId, NodeKind, Tree};
-use super::zeros::Zeros;
-use super::{BuildOptions, Compression, Fragments, Progress};
+use super::tree::{NodeId, NodeKind, Tree};
+use super::zero_clusters::Zeros;
 use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
-use crate::image::Image;
+use crate::zeros::is_zeros;
 
 /// How a regular file was stored.
 #[derive(Clone, Debug)]
@@ -139,7 +142,7 @@ pub(crate) fn write(
         ways: plan.choices.ways(),
         style: plan.index_style(options),
         blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()),
-        chunking: options.chunking(),
+        chunking: Chunking::of(options),
         spool: Spool::beginning_with(&plan.packed_front(), options.block_bytes)?,
         worker: Worker::new(plan.choices.ways()),
         spare: Spare::new(options.thread_count()),
@@ -366,8 +369,8 @@ impl Writer<'_> {
             let (run, rest) = pieces.split_at(if share { 1 } else { segment::side_by_side(pieces, block) });
             let len_bytes = run.iter().map(|piece| piece.blocks as usize).sum::<usize>() * block;
             let mut next = match (first.from, &file.copied_from) {
-                (Some(from), Some(image)) if share => self.blocks.copy_once(image, from, len_bytes)?,
-                (Some(from), Some(image)) => self.blocks.copy(image, from, len_bytes)?,
+                (Some(from), Some(base)) if share => self.blocks.copy_once(&**base, from, len_bytes)?,
+                (Some(from), Some(base)) => self.blocks.copy(&**base, from, len_bytes)?,
                 _ => {
                     let (own, others) = blocks.split_at(len_bytes);
                     blocks = others;
@@ -527,8 +530,8 @@ impl Writer<'_> {
 /// A file whose segments are being added.
 struct OpenFile {
     first_block: u32,
-    /// The image that pieces are copied from.
-    copied_from: Option<Image>,
+    /// What pieces are copied from.
+    copied_from: Option<Arc<dyn OverlayBase>>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
     /// Zeros behind the extents that are in none yet.
@@ -546,7 +549,7 @@ impl OpenFile {
         };
         Self {
             first_block: writer.blocks.begin_file(),
-            copied_from: base.map(|base| base.data().image.clone()),
+            copied_from: base.cloned(),
             extents: Vec::new(),
             chunks: Vec::new(),
             zeros: 0,
@@ -608,7 +611,7 @@ impl<'a> Worker<'a> {
             let blocks = spare.take(part.len());
             let compressor = self.compressor(source.way, compression)?;
             let room = Room { input: &mut input, blocks };
-            let segment = copies::segment(overlay, base, stretch, compression, options, compressor, room);
+            let segment = copies::segment(overlay, &**base, stretch, compression, options, compressor, room);
             self.input = input;
             let failed = |what: String| Error::Source { path: source.content.name(), what };
             return segment.map(Work::Compressed).map_err(|error| failed(error.to_string()));
@@ -646,7 +649,7 @@ fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<F
         };
         Error::Source { path: source.content.name(), what }
     })?;
-    let zeros = found == Found::Zeros || holes::is_zeros(bytes);
+    let zeros = found == Found::Zeros || is_zeros(bytes);
     Ok(if zeros { Found::Zeros } else { Found::Bytes })
 }
 

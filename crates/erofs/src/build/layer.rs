@@ -13,12 +13,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 
-use super::scan::ScanOptions;
-use super::tar::undescribed;
+use super::scan_options::ScanOptions;
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::WarningKind;
 use crate::error::{Error, Result};
-use crate::xattr::Xattr;
+use crate::format::Xattr;
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
@@ -169,6 +168,14 @@ impl From<Tree> for Layer {
         }
         layer
     }
+}
+
+/// What a directory is that no entry describes.
+pub(super) fn undescribed(options: &ScanOptions) -> Node {
+    let kind = NodeKind::Directory(BTreeMap::new());
+    let mut node = Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
+    options.apply(&mut node);
+    node
 }
 
 /// What a name in a layer means.

@@ -10,17 +10,16 @@ use xxhash_rust::xxh3::Xxh3;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::indexes::whole_fragment;
+use super::options::{BuildOptions, Fragments};
 use super::placer::Placer;
-use super::plan::InodePlan;
-pub(crate) use super::plan::Plan;
+use super::plan::{InodePlan, Plan};
+use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
-use super::{BuildOptions, BuildReport, Fragments};
 use crate::error::{Error, Result};
 use crate::format::{
     DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
-    XattrHeader, align, compat, file_type, incompat, mode,
+    XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
 };
-use crate::superblock::{checksum, checksummed_len};
 
 /// Inodes that are placed the longest first, so that the shorter ones fill what these leave of
 /// blocks. Few enough to stay near to each other, as those of a directory are read together.

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::{fmt, io, iter};
 
+use super::base::OverlayBase;
 use super::holes::Found;
 use crate::error::{Error, Result};
-use crate::file::File;
 use crate::source::ReadAt;
 
 /// A stretch that differs from what lies below it, or may.
@@ -34,7 +34,7 @@ impl Change {
 
 /// The content of a file of an image, or zeros, with changes above it.
 pub struct Overlay {
-    pub(super) base: Option<File>,
+    pub(super) base: Option<Arc<dyn OverlayBase>>,
     size: u64,
     /// In order, and disjoint.
     changes: Vec<Change>,
@@ -61,10 +61,8 @@ impl Overlay {
         Ok(Self { base: None, size, changes, source })
     }
 
-    /// The same above a file of an image: what was not changed is what the file has, and zeros
-    /// behind its end.
-    #[must_use]
-    pub fn over(self, base: File) -> Self {
+    /// The same above `base`: what was not changed is what that has, and zeros behind its end.
+    pub(crate) fn above(self, base: Arc<dyn OverlayBase>) -> Self {
         Self { base: Some(base), ..self }
     }
 
@@ -118,10 +116,10 @@ impl Overlay {
         for range in self.changes(offset..end).map(|change| change.at..change.end()).chain(iter::once(end..end)) {
             let to = range.start.clamp(at, end);
             let part = &mut out[(at - offset) as usize..(to - offset) as usize];
-            let base_bytes = self.base.as_ref().map_or(0, |base| base.inode().size);
+            let base_bytes = self.base.as_ref().map_or(0, |base| base.size_bytes());
             let (held, beyond) = part.split_at_mut(base_bytes.saturating_sub(at).min(part.len() as u64) as usize);
             if let Some(base) = self.base.as_ref().filter(|_| !held.is_empty()) {
-                base.data().read_at(held, at).map_err(io::Error::other)?;
+                base.read_below(held, at).map_err(io::Error::other)?;
                 found = Found::Bytes;
             }
             beyond.fill(0);

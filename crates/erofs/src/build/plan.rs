@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use super::choices::Choices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
+use super::options::{BuildOptions, Fragments, Indexes};
 use super::prefixes::Prefixes;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
-use super::{BuildOptions, Fragments, Indexes};
 use crate::error::{Error, Result};
-use crate::format::{InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, XattrEntry, XattrHeader, align};
-use crate::xattr::Xattr;
+use crate::format::{
+    InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, Xattr, XattrEntry, XattrHeader, align,
+};
 
 /// Nodes that must have an xattr for it to be stored once for all.
 const SHARED_BY: usize = 2;

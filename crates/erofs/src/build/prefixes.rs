@@ -6,8 +6,7 @@
 //! the only place in which every Linux from 6.4 on looks for it then.
 
 use crate::error::{Error, Result};
-use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES};
-use crate::xattr::Xattr;
+use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, Xattr};
 
 /// Prefixes that an index of 7 bits tells apart.
 const MOST: usize = 128;
@@ -94,6 +93,11 @@ impl Prefixes {
         }
         table
     }
+}
+
+/// Whether EROFS has a prefix for an xattr of this name.
+pub(super) fn is_storable(name: &[u8]) -> bool {
+    XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
 }
 
 #[cfg(test)]

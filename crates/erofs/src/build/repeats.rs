@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::holes::is_zeros;
+use crate::zeros::is_zeros;
 
 /// The shortest chunk, in bytes: none is looked for in the first part of one.
 const LEAST_BYTES: usize = 2 << 10;

@@ -8,101 +8,16 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::acl;
-use super::ids::IdMap;
+use super::content::Content;
 use super::layer::Layer;
 use super::place::SourcePath;
+use super::prefixes::is_storable;
 use super::reach::reach;
-use super::tree::{Content, Node, NodeId, NodeKind, Origin, Tree};
+use super::scan_options::ScanOptions;
+use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
 use crate::error::{Error, Result};
-use crate::format::XATTR_PREFIXES;
-use crate::xattr::Xattr;
-
-/// What of the files is taken over, and what is put in its place.
-#[derive(Clone, Debug, Default)]
-pub struct ScanOptions {
-    /// The modification time of every file, in seconds (`-T`, `SOURCE_DATE_EPOCH`).
-    pub mtime_s: Option<i64>,
-    /// The owner of every file.
-    pub uid: Option<u32>,
-    /// The group of every file.
-    pub gid: Option<u32>,
-    /// What becomes of owners where `uid` says nothing, and of users in ACLs.
-    pub uid_map: IdMap,
-    /// What becomes of groups where `gid` says nothing, and of those in ACLs.
-    pub gid_map: IdMap,
-    /// Leave extended attributes out.
-    pub no_xattrs: bool,
-    /// Leave out files and directories that cannot be read when the tree is scanned, each with a
-    /// [`WarningKind::Unreadable`].
-    pub skip_unreadable: bool,
-    /// Paths below the root that are left out with what is below them. `*` stands for any bytes
-    /// within a name, `?` for one; a pattern without a slash applies to names at any depth, one
-    /// with a slash before it to those in the root.
-    pub excludes: Vec<Vec<u8>>,
-}
-
-impl ScanOptions {
-    /// Whether `path`, below the root, is left out.
-    pub fn excludes(&self, path: &[u8]) -> bool {
-        self.excludes.iter().any(|pattern| applies(pattern, path))
-    }
-
-    pub(crate) fn apply(&self, node: &mut Node) {
-        if let Some(mtime_s) = self.mtime_s {
-            (node.mtime_s, node.mtime_nsec) = (mtime_s, 0);
-        }
-        for xattr in &mut node.xattrs {
-            if [acl::ACCESS, acl::DEFAULT].contains(&&xattr.name[..])
-                && let Some(value) = acl::with_ids(&xattr.value, &self.uid_map, &self.gid_map)
-            {
-                xattr.value = value;
-            }
-        }
-        node.uid = self.uid.unwrap_or_else(|| self.uid_map.apply(node.uid));
-        node.gid = self.gid.unwrap_or_else(|| self.gid_map.apply(node.gid));
-        if self.no_xattrs {
-            node.xattrs.clear();
-        }
-        node.xattrs.sort();
-    }
-}
-
-/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a
-/// path below the root, which `./` may stand before. A slash at the end says nothing.
-pub(crate) fn applies(pattern: &[u8], path: &[u8]) -> bool {
-    let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
-    if !pattern.contains(&b'/') {
-        return matches(pattern, path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
-    }
-    matches(pattern.strip_prefix(b"./").or_else(|| pattern.strip_prefix(b"/")).unwrap_or(pattern), path)
-}
-
-/// Whether `pattern` stands for the whole of `text`. Time is at most the product of their lengths.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    // Where to go on after the last star if what follows it fails: one byte later in the text.
-    let mut star = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p + 1, t));
-                p += 1;
-            }
-            Some(b'?') if text[t] != b'/' => (p, t) = (p + 1, t + 1),
-            Some(byte) if *byte == text[t] => (p, t) = (p + 1, t + 1),
-            _ => match star {
-                Some((after, from)) if text[from] != b'/' => {
-                    star = Some((after, from + 1));
-                    (p, t) = (after, from + 1);
-                }
-                _ => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|byte| *byte == b'*')
-}
+use crate::format::Xattr;
 
 impl Tree {
     /// The tree under `root`. Files that have several names in it are kept as one. Other file
@@ -301,11 +216,6 @@ impl Scanner<'_> {
     }
 }
 
-/// Whether EROFS has a prefix for an xattr of this name.
-pub(crate) fn is_storable(name: &[u8]) -> bool {
-    XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
-}
-
 /// Calls `fill` with ever longer buffers until the answer fits. Linux limits both answers to 64
 /// KiB.
 fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
@@ -319,36 +229,5 @@ fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
             Err(rustix::io::Errno::RANGE) if buf.len() < 1 << 16 => buf.resize(buf.len() * 4, 0),
             Err(error) => return Err(error),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns() {
-        for (pattern, text, expected) in [
-            ("a", "a", true),
-            ("a", "ab", false),
-            ("*.o", "dir.o", true),
-            ("a*b*c", "axxbyybc", true),
-            ("a*b*c", "axxbyyb", false),
-            ("dir/*", "dir/name", true),
-            ("dir/*", "dir/name/below", false),
-            ("d?r", "dir", true),
-            ("d?r", "d/r", false),
-            ("*", "", true),
-        ] {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
-        }
-        let options = ScanOptions { excludes: vec![b"*.o".to_vec(), b"proc/*".to_vec()], ..Default::default() };
-        assert!(options.excludes(b"deep/down/x.o"));
-        assert!(options.excludes(b"proc/1"));
-        assert!(!options.excludes(b"proc"));
-        assert!(applies(b"/etc", b"etc") && !applies(b"/etc", b"usr/etc"));
-        assert!(applies(b"./etc", b"etc") && applies(b"./etc/*", b"etc/x") && !applies(b"./etc", b"usr/etc"));
-        assert!(applies(b"cache/", b"var/cache") && applies(b"/var/cache/", b"var/cache"));
-        assert!(!applies(b"/", b"etc") && !applies(b"", b"etc"));
     }
 }

@@ -25,9 +25,9 @@
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
-use super::holes::is_zeros;
-use super::{BuildOptions, Compression, Fragments};
+use super::options::{BuildOptions, Compression, Fragments};
 use crate::error::{Error, Result};
+use crate::zeros::is_zeros;
 
 /// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block
 /// on average), short enough that the segments in flight are bounded memory. A multiple of every

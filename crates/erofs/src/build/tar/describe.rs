@@ -8,20 +8,15 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use nix::unistd::{Group, User};
 
-use super::members::{Member, in_field};
-use super::{of_archive, shown, source_error};
+use super::members::{ENCODED_XATTR_KEY, Member, XATTR_KEY, in_field, source_error};
 use crate::build::acl::{self, Account, Acl, Problem};
-use crate::build::scan::is_storable;
+use crate::build::member::{of_archive, shown};
+use crate::build::prefixes::is_storable;
 use crate::build::tree::{Node, NodeKind};
 use crate::build::warnings::{WarningKind, Warnings};
 use crate::error::Result;
-use crate::xattr::Xattr;
+use crate::format::Xattr;
 
-/// Where PAX headers keep xattrs as they are.
-const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
-/// Where libarchive keeps them too: the name as in a URL, the value in base 64.
-const ENCODED_XATTR_KEY: &[u8] = b"LIBARCHIVE.xattr.";
-pub(super) const XATTR_KEYS: [&[u8]; 2] = [XATTR_KEY, ENCODED_XATTR_KEY];
 /// Where `tar --selinux` keeps a member's label, without the zero byte at its end.
 const LABEL_KEY: &[u8] = b"RHT.security.selinux";
 /// Where ACLs are kept as text, and the xattrs that they stand for.

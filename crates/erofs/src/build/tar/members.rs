@@ -8,8 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, Header};
 
-use super::describe::XATTR_KEYS;
-use super::{LABEL, source_error};
+use crate::build::member::shown;
 use crate::build::sparse::{self, Sparse};
 use crate::error::{Error, Result};
 
@@ -21,6 +20,14 @@ const INCREMENTAL_DIRECTORY: u8 = b'D';
 /// Where file systems, volumes and partitions have what tells them.
 const DISK_FRONT_BYTES: u64 = 1 << 20;
 
+/// The name of the archive itself.
+pub(super) const LABEL: u8 = b'V';
+
+/// Where PAX headers keep xattrs as they are.
+pub(super) const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
+/// Where libarchive keeps them too: the name as in a URL, the value in base 64.
+pub(super) const ENCODED_XATTR_KEY: &[u8] = b"LIBARCHIVE.xattr.";
+const XATTR_KEYS: [&[u8]; 2] = [XATTR_KEY, ENCODED_XATTR_KEY];
 /// PAX records by key.
 pub(super) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -233,6 +240,11 @@ fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result
         bytes = &bytes[len..];
     }
     Ok(())
+}
+
+/// What is wrong with the member at `path`.
+pub(super) fn source_error(path: &[u8], what: &str) -> Error {
+    Error::Source { path: shown(path), what: what.to_owned() }
 }
 
 #[cfg(test)]

@@ -1,0 +1,15 @@
+//! Memory for what was decoded: buffers, and bounded caches of it.
+
+mod ahead_segments;
+mod buffers;
+mod clock;
+mod clusters;
+mod index_windows;
+mod visits;
+
+pub(crate) use ahead_segments::{Decoded, FileId, Found, Segment, Segments};
+pub(crate) use buffers::{Buffers, Content, room_bytes};
+pub(crate) use clock::{Cache, Kept};
+pub use clusters::ClusterCache;
+pub(crate) use clusters::Clusters;
+pub(crate) use index_windows::{Budget, KeptWindows};

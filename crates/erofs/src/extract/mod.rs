@@ -1,0 +1,6 @@
+//! Extracting an image into a directory.
+
+mod extraction;
+mod filling;
+
+pub use extraction::{ExtractOptions, ExtractReport};

@@ -1,0 +1,510 @@
+//! The content of files, compressed or not.
+//!
+//! ```text
+//! for each extent that the buffer meets:
+//!     a hole              is zeros
+//!     a fragment          is read from the packed inode
+//!     interlaced          is read from the image
+//!     a part of a cluster is copied out of the cluster, decoded whole and cached, or as far as it takes (`read_part`)
+//!     whole clusters      that lie side by side in the file and in the image are a run: one read, then one after the other
+//!                         is decoded where its content belongs
+//! ```
+//!
+//! A run of LZ4 clusters is read to the end of the room that its content will take, and decoded
+//! over itself:
+//!
+//! ```text
+//!     |<------------------- content of a, b and c ------------------->|margin|
+//!     |                                          |   a   |   b   |   c       |
+//!     |<------- content of a ------->|           . . . . |   b   |   c       |
+//! ```
+//!
+//! A cluster is shorter than its content, or it would have been stored plain, so what is written
+//! stays behind what is still to be read; the margin is what one cluster needs at the end. Where an
+//! image has it otherwise, or the buffer has no room for the margin, the decoder notices, that
+//! cluster is decoded from a copy, and what was overwritten is read anew.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Portion as Wanted};
+use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
+
+use super::content::Data;
+use super::image::{Counts, Image};
+use super::inode::Inode;
+use super::zmap::{CompressedMap, Cursor};
+use crate::cache::{Content, Kept};
+use crate::error::{Error, Result};
+use crate::format::{DataLayout, Extent, MAX_EXTENT_BYTES, Place, incompat};
+use crate::readahead::Busy;
+
+/// Compressed bytes that are read together, unless one cluster has more.
+const RUN_BYTES: usize = 64 << 10;
+
+/// Content that is decoded whole and kept when it is first asked for, while there is room.
+const CHEAP_BYTES: u64 = 32 << 10;
+
+/// Decoding this much of a cluster keeps a processor busy.
+const BUSY_BYTES: u64 = 16 << 10;
+
+/// A file of which this part of the clusters were missed is likely to be read all over, and more
+/// than once in most of them.
+const LIKELY: u64 = 8;
+
+/// A Zstandard block's content at most (RFC 8878, section 3.1.1.2.4).
+const ZSTD_BLOCK: usize = 128 << 10;
+
+thread_local! {
+    static DECODER: RefCell<Scratch> = RefCell::default();
+}
+
+/// What a thread decodes with.
+#[derive(Default)]
+struct Scratch {
+    decoder: ClusterDecoder,
+    /// Compressed bytes.
+    src: Vec<u8>,
+    /// Content of which a part is wanted.
+    content: Vec<u8>,
+}
+
+impl Scratch {
+    /// Works with the thread's. A source that lies in an image itself comes here again meanwhile,
+    /// and gets another.
+    fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
+        let mut scratch = DECODER.take();
+        let result = work(&mut scratch);
+        DECODER.set(scratch);
+        result
+    }
+}
+
+/// Extents whose clusters lie side by side.
+#[derive(Default)]
+struct Run {
+    extents: Vec<Extent>,
+}
+
+impl Data {
+    /// Reads from `offset` into `buf`, and returns how many bytes the file had.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let len = self.clip(buf.len(), offset);
+        let buf = &mut buf[..len];
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        match self.inode.layout {
+            DataLayout::FlatPlain | DataLayout::FlatInline => self.read_flat(buf, offset)?,
+            DataLayout::ChunkBased => self.read_chunks(buf, offset)?,
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => {
+                self.read_compressed(buf, len, offset, false)?;
+            }
+        }
+        Ok(len)
+    }
+
+    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, all of which
+    /// may be overwritten. A reader that goes `forward` is likely to want what follows.
+    pub(crate) fn read_compressed(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {
+        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
+        let mut cursor = Cursor::default();
+        let mut run = Run::default();
+        let mut found = None;
+        let end = offset + len as u64;
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let extent = match found.take() {
+                Some(extent) => extent,
+                None => map.extent_at(&self.image, &mut cursor, at)?,
+            };
+            let here = (extent.end() - at).min((len - done) as u64) as usize;
+            let skipped = at - extent.start;
+            let whole = skipped == 0 && here as u64 == extent.len;
+            let out = &mut room[done..done + here];
+            match extent.place {
+                Place::Hole => out.fill(0),
+                Place::Fragment { offset } => self.read_fragment(out, offset, skipped)?,
+                Place::Plain { pa, plen, interlaced: true } => {
+                    self.read_interlaced(out, &extent, (pa, plen), skipped)?;
+                }
+                Place::Plain { pa, .. } if !whole => self.image.read_data(out, pa + skipped)?,
+                Place::Encoded { .. } if !whole => self.read_part(&extent, out, skipped as usize, forward)?,
+                _ => {
+                    found = self.gather(map, &mut cursor, extent, end, &mut run)?;
+                    let content = run.content_bytes();
+                    self.decode_run(&run.extents, &mut room[done..])?;
+                    done += content;
+                    continue;
+                }
+            }
+            done += here;
+        }
+        Ok(())
+    }
+
+    /// Makes `run` of an extent and those that follow it before `end`. Returns the first that is
+    /// not of the run, if it was looked at.
+    fn gather(
+        &self,
+        map: &CompressedMap,
+        cursor: &mut Cursor,
+        first: Extent,
+        end: u64,
+        run: &mut Run,
+    ) -> Result<Option<Extent>> {
+        run.extents.clear();
+        run.extents.push(first);
+        let (mut last, mut stored) = (first, cluster_bytes(&first));
+        while last.end() < end && stored < RUN_BYTES {
+            let next = map.extent_at(&self.image, cursor, last.end())?;
+            let joins = match (address(&last), address(&next)) {
+                (Some(before), Some(pa)) => pa == before + cluster_bytes(&last) as u64,
+                _ => false,
+            };
+            if !joins || next.end() > end {
+                return Ok(Some(next));
+            }
+            stored += cluster_bytes(&next);
+            run.extents.push(next);
+            last = next;
+        }
+        Ok(None)
+    }
+
+    fn read_fragment(&self, buf: &mut [u8], offset: u64, skipped: u64) -> Result<()> {
+        let at = offset.checked_add(skipped);
+        match (&self.packed, at) {
+            (Some(packed), Some(at)) if packed.read_at(buf, at)? == buf.len() => Ok(()),
+            _ => Error::corrupt("fragment lies outside the packed inode", self.inode.offset),
+        }
+    }
+
+    /// The front of an interlaced extent, up to the end of the block in which it starts in the
+    /// file, lies at its cluster's end, the rest at the cluster's front.
+    fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
+        let block = self.block_bytes();
+        let front = block - extent.start % block;
+        let (at_end, at_front) = buf.split_at_mut(front.saturating_sub(skipped).min(buf.len() as u64) as usize);
+        if !at_end.is_empty() {
+            self.image.read_data(at_end, pa + u64::from(plen) - front + skipped)?;
+        }
+        if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, pa + skipped.saturating_sub(front)) }
+    }
+
+    /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that
+    /// is then cached.
+    fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
+        let Place::Encoded { pa, plen, format, .. } = extent.place else {
+            return Err(Error::NotA("compressed extent"));
+        };
+        let to = from + out.len();
+        let clusters = self.image.clusters();
+        if let Some(content) = clusters.find(pa, extent.len) {
+            // Where nothing will have to go soon nobody asks for it, and the table would be one
+            // more thing to fetch.
+            if clusters.is_filling() {
+                clusters.visit(pa);
+            }
+            content.read(from, out);
+            return Ok(());
+        }
+        let visits = clusters.visit(pa);
+        let _busy = (extent.len >= BUSY_BYTES).then(Busy::enter);
+        let misses = self.missed.fetch_add(1, Ordering::Relaxed);
+        if forward || self.is_wanted(extent, (pa, format), to, visits, misses) {
+            out.copy_from_slice(&self.cached(extent)?[from..to]);
+            return Ok(());
+        }
+        Scratch::lend(|Scratch { decoder, src, content }| {
+            let src = self.fetch(pa, plen as usize, src)?;
+            let (len, wanted) = match front(format, to, extent.len as usize) {
+                len if len as u64 == extent.len => (len, Wanted::Whole),
+                len => (len, Wanted::Prefix),
+            };
+            if content.len() < len {
+                content.resize(len, 0);
+            }
+            self.decode_one(extent, src, &mut content[..len], wanted, decoder)?;
+            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() }, pa);
+            out.copy_from_slice(&content[from..to]);
+            Ok(())
+        })
+    }
+
+    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place
+    /// in the cache. In its file the cache lacked clusters `misses` times.
+    fn is_wanted(
+        &self,
+        extent: &Extent,
+        (pa, format): (u64, ClusterFormat),
+        to: usize,
+        visits: u64,
+        misses: u64,
+    ) -> bool {
+        let room = extent.len as usize + self.margin(extent);
+        let clusters = self.image.clusters();
+        match clusters.visits_of_victim(pa, extent.len, room) {
+            // Once more may be chance, and who comes back at once may come often.
+            Some(of_other) => visits > of_other + 1 || clusters.missed_again(pa),
+            // There is room, and decoding is dear.
+            None if format != ClusterFormat::Lz4 => true,
+            // But the rest costs time, and memory that was never used before about as much.
+            None => {
+                let likely = misses * LIKELY > self.inode.size / extent.len;
+                visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3 || likely
+            }
+        }
+    }
+
+    /// Compressed bytes where the image has them in memory, or read into `src`.
+    fn fetch<'a>(&'a self, pa: u64, stored: usize, src: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        if let Some(bytes) = self.image.bytes_at(stored, pa)? {
+            return Ok(bytes);
+        }
+        if src.len() < stored {
+            src.resize(stored, 0);
+        }
+        self.image.read_data(&mut src[..stored], pa)?;
+        Ok(&src[..stored])
+    }
+
+    /// The decoded content of an extent, from the cache if a reader was here before.
+    fn cached(&self, extent: &Extent) -> Result<Kept<Content>> {
+        let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
+        let len = extent.len as usize;
+        let room = len + self.margin(extent);
+        self.image.clusters().get(pa, extent.len, room, || {
+            let mut content = self.image.buffers().take_kept(room);
+            self.decode_run(std::slice::from_ref(extent), content.room())?;
+            Ok(content.shorten(len))
+        })
+    }
+
+    /// What decoding an extent in place needs behind its content.
+    pub(super) fn margin(&self, extent: &Extent) -> usize {
+        match extent.place {
+            Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
+            _ => 0,
+        }
+    }
+
+    /// Decodes extents that lie side by side in the file and in the image to the front of `room`,
+    /// which holds their content and may all be overwritten.
+    pub(super) fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
+        let mut counts = Counts::default();
+        let at = run.first().and_then(address).unwrap_or(0);
+        let padded = self.image.superblock().has(incompat::ZERO_PADDING);
+        let in_place = |extent: &Extent| match extent.place {
+            Place::Encoded { format, partial, .. } => format == ClusterFormat::Lz4 && padded && !partial,
+            _ => true,
+        };
+        let overlays = run.iter().all(in_place);
+        while let Some(first) = run.first() {
+            let Some(pa) = address(first) else { return Err(Error::NotA("compressed extent")) };
+            let stored = read_bytes(run).sum();
+            let in_memory = self.image.bytes_at(stored, pa)?.is_some();
+            // Without its margin the last would be decoded almost to its end, in vain.
+            let over = if self.has_margin(run, room.len()) { run } else { &run[..run.len() - 1] };
+            let done = if overlays && stored <= room.len() && !in_memory && !over.is_empty() {
+                self.decode_over_itself(over, read_bytes(over).sum(), pa, room, &mut counts)?
+            } else {
+                self.decode_copied(run, stored, pa, room, &mut counts)?;
+                run.len()
+            };
+            let content: u64 = run[..done].iter().map(|extent| extent.len).sum();
+            room = &mut room[content as usize..];
+            run = &run[done..];
+        }
+        self.image.count(&counts, at);
+        Ok(())
+    }
+
+    /// Whether `room_bytes` hold the content of extents and the margin of the last.
+    fn has_margin(&self, run: &[Extent], room_bytes: usize) -> bool {
+        let content: u64 = run.iter().map(|extent| extent.len).sum();
+        run.last().is_none_or(|last| content as usize + self.margin(last) <= room_bytes)
+    }
+
+    /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the
+    /// next needs. Returns how many.
+    fn decode_over_itself(
+        &self,
+        run: &[Extent],
+        stored: usize,
+        pa: u64,
+        room: &mut [u8],
+        counts: &mut Counts,
+    ) -> Result<usize> {
+        let content: usize = run.iter().map(|extent| extent.len as usize).sum();
+        let margin = run.last().map_or(0, |last| self.margin(last));
+        let end = room.len().min((content + margin).max(stored));
+        let mut from = end - stored;
+        self.image.read_data(&mut room[from..end], pa)?;
+        let mut out = 0;
+        for (number, (extent, stored)) in run.iter().zip(read_bytes(run)).enumerate() {
+            let (len, to) = (extent.len as usize, from + stored);
+            match extent.place {
+                Place::Encoded { pa, .. } => {
+                    let start = from + self.padding(&room[from..to], pa)?;
+                    let decoded = out <= start
+                        && out + len <= to
+                        && match decompress_in_place(&mut room[out..to], start - out..to - out, len) {
+                            Ok(()) => true,
+                            // There was all the room that a sound cluster needs.
+                            Err(error) if to - out >= len + self.margin(extent) => {
+                                return Err(Error::Corrupt { what: error.what, offset: pa });
+                            }
+                            Err(_) => false,
+                        };
+                    if decoded {
+                        counts.decoded_in_place += 1;
+                    } else {
+                        let one = std::slice::from_ref(extent);
+                        self.decode_copied(one, to - from, pa, &mut room[out..], counts)?;
+                    }
+                }
+                _ => room.copy_within(from..from + len, out),
+            }
+            out += len;
+            if out > to {
+                return Ok(number + 1);
+            }
+            from = to;
+        }
+        Ok(run.len())
+    }
+
+    /// Decodes all extents from a copy of their compressed bytes, or from where the image has them
+    /// in memory.
+    fn decode_copied(
+        &self,
+        run: &[Extent],
+        stored: usize,
+        pa: u64,
+        room: &mut [u8],
+        counts: &mut Counts,
+    ) -> Result<()> {
+        Scratch::lend(|Scratch { decoder, src, .. }| {
+            let mut src = self.fetch(pa, stored, src)?;
+            let mut room = room;
+            for (extent, stored) in run.iter().zip(read_bytes(run)) {
+                let (cluster, rest) = src.split_at(stored);
+                let (content, after) = room.split_at_mut(extent.len as usize);
+                if matches!(extent.place, Place::Encoded { .. }) {
+                    self.decode_one(extent, cluster, content, Wanted::Whole, decoder)?;
+                    counts.decoded_by_copy += 1;
+                } else {
+                    content.copy_from_slice(&cluster[..content.len()]);
+                }
+                (src, room) = (rest, after);
+            }
+            Ok(())
+        })
+    }
+
+    /// Decodes an extent, or a prefix of it, from its cluster.
+    fn decode_one(
+        &self,
+        extent: &Extent,
+        cluster: &[u8],
+        content: &mut [u8],
+        wanted: Wanted,
+        decoder: &mut ClusterDecoder,
+    ) -> Result<()> {
+        let Place::Encoded { pa, format, partial, .. } = extent.place else {
+            return Err(Error::NotA("compressed extent"));
+        };
+        let padded = self.image.superblock().has(incompat::ZERO_PADDING);
+        let limits = DecodeLimits {
+            dict_bytes: self.image.superblock().lzma_dict_bytes,
+            max_content_bytes: MAX_EXTENT_BYTES as usize,
+        };
+        let skipped = if padded { self.padding(cluster, pa)? } else { 0 };
+        let wanted = if partial || !padded { Wanted::Prefix } else { wanted };
+        decoder
+            .decode(format, &cluster[skipped..], content, wanted, limits)
+            .map_err(|error| Error::Corrupt { what: error.what, offset: pa })
+    }
+
+    /// Zeros in front of a cluster's compressed bytes: at most what is left of its first block.
+    fn padding(&self, src: &[u8], pa: u64) -> Result<usize> {
+        let block = self.block_bytes();
+        let most = (block - pa % block).min(src.len() as u64) as usize;
+        match src[..most].iter().position(|byte| *byte != 0) {
+            Some(zeros) => Ok(zeros),
+            None => Error::corrupt("cluster starts with a block of zeros", pa),
+        }
+    }
+
+    /// The extents of a compressed file, from that which has the byte at `range.start` to that
+    /// which has the last of `range` or of the file. None of a file that is not compressed.
+    pub(super) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
+        let (mut cursor, mut at) = (Cursor::default(), range.start);
+        let end = range.end.min(self.inode.size);
+        std::iter::from_fn(move || {
+            let map = self.map.as_ref().filter(|_| at < end)?;
+            let extent = map.extent_at(&self.image, &mut cursor, at);
+            at = extent.as_ref().map_or(end, Extent::end);
+            Some(extent)
+        })
+    }
+
+    /// The extent that has the byte at `offset`, which the file has.
+    pub(crate) fn extent_around(&self, offset: u64) -> Result<Extent> {
+        let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
+        map.extent_at(&self.image, &mut Cursor::default(), offset)
+    }
+}
+
+impl Image {
+    /// Fills `buf` with the content of `inode` from `offset`.
+    pub fn read_exact_at(&self, inode: &Inode, buf: &mut [u8], offset: u64) -> Result<()> {
+        let len = Data::open(self, inode)?.read_at(buf, offset)?;
+        if len == buf.len() { Ok(()) } else { Error::corrupt("data end before the declared size", inode.offset) }
+    }
+}
+
+impl Run {
+    fn content_bytes(&self) -> usize {
+        self.extents.iter().map(|extent| extent.len as usize).sum()
+    }
+}
+
+/// What is decoded of an extent of `len` bytes whose first `to` are wanted: Zstandard gives whole
+/// blocks, libdeflate all or nothing.
+fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
+    match format {
+        ClusterFormat::Lz4 | ClusterFormat::MicroLzma => to,
+        ClusterFormat::Zstd if to.div_ceil(ZSTD_BLOCK) < len.div_ceil(ZSTD_BLOCK) => to,
+        ClusterFormat::Zstd | ClusterFormat::Deflate => len,
+    }
+}
+
+/// The bytes of an extent's cluster.
+fn cluster_bytes(extent: &Extent) -> usize {
+    match extent.place {
+        Place::Encoded { plen, .. } | Place::Plain { plen, .. } => plen as usize,
+        Place::Fragment { .. } | Place::Hole => 0,
+    }
+}
+
+/// The bytes of a run's clusters, of which the last need not be read further than its content if it
+/// is plain.
+fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
+    run.iter().enumerate().map(|(number, extent)| match extent.place {
+        Place::Plain { .. } if number + 1 == run.len() => extent.len as usize,
+        _ => cluster_bytes(extent),
+    })
+}
+
+/// Where an extent's cluster lies; `None` for what is in no cluster of its own, or not in one
+/// piece.
+fn address(extent: &Extent) -> Option<u64> {
+    match extent.place {
+        Place::Encoded { pa, .. } | Place::Plain { pa, interlaced: false, .. } => Some(pa),
+        _ => None,
+    }
+}

@@ -1,0 +1,295 @@
+//! An open image.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use super::devices::{Devices, Spot};
+use super::near;
+use super::superblock::Superblock;
+use crate::cache::{Budget, Buffers, Cache, ClusterCache, Clusters, Content, Segments};
+use crate::error::{Error, Result};
+use crate::format::{IN_BOX, Lcluster, Prefix};
+use crate::source::ReadAt;
+
+/// Memory for blocks of directories, in bytes.
+const NAMES_CACHE_BYTES: usize = 1 << 20;
+/// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that
+/// they share.
+const INDEX_CACHE_BYTES: usize = 2 << 20;
+
+/// Parts of what is counted.
+const COUNTERS: usize = 16;
+
+/// The number of the next image that is opened.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
+/// An EROFS image, open for reading by any number of threads. A clone is the same open image.
+///
+/// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
+#[derive(Clone)]
+pub struct Image {
+    shared: Arc<Shared>,
+    /// The image's own prefixes of xattrs' names, and where they lie in it.
+    long_prefixes: (Arc<[Prefix]>, Range<u64>),
+    /// The metadata box reads its own file through an image that has none.
+    metabox: Option<Arc<dyn MetadataBox>>,
+}
+
+struct Shared {
+    /// In this process.
+    number: u64,
+    source: Box<dyn ReadAt>,
+    len_bytes: u64,
+    devices: Devices,
+    superblock: Superblock,
+    /// Blocks of directories, by nid and number.
+    names: Cache<(u64, u64), Content>,
+    /// Decoded indexes, by nid and number of the window.
+    windows: Cache<(u64, u64), Box<[Lcluster]>>,
+    /// What open files keep of them.
+    kept_indexes: Arc<Budget>,
+    clusters: Clusters,
+    /// Many, so that threads seldom count in the same one.
+    counters: [CachePadded<Counters>; COUNTERS],
+}
+
+#[derive(Default)]
+struct Counters {
+    in_place: AtomicU64,
+    copied: AtomicU64,
+}
+
+/// What an image has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// LZ4 clusters decoded over their own compressed bytes.
+    pub decoded_in_place: u64,
+    /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images
+    /// in memory.
+    pub decoded_by_copy: u64,
+    /// Reads of part of a cluster that found it decoded; those of all images that share the cache.
+    pub cache_hits: u64,
+}
+
+/// What a file holds that has inodes and what follows them in it ([`IN_BOX`]).
+pub(super) trait MetadataBox: Send + Sync {
+    fn len_bytes(&self) -> u64;
+
+    /// Fills `buf` with what lies at `at`, counted from the start of the box, which has it.
+    fn read(&self, buf: &mut [u8], at: u64) -> Result<()>;
+}
+
+impl Image {
+    /// An image without its metadata box and its own prefixes.
+    pub(super) fn new(
+        source: Box<dyn ReadAt>,
+        superblock: Superblock,
+        devices: Devices,
+        cache: &ClusterCache,
+        len_bytes: u64,
+    ) -> Result<Self> {
+        let shared = Shared {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            source,
+            len_bytes,
+            devices,
+            superblock,
+            names: Cache::new(NAMES_CACHE_BYTES),
+            windows: Cache::new(INDEX_CACHE_BYTES),
+            kept_indexes: Arc::new(Budget::new(INDEX_CACHE_BYTES)),
+            clusters: cache.join()?,
+            counters: Default::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), long_prefixes: (Arc::default(), 0..0), metabox: None })
+    }
+
+    pub(super) fn set_metabox(&mut self, metabox: Arc<dyn MetadataBox>) {
+        self.metabox = Some(metabox);
+    }
+
+    pub(super) fn set_long_prefixes(&mut self, prefixes: Vec<Prefix>, place: Range<u64>) {
+        self.long_prefixes = (prefixes.into(), place);
+    }
+
+    /// The image's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.shared.superblock
+    }
+
+    /// Bytes of the image.
+    pub fn len_bytes(&self) -> u64 {
+        self.shared.len_bytes
+    }
+
+    /// What the image has done so far.
+    pub fn counts(&self) -> Counts {
+        let sum = |counter: fn(&Counters) -> &AtomicU64| {
+            self.shared.counters.iter().map(|counters| counter(counters).load(Ordering::Relaxed)).sum()
+        };
+        Counts {
+            decoded_in_place: sum(|counters| &counters.in_place),
+            decoded_by_copy: sum(|counters| &counters.copied),
+            cache_hits: self.shared.clusters.hits(),
+        }
+    }
+
+    /// Reads what an image must have where it says, which may be in its metadata box.
+    pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        if buf.len() <= near::SHORT_BYTES {
+            return self.read_near(buf, offset);
+        }
+        self.check_range(buf.len() as u64, offset)?;
+        if offset >= IN_BOX {
+            return self.read_box(buf, offset);
+        }
+        self.read_source(buf, offset)
+    }
+
+    /// As [`read_meta`](Self::read_meta), for what lies beside what was read, or will be.
+    pub(crate) fn read_near(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check_range(buf.len() as u64, offset)?;
+        if offset >= IN_BOX {
+            return self.read_box(buf, offset);
+        }
+        near::read(self.shared.number, self.shared.len_bytes, buf, offset, |buf, offset| self.read_source(buf, offset))
+    }
+
+    #[cold]
+    fn read_box(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.metabox.as_ref().map_or(Ok(()), |metabox| metabox.read(buf, offset - IN_BOX))
+    }
+
+    fn read_source(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let reading = |error| Error::io(format!("reading the image at {offset}"))(error);
+        self.shared.source.read_exact_at(buf, offset).map_err(reading)
+    }
+
+    /// Where data lies that the image has at `address` of the device `number`, 0 for what names
+    /// none.
+    pub(crate) fn spot(&self, number: u16, address: u64) -> Result<Spot> {
+        let no_device = || Error::corrupt("data lies on a device that the image does not have", address);
+        self.shared.devices.spot(number, address).map_or_else(no_device, Ok)
+    }
+
+    /// Bytes of a device, or of the image.
+    pub(crate) fn device_len(&self, device: u16) -> u64 {
+        if device == 0 { self.len_bytes() } else { self.shared.devices.len_bytes(device) }
+    }
+
+    /// Whether there are `len` bytes from a place on.
+    pub(crate) fn check_spot(&self, len: u64, at: Spot) -> Result<()> {
+        match at.offset.checked_add(len) {
+            _ if at.device == 0 => self.check_range(len, at.offset),
+            Some(end) if end <= self.device_len(at.device) => Ok(()),
+            _ => Error::corrupt("device ends before this structure", at.offset),
+        }
+    }
+
+    /// Reads what lies on a device, or in the image.
+    pub(crate) fn read_spot(&self, buf: &mut [u8], at: Spot) -> Result<()> {
+        let Some(source) = self.shared.devices.source(at.device) else { return self.read_meta(buf, at.offset) };
+        self.check_spot(buf.len() as u64, at)?;
+        let Spot { device, offset } = at;
+        source
+            .read_exact_at(buf, offset)
+            .map_err(|error| Error::io(format!("reading device {device} at {offset}"))(error))
+    }
+
+    /// Reads data from a unified address.
+    pub(crate) fn read_data(&self, buf: &mut [u8], address: u64) -> Result<()> {
+        if self.shared.devices.is_empty() {
+            return self.read_meta(buf, address);
+        }
+        self.read_spot(buf, self.spot(0, address)?)
+    }
+
+    /// The file with the image's data, each byte at its unified address, of which these are `len`
+    /// from `address`. `None` where there is no such file, or not one.
+    pub(crate) fn data_file(&self, len: u64, address: u64) -> Result<Option<&std::fs::File>> {
+        if !self.shared.devices.is_empty() || address >= IN_BOX {
+            return Ok(None);
+        }
+        self.check_range(len, address)?;
+        Ok(self.shared.source.file())
+    }
+
+    pub(crate) fn check_range(&self, len: u64, offset: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.shared.len_bytes => Ok(()),
+            Some(end) if offset >= IN_BOX && end <= self.end_around(offset) => Ok(()),
+            _ => Error::corrupt("image ends before this structure", offset),
+        }
+    }
+
+    /// The end of what holds `offset`: of the image, or of its metadata box.
+    pub(crate) fn end_around(&self, offset: u64) -> u64 {
+        match &self.metabox {
+            _ if offset < IN_BOX => self.shared.len_bytes,
+            Some(metabox) => IN_BOX + metabox.len_bytes(),
+            None => IN_BOX,
+        }
+    }
+
+    /// Where a block starts whose address has 48 bits; `None` for one that no image has.
+    pub(crate) fn block_offset(&self, blkaddr: u64) -> Option<u64> {
+        blkaddr.checked_mul(self.superblock().block_bytes()).filter(|offset| *offset < IN_BOX)
+    }
+
+    pub(crate) fn long_prefixes(&self) -> &[Prefix] {
+        &self.long_prefixes.0
+    }
+
+    /// Where the prefixes lie in the image, if they do not in the packed inode.
+    pub(crate) fn long_prefixes_place(&self) -> Range<u64> {
+        self.long_prefixes.1.clone()
+    }
+
+    /// Blocks of directories that were read.
+    pub(super) fn names(&self) -> &Cache<(u64, u64), Content> {
+        &self.shared.names
+    }
+
+    pub(crate) fn windows(&self) -> &Cache<(u64, u64), Box<[Lcluster]>> {
+        &self.shared.windows
+    }
+
+    pub(crate) fn kept_indexes(&self) -> &Arc<Budget> {
+        &self.shared.kept_indexes
+    }
+
+    pub(crate) fn clusters(&self) -> &Clusters {
+        &self.shared.clusters
+    }
+
+    pub(crate) fn buffers(&self) -> &Buffers {
+        self.shared.clusters.buffers()
+    }
+
+    pub(crate) fn segments(&self) -> &Segments {
+        self.shared.clusters.segments()
+    }
+
+    /// Data from a unified address that the source has in memory, if it has.
+    pub(crate) fn bytes_at(&self, len: usize, address: u64) -> Result<Option<&[u8]>> {
+        let at = self.spot(0, address)?;
+        self.check_spot(len as u64, at)?;
+        let source = self.shared.devices.source(at.device).unwrap_or(&*self.shared.source);
+        Ok(if at.offset < IN_BOX { source.bytes_at(len, at.offset) } else { None })
+    }
+
+    /// Counts what was done with a cluster at `pa`.
+    pub(crate) fn count(&self, counts: &Counts, pa: u64) {
+        let counters = &self.shared.counters[(pa >> self.shared.superblock.blkszbits) as usize % COUNTERS];
+        for (counter, count) in
+            [(&counters.in_place, counts.decoded_in_place), (&counters.copied, counts.decoded_by_copy)]
+        {
+            if count > 0 {
+                counter.fetch_add(count, Ordering::Relaxed);
+            }
+        }
+    }
+}

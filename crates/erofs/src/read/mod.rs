@@ -1,0 +1,33 @@
+//! Reading an image: nothing in it is trusted.
+
+mod check;
+mod compressed;
+mod content;
+mod devices;
+mod directory;
+mod file;
+mod image;
+mod inode;
+mod metabox;
+mod near;
+mod open;
+mod path;
+mod paths;
+mod runs;
+mod superblock;
+mod walk;
+mod xattr;
+mod zextents;
+mod zmap;
+
+pub(crate) use check::Notices;
+pub use check::{CheckReport, Notice, Problem};
+pub use directory::DirEntry;
+pub use file::File;
+pub use image::{Counts, Image};
+pub use inode::{FileKind, Inode};
+pub(crate) use paths::{PathId, Paths};
+pub use runs::Run;
+pub use superblock::Superblock;
+pub(crate) use walk::{Step, Visitor, walk_from};
+pub(crate) use xattr::Xattrs;

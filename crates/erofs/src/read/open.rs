@@ -1,0 +1,76 @@
+//! Opening an image.
+
+use std::fs::File as OsFile;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::devices::Devices;
+use super::image::Image;
+use super::metabox::Metabox;
+use super::superblock::Superblock;
+use crate::cache::ClusterCache;
+use crate::error::{Error, Result};
+use crate::format::incompat;
+use crate::source::ReadAt;
+
+impl Image {
+    /// Bytes of decoded clusters that [`open`](Self::open) keeps at most.
+    pub const DEFAULT_CACHE_BYTES: usize = 128 << 20;
+
+    /// Opens an image file.
+    pub fn open_path(path: &Path) -> Result<Self> {
+        let file = OsFile::open(path).map_err(Error::io(format!("opening {}", path.display())))?;
+        Self::open(file)
+    }
+
+    /// Opens the image that `source` holds.
+    pub fn open(source: impl ReadAt + 'static) -> Result<Self> {
+        Self::open_with(source, Self::DEFAULT_CACHE_BYTES)
+    }
+
+    /// Opens the image that `source` holds, with at most `cache_bytes` of decoded clusters kept.
+    pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
+        Self::open_with_devices(source, Vec::new(), cache_bytes)
+    }
+
+    /// As [`open_with`](Self::open_with), an image that has data on other devices, which are given
+    /// in the order of its table: for `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the
+    /// archive. Without any, data that the table maps to blocks behind the image's own is looked
+    /// for there.
+    ///
+    /// # Errors
+    /// [`Error::Devices`] where there are not as many, or one is shorter than the table says, besides what makes [`open`](Self::open) fail.
+    pub fn open_with_devices(
+        source: impl ReadAt + 'static,
+        devices: Vec<Box<dyn ReadAt>>,
+        cache_bytes: usize,
+    ) -> Result<Self> {
+        Self::open_sharing(source, devices, &ClusterCache::of_one(cache_bytes))
+    }
+
+    /// As [`open_with_devices`](Self::open_with_devices), with decoded clusters kept in a cache
+    /// that other images may use too.
+    ///
+    /// # Errors
+    /// As there; and [`Error::Options`] once more than four thousand million images have shared the
+    /// cache.
+    pub fn open_sharing(
+        source: impl ReadAt + 'static,
+        devices: Vec<Box<dyn ReadAt>>,
+        cache: &ClusterCache,
+    ) -> Result<Self> {
+        let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
+        let superblock = Superblock::read(&source, len_bytes)?;
+        let slots = superblock.read_devices(&source, len_bytes)?;
+        let wide = superblock.has(incompat::ADDRESSES_48BIT);
+        let devices = Devices::open(&slots, (superblock.block_bytes(), wide), devices, len_bytes)?;
+        let mut image = Self::new(Box::new(source), superblock, devices, cache, len_bytes)?;
+        if let Some(nid) = image.superblock().metabox_nid {
+            let metabox = Metabox::open(&image, nid)?;
+            image.set_metabox(Arc::new(metabox));
+        }
+        let (prefixes, place) = image.read_long_prefixes()?;
+        image.set_long_prefixes(prefixes, place);
+        Ok(image)
+    }
+}

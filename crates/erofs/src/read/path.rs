@@ -1,0 +1,75 @@
+//! Paths: the inode that one names.
+
+use super::image::Image;
+use super::inode::{FileKind, Inode};
+use crate::error::{Error, Result};
+
+/// Symbolic links that a path may pass through, as in Linux.
+const MAX_LINKS: u32 = 40;
+
+impl Image {
+    /// The root directory.
+    pub fn root(&self) -> Result<Inode> {
+        let root = self.inode(self.superblock().root_nid)?;
+        if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
+    }
+
+    /// The inode at `path`, which is taken from the root whether or not it starts with a slash.
+    /// Symbolic links on the way are followed within the image; one at the end is only if there is
+    /// a slash behind it.
+    pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
+        let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
+        let mut todo: Vec<Vec<u8>> = split(path);
+        let mut parents: Vec<Inode> = Vec::new();
+        let mut here = self.root()?;
+        let mut links = 0;
+        let follow_last = path.ends_with(b"/") || path.ends_with(b"/.");
+        while let Some(name) = todo.pop() {
+            if name == b".." {
+                here = parents.pop().map_or_else(|| self.root(), Ok)?;
+                continue;
+            }
+            if here.kind != FileKind::Directory {
+                return Err(Error::NotA("directory"));
+            }
+            let next = self.inode(self.lookup(&here, &name)?.ok_or_else(not_found)?)?;
+            if next.kind == FileKind::Symlink && (follow_last || !todo.is_empty()) {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(not_found());
+                }
+                let target = self.read_link(&next)?;
+                if target.starts_with(b"/") {
+                    here = self.root()?;
+                    parents.clear();
+                }
+                todo.extend(split(&target));
+                continue;
+            }
+            parents.push(std::mem::replace(&mut here, next));
+        }
+        Ok(here)
+    }
+
+    /// A symbolic link's target: 1 to 4095 bytes.
+    pub fn read_link(&self, link: &Inode) -> Result<Vec<u8>> {
+        if link.kind != FileKind::Symlink {
+            return Err(Error::NotA("symbolic link"));
+        }
+        let mut target = vec![0; link.size as usize];
+        self.read_exact_at(link, &mut target, 0)?;
+        if target.contains(&0) {
+            return Error::corrupt("symbolic link holds a NUL", link.offset);
+        }
+        Ok(target)
+    }
+}
+
+/// The parts of a path, last first.
+fn split(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+        .map(<[u8]>::to_vec)
+        .rev()
+        .collect()
+}

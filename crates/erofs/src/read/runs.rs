@@ -1,0 +1,110 @@
+//! A file's runs from front to back, with what the image says of where they lie.
+
+use super::content::{CHUNKS_READ, Data};
+use super::file::File;
+use crate::error::Result;
+use crate::format::{DataLayout, Place};
+
+/// A run of a file's content and whether it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Its bytes, at least 1.
+    pub len: u64,
+    /// Not stored: zeros.
+    pub hole: bool,
+}
+
+impl File {
+    /// The run at `offset`, which is less than the file's size: where a reader may skip zeros.
+    pub fn run_at(&self, offset: u64) -> Result<Run> {
+        self.data().run_at(offset)
+    }
+
+    /// Tells `each` the file's runs in order; they cover it exactly, and two of a kind may follow
+    /// each other. `each` returns false to hear no more.
+    ///
+    /// All that the image says of where content lies is read and must be possible; the content
+    /// itself is not read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is not: content that lies outside the image, or extents that do not cover the file.
+    pub fn runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+        let data = self.data();
+        match data.inode.layout {
+            DataLayout::FlatPlain | DataLayout::FlatInline => data.flat_run(each),
+            DataLayout::ChunkBased => data.chunk_runs(each),
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => data.extent_runs(each),
+        }
+    }
+}
+
+impl Data {
+    /// As [`File::run_at`].
+    fn run_at(&self, offset: u64) -> Result<Run> {
+        let left = self.inode.size - offset;
+        if self.inode.layout != DataLayout::ChunkBased {
+            return match &self.map {
+                Some(map) if map.may_have_holes() => {
+                    let extent = self.extent_around(offset)?;
+                    let hole = extent.place == Place::Hole;
+                    Ok(Run { len: if hole { extent.end() - offset } else { left }, hole })
+                }
+                _ => Ok(Run { len: left, hole: self.inode.is_hole }),
+            };
+        }
+        let (bits, ..) = self.chunk_format()?;
+        let hole = self.chunk_addresses(offset >> bits, 1)?[0].is_none();
+        Ok(Run { len: ((1u64 << bits) - (offset & ((1 << bits) - 1))).min(left), hole })
+    }
+
+    fn flat_run(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+        let inode = &self.inode;
+        let inline = inode.layout == DataLayout::FlatInline;
+        let tail_bytes = if inline { inode.size % self.block_bytes() } else { 0 };
+        let in_blocks = inode.size - tail_bytes;
+        if in_blocks > 0 && !inode.is_hole {
+            self.image.check_spot(in_blocks, self.image.spot(0, self.block_offset(inode.raw)?)?)?;
+        }
+        self.image.check_range(tail_bytes, inode.xattr_end)?;
+        if inode.size > 0 {
+            each(Run { len: inode.size, hole: inode.is_hole });
+        }
+        Ok(())
+    }
+
+    fn chunk_runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+        let (bits, ..) = self.chunk_format()?;
+        let size = self.inode.size;
+        let mut at = 0;
+        while at < size {
+            let count = (size - at).div_ceil(1 << bits).min(CHUNKS_READ);
+            for spot in self.chunk_addresses(at >> bits, count)? {
+                let len = (1u64 << bits).min(size - at);
+                if let Some(spot) = spot {
+                    self.image.check_spot(len, spot)?;
+                }
+                if !each(Run { len, hole: spot.is_none() }) {
+                    return Ok(());
+                }
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    fn extent_runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+        for extent in self.extents(0..self.inode.size) {
+            let extent = extent?;
+            match extent.place {
+                Place::Hole => {}
+                Place::Fragment { offset } => self.check_fragment(offset, extent.len)?,
+                Place::Plain { pa, .. } => self.image.check_spot(extent.len, self.image.spot(0, pa)?)?,
+                Place::Encoded { pa, plen, .. } => self.image.check_spot(plen.into(), self.image.spot(0, pa)?)?,
+            }
+            if !each(Run { len: extent.len, hole: extent.place == Place::Hole }) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! Encoded extents: from an offset in a compressed file to the extent that holds it, by a list of
+//! extents in place of indexes.
+//!
+//! ```text
+//! records of  4 bytes:  | plen |                    all extents have one length, and clusters follow one another from the address
+//!                                                   that lies before the records
+//!             8 bytes:  | plen | pstart |           all extents have one length
+//!            16 bytes:  | plen | pstart : 8 | lstart |
+//!            32 bytes:  | plen | pstart : 8 | lstart : 8 | reserved : 12 |
+//!
+//! record := the last one that starts at or before the offset
+//! end    := the start of the next, or the end of the file
+//! ```
+//!
+//! Records are decoded a window at a time, with the first of the next window, so that a window says
+//! where its last extent ends. Each window must ascend. An image whose windows do not is not mapped
+//! twice: a search in it ends somewhere, and what it finds is held against the offset.
+
+use std::sync::OnceLock;
+
+use super::image::Image;
+use crate::cache::KeptWindows;
+use crate::error::{Error, Result};
+use crate::format::{
+    EXTENT_FORMAT_SHIFT, EXTENT_PARTIAL, EXTENT_PLEN_MASK, EncodedExtent, Extent, ExtentsHeader, MAX_EXTENT_BYTES,
+    MAX_PCLUSTER_BYTES, Place, advise, align,
+};
+
+/// Extents that are decoded and kept together.
+const WINDOW: u64 = 1024;
+
+/// An extent as its record says it.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// Its start in the file.
+    start: u64,
+    /// The start of its cluster, in bytes.
+    pa: u64,
+    plen: u32,
+}
+
+/// What lies in a window, and the first record of the next.
+type Window = Box<[Record]>;
+
+/// The extents of one file.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    size: u64,
+    /// The image offset of the first record.
+    start: u64,
+    record_bytes: u64,
+    count: u64,
+    /// If all extents have one length: its logarithm.
+    bits: Option<u32>,
+    /// If all clusters follow one another: the start of the first, and those of each window, once
+    /// they were asked for.
+    first_pa: Option<u64>,
+    window_pas: OnceLock<Box<[u64]>>,
+    interlaced: bool,
+    /// The last extent lies in the packed inode.
+    fragment: bool,
+    kept: KeptWindows<Record>,
+}
+
+/// The window that a mapping used last, unless the file keeps it.
+#[derive(Default)]
+pub(crate) struct ExtentCursor {
+    number: u64,
+    window: Option<(u64, Window)>,
+}
+
+impl Extents {
+    /// Opens the extents of a file of `size` bytes whose map header ends at `header_end`.
+    pub(crate) fn open(image: &Image, size: u64, header: ExtentsHeader, header_end: u64) -> Result<Self> {
+        let corrupt = |what| Error::corrupt(what, header_end);
+        if header.h_advise & advise::INLINE_PCLUSTER != 0 {
+            return corrupt("file has encoded extents and an inline cluster");
+        }
+        let record_bytes = 4 << (header.h_advise >> advise::EXTENT_RECORD_SHIFT & advise::EXTENT_RECORD_MASK);
+        let mut start = align(header_end, record_bytes);
+        let bits = (record_bytes <= 8)
+            .then_some(image.superblock().blkszbits + u32::from(header.h_extents_hi.to_le_bytes()[1] & 15));
+        let count = match bits {
+            Some(bits) => size.div_ceil(1 << bits),
+            None => u64::from(header.h_extents_hi) << 32 | u64::from(header.h_extents_lo),
+        };
+        if count > size {
+            return corrupt("file has more extents than bytes");
+        }
+        let mut first_pa = None;
+        if record_bytes == 4 {
+            let mut bytes = [0; 8];
+            image.read_near(&mut bytes, start)?;
+            first_pa = Some(u64::from_le_bytes(bytes));
+            start += 8;
+        }
+        match count.checked_mul(record_bytes) {
+            Some(len) if image.check_range(len, start).is_ok() => {}
+            _ => return corrupt("file's extents end after the image"),
+        }
+        Ok(Self {
+            size,
+            start,
+            record_bytes,
+            count,
+            bits,
+            first_pa,
+            window_pas: OnceLock::new(),
+            interlaced: header.h_advise & advise::INTERLACED_PCLUSTER != 0,
+            fragment: header.h_advise & advise::FRAGMENT_PCLUSTER != 0,
+            kept: KeptWindows::new(count.div_ceil(WINDOW), image.kept_indexes()),
+        })
+    }
+
+    /// The image offset at which the records end.
+    pub(crate) fn records_end(&self) -> u64 {
+        self.start + self.count * self.record_bytes
+    }
+
+    /// The extent that holds the byte at `offset`, which is less than the file's size.
+    pub(crate) fn extent_at(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<Extent> {
+        let number = match self.bits {
+            Some(bits) => (offset >> bits) / WINDOW,
+            None => self.find_window(image, cursor, offset)?,
+        };
+        let window = self.window(image, cursor, number)?;
+        let after = window.partition_point(|record| record.start <= offset);
+        if after as u64 > WINDOW {
+            return self.corrupt("file's extents are not in order");
+        }
+        let end = window.get(after).map_or(self.size, |next| next.start);
+        let Some(record) = after.checked_sub(1).map(|found| window[found]) else {
+            if number > 0 {
+                return self.corrupt("file's extents are not in order");
+            }
+            // Nothing is stored before the first.
+            return Ok(Extent { start: 0, len: end, place: Place::Hole });
+        };
+        let len = end - record.start;
+        let is_last = number * WINDOW + after as u64 == self.count;
+        Ok(Extent { start: record.start, len, place: self.place(image, record, len, is_last)? })
+    }
+
+    fn place(&self, image: &Image, record: Record, len: u64, is_last: bool) -> Result<Place> {
+        let Record { pa, plen: word, .. } = record;
+        if self.fragment && is_last {
+            if len > MAX_EXTENT_BYTES {
+                return self.corrupt("extent is longer than 12 MiB");
+            }
+            let high = if self.record_bytes > 4 { pa << 32 } else { 0 };
+            return Ok(Place::Fragment { offset: high | u64::from(word) });
+        }
+        let plen = word & EXTENT_PLEN_MASK;
+        if plen == 0 {
+            return Ok(Place::Hole);
+        }
+        if u64::from(plen) > MAX_PCLUSTER_BYTES {
+            return self.corrupt("cluster is longer than 1 MiB");
+        }
+        if pa == 0 || image.spot(0, pa).and_then(|at| image.check_spot(plen.into(), at)).is_err() {
+            return self.corrupt("cluster lies outside the image");
+        }
+        let Some(algorithm) = (word >> EXTENT_FORMAT_SHIFT).checked_sub(1) else {
+            if len > u64::from(plen) {
+                return self.corrupt("plain extent is longer than its cluster");
+            }
+            let in_blocks = (pa | u64::from(plen)) % image.superblock().block_bytes() == 0;
+            return Ok(Place::Plain { pa, plen, interlaced: self.interlaced && in_blocks });
+        };
+        if len > MAX_EXTENT_BYTES {
+            return self.corrupt("extent is longer than 12 MiB");
+        }
+        let Some(format) = image.superblock().algorithm(algorithm as u8) else {
+            return self.corrupt("extent has an algorithm that the image does not declare");
+        };
+        Ok(Place::Encoded { pa, plen, format, partial: word & EXTENT_PARTIAL != 0 })
+    }
+
+    /// The window in which the last record is that starts at or before `offset`; the first if there
+    /// is none.
+    fn find_window(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<u64> {
+        let windows = self.count.div_ceil(WINDOW);
+        if windows <= 1 {
+            return Ok(0);
+        }
+        // Readers mostly go on where they were.
+        let number = cursor.number;
+        let window = self.window(image, cursor, number)?;
+        let ends = window.get(WINDOW as usize).map_or(self.size, |next| next.start);
+        if window.first().is_some_and(|first| first.start <= offset) && offset < ends {
+            return Ok(number);
+        }
+        let (mut low, mut high) = (0, windows);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let mut bytes = [0; EncodedExtent::SIZE];
+            let at = self.start + middle * WINDOW * self.record_bytes;
+            image.read_near(&mut bytes[..self.record_bytes as usize], at)?;
+            if self.decode(&bytes, 0, 0).start <= offset { low = middle } else { high = middle }
+        }
+        cursor.number = low;
+        Ok(low)
+    }
+
+    fn window<'a>(&'a self, image: &Image, cursor: &'a mut ExtentCursor, number: u64) -> Result<&'a [Record]> {
+        let bytes = self.in_window(number) as usize * size_of::<Record>();
+        if let Some(window) = self.kept.get(number, bytes, || self.read_window(image, number))? {
+            return Ok(window);
+        }
+        if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
+            cursor.window = Some((number, self.read_window(image, number)?));
+        }
+        Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window))
+    }
+
+    /// Records of a window, with the next one.
+    fn in_window(&self, number: u64) -> u64 {
+        self.count.saturating_sub(number * WINDOW).min(WINDOW + 1)
+    }
+
+    fn read_window(&self, image: &Image, number: u64) -> Result<Window> {
+        let first = number * WINDOW;
+        let mut pa = self.window_pa(image, number)?;
+        let mut window: Vec<Record> = Vec::with_capacity(self.in_window(number) as usize);
+        self.read_records(image, first, self.in_window(number), |bytes| {
+            let record = self.decode(bytes, first + window.len() as u64, pa);
+            if record.start >= self.size || window.last().is_some_and(|last| last.start >= record.start) {
+                return self.corrupt("file's extents are not in order");
+            }
+            pa = pa.wrapping_add(u64::from(record.plen & EXTENT_PLEN_MASK));
+            window.push(record);
+            Ok(())
+        })?;
+        Ok(window.into())
+    }
+
+    /// Calls `each` with `count` records, each at the front of what it gets.
+    fn read_records(
+        &self,
+        image: &Image,
+        first: u64,
+        count: u64,
+        mut each: impl FnMut(&[u8; EncodedExtent::SIZE]) -> Result<()>,
+    ) -> Result<()> {
+        let mut bytes = vec![0; (count * self.record_bytes) as usize];
+        image.read_meta(&mut bytes, self.start + first * self.record_bytes)?;
+        let mut record = [0; EncodedExtent::SIZE];
+        for bytes in bytes.chunks_exact(self.record_bytes as usize) {
+            record[..bytes.len()].copy_from_slice(bytes);
+            each(&record)?;
+        }
+        Ok(())
+    }
+
+    /// The record numbered `number` from its bytes, behind which there are zeros. `pa` is where its
+    /// cluster starts if that is not said.
+    fn decode(&self, bytes: &[u8; EncodedExtent::SIZE], number: u64, pa: u64) -> Record {
+        let raw = EncodedExtent::decode(bytes);
+        let wide = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
+        Record {
+            start: self.bits.map_or(wide(raw.lstart_lo, raw.lstart_hi), |bits| number << bits),
+            pa: self.first_pa.map_or(wide(raw.pstart_lo, raw.pstart_hi), |_| pa),
+            plen: raw.plen,
+        }
+    }
+
+    /// Where the first cluster of a window starts, if that follows from the clusters before it. All
+    /// windows' starts are summed up at once.
+    fn window_pa(&self, image: &Image, number: u64) -> Result<u64> {
+        let Some(first) = self.first_pa.filter(|_| number > 0) else { return Ok(self.first_pa.unwrap_or(0)) };
+        if let Some(pas) = self.window_pas.get() {
+            return Ok(pas.get(number as usize).copied().unwrap_or(0));
+        }
+        let mut pas = Vec::with_capacity(self.count.div_ceil(WINDOW) as usize);
+        let mut pa = first;
+        for window in 0..self.count.div_ceil(WINDOW) {
+            pas.push(pa);
+            let count = (self.count - window * WINDOW).min(WINDOW);
+            self.read_records(image, window * WINDOW, count, |bytes| {
+                pa = pa.wrapping_add(u64::from(EncodedExtent::decode(bytes).plen & EXTENT_PLEN_MASK));
+                Ok(())
+            })?;
+        }
+        let pas = self.window_pas.get_or_init(|| pas.into());
+        Ok(pas.get(number as usize).copied().unwrap_or(0))
+    }
+
+    fn corrupt<T>(&self, what: &'static str) -> Result<T> {
+        Error::corrupt(what, self.start)
+    }
+}
