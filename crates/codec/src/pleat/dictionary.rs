@@ -1,5 +1,7 @@
 //! Chooses the bytes that the pages of a store most share.
 
+use std::ops::Range;
+
 use crate::{PAGE_SIZE, Page};
 
 /// Bytes of one piece of a dictionary.
@@ -7,6 +9,8 @@ const PIECE: usize = 64;
 /// Bytes that are hashed at each position.
 const GRAM: usize = 8;
 const HASH_BITS: u32 = 20;
+/// Places of a page where a piece can begin.
+const STARTS: usize = PAGE_SIZE - PIECE + 1;
 
 fn hash(page: &Page, at: usize) -> usize {
     let word = page[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -32,24 +36,29 @@ pub(super) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
         }
     }
     let pieces = len / PIECE;
-    let epoch = samples.len().div_ceil(pieces.max(1)).max(1);
+    // Parts of pages, of which there are as many as pieces or more.
+    let parts = pieces.div_ceil(samples.len().max(1)).clamp(1, STARTS);
+    let part = |part: usize| STARTS * part / parts..STARTS * (part + 1) / parts;
+    let parts: Vec<(&Page, Range<usize>)> =
+        samples.iter().flat_map(|page| (0..parts).map(move |number| (*page, part(number)))).collect();
+    let epoch = parts.len().div_ceil(pieces.max(1)).max(1);
     let mut chosen: Vec<(u32, &[u8])> = Vec::with_capacity(pieces);
     let mut scores = [0u32; PAGE_SIZE - GRAM + 1];
-    for pages in samples.chunks(epoch).take(pieces) {
-        let mut best = (0, pages[0], 0);
-        for page in pages {
-            for (at, score) in scores.iter_mut().enumerate() {
+    for parts in parts.chunks(epoch).take(pieces) {
+        let mut best = (0, parts[0].0, 0);
+        for (page, starts) in parts {
+            let grams = starts.start..starts.end + PIECE - GRAM;
+            for (at, score) in grams.clone().zip(&mut scores[grams]) {
                 let pages = u32::from(pages_with[hash(page, at)]);
                 *score = if pages > 1 { pages } else { 0 };
             }
-            let mut sum: u32 = scores[..=PIECE - GRAM].iter().sum();
-            for at in 0..=PAGE_SIZE - PIECE {
+            let mut sum: u32 = scores[starts.start..][..PIECE - GRAM].iter().sum();
+            for at in starts.clone() {
+                sum += scores[at + PIECE - GRAM];
                 if sum > best.0 {
                     best = (sum, page, at);
                 }
-                if at < PAGE_SIZE - PIECE {
-                    sum = sum + scores[at + PIECE - GRAM + 1] - scores[at];
-                }
+                sum -= scores[at];
             }
         }
         let (score, page, from) = best;

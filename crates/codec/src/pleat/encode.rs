@@ -9,6 +9,7 @@ use super::{
     literals::{Literals, Rows, encode_lane},
     own,
     parse::{MAX_SEQUENCES, Seen, parse},
+    places::Nothing,
     tables::{LiteralSet, SETS, SYMBOLS},
     window::{END, PAGE_AT, Window},
 };
@@ -79,8 +80,10 @@ pub(super) fn encode<I: Isa>(
     scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Option<usize> {
-    scratch.seen.copy_from_slice(&*tables.seen);
-    let count = parse(window, &mut scratch.seen, &mut scratch.sequences);
+    let count = match &tables.places {
+        Some(places) => parse(window, &**places, &mut scratch.seen, &mut scratch.sequences),
+        None => parse(window, &Nothing, &mut scratch.seen, &mut scratch.sequences),
+    };
     let sequences = &scratch.sequences[..count];
 
     // The symbols, whatever the token set.

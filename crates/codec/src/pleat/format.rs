@@ -5,8 +5,10 @@
 //! *triple*, and a triple is one symbol of the token code. For triples that are too rare to be
 //! symbols there are *coarse* symbols, of wide classes: together they give every sequence.
 
+use crate::PAGE_SIZE;
+
 /// The largest offset: a match reaches at most this far before its place.
-pub(super) const MAX_OFFSET: usize = 1 << 15;
+pub(super) const MAX_OFFSET: usize = (1 << 16) - 1;
 /// Repeated offsets at the start of a page: a word, two words, half a word.
 pub(super) const FIRST_REPS: [u16; 3] = [8, 16, 4];
 /// Number of offset classes that repeat an offset: classes 0, 1 and 2.
@@ -63,16 +65,20 @@ const LENGTHS: [(u16, u8); 23] = [
 const ANY: usize = REPS;
 /// First class of offsets that are multiples of 8; class `WORDS + n` holds `8 << n` and `n` extra
 /// bits for the words above.
-const WORDS: usize = ANY + 15;
-/// Number of offset classes.
-const OFFSETS: usize = WORDS + 12;
+const WORDS: usize = ANY + 16;
+/// Number of offset classes: all that the bits of a triple have.
+const OFFSETS: usize = WORDS + 13;
+const _: () = assert!(OFFSETS << 9 == TRIPLES);
 
 /// Number of coarse symbols, which are the first of the token code.
 pub(super) const COARSE: usize = 5 * WIDTHS.len();
 /// Bits of the run and of the length less [`LEAST`] in the coarse symbols of one kind of offset.
 const WIDTHS: [usize; 3] = [4, 8, 12];
-/// Bits of an offset, less one, in coarse symbols of near and of far ones.
-const COARSE_OFFSETS: [usize; 2] = [12, 15];
+/// Bits of an offset, less one, in coarse symbols of near ones.
+const NEAR: usize = 12;
+/// Most bytes of a dictionary that leave far offsets in coarse symbols, less one, 15 bits. Behind a
+/// longer one they have 16.
+pub(super) const SHORT_DICTIONARY: usize = (1 << 15) - 1 - PAGE_SIZE;
 /// The shortest match.
 const LEAST: usize = 3;
 
@@ -86,7 +92,7 @@ pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 /// ```text
 /// bits  0..16  literals before the match
 /// bits 16..32  length of the match, at least 3
-/// bits 32..48  offset; 0 if an offset is repeated
+/// bits 32..48  offset; of no meaning if an offset is repeated
 /// bits 48..56  16 times which of the last three offsets is repeated; 48: none
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,11 +157,15 @@ pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     Some(Meaning { base: base | u64::from(mask.count_ones()) << 56, mask })
 }
 
-/// What the coarse symbol `symbol`, below [`COARSE`], means.
-pub(super) fn coarse_meaning(symbol: usize) -> Meaning {
+/// What the coarse symbol `symbol`, below [`COARSE`], means behind a dictionary of `dictionary_len`
+/// bytes. The farthest offset of 16 bits, 65,536, is 0 in a [`Sequence`].
+pub(super) fn coarse_meaning(symbol: usize, dictionary_len: usize) -> Meaning {
     let (kind, bits) = (symbol / WIDTHS.len(), WIDTHS[symbol % WIDTHS.len()]);
-    let (offset_base, offset_bits, rep) =
-        if kind < REPS { (0, 0, kind) } else { (1, COARSE_OFFSETS[kind - REPS], REPS) };
+    let (offset_base, offset_bits, rep) = match kind {
+        0..REPS => (0, 0, kind),
+        REPS => (1, NEAR, REPS),
+        _ => (1, if dictionary_len <= SHORT_DICTIONARY { 15 } else { 16 }, REPS),
+    };
     let ones = |count: usize| (1u64 << count) - 1;
     let mask = ones(bits) | ones(bits) << 16 | ones(offset_bits) << 32;
     let Sequence(base) = Sequence::new(0, LEAST, offset_base, rep);
@@ -168,7 +178,7 @@ pub(super) fn coarse_symbol(triple: u16) -> usize {
     let most = Sequence((base & Sequence::NUMBERS) + mask);
     let wide = most.run().max(most.length() - LEAST);
     let width = WIDTHS.iter().take(WIDTHS.len() - 1).take_while(|&&bits| wide >= 1 << bits).count();
-    let far = usize::from(most.offset() > 1 << COARSE_OFFSETS[0]);
+    let far = usize::from(most.offset() > 1 << NEAR);
     let kind = match Sequence(base).rep() {
         REPS => REPS + far,
         rep => rep,
@@ -176,42 +186,33 @@ pub(super) fn coarse_symbol(triple: u16) -> usize {
     kind * WIDTHS.len() + width
 }
 
-/// The classes of every run and length of a page, looked up.
+/// The classes of every run and length of a page, looked up: no match is shorter than [`LEAST`], so
+/// that all have fewer values than a page has bytes.
 #[derive(Debug)]
 pub(super) struct Classes {
-    run: [u8; 256],
-    length: [u8; 256],
+    /// By run: where a triple has its class.
+    run: [u16; PAGE_SIZE],
+    /// By length less [`LEAST`].
+    length: [u8; PAGE_SIZE],
 }
 
 impl Classes {
     pub(super) const NEW: Self = {
-        let mut classes = Self { run: [0; 256], length: [0; 256] };
+        let mut classes = Self { run: [0; _], length: [0; _] };
         let mut value = 0;
-        while value < 256 {
-            classes.run[value] = last_at_most(&RUNS, value);
-            classes.length[value] = last_at_most(&LENGTHS, value);
+        while value < PAGE_SIZE {
+            classes.run[value] = (last_at_most(&RUNS, value) as u16) << 5;
+            classes.length[value] = last_at_most(&LENGTHS, value + LEAST);
             value += 1;
         }
         classes
     };
 
-    /// Class of a literal run.
-    #[inline(always)]
-    fn run(&self, run: usize) -> u16 {
-        u16::from(if run < 256 { self.run[run] } else { last_at_most(&RUNS, run) })
-    }
-
-    /// Class of a match length.
-    #[inline(always)]
-    fn length(&self, length: usize) -> u16 {
-        u16::from(if length < 256 { self.length[length] } else { last_at_most(&LENGTHS, length) })
-    }
-
-    /// The triple of `sequence`, whose offset is below [`MAX_OFFSET`]: as one of words if that is a
-    /// multiple of 8.
+    /// The triple of `sequence`: as one of words if its offset is a multiple of 8.
     #[inline(always)]
     pub(super) fn triple(&self, sequence: Sequence) -> u16 {
-        let rest = self.run(sequence.run()) << 5 | self.length(sequence.length());
+        let run = self.run[sequence.run() & (PAGE_SIZE - 1)];
+        let rest = run | u16::from(self.length[sequence.length().wrapping_sub(LEAST) & (PAGE_SIZE - 1)]);
         let (offset, rep) = (sequence.offset(), sequence.rep() as u16);
         let log = 15 - (offset as u16 | 1).leading_zeros() as u16;
         let new = if offset & 7 == 0 { (WORDS as u16 + log).wrapping_sub(3) } else { ANY as u16 + log };
@@ -247,7 +248,7 @@ mod tests {
                 let Meaning { base, mask } = meaning(triple).expect("a triple of a sequence has a meaning");
                 let extra = (sequence.0 & Sequence::NUMBERS) - (base & Sequence::NUMBERS);
                 assert_eq!(extra & !mask, 0, "{sequence:?} as {triple}");
-                assert!(mask.count_ones() <= 39 && u64::from(mask.count_ones()) == base >> 56);
+                assert!(mask.count_ones() <= 40 && u64::from(mask.count_ones()) == base >> 56);
                 assert_eq!(Sequence(base).rep(), sequence.rep());
             }
         };
@@ -257,7 +258,7 @@ mod tests {
         for length in 3..=4096 {
             check(Sequence::new(0, length, 0, 0));
         }
-        for offset in 1..MAX_OFFSET {
+        for offset in 1..=MAX_OFFSET {
             check(Sequence::new(1, 9, offset, 3));
         }
     }
@@ -266,11 +267,11 @@ mod tests {
     fn the_coarse_symbol_of_a_triple_gives_all_its_sequences() {
         for triple in 0..TRIPLES as u16 {
             let Some(own) = meaning(triple) else { continue };
-            let coarse = coarse_meaning(coarse_symbol(triple));
+            let coarse = coarse_meaning(coarse_symbol(triple), SHORT_DICTIONARY + 1);
             let all = own.base & Sequence::NUMBERS;
             let most = Sequence(all + own.mask);
             // No sequence has more than a page.
-            let (run, length) = (most.run().min(crate::PAGE_SIZE - 3), most.length().min(crate::PAGE_SIZE));
+            let (run, length) = (most.run().min(PAGE_SIZE - 3), most.length().min(PAGE_SIZE));
             let most = Sequence::new(run, length, most.offset(), 0);
             for Sequence(sequence) in [Sequence(all), most] {
                 let extra = sequence.wrapping_sub(coarse.base & Sequence::NUMBERS);
@@ -282,12 +283,25 @@ mod tests {
 
     #[test]
     fn no_meaning_gives_a_number_out_of_range() {
+        let coarse = |dictionary_len| (0..COARSE).map(move |symbol| coarse_meaning(symbol, dictionary_len));
         let triples = (0..TRIPLES as u16).filter_map(meaning);
-        for Meaning { base, mask } in triples.chain((0..COARSE).map(coarse_meaning)) {
+        for Meaning { base, mask } in triples.chain(coarse(SHORT_DICTIONARY)) {
             let (least, most) = (Sequence(base), Sequence((base & Sequence::NUMBERS) + mask));
             assert!(least.length() >= 3 && most.length() < 1 << 15 && most.run() < 1 << 15);
-            assert!(least.rep() < 3 || (1..=MAX_OFFSET).contains(&least.offset()));
-            assert!(most.offset() <= MAX_OFFSET);
+            assert!(least.rep() < 3 || least.offset() >= 1 && most.offset() >= least.offset());
         }
+        for (Meaning { base, mask }, short) in coarse(SHORT_DICTIONARY + 1).zip(coarse(SHORT_DICTIONARY)) {
+            // The farthest offset goes over, to a place that has no meaning.
+            let most = Sequence(((base & Sequence::NUMBERS) + mask) | (base & (3 << 52)));
+            assert!(Sequence(base).rep() == most.rep() && base & Sequence::NUMBERS == short.base & Sequence::NUMBERS);
+            assert!(mask == short.mask || mask >> 32 == 0xffff && most.offset() == 0);
+        }
+    }
+
+    #[test]
+    fn a_short_dictionary_is_in_reach_of_coarse_symbols() {
+        let farthest = coarse_meaning(COARSE - 1, SHORT_DICTIONARY);
+        let most = Sequence((farthest.base & Sequence::NUMBERS) + farthest.mask);
+        assert!(SHORT_DICTIONARY + PAGE_SIZE <= most.offset());
     }
 }

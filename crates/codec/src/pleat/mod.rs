@@ -18,6 +18,7 @@ mod isa;
 mod literals;
 mod own;
 mod parse;
+mod places;
 mod sequences;
 mod tables;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! ```text
 //! at each position not yet covered:
 //!     look for a match: at the last two offsets (3 bytes or more), then where the hash of 6 bytes was seen last
+//!         in the page, or if it was not, where the dictionary has the bytes ahead
 //!     none: go two on, and further the longer nothing was found
 //!     if it is at a new offset and short: take that of the next position instead if it is better
 //!     extend it to the left over the literals before it; keep the sequence
@@ -18,8 +19,11 @@
 //!    smaller and takes 4 % of the time.
 #![allow(unsafe_code)] // Positions that are known to lie in the window, without a check for each access.
 
+use std::hint::select_unpredictable;
+
 use super::{
     format::{FIRST_REPS, Sequence},
+    places::{Before, NOWHERE, product},
     window::{END, PAGE_AT, Window},
 };
 use crate::mem::{common_prefix_by, load64};
@@ -28,8 +32,8 @@ use crate::mem::{common_prefix_by, load64};
 pub(super) const HASHES: usize = 1 << HASH_BITS;
 const HASH_BITS: u32 = 12;
 
-/// Where the bytes with each hash were seen last: positions in the window, before the one being
-/// searched for.
+/// Where in the page the bytes with each hash were seen last: positions in the window, before the
+/// one being searched for; [`NOWHERE`] where they were not.
 pub(super) type Seen = [u16; HASHES];
 
 /// Most sequences of a page: each covers at least 3 bytes.
@@ -42,21 +46,10 @@ const GROWTH: usize = 32;
 /// A match of this length is taken without looking at the next position.
 const LONG: usize = 16;
 
-/// The entry for 6 bytes, the low ones of `word`.
+/// The entry for 6 bytes, those with the given [`product`].
 #[inline(always)]
-fn hash(word: u64) -> usize {
-    (word.wrapping_mul(0x9e37_79b1_85eb_ca87 << 16) >> (64 - HASH_BITS)) as usize
-}
-
-/// The table in which a page's search starts: the positions of the dictionary, `dictionary_len`
-/// bytes before the page in `window`; later ones, which have smaller offsets, win. Where there is
-/// none, a position just before the page stands, which any page may reach.
-pub(super) fn seen_in_dictionary(window: &Window, dictionary_len: usize) -> Box<Seen> {
-    let mut seen = Box::new([PAGE_AT as u16 - 8; HASHES]);
-    for at in (PAGE_AT - dictionary_len..PAGE_AT).take(dictionary_len.saturating_sub(8)) {
-        seen[hash(window.word(at))] = at as u16;
-    }
-    seen
+fn entry(product: u64) -> usize {
+    (product << 16 >> (64 - HASH_BITS)) as usize
 }
 
 #[inline(always)]
@@ -94,12 +87,13 @@ impl Bytes {
 
     /// The 8 bytes at `at`, and where their hash was seen last.
     #[inline(always)]
-    fn visit(self, seen: &mut Seen, at: usize) -> (u64, usize) {
+    fn visit(self, seen: &mut Seen, before: &impl Before, at: usize) -> (u64, usize) {
         let word = self.word(at);
-        let slot = &mut seen[hash(word)];
-        let seen_at = usize::from(*slot);
+        let product = product(word);
+        let slot = &mut seen[entry(product)];
+        let seen_at = select_unpredictable(*slot == NOWHERE, before.place(product), *slot);
         *slot = at as u16;
-        (word, seen_at)
+        (word, usize::from(seen_at))
     }
 
     /// How many bytes from `at` on, which differ from those of `other` there by `difference`, equal
@@ -133,9 +127,15 @@ impl Bytes {
 }
 
 /// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives
-/// their number. What they leave of the page is literals. `seen` is changed.
+/// their number. What they leave of the page is literals. `seen` is only working memory.
 #[inline(always)]
-pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence; MAX_SEQUENCES]) -> usize {
+pub(super) fn parse(
+    window: &Window,
+    before: &impl Before,
+    seen: &mut Seen,
+    sequences: &mut [Sequence; MAX_SEQUENCES],
+) -> usize {
+    seen.fill(NOWHERE);
     let bytes = Bytes(window.as_ptr());
     let mut reps = FIRST_REPS.map(usize::from);
     let mut count = 0;
@@ -149,7 +149,7 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
                 return count;
             }
             // Behind a match at the last offset differs: no need to look there.
-            let (word, seen_at) = bytes.visit(seen, at);
+            let (word, seen_at) = bytes.visit(seen, before, at);
             let at_second = word ^ second.word(at);
             if three_are_equal(at_second) {
                 break 'found (reps[1], 1, at_second);
@@ -163,7 +163,7 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
                 let grown = (at - done) / GROWTH;
                 let stop = (done + GROWTH * (grown + 1)).min(SEARCHED);
                 while at < stop {
-                    let (word, seen_at) = bytes.visit(seen, at);
+                    let (word, seen_at) = bytes.visit(seen, before, at);
                     let at_last = word ^ last.word(at);
                     if three_are_equal(at_last) {
                         break 'found (reps[0], 0, at_last);
@@ -189,7 +189,7 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
             // the bytes there are equal.
             let next = at + 1;
             let end = at + length;
-            let (word, seen_at) = bytes.visit(seen, next);
+            let (word, seen_at) = bytes.visit(seen, before, next);
             let nearer = bytes.word(end - 5);
             let as_far = [
                 nearer ^ last.word(end - 5),
@@ -212,12 +212,12 @@ pub(super) fn parse(window: &Window, seen: &mut Seen, sequences: &mut [Sequence;
         at -= back;
         length += back;
         let Some(sequence) = sequences.get_mut(count) else { return count };
-        *sequence = Sequence::new(at - done, length, if rep == 3 { offset } else { 0 }, rep);
+        *sequence = Sequence::new(at - done, length, offset, rep);
         count += 1;
         reps = [offset, if rep > 0 { reps[0] } else { reps[1] }, if rep > 1 { reps[1] } else { reps[2] }];
-        seen[hash(bytes.word(at + 2))] = at as u16 + 2;
+        seen[entry(product(bytes.word(at + 2)))] = at as u16 + 2;
         at += length;
         done = at;
-        seen[hash(bytes.word(at - 2))] = at as u16 - 2;
+        seen[entry(product(bytes.word(at - 2)))] = at as u16 - 2;
     }
 }

@@ -142,9 +142,8 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
     // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so
     // the literals taken end at most PAGE_SIZE into `literals`, which has 64 bytes more, and `to`
     // is at most END, from which the window has 128 bytes more. A run is copied at most 32 bytes
-    // beyond its end, a match too. An offset is at least 1 and at most MAX_OFFSET (a test shows it
-    // for every meaning, and it holds for FIRST_REPS), which is less than PAGE_AT. The buffers do
-    // not overlap.
+    // beyond its end, a match too. An offset has 16 bits, and 64 KiB before the page's start can be
+    // read. The buffers do not overlap.
     unsafe {
         let mut literal = literals.as_ptr();
         let mut to = window.as_mut_ptr().add(PAGE_AT);
@@ -169,13 +168,16 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 /// multiple of the offset that is 32 or more: that reaches less than an offset before the match,
 /// where the same bytes repeat.
 ///
+/// An offset of 0 stands for 65,536, where the window has zeros whatever `to` is, and makes zeros:
+/// the first four words are zeros then, and the others are copied over 32 bytes.
+///
 /// # Safety
-/// `offset` is at least 1. The `offset` bytes before `to` can be read, and `length + 32` bytes from
-/// `to` on written.
+/// The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` on read and
+/// written.
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
-    // SAFETY: reads begin at least 1 and at most `offset` bytes before `to`, or at what was written
-    // since; the last 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes
+    // SAFETY: reads begin at most `offset` bytes before `to`, and if it is 0 at `to`, or at what was
+    // written since; the last 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes
     // after it.
     unsafe {
         if offset < 8 {
@@ -230,3 +232,24 @@ const LONG_MULTIPLE: [usize; 32] = {
     }
     multiples
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_repeat_what_lies_an_offset_before_them() {
+        for offset in 0..80 {
+            for length in 1..200 {
+                let mut bytes: Vec<u8> = (0..400u32).map(|at| (at * at / 7) as u8 | 1).collect();
+                let mut wanted = bytes.clone();
+                for at in 100..100 + length {
+                    wanted[at] = if offset == 0 { 0 } else { wanted[at - offset] };
+                }
+                // SAFETY: of 400 bytes, 100 are before the match and 300 from its start on.
+                unsafe { copy_match(bytes.as_mut_ptr().add(100), offset, length) };
+                assert!(bytes[..100 + length] == wanted[..100 + length], "{length} bytes over {offset}");
+            }
+        }
+    }
+}

@@ -6,7 +6,7 @@ use super::{
     bits::COUNT,
     format::{COARSE, Meaning, TRIPLES, coarse_meaning, coarse_symbol, meaning, of_any_alignment},
     huffman,
-    parse::{Seen, seen_in_dictionary},
+    places::Places,
     window::{self, MAX_DICTIONARY, Window},
 };
 
@@ -23,7 +23,7 @@ pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
-const MAGIC: [u8; 4] = *b"plt\x04";
+const MAGIC: [u8; 4] = *b"plt\x05";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -166,7 +166,8 @@ pub struct PleatTables {
     /// Each literal's cost in each set, in eighths of a bit.
     pub(super) literal_costs: Box<[[u16; SETS]; 256]>,
     pub(super) window: Window,
-    pub(super) seen: Box<Seen>,
+    /// Where its bytes are found; `None` if there are none.
+    pub(super) places: Option<Box<Places>>,
 }
 
 impl std::fmt::Debug for PleatTables {
@@ -195,7 +196,7 @@ impl PleatTables {
         self.id
     }
 
-    /// The tables as bytes, at most 51 KiB, as docs/pleat.md describes.
+    /// The tables as bytes, at most 77 KiB, as docs/pleat.md describes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let model = &self.model;
         let mut bytes = MAGIC.to_vec();
@@ -280,7 +281,7 @@ impl PleatTables {
         }
         let mut meanings = Box::new([Meaning::default(); SYMBOLS]);
         for (symbol, meaning) in meanings.iter_mut().enumerate().take(COARSE) {
-            *meaning = coarse_meaning(symbol);
+            *meaning = coarse_meaning(symbol, model.dictionary.len());
         }
         for (&triple, symbol) in model.triples.iter().zip(COARSE..) {
             let meaning = meaning(triple).ok_or(BadTables { what: "a token symbol without meaning" })?;
@@ -301,10 +302,12 @@ impl PleatTables {
             token_costs: Box::new([[u16::MAX; SETS]; SYMBOLS]),
             literal_costs: Box::new([[u16::MAX; SETS]; 256]),
             window: Window::new(&model.dictionary),
-            seen: Box::new([0; _]),
+            places: None,
             model,
         };
-        tables.seen = seen_in_dictionary(&tables.window, tables.model.dictionary.len());
+        if tables.dictionary_bytes() > 0 {
+            tables.places = Some(Places::new(&tables.window, tables.dictionary_bytes()));
+        }
         for (set, lengths) in tables.model.token_lengths.iter().enumerate() {
             let token = token_set(lengths, &tables.model.triples)?;
             for (symbol, costs) in tables.token_costs.iter_mut().enumerate() {
@@ -323,6 +326,12 @@ impl PleatTables {
         Ok(tables)
     }
 
+    /// What was trained.
+    #[cfg(test)]
+    pub(super) fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// Bytes of the dictionary, 0 if there is none.
     pub fn dictionary_bytes(&self) -> usize {
         self.model.dictionary.len()
@@ -339,7 +348,7 @@ impl PleatTables {
             + size_of::<[Meaning; SYMBOLS]>()
             + size_of::<[[u16; SETS]; SYMBOLS]>()
             + size_of::<[[u16; SETS]; 256]>()
-            + size_of::<Seen>()
+            + self.places.as_deref().map_or(0, size_of_val)
             + window::SIZE
             + self.model.dictionary.len()
             + 2 * self.model.triples.len()

@@ -2,9 +2,10 @@
 
 use super::{
     PleatTables, dictionary,
-    format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol, of_any_alignment},
+    format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol, meaning, of_any_alignment},
     huffman,
-    parse::{HASHES, MAX_SEQUENCES, parse, seen_in_dictionary},
+    parse::{HASHES, MAX_SEQUENCES, parse},
+    places::{Nothing, Places},
     tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
@@ -25,9 +26,8 @@ struct Parsed {
     literals: Vec<u8>,
 }
 
-/// A model for pages like `samples`, with a dictionary of `dictionary_len` bytes or less.
-pub(super) fn model(samples: &[&Page], dictionary_len: usize) -> Model {
-    let dictionary = dictionary::select(samples, dictionary_len.min(MAX_DICTIONARY));
+/// A model for pages like `samples`, with `dictionary`.
+fn model(samples: &[&Page], dictionary: Vec<u8>) -> Model {
     let parsed = parse_all(samples, &dictionary);
     let (triples, symbols) = alphabet(&parsed);
     let token_lengths = token_codes(&symbols, &triples);
@@ -38,14 +38,16 @@ pub(super) fn model(samples: &[&Page], dictionary_len: usize) -> Model {
 fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
     let classes = Classes::NEW;
     let mut window = Window::new(dictionary);
-    let start = seen_in_dictionary(&window, dictionary.len());
+    let places = (!dictionary.is_empty()).then(|| Places::new(&window, dictionary.len()));
     let mut seen = Box::new([0; HASHES]);
     let mut sequences = Box::new([Sequence::default(); MAX_SEQUENCES]);
     let mut parsed = Vec::with_capacity(samples.len());
     for page in samples {
         window.set_page(page);
-        seen.copy_from_slice(&*start);
-        let count = parse(&window, &mut seen, &mut sequences);
+        let count = match &places {
+            Some(places) => parse(&window, &**places, &mut seen, &mut sequences),
+            None => parse(&window, &Nothing, &mut seen, &mut sequences),
+        };
         let mut triples = Vec::with_capacity(count);
         let mut literals = Vec::new();
         let mut rest = page.as_slice();
@@ -247,13 +249,48 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     LiteralCode { context_after, lengths, costs }
 }
 
-/// Lengths of dictionary that training tries, in this order: a longer one must be worth its memory.
-const DICTIONARIES: [usize; 3] = [0, 16 << 10, 28_000];
+/// Lengths of dictionary that training tries beside none, in this order.
+const DICTIONARIES: [usize; 2] = [16 << 10, MAX_DICTIONARY];
+/// A search takes longer behind a dictionary, up to an eighth, so it must save a fiftieth.
+const FIRST_SAVES: usize = 50;
+/// A longer dictionary takes more of the caches, so it must save a hundredth more than a shorter
+/// one.
+const LONGER_SAVES: usize = 100;
+/// Most pages by which it chooses among dictionaries of one length.
+const TRIED: usize = 256;
+
+/// The dictionary of at most `len` bytes that leaves the least of `judged`: of pieces of `samples`
+/// that occur in most of them, of plain pages, or of what libzstd's trainer finds.
+fn dictionary(samples: &[&Page], judged: &[&Page], len: usize) -> Vec<u8> {
+    let step = judged.len().div_ceil(TRIED).max(1);
+    let judged: Vec<&Page> = judged.iter().step_by(step).copied().collect();
+    let mut candidates = crate::dictionary::candidates(samples, &[len]);
+    candidates.push(dictionary::select(samples, len));
+    candidates.into_iter().min_by_key(|candidate| estimate(&judged, candidate)).unwrap_or_default()
+}
+
+/// About how many bits `pages` take behind `dictionary`: those of one code for all triples and one
+/// for all literals.
+fn estimate(pages: &[&Page], dictionary: &[u8]) -> u64 {
+    let mut triples = vec![0u32; TRIPLES];
+    let mut literals = vec![0u32; 256];
+    for page in parse_all(pages, dictionary) {
+        page.triples.iter().for_each(|&(_, triple)| triples[usize::from(triple)] += 1);
+        page.literals.iter().for_each(|&literal| literals[usize::from(literal)] += 1);
+    }
+    let bits = |counts: &[u32]| -> f32 {
+        let counts: Vec<u32> = counts.iter().copied().filter(|&count| count > 0).collect();
+        ideal_bits(&counts, 0.0).iter().zip(&counts).map(|(bits, &count)| bits * count as f32).sum()
+    };
+    let extra = |triple: usize| meaning(triple as u16).map_or(0, |meaning| u64::from(meaning.mask.count_ones()));
+    let extras: u64 = triples.iter().enumerate().map(|(triple, &count)| extra(triple) * u64::from(count)).sum();
+    extras + bits(&triples) as u64 + bits(&literals) as u64
+}
 
 impl PleatTables {
     /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly;
-    /// same-filled pages should be left out. Takes about a second for 16 MiB, and the same samples
-    /// give the same tables.
+    /// same-filled pages should be left out. Takes two or three seconds for 16 MiB, and the same
+    /// samples give the same tables.
     ///
     /// `None`: tables of their own would not help pages like these. That is judged by every eighth
     /// sample, kept from training: the trained tables must make these at least 2 % smaller than the
@@ -274,16 +311,20 @@ impl PleatTables {
         if judged.is_empty() {
             return None;
         }
-        let mut best: Option<(usize, Self)> = None;
-        for dictionary_len in DICTIONARIES {
-            let Ok(tables) = Self::new(model(&kept, dictionary_len)) else { continue };
-            let bytes = super::total(&tables, &judged);
-            if best.as_ref().is_none_or(|&(least, _)| worth_it(bytes, least)) {
-                best = Some((bytes, tables));
+        let bytes_of = |tables: &Self| super::total(tables, &judged);
+        let tables_of = |dictionary| Self::new(model(&kept, dictionary)).ok();
+        let none = tables_of(Vec::new())?;
+        let mut best = (bytes_of(&none), none);
+        for len in DICTIONARIES {
+            let Some(tables) = tables_of(dictionary(&kept, &judged, len)) else { continue };
+            let bytes = bytes_of(&tables);
+            let saves = if best.1.dictionary_bytes() == 0 { FIRST_SAVES } else { LONGER_SAVES };
+            if bytes + best.0 / saves <= best.0 {
+                best = (bytes, tables);
             }
         }
-        let (bytes, tables) = best?;
-        worth_it(bytes, super::total(current, &judged)).then_some(tables)
+        let (bytes, tables) = best;
+        worth_it(bytes, bytes_of(current)).then_some(tables)
     }
 
     /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for
@@ -291,6 +332,7 @@ impl PleatTables {
     pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
-        Self::new(model(&samples, dictionary_len))
+        let dictionary = dictionary::select(&samples, dictionary_len.min(MAX_DICTIONARY));
+        Self::new(model(&samples, dictionary))
     }
 }

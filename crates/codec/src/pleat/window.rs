@@ -1,14 +1,14 @@
 //! The bytes that matches reach: zeros, the dictionary, the page.
 //!
 //! ```text
-//! 0                     PAGE_AT - dictionary        PAGE_AT          END      SIZE
-//! | zeros               | dictionary                | page (4096)    | slack  |
+//!         0             PAGE_AT - dictionary        PAGE_AT          END
+//! | lead  | zeros       | dictionary                | page (4096)    | slack  |
 //! ```
 //!
 //! The page's place never changes, and an offset, which [`MAX_OFFSET`](super::format::MAX_OFFSET)
-//! bounds, never reaches before the array's start: so a match needs no check of its offset. The
-//! slack lets wide accesses go beyond the page's end. Positions, the page's end included, fit 16
-//! bits.
+//! bounds, never reaches before the lead, which is zeros: so a match needs no check of its offset.
+//! The slack lets wide accesses go beyond the page's end. Positions, the page's end included, fit
+//! 16 bits.
 
 use crate::{PAGE_SIZE, Page};
 
@@ -16,12 +16,13 @@ use crate::{PAGE_SIZE, Page};
 pub(super) const END: usize = (1 << 16) - 64;
 /// Where the page starts.
 pub(super) const PAGE_AT: usize = END - PAGE_SIZE;
-/// Most bytes of a dictionary: no offset in it reaches [`MAX_OFFSET`](super::format::MAX_OFFSET),
-/// which triples do not give.
-pub(super) const MAX_DICTIONARY: usize = super::format::MAX_OFFSET - 1 - PAGE_SIZE;
+/// Most bytes of a dictionary: all positions before the page.
+pub(super) const MAX_DICTIONARY: usize = PAGE_AT;
 
+/// Bytes before position 0, which offsets of the page's first bytes reach, in whole lines of cache.
+const LEAD: usize = (super::format::MAX_OFFSET + 1 - PAGE_AT).next_multiple_of(64);
 /// Bytes of a window.
-pub(super) const SIZE: usize = (1 << 16) + 64;
+pub(super) const SIZE: usize = LEAD + (1 << 16) + 64;
 
 /// A page and what lies before it.
 #[derive(Clone)]
@@ -34,39 +35,42 @@ impl Window {
     pub(super) fn new(dictionary: &[u8]) -> Self {
         let bytes = vec![0; SIZE].into_boxed_slice();
         let mut bytes: Box<[u8; SIZE]> = bytes.try_into().unwrap_or_else(|_| unreachable!("made of SIZE bytes"));
-        bytes[PAGE_AT - dictionary.len()..PAGE_AT].copy_from_slice(dictionary);
+        bytes[LEAD + PAGE_AT - dictionary.len()..LEAD + PAGE_AT].copy_from_slice(dictionary);
         Self { bytes }
     }
 
     /// The page.
     pub(super) fn page(&self) -> &Page {
-        self.bytes[PAGE_AT..].first_chunk().unwrap_or_else(|| unreachable!("a page lies between PAGE_AT and END"))
+        self.bytes[LEAD + PAGE_AT..]
+            .first_chunk()
+            .unwrap_or_else(|| unreachable!("a page lies between PAGE_AT and END"))
     }
 
     /// Sets the page.
     pub(super) fn set_page(&mut self, page: &Page) {
-        self.bytes[PAGE_AT..END].copy_from_slice(page);
+        self.bytes[LEAD + PAGE_AT..LEAD + END].copy_from_slice(page);
     }
 
     /// Makes the last `len` bytes before the page those of `other`; what lies before them is the
     /// same in both.
     pub(super) fn set_dictionary(&mut self, other: &Self, len: usize) {
-        let before = PAGE_AT - len..PAGE_AT;
+        let before = LEAD + PAGE_AT - len..LEAD + PAGE_AT;
         self.bytes[before.clone()].copy_from_slice(&other.bytes[before]);
     }
 
-    /// The start of the window, of which [`SIZE`] bytes can be read.
+    /// Position 0. From 64 KiB before the page's start up to 128 bytes after its end can be read.
     pub(super) fn as_ptr(&self) -> *const u8 {
-        self.bytes.as_ptr()
+        self.bytes.as_ptr().wrapping_add(LEAD)
     }
 
-    /// The start of the window, of which [`SIZE`] bytes can be read and written.
+    /// Position 0. From 64 KiB before the page's start up to 128 bytes after its end can be read
+    /// and written.
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.bytes.as_mut_ptr()
+        self.bytes.as_mut_ptr().wrapping_add(LEAD)
     }
 
     /// The 8 bytes at `at`, little-endian.
     pub(super) fn word(&self, at: usize) -> u64 {
-        self.bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        self.bytes[LEAD + at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 }
