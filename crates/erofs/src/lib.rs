@@ -28,6 +28,12 @@
 //! A [`Tree`] may also come from a tar archive or be made by hand; an [`Image`] may lie in a file,
 //! in memory or anywhere else with positions ([`ReadAt`]). What is supported is in `docs/erofs.md`.
 //!
+//! # Folders
+//!
+//! Modules depend in one direction: `extract` on `read`, `read` on `readahead` and `cache`,
+//! `readahead` on `cache`, and all of them on `format`, the on-disk structures. `build` depends on
+//! `format` only; it never uses `read`, nor `read` it. `compare` and `reuse` use both.
+//!
 //! # Errors
 //!
 //! Nothing in an image is trusted. Bytes that break the format are [`Error::Corrupt`], which says
