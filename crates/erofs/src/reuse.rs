@@ -61,7 +61,7 @@ impl BuildOptions {
     /// its longest cluster. Clusters of the file can then be copied, see [`Overlay`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`]: the image does not say where the file's content lies.
+    /// [`Error::Corrupt`](crate::Error::Corrupt): the image does not say where the file's content lies.
     pub fn like(file: &File) -> Result<Self> {
         let superblock = file.image().superblock();
         let block_bytes = superblock.block_bytes() as u32;

@@ -38,7 +38,7 @@ pub struct Compression {
 /// Files that are compressed in another way than the image's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// Which: as in [`ScanOptions::excludes`].
+    /// Which: as in [`ScanOptions::excludes`](crate::ScanOptions::excludes).
     pub pattern: Vec<u8>,
     /// How; `None` for not.
     pub compression: Option<Compression>,

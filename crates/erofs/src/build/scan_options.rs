@@ -21,7 +21,7 @@ pub struct ScanOptions {
     /// Leave extended attributes out.
     pub no_xattrs: bool,
     /// Leave out files and directories that cannot be read when the tree is scanned, each with a
-    /// [`WarningKind::Unreadable`].
+    /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable).
     pub skip_unreadable: bool,
     /// Paths below the root that are left out with what is below them. `*` stands for any bytes
     /// within a name, `?` for one; a pattern without a slash applies to names at any depth, one

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
 
 impl BuildOptions {
-    /// Whether images can be built in this way; [`build()`] asks that first.
+    /// Whether images can be built in this way; [`build()`](crate::build()) asks that first.
     ///
     /// # Errors
     /// [`Error::Options`], which says what cannot be.

@@ -27,7 +27,7 @@ impl File {
     /// itself is not read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is not: content that lies outside the image, or extents that do not cover the file.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) where it is not: content that lies outside the image, or extents that do not cover the file.
     pub fn runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
         let data = self.data();
         match data.inode.layout {
