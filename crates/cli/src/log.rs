@@ -15,13 +15,13 @@ use rustix::{
 /// Severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Level {
-    /// It failed
+    /// Failures
     Error,
-    /// It may fail soon
+    /// Problems that may lead to failures
     Warn,
-    /// What was done
+    /// Completed operations
     Info,
-    /// What was asked for
+    /// Received requests
     Debug,
 }
 

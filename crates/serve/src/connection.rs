@@ -6,12 +6,13 @@
 //! lead:
 //!     loop
 //!         for each request of which enough is in the input buffer
-//!             small, and the device never blocks: run it now and put the reply into the output buffer
+//!             small, and the device never blocks: run it now; its reply goes to the output buffer
 //!             a large or slow write: send the output buffer; for each piece of the payload
-//!                 receive it; pass the lead to a follower; write it to the device; become a follower
-//!                 the last thread to finish a piece sends the reply
-//!             else: send the output buffer; pass the lead; run it and send its reply piece by piece;
+//!                 receive it; pass the lead to a follower; write it to the device;
 //!                 become a follower
+//!                 the last thread to finish a piece sends the reply
+//!             else: send the output buffer; pass the lead; run it and send its reply,
+//!                 piece by piece; become a follower
 //!         send the output buffer
 //!         receive whatever has arrived
 //! ```

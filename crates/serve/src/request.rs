@@ -276,8 +276,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
 /// A READ that is answered in as many parts as the reply buffer requires.
 ///
 /// ```text
-/// in chunks:    [header, data or hole] …    other replies may be sent between two parts
-/// in one piece: [header, data] [data] …     nothing may; simple replies, and chunks that must not be split
+/// in chunks:    [header, data or hole] …   other replies may be sent between two parts
+/// in one piece: [header, data] [data] …    nothing may be sent between two parts
+///                                          (simple replies, and chunks that must not be split)
 /// ```
 ///
 /// A reply in chunks can report an error at any time. A reply in one piece can do so only instead

@@ -52,12 +52,12 @@ pub(crate) struct DisksConfig {
     pub(crate) when_full: WhenFull,
 }
 
-/// What becomes of a write that finds a limit reached.
+/// What happens to writes beyond a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum WhenFull {
-    /// It fails with ENOSPC
+    /// They fail with ENOSPC
     Error,
-    /// It waits until there is room
+    /// They wait until there is room
     Wait,
 }
 

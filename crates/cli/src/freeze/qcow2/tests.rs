@@ -147,11 +147,11 @@ fn a_compressed_image_is_short() {
     assert!(disk.image(&qemu_img, Some(6), 2, false).len() < 512 << 10);
     let disk = Disk::new(vec![0; 4 << 20], &[Fill { first: 0, count: 4 << 11, byte: None }]);
     let image = disk.image(&qemu_img, Some(6), 2, false);
-    // What cannot be compressed is there as it is.
+    // Incompressible clusters are stored uncompressed.
     assert!(image.len() <= (4 << 20) + (6 << 16), "{} bytes", image.len());
 }
 
-/// Bytes of a disk that nobody has memory for: a stretch of one byte, and zeros.
+/// Content of a disk too large for memory: a range filled with one byte, otherwise zeros.
 struct Vast {
     size_bytes: u64,
     filled: Range<u64>,
