@@ -2,7 +2,8 @@
 //! format.
 //!
 //! ```text
-//! | header | first table | content, second table | content, second table | ... | reference table | reference counts |
+//! | header | first table | content, second table | content, second table | ...
+//! | reference table | reference counts |
 //! ```
 //!
 //! Each part begins at a cluster boundary of the file. A second table follows the content that it
