@@ -1,4 +1,4 @@
-//! `pagefold cat`: a file's content from an image.
+//! `pagefold cat`: prints a file from an image.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use crate::image::{ImageArgs, ImagePath, resolve, show};
 use crate::misuse;
 use crate::output::output;
 
-/// Bytes that are read and written together.
+/// Bytes per read and write.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Write a file of an EROFS image to standard output
@@ -26,10 +26,10 @@ pub(crate) struct Args {
     image: ImageArgs,
 }
 
-/// Symbolic links that are followed from one to the next, as in Linux.
+/// Maximum length of a chain of symbolic links, as on Linux.
 const MAX_LINKS: u32 = 40;
 
-/// The regular file at `path`, or that a symbolic link there leads to.
+/// Returns the regular file at `path`, or the one that a symbolic link there leads to.
 fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     let mut at = path.to_vec();
     for _ in 0..MAX_LINKS {

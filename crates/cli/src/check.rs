@@ -1,4 +1,4 @@
-//! `pagefold check`: whether an image is sound, or what is at a path of it.
+//! `pagefold check`: checks an image, or what is at a path in it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     tell_warnings(path, &found.report.warnings, found.report.more_warnings);
     if args.json {
         match found.print_json(path) {
-            // Nobody reads the problems any more, but there are some.
+            // The reader has gone away, but problems were found.
             Err(error) if found.is_nothing() || !is_closed(&error) => return Err(error),
             _ if found.is_nothing() => return Ok(()),
             _ => bail!("{}", found.verdict(file)),
@@ -87,10 +87,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is wrong with an image.
+/// The problems found in an image.
 struct Found {
     report: CheckReport,
-    /// With its source.
+    /// The comparison with its source.
     comparison: Option<CompareReport>,
 }
 

@@ -1,14 +1,14 @@
-//! Codecs as people name them: `zstd,3` and `zstd-3` are the same, of pages and of images.
+//! Codec names of the command line, for pages and for images. `zstd,3` and `zstd-3` are the same.
 
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use pagefold_codec::{Codec, by_name, cluster::ClusterCodec};
 
-/// What `pack --codec` takes.
+/// Codecs that `pack --codec` accepts.
 const CLUSTER_CODECS: &str = "lz4, lz4hc[,1-12], zstd[,-7-22], deflate[,1-12], lzma[,0-9], none";
 
-/// A codec's family and what follows it, which is a level or a variant.
+/// Splits a codec's name into its family and the level or variant.
 fn split(text: &str) -> (&str, Option<&str>) {
     match text.split_once([',', '-']) {
         Some((family, rest)) => (family, Some(rest)),
@@ -16,20 +16,20 @@ fn split(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// The codec of pages that `text` names.
+/// Returns the page codec with the name `text`.
 pub(crate) fn of_pages(text: &str) -> Result<Arc<dyn Codec>, String> {
     let (family, rest) = split(text);
     let name = rest.map_or(family.to_owned(), |rest| format!("{family}-{rest}"));
     by_name(&name).map_err(|error| error.to_string())
 }
 
-/// The codec of clusters that `text` names, its history made for clusters of `pcluster_bytes`;
-/// `None` for `none`.
+/// Returns the cluster codec with the name `text`, with a history suited to clusters of
+/// `pcluster_bytes`; `None` for `none`.
 pub(crate) fn of_clusters(text: &str, pcluster_bytes: u32) -> anyhow::Result<Option<ClusterCodec>> {
     let (family, level) = split(text);
     let level = level.map(|level| level.parse::<i32>().ok().with_context(|| format!("'{level}' is not a level")));
     let level = level.transpose()?;
-    // What a cluster decodes to is rarely more than 16 times as long.
+    // A cluster rarely decodes to more than 16 times its size.
     let history = u64::from(pcluster_bytes) * 16;
     Ok(Some(match (family, level) {
         ("none", None) => return Ok(None),

@@ -1,4 +1,4 @@
-//! `pagefold compact`: a running server gives back what memory it can.
+//! `pagefold compact`: makes a running server return unused memory.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use pagefold_control::{Command, Compacted};
 
 use crate::{figure::Figure, output::output, peer::Peer, size};
 
-/// For how long the server is asked to work at a time: less than anybody would take it for dead.
+/// Duration of one request: short enough that nobody takes the server for dead.
 const SECONDS: u64 = 10;
 
 /// Return unused memory to the system
@@ -41,15 +41,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Compacts all disks, with several requests if need be, and returns what they took before and take
-/// now.
+/// Compacts all disks, with several requests if necessary. Returns their memory before and after.
 fn compact(peer: &Peer) -> anyhow::Result<(u64, u64)> {
     let mut client = peer.connect()?;
     let mut before = None;
     loop {
         let done: Compacted = client.call(&Command::Compact { seconds: SECONDS })?;
         let before = *before.get_or_insert(done.before_bytes);
-        // Clients may write as fast as the server compacts.
+        // Stop if clients write as fast as the server compacts.
         if !done.more || done.after_bytes >= done.before_bytes {
             return Ok((before, done.after_bytes));
         }

@@ -1,4 +1,4 @@
-//! Where an image goes.
+//! Destinations of an image.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, IsTerminal, Seek};
@@ -16,11 +16,11 @@ use tempfile::NamedTempFile;
 
 use crate::signals;
 
-/// What `--output` names, looked at before the work.
+/// The destination given by `--output`, checked before the work starts.
 pub(crate) enum Destination {
-    /// A file that is there with this name when the image is whole, not before.
+    /// A file that gets this name only once the image is complete.
     File(PathBuf),
-    /// Standard output, a device or a pipe, and its name: the whole image is copied there.
+    /// Standard output, a device or a pipe, and its name. The complete image is copied there.
     Stream(Box<dyn io::Write>, String),
 }
 
@@ -37,10 +37,10 @@ impl Destination {
         let shown = || path.display().to_string();
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => bail!("{} is a directory; name a file in it", shown()),
-            // A link stays, and the file that it leads to is replaced.
+            // A symbolic link stays, and its target is replaced.
             Ok(metadata) if metadata.is_file() => Ok(Self::File(fs::canonicalize(path).with_context(shown)?)),
             Ok(metadata) => {
-                // A disk that is mounted, or in use otherwise, cannot be had for oneself.
+                // A disk that is mounted or otherwise in use cannot be opened exclusively.
                 let disk = metadata.file_type().is_block_device();
                 let flags = if disk { OFlags::EXCL } else { OFlags::empty() };
                 let stream = OpenOptions::new().write(true).custom_flags(flags.bits().cast_signed()).open(path);
@@ -60,7 +60,7 @@ impl Destination {
         }
     }
 
-    /// Where the image is made, in words.
+    /// Returns a description of where the image is built.
     pub(crate) fn place(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
@@ -68,7 +68,7 @@ impl Destination {
         }
     }
 
-    /// A file to make the image in.
+    /// Creates a file to build the image in.
     pub(crate) fn make_draft(&self) -> anyhow::Result<Draft> {
         let Self::File(path) = self else {
             let folder = std::env::temp_dir();
@@ -80,7 +80,7 @@ impl Destination {
         unnamed.map_or_else(|| named_in(folder).map(Draft::Named), |file| Ok(Draft::Unnamed(file)))
     }
 
-    /// Puts the whole image in its place.
+    /// Moves the complete image to its destination.
     pub(crate) fn take(self, draft: Draft) -> anyhow::Result<()> {
         match (self, draft) {
             (Self::File(path), Draft::Unnamed(file)) => {
@@ -101,12 +101,12 @@ impl Destination {
     }
 }
 
-/// An image that is being made.
+/// An image that is being built.
 pub(crate) enum Draft {
-    /// A file without a name, which goes when the program ends, however it does.
+    /// A file without a name, which disappears when the program ends for any reason.
     Unnamed(File),
-    /// Where there are no such files: it goes when this value does, and when a signal ends the
-    /// program that it can catch.
+    /// A named file, where unnamed ones are unsupported. It is removed when this value is dropped
+    /// or when the program is ended by a signal that it can catch.
     Named(NamedTempFile),
 }
 
@@ -119,7 +119,7 @@ impl Draft {
     }
 }
 
-/// What a draft's name begins with, while it has one.
+/// Prefix of a draft's name, while it has one.
 const PREFIX: &str = ".pagefold-";
 
 fn folder_of(path: &Path) -> &Path {
@@ -129,16 +129,16 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// A file in `folder` that can be given a name later, if the system has that.
+/// Creates a file in `folder` that can be given a name later; returns `None` if the system cannot.
 fn unnamed_in(folder: &Path) -> io::Result<Option<File>> {
-    // As other new files are, less what the umask takes away.
+    // The usual mode of new files; the umask applies.
     let mode = Mode::from_raw_mode(0o666);
     match rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
         Ok(file) => {
             let file = File::from(file);
             Ok(fs::exists(path_of(&file))?.then_some(file))
         }
-        // What else it says is said of any file.
+        // These errors would occur for any file.
         Err(error @ (Errno::ACCESS | Errno::NOENT | Errno::NOTDIR | Errno::ROFS | Errno::NOSPC)) => Err(error.into()),
         Err(_) => Ok(None),
     }
@@ -148,13 +148,13 @@ fn path_of(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Gives a file without one the name `path`, which may be another file's until then.
+/// Gives an unnamed file the name `path`, replacing an existing file.
 fn give_name(file: &File, path: &Path) -> io::Result<()> {
     let link = |path: &Path| -> io::Result<()> {
         Ok(rustix::fs::linkat(CWD, path_of(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     };
     match link(path) {
-        // A link replaces nothing. For a moment there is a name that can be renamed.
+        // A link cannot replace a file. Link to a temporary name, then rename that.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             tempfile::Builder::new().prefix(PREFIX).make_in(folder_of(path), link)?.into_temp_path().persist(path)?;
             Ok(())

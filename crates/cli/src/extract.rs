@@ -1,4 +1,4 @@
-//! `pagefold extract`: an image's files into a directory.
+//! `pagefold extract`: extracts an image's files into a directory.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! A figure as a line of JSON, with the same keys in the same order as those of `pagefold-bench`.
+//! Figures as lines of JSON, with the keys of `pagefold-bench` in the same order.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! `pagefold completions` and `pagefold man`: made from the definition of the command line.
+//! `pagefold completions` and `pagefold man`: generated from the definition of the command line.
 
 use std::{fs, io::Write, path::PathBuf};
 

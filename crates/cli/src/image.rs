@@ -1,4 +1,4 @@
-//! What the subcommands that read images share.
+//! Code shared by the subcommands that read images.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, R
 
 use crate::size;
 
-/// An image file and a path in it, as `IMAGE[:PATH]` says.
+/// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ImagePath {
     pub(crate) image: PathBuf,
@@ -23,8 +23,9 @@ pub(crate) struct ImagePath {
 }
 
 impl From<OsString> for ImagePath {
-    /// A name that is a file is one, colons and all; else the last colon starts the path that has a
-    /// file before it, or the first if none has.
+    /// If the whole text names a file, it is the image, including any colons. Otherwise, the path
+    /// starts after the last colon with an existing file before it, or after the first colon if
+    /// there is none.
     fn from(text: OsString) -> Self {
         let bytes = text.as_bytes();
         let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
@@ -38,7 +39,7 @@ impl From<OsString> for ImagePath {
     }
 }
 
-/// Where an image lies, as all commands that read one are told.
+/// The location of an image's data, for all commands that read one.
 #[derive(clap::Args)]
 pub(crate) struct ImageArgs {
     /// Offset of the image in its file, for an image behind a header
@@ -58,7 +59,7 @@ impl ImageArgs {
         self.open_with(path, Image::DEFAULT_CACHE_BYTES)
     }
 
-    /// Opens an image, with at most `cache_bytes` of decoded clusters kept.
+    /// Opens an image and caches at most `cache_bytes` of decoded clusters.
     pub(crate) fn open_with(&self, path: &Path, cache_bytes: usize) -> anyhow::Result<Image> {
         let shown = || path.display().to_string();
         let file = self.open_file(path)?;
@@ -66,7 +67,7 @@ impl ImageArgs {
         for device in &self.devices {
             devices.push(Box::new(File::open(device).with_context(|| device.display().to_string())?));
         }
-        // Without an offset the file itself is read, so that nothing stands between.
+        // Without an offset, read the file directly, without a wrapper.
         let image = match self.offset {
             0 => Image::open_with_devices(file, devices, cache_bytes),
             offset => {
@@ -82,8 +83,7 @@ impl ImageArgs {
         })
     }
 
-    /// Opens the file of an image. Anything else is refused, and called by its name if it is
-    /// something well known.
+    /// Opens an image's file. Other files are refused, with an error that names well-known formats.
     fn open_file(&self, path: &Path) -> anyhow::Result<File> {
         const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
         const OTHERS: [(u64, &[u8], &str); 6] = [
@@ -125,22 +125,22 @@ impl ImageArgs {
     }
 }
 
-/// The program that has compressed a file, and decompresses it with `-dc`.
+/// Returns the program that compressed a file; it decompresses with `-dc`.
 pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
     compressor_at(file, 0)
 }
 
-/// As [`compressor`], for what begins at `offset`.
+/// Like [`compressor`], for data that begin at `offset`.
 fn compressor_at(file: &File, offset: u64) -> io::Result<Option<&'static str>> {
     let mut front = [0; MAGIC_BYTES];
     let len = file.read_at(&mut front, offset)?;
     Ok(compressor_of(&front[..len]))
 }
 
-/// The longest of the numbers by which compressed files are known.
+/// Length of the longest magic number of compressed files.
 pub(crate) const MAGIC_BYTES: usize = 6;
 
-/// The program that has compressed what begins with `front`.
+/// Returns the program that compressed data beginning with `front`.
 pub(crate) fn compressor_of(front: &[u8]) -> Option<&'static str> {
     const MAGIC: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gzip"),
@@ -153,7 +153,7 @@ pub(crate) fn compressor_of(front: &[u8]) -> Option<&'static str> {
     MAGIC.iter().find(|(magic, _)| front.starts_with(magic)).map(|(_, program)| *program)
 }
 
-/// What is at a path of an image.
+/// Returns the inode at a path in an image.
 pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     image.resolve(path).map_err(|error| match error {
         Error::NotFound(_) => error.into(),
@@ -161,8 +161,8 @@ pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
     })
 }
 
-/// The path of what is at `below` in the directory at `path`, as it can be shown. Without a slash
-/// in front `below` is the name of something that no directory has.
+/// Returns a printable form of the path `below` relative to the directory at `path`. If `below`
+/// does not begin with a slash, it names something outside of any directory and is shown alone.
 pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
     if !below.starts_with(b"/") {
         return show(below);
@@ -180,7 +180,7 @@ pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
     }
 }
 
-/// And about each warning, and the `more` that there were.
+/// Writes a line about each warning, and the number of `more` warnings, to standard error.
 pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     for Notice { path: below, what, .. } in warnings {
         eprintln!("warning: {}: {what}", show_below(path, below));
@@ -190,10 +190,12 @@ pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     }
 }
 
-/// A time since 1970 as a date, in UTC (Hinnant, *chrono-Compatible Low-Level Date Algorithms*).
+/// Formats a time since 1970 as a date in UTC (Hinnant, *chrono-Compatible Low-Level Date
+/// Algorithms*).
 pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Years begin in March, so that the leap day is the last; 400 of them have always as many days.
+    // Years begin in March, so the leap day is the last day of a year; 400 years always have the
+    // same number of days.
     let days = days + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -206,7 +208,7 @@ pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanoseconds:09}")
 }
 
-/// Mode, links, owner, size and time in one line, as `ls -l` has them.
+/// Formats mode, links, owner, size and time in one line, like `ls -l`.
 pub(crate) fn long(inode: &Inode) -> String {
     let kind = match inode.kind {
         FileKind::Regular => '-',
@@ -231,7 +233,7 @@ pub(crate) fn long(inode: &Inode) -> String {
     )
 }
 
-/// A name as it can be shown on a terminal: control bytes and what is not UTF-8 are escaped.
+/// Returns a name in printable form: control characters and invalid UTF-8 are escaped.
 pub(crate) fn show(name: &[u8]) -> String {
     let mut shown = String::new();
     for chunk in name.utf8_chunks() {

@@ -1,4 +1,4 @@
-//! `pagefold info`: what an image is.
+//! `pagefold info`: describes an image.
 
 use std::{fmt::Write as _, io::Write as _};
 
@@ -98,7 +98,7 @@ fn superblock(image: &Image) -> String {
     text
 }
 
-/// Reads `start`, or the root, and what is below it. Returns what that took.
+/// Reads `start`, or the root, and everything below it. Returns the counts of what was read.
 fn read(image: &Image, start: Option<Inode>) -> anyhow::Result<Counts> {
     let start = start.map_or_else(|| image.root(), Ok)?;
     let mut piece = vec![0; 1 << 20];

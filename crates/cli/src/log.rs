@@ -12,20 +12,20 @@ use rustix::{
     fs::fstat,
 };
 
-/// How much a line matters.
+/// Severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Level {
-    /// It failed
+    /// Failures
     Error,
-    /// It may fail soon
+    /// Problems that may lead to failures
     Warn,
-    /// What was done
+    /// Completed operations
     Info,
-    /// What was asked for
+    /// Received requests
     Debug,
 }
 
-/// Writes the lines of a server that matter as much as `level`, or more.
+/// Writes a server's lines of at least the severity `level`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log {
     level: Level,
@@ -74,19 +74,19 @@ impl Log {
     }
 }
 
-/// Whether standard error takes a line at once: a pipe that nobody reads would keep a server from
-/// serving.
+/// Returns whether standard error accepts a line at once. A pipe that nobody reads must not block a
+/// server.
 fn has_room() -> bool {
     let stderr = io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // Where the system does not say, it is written.
+    // If the system cannot tell, write.
     poll(&mut polled, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
 /// Writes a line to standard error. Failures are ignored.
 pub(crate) fn write(level: Level, text: &str) {
-    // Names may have control characters.
+    // Names may contain control characters.
     let text = crate::image::show(text.as_bytes());
     let _ = if goes_to_journal() {
         let priority = match level {
@@ -101,8 +101,8 @@ pub(crate) fn write(level: Level, text: &str) {
     };
 }
 
-/// Whether standard error is the journal's stream, which takes priorities and adds the program's
-/// name: `JOURNAL_STREAM` has the stream's device and inode.
+/// Returns whether standard error is the journal's stream, which accepts priorities and adds the
+/// program's name. `JOURNAL_STREAM` contains the stream's device and inode.
 fn goes_to_journal() -> bool {
     static GOES: OnceLock<bool> = OnceLock::new();
     *GOES.get_or_init(|| {

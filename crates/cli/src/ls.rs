@@ -1,4 +1,4 @@
-//! `pagefold ls`: names in an image.
+//! `pagefold ls`: lists names in an image.
 
 use std::io::Write;
 
@@ -51,7 +51,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists a directory, and those below it if asked, each once whatever the image says.
+/// Lists a directory and, if requested, those below it. Each is listed once, even if the image has
+/// cycles.
 fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let mut seen = std::collections::HashSet::from([directory.nid]);
     let mut stack = vec![(directory.clone(), Vec::new())];

@@ -128,7 +128,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line and where to read on.
+/// Reports an invalid command line and refers to the help.
 fn refuse(what: &str) -> ExitCode {
     let name = env::args().nth(1).filter(|name| Args::command().find_subcommand(name).is_some());
     let name = name.map_or_else(String::new, |name| format!(" {name}"));
@@ -137,7 +137,7 @@ fn refuse(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// What clap found wrong in one line, without what it adds for every error.
+/// Returns clap's error in one line, without the hints that clap appends to every error.
 fn complaint(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "which command?".to_owned();
@@ -149,7 +149,8 @@ fn complaint(error: &clap::Error) -> String {
     lines.collect::<Vec<_>>().join(" ")
 }
 
-/// A command line that asks for something impossible. The program ends as clap ends it for what is not understood.
+/// An impossible request on the command line. The exit status is the one that clap uses for an
+/// invalid command line.
 #[derive(Debug)]
 struct Misuse(String);
 
@@ -161,12 +162,12 @@ impl fmt::Display for Misuse {
 
 impl std::error::Error for Misuse {}
 
-/// Says of an error that the command line is its cause.
+/// Marks an error as caused by the command line.
 fn misuse(error: impl Into<anyhow::Error>) -> anyhow::Error {
     Misuse(message(&error.into())).into()
 }
 
-/// An error and its causes, each unless what led to it has said it.
+/// Formats an error with its causes, omitting each cause that the text already ends with.
 fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {

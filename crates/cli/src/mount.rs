@@ -1,8 +1,8 @@
-//! `pagefold mount`: an image as a file system of this machine, by FUSE.
+//! `pagefold mount`: mounts an image as a file system with FUSE.
 //!
-//! In the background it is a second process that runs this program again. It says on its standard
-//! output that the image is mounted, and what went wrong on its standard error; this process waits
-//! for the one or the other. The second then leaves the terminal.
+//! In the background, the mount is served by a second process that runs this program again. It
+//! reports a successful mount on its standard output and errors on its standard error. The first
+//! process waits for either. The second process then detaches from the terminal.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -21,10 +21,10 @@ use signal_hook::iterator::Signals;
 
 use crate::{image::ImageArgs, signals, size, tell};
 
-/// What the table of processes calls the second process, which would be `exe`.
+/// Name of the second process in the process table; it would otherwise be `exe`.
 const NAME: &CStr = c"pagefold";
 
-/// What the second process says when the image is mounted.
+/// Message of the second process once the image is mounted.
 const MOUNTED: &[u8] = b"mounted\n";
 
 /// Mount an EROFS image read-only, with FUSE
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     image: ImageArgs,
 }
 
-/// An option as mount(8) knows it.
+/// A mount option, as in mount(8).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flag {
     Dev(bool),
@@ -129,7 +129,7 @@ impl Args {
                 Flag::Suid(on) => options.suid = on,
                 Flag::Exec(on) => options.exec = on,
                 Flag::AllowOther => options.allow_other = true,
-                // As every mount of an image is.
+                // Every mount of an image is read-only.
                 Flag::ReadOnly => {}
             }
         }
@@ -174,7 +174,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;
     let image = args.image.open_with(&args.path, cache)?;
     let options = args.mount_options()?;
-    // Signals are caught from before the mount exists, so that none is left behind.
+    // Catch signals before the mount exists, so that no signal leaves it behind.
     let signals = signals::catch().context("cannot catch signals")?;
     let mount = Mount::new(image, &args.directory, options)
         .with_context(|| format!("cannot mount on {}", args.directory.display()))?;
@@ -204,10 +204,10 @@ fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
     }
 }
 
-/// Says that the image is mounted, and lets go of everything that the first process gave.
+/// Reports that the image is mounted, and releases everything inherited from the first process.
 fn leave_terminal() -> io::Result<()> {
     rustix::process::setsid()?;
-    // So that the directory in which this started can be unmounted.
+    // Otherwise, the directory in which this was started could not be unmounted.
     rustix::process::chdir("/")?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     let mut out = io::stdout().lock();
@@ -225,7 +225,7 @@ fn log(args: &Args) -> anyhow::Result<Log> {
         let file = Mutex::new(file.with_context(|| path.display().to_string())?);
         return Ok(Log::new(move |line| {
             if let Ok(mut file) = file.lock() {
-                // There is nowhere to say that the log cannot be written.
+                // A failure to write the log cannot be reported anywhere.
                 let _ = file.write_all(format!("pagefold: {line}\n").as_bytes());
             }
         }));
@@ -233,7 +233,7 @@ fn log(args: &Args) -> anyhow::Result<Log> {
     Ok(if args.announce { Log::new(system_log) } else { Log::new(tell) })
 }
 
-/// Sends a line to the system's log (RFC 3164; facility daemon, severity error) if there is one.
+/// Sends a line to the system log, if there is one (RFC 3164; facility daemon, severity error).
 fn system_log(line: &str) {
     let message = format!("<27>pagefold[{}]: {line}", std::process::id());
     let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(message.as_bytes(), Path::new("/dev/log")));

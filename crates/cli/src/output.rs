@@ -1,16 +1,17 @@
-//! Standard output. Its failures are told apart from others: whoever reads it may have had enough.
+//! Standard output. Its errors are distinguishable from others: the reader may have stopped
+//! reading.
 
 use std::{
     fmt,
     io::{self, BufWriter, ErrorKind, StdoutLock, Write},
 };
 
-/// Standard output, buffered: whoever writes to it flushes it in the end.
+/// Returns buffered standard output. The caller must flush it at the end.
 pub(crate) fn output() -> BufWriter<Output> {
     BufWriter::new(Output(io::stdout().lock()))
 }
 
-/// Whether nobody reads what a subcommand prints any more, which is no failure.
+/// Returns whether the error means that nobody reads the output anymore, which is not a failure.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
         error.kind() == ErrorKind::BrokenPipe && error.get_ref().is_some_and(|inner| inner.is::<OutputError>())

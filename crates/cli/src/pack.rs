@@ -1,4 +1,4 @@
-//! `pagefold pack`: a directory, an archive or a disk becomes an image.
+//! `pagefold pack`: builds an image from directories, archives or a disk.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -157,8 +157,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Whether the image is compared with its source: as asked, otherwise where sharing makes
-    /// builder faults most likely, and where it adds less than 15 % to the time (docs/pack.md).
+    /// Returns whether the image is compared with its source. The default is yes where sharing
+    /// makes builder bugs most likely and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {
         let slow = match options.codec {
             None | Some(ClusterCodec::Lz4) => false,
@@ -169,8 +169,8 @@ impl Args {
         self.verify || !self.no_verify && (slow || shares)
     }
 
-    /// Compares the finished image with its source, both read again. A difference is an error, and
-    /// the image gets no name.
+    /// Compares the finished image with its source; both are read again. A difference is an error,
+    /// and the image gets no name.
     fn verify(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
         let image = image.try_clone().context("opening the image again")?;
         let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
@@ -215,8 +215,7 @@ impl Args {
     }
 }
 
-/// A hint as the command line has it. The last `=` ends the pattern, and the cluster is the image's
-/// if none is named.
+/// Parses a hint. The last `=` ends the pattern. Without a cluster size, the image's applies.
 fn hint(text: &OsStr, pcluster_bytes: u32) -> anyhow::Result<Hint> {
     let wrong = || format!("'{}' is not PATTERN=CODEC[,LEVEL][@CLUSTER]", text.display());
     let bytes = text.as_bytes();

@@ -1,4 +1,4 @@
-//! The running server that a subcommand asks.
+//! The running server that a subcommand connects to.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{message, server_directory};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a server is.
+/// The location of a server.
 #[derive(clap::Args)]
 pub(crate) struct Peer {
     /// The server's directory: --dir of 'pagefold serve'
@@ -22,7 +22,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The server's directory, unless its control socket was given instead.
+    /// Returns the server's directory, unless its control socket was given instead.
     pub(crate) fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
         match self.control {
             Some(_) => Ok(None),
@@ -30,7 +30,7 @@ impl Peer {
         }
     }
 
-    /// A new connection, each answer of which comes within ten seconds.
+    /// Opens a connection on which each answer must arrive within ten seconds.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
         let path = match &self.control {
             Some(path) => path.clone(),

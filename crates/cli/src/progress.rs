@@ -1,4 +1,4 @@
-//! A line on a terminal that says how far a long task is.
+//! A line on a terminal that shows the progress of a long task.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -7,10 +7,10 @@ use std::{
 
 use crate::size;
 
-/// How often the line changes.
+/// Interval between updates.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The line, on standard error if that is a terminal; else nothing. It is erased with this value.
+/// The line, shown on standard error if that is a terminal. Dropping this value erases it.
 pub(crate) struct ProgressLine {
     terminal: bool,
     shown: bool,
@@ -24,13 +24,13 @@ impl ProgressLine {
         Self { terminal: io::stderr().is_terminal(), shown: false, start, next: start + INTERVAL }
     }
 
-    /// Shows that `done` of `total` bytes are dealt with.
+    /// Shows that `done` of `total` bytes have been processed.
     pub(crate) fn show(&mut self, done: u64, total: u64) {
         let now = Instant::now();
         if self.terminal && now >= self.next {
             self.next = now + INTERVAL;
             self.shown = true;
-            // That a terminal cannot be written to is no reason to fail.
+            // Failure to write to the terminal is not an error.
             let _ = write!(io::stderr(), "\r\x1b[K{}", line(done, total, now - self.start));
         }
     }

@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use pagefold_erofs::{DataLayout, Difference, Error, FileKind, Image, Inode, Problem};
 use serde_json::Value;
 
-/// A JSON object whose fields stay in the order in which they are added.
+/// A JSON object whose fields keep the order in which they are added.
 pub(crate) struct Record(String);
 
 impl Record {
@@ -18,7 +18,8 @@ impl Record {
         self.json(name, &value.into().to_string())
     }
 
-    /// Adds bytes: the field `name` is their text if they are UTF-8, else `name_base64` has them.
+    /// Adds bytes. If they are UTF-8, the field `name` contains them as text; otherwise the field
+    /// `name_base64` contains them in Base64.
     pub(crate) fn bytes(self, name: &str, bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
             Ok(text) => self.field(name, text),
@@ -53,7 +54,8 @@ impl Record {
     }
 }
 
-/// The path from the image's root of what is at `below` in the directory at `place`.
+/// Returns the path from the image's root, given the path `below` relative to the directory
+/// `place`.
 pub(crate) fn path(place: &[u8], below: &[u8]) -> Vec<u8> {
     let trimmed = |path: &[u8]| path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
     let (place, below) = (&place[trimmed(place)..], &below[trimmed(below)..]);
@@ -61,7 +63,7 @@ pub(crate) fn path(place: &[u8], below: &[u8]) -> Vec<u8> {
     [b"/", place, slash, below].concat()
 }
 
-/// What an image says of a file.
+/// Returns the metadata of a file.
 pub(crate) fn file(image: &Image, inode: &Inode, path: &[u8]) -> pagefold_erofs::Result<Record> {
     let mut record = Record::new()
         .bytes("path", path)
@@ -89,7 +91,7 @@ pub(crate) fn file(image: &Image, inode: &Inode, path: &[u8]) -> pagefold_erofs:
     ))
 }
 
-/// What an image says of itself.
+/// Returns the properties of an image.
 pub(crate) fn image(image: &Image) -> Record {
     let superblock = image.superblock();
     let uuid: String = superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -110,9 +112,9 @@ pub(crate) fn image(image: &Image) -> Record {
         .field("features", superblock.feature_names())
 }
 
-/// What is wrong with an image, found in what is at `place`.
+/// Returns a problem of an image, found at or below `place`.
 pub(crate) fn problem(place: &[u8], problem: &Problem) -> Record {
-    // The inode of fragments has a name, not a path.
+    // The inode of fragments has a name instead of a path.
     let in_file = problem.path.starts_with(b"/");
     let path = if in_file { path(place, &problem.path) } else { problem.path.clone() };
     let record = Record::new().bytes("path", &path);
@@ -127,7 +129,7 @@ pub(crate) fn problem(place: &[u8], problem: &Problem) -> Record {
     }
 }
 
-/// What an image has otherwise than its source.
+/// Returns a difference between an image and its source.
 pub(crate) fn difference(difference: &Difference) -> Record {
     Record::new().bytes("path", &difference.path).field("offset", Value::Null).field("what", &*difference.what)
 }

@@ -1,4 +1,4 @@
-//! The directory in which a server and those who ask it meet.
+//! The directory in which a server and its clients find each other.
 
 use std::{
     env,
@@ -19,16 +19,16 @@ use rustix::{
 
 use crate::misuse;
 
-/// The socket of NBD clients.
+/// The socket for NBD clients.
 const NBD_SOCKET: &str = "nbd.sock";
-/// The socket for what is told to the server.
+/// The control socket.
 const CONTROL_SOCKET: &str = "control.sock";
-/// Held locked while a server lives; it has the server's process id.
+/// Locked while a server runs; contains its process id.
 const LOCK: &str = "lock";
-/// Between two looks whether it is locked.
+/// Interval between two checks of the lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The directory `given`, or the one of this user: `/run/pagefold` for root,
+/// Returns `given`, or the user's default directory: `/run/pagefold` for root,
 /// `$XDG_RUNTIME_DIR/pagefold` for others. Root's does not depend on the environment, which `sudo`
 /// may pass on.
 pub(crate) fn path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -44,17 +44,17 @@ pub(crate) fn path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Where the server of a directory is told things.
+/// Returns the path of the control socket in a server's directory.
 pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
-/// Waits until no server uses the directory any more: until the process has ended. Whether that was
-/// so within `time`.
+/// Waits until no server uses the directory, that is, until the process has exited. Returns whether
+/// this happened within `time`.
 pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Result<bool> {
     let path = directory.join(LOCK);
     let opened = match File::open(&path) {
-        // All sockets of the server were passed to it.
+        // Without a lock file, all sockets of the server were passed to it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
     };
@@ -68,17 +68,17 @@ pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Resul
     }
 }
 
-/// A directory that belongs to one server while this value lives.
+/// A directory that belongs to one server while this value exists.
 #[derive(Debug)]
 pub(crate) struct ServerDirectory {
     directory: PathBuf,
-    /// Locked; the kernel unlocks it when the process ends, however it does.
+    /// Locked; the kernel unlocks it however the process ends.
     _lock: File,
 }
 
 impl ServerDirectory {
-    /// Makes the directory if need be, and takes it. The sockets of a server that is gone may be
-    /// replaced then.
+    /// Creates the directory if necessary, and claims it. The sockets of a server that has exited
+    /// may then be replaced.
     pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
         let shown = directory.display();
         match DirBuilder::new().mode(0o700).create(&directory) {

@@ -7,8 +7,8 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// Catches SIGHUP, SIGINT and SIGTERM, but for those that whoever started the program had it
-/// ignore, as `nohup` does.
+/// Catches SIGHUP, SIGINT and SIGTERM, except for signals that were ignored when the program was
+/// started, for example by `nohup`.
 pub(crate) fn catch() -> io::Result<Signals> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,8 +1,8 @@
-//! Sizes as people write them.
+//! Human-readable sizes.
 
-/// The bytes that `text` names: a number, then nothing, `K M G T P E` (or `KiB` and so on) for
-/// powers of 1024, or `kB MB GB TB PB EB` for powers of 1000. Case does not matter, nor a space
-/// before the unit.
+/// Parses a size in bytes: a number, optionally followed by `K M G T P E` (or `KiB` and so on) for
+/// powers of 1024, or `kB MB GB TB PB EB` for powers of 1000. Case and a space before the unit are
+/// ignored.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -43,7 +43,7 @@ fn bad(text: &str) -> String {
     format!("'{text}' is not a size; write for example 512M, 8G or 8GiB")
 }
 
-/// `bytes` for people: three figures and a binary unit.
+/// Formats `bytes` for humans: three digits and a binary unit.
 pub(crate) fn show(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -1,4 +1,4 @@
-//! `pagefold stat`: what a server's disks hold and what that costs.
+//! `pagefold stat`: shows the contents and memory use of a server's disks.
 
 use std::io::{self, Write};
 
@@ -43,12 +43,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Whether there is such a figure, and its value.
+/// Returns the value of a figure if the server has it.
 fn find(figures: &Figures, name: &str) -> Option<u64> {
     figures.get(name).and_then(serde_json::Value::as_u64)
 }
 
-/// A figure; one that a server does not have is 0.
+/// Returns a figure, or 0 if the server does not have it.
 fn get(figures: &Figures, name: &str) -> u64 {
     find(figures, name).unwrap_or(0)
 }
@@ -84,7 +84,7 @@ fn write_figures(out: &mut dyn Write, bench: &str, case: &str, codec: &str, figu
             metric if metric.ends_with("_pages") => "pages",
             _ => "bytes",
         };
-        // What only trained tables have is not a figure without any.
+        // Without trained tables, these two figures do not exist.
         let none = matches!(metric, "tables_age_s" | "tables_gain_permille") && get(figures, "trainings") == 0;
         if !none {
             Figure { bench, case, subject: codec, metric, value, unit }.write(out)?;
@@ -113,7 +113,7 @@ fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
     figures_words(out, &disk.figures, disk.limit_bytes)
 }
 
-/// What is stored and what that costs.
+/// Writes the amount of data stored and the memory used.
 fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> io::Result<()> {
     let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 };
     let (stored, compressed) = (get(figures, "orig_data_size"), get(figures, "compr_data_size"));
@@ -160,9 +160,9 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     writeln!(out, "  pages       same-filled {same}, incompressible {huge}")
 }
 
-/// What a server whose codec learns has learnt.
+/// Writes what a training codec has learnt.
 fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Result<()> {
-    // What `fold-dict` learns is more than a dictionary, and may have none.
+    // `fold-dict` trains more than a dictionary, and possibly none.
     let is_dictionary = codec.ends_with("-dict") && codec != "fold-dict";
     let what = if is_dictionary { "dictionary" } else { "tables" };
     let (trained, useless) = (get(figures, "trainings"), get(figures, "trainings_useless"));
@@ -201,7 +201,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     }
 }
 
-/// A time for people: in the greatest unit of which it has two.
+/// Formats a duration for humans, in the largest unit of which there are at least two.
 fn age(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);

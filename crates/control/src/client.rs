@@ -1,4 +1,4 @@
-//! What asks a server.
+//! A client of a server's control socket.
 
 use std::{
     io,
@@ -16,38 +16,38 @@ use crate::{
     server::PROTOCOL,
 };
 
-/// The longest answer: a list of more disks than a server can have.
+/// Maximum length of an answer: a list of more disks than a server can have.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
-/// Why a command has no result.
+/// Reasons why a command has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nothing listens there.
+    /// Nothing listens on the path.
     #[error("no server is listening on {}", path.display())]
     Connect {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The server could not do it.
+    /// The server reported a failure.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// The server's protocol is another one.
+    /// The server's protocol has a different version.
     #[error(
         "the server is pagefold {version} with control protocol {protocol}, this program knows {PROTOCOL}: use that pagefold"
     )]
     Version {
-        /// The server's protocol.
+        /// Protocol version of the server.
         protocol: u64,
-        /// The server's version.
+        /// Program version of the server.
         version: String,
     },
-    /// What listens there is something else.
+    /// The listening program is not a pagefold server.
     #[error("not a pagefold server: {0}")]
     Foreign(String),
-    /// The connection broke, or no answer came in time.
+    /// The connection broke, or no answer arrived in time.
     #[error("the server did not reply")]
     Io(#[source] io::Error),
 }
@@ -70,8 +70,8 @@ struct Reply {
 }
 
 impl Client {
-    /// Connects to the socket at `path`. Every answer has to come within `time`, and what a command
-    /// takes by itself.
+    /// Connects to the socket at `path`. Each answer must arrive within `time`, plus the duration
+    /// that the command itself specifies.
     pub fn connect(path: &Path, time: Duration) -> Result<Self, ClientError> {
         let connect = |source| ClientError::Connect { path: path.into(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
@@ -91,8 +91,8 @@ impl Client {
         }
     }
 
-    /// Has a command done and returns what it answers: the record that [`Manage`](crate::Manage)
-    /// names for it.
+    /// Executes a command and returns its result: the record that the corresponding method of
+    /// [`Manage`](crate::Manage) returns.
     pub fn call<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, ClientError> {
         let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
         let id = self.next_id;
@@ -102,8 +102,8 @@ impl Client {
         if let Command::Compact { seconds } = command {
             time = time.saturating_add(Duration::from_secs(*seconds));
         }
-        // A server that refuses this client says so and closes: what it said is read even if
-        // nothing can be sent.
+        // A server that refuses this client says why and closes the connection. Its message is read
+        // even if nothing can be sent.
         let sent = send(&self.stream, &request, time);
         let line = self.line(time).map_err(|error| match sent {
             Err(cause) => ClientError::Io(cause),
@@ -116,7 +116,7 @@ impl Client {
         }
     }
 
-    /// Waits until the server closes the connection, as it does at its end.
+    /// Waits until the server closes the connection, which it does when it exits.
     pub fn wait_for_end(mut self, time: Duration) -> Result<(), ClientError> {
         match self.line(time) {
             Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
@@ -137,7 +137,7 @@ impl Client {
     }
 }
 
-/// A request's line: the command's fields beside its name and the id.
+/// Returns a request's line: the command's name and fields, and the id.
 fn request(id: u64, command: &Command) -> Result<String, serde_json::Error> {
     let mut line = Map::from_iter([("id".to_owned(), Value::from(id))]);
     if let Value::Object(tagged) = serde_json::to_value(command)? {

@@ -1,141 +1,141 @@
-//! What a server can be told. The fields are those of `docs/control.md`.
+//! Commands to a server. `docs/control.md` documents the fields.
 
 use serde::{Deserialize, Serialize};
 
-/// A command with its fields. A disk's name is the name of its NBD export; sizes and limits are in
+/// A command with its fields. A disk's name is the name of its NBD export. Sizes and limits are in
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Command {
-    /// The disks, and where they are served.
+    /// Lists the disks and their addresses.
     List {},
-    /// Figures of the server and of its disks, or of one disk.
+    /// Returns figures of the server and its disks, or of one disk.
     Stat {
-        /// The one disk.
+        /// Restricts the answer to this disk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
     },
-    /// Makes an empty disk.
+    /// Creates an empty disk.
     Add(Add),
-    /// Serves a file of the server's machine as a disk that is only read.
+    /// Serves a file on the server's machine as a read-only disk.
     AddBase(AddBase),
-    /// Makes disks that hold what another does.
+    /// Creates disks with the content of another.
     Fork(Fork),
-    /// Keeps what a disk holds, under a name.
+    /// Keeps the current content of a disk under a name.
     Snapshot {
-        /// The disk.
+        /// Name of the disk.
         name: String,
-        /// What the snapshot is called among those of the disk.
+        /// Name of the snapshot, unique among those of the disk.
         snapshot: String,
     },
-    /// Makes a disk hold what a snapshot of it does. Its clients stay connected.
+    /// Restores a disk to one of its snapshots. Its clients stay connected.
     Rollback {
-        /// The disk.
+        /// Name of the disk.
         name: String,
-        /// What the snapshot is called among those of the disk.
+        /// Name of the snapshot, unique among those of the disk.
         snapshot: String,
     },
-    /// Tells where a disk was changed since it was made.
+    /// Returns the ranges of a disk that have changed since it was created.
     Changes {
-        /// The disk.
+        /// Name of the disk.
         name: String,
-        /// From this byte on.
+        /// Offset at which to start.
         #[serde(default)]
         offset: u64,
     },
-    /// Removes a disk with its contents. Its clients get an error.
+    /// Removes a disk with its contents. Requests of its clients fail.
     #[serde(alias = "remove")]
     Drop {
-        /// Which.
+        /// Name of the disk.
         name: String,
-        /// Its snapshots go too.
+        /// Whether to remove its snapshots too.
         #[serde(default)]
         snapshots: bool,
     },
     /// Changes a disk's size.
     Resize {
-        /// Which.
+        /// Name of the disk.
         name: String,
-        /// The new size, a multiple of 512, not 0.
+        /// New size, a multiple of 512 and not 0.
         size_bytes: u64,
-        /// The size may become smaller; what lies past the new end is lost.
+        /// Allows a smaller size. Data past the new end are lost.
         #[serde(default)]
         shrink: bool,
     },
-    /// Gives a disk another name. Its clients stay connected.
+    /// Renames a disk. Its clients stay connected.
     Rename {
-        /// The name it has.
+        /// Current name.
         name: String,
-        /// The name it gets.
+        /// New name.
         to: String,
     },
-    /// Makes a disk read as zeros and gives its memory back.
+    /// Makes a disk read as zeros and frees its memory.
     Reset {
-        /// Which.
+        /// Name of the disk.
         name: String,
     },
-    /// Sets or takes away a limit of memory.
+    /// Sets or removes a memory limit.
     Limit {
-        /// The disk's limit instead of the server's.
+        /// Applies to this disk's limit instead of the server's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
-        /// The limit, or none. It must be said.
+        /// New limit, or `null` for none. The field is mandatory.
         #[serde(deserialize_with = "Option::deserialize")]
         limit_bytes: Option<u64>,
     },
-    /// Gives back what memory the disks' holes take.
+    /// Frees the memory in the holes of the disks' storage.
     Compact {
-        /// For how long at most.
+        /// Maximum duration in seconds.
         #[serde(default = "compact_seconds")]
         seconds: u64,
     },
-    /// Serves a disk as it is at this instant, read-only, until the connection that asks for it
+    /// Serves a disk as it is at this instant, read-only, until the connection that requested it
     /// ends.
     Freeze {
-        /// Which.
+        /// Name of the disk.
         name: String,
     },
-    /// Tells what of such an instant is stored, and where.
+    /// Returns which parts of such an instant are stored, and where.
     FrozenRuns {
-        /// Its export.
+        /// Name of the instant's export.
         export: String,
-        /// From this byte on.
+        /// Offset at which to start.
         #[serde(default)]
         offset_bytes: u64,
     },
-    /// Ends the server, in an orderly way.
+    /// Stops the server in an orderly way.
     Stop {},
 }
 
-/// A disk to make.
+/// A disk to create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Add {
-    /// Its name, which no other disk has.
+    /// Name, not used by any other disk.
     pub name: String,
-    /// Its size, a multiple of 512, not 0.
+    /// Size, a multiple of 512 and not 0.
     pub size_bytes: u64,
-    /// The most memory that it may take.
+    /// Maximum memory of the disk.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// Its clients may not change it.
+    /// Whether its clients are kept from changing it.
     #[serde(default)]
     pub read_only: bool,
 }
 
-/// Disks to make by forking.
+/// Disks to create by forking.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fork {
-    /// The base, the disk or the snapshot that they begin as.
+    /// Name of the base, disk or snapshot whose content they start with.
     pub from: String,
-    /// Their names, which no other disks have.
+    /// Names of the new disks, not used by any other disk.
     pub names: Vec<String>,
-    /// The most memory that each of them may take.
+    /// Maximum memory of each disk.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// Their clients may not change them.
+    /// Whether their clients are kept from changing them.
     #[serde(default)]
     pub read_only: bool,
 }
@@ -144,20 +144,20 @@ pub struct Fork {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddBase {
-    /// Its name, which no other disk has.
+    /// Name, not used by any other disk.
     pub name: String,
-    /// The absolute path of the file, or of an EROFS image that holds it.
+    /// Absolute path of the file, or of an EROFS image that contains it.
     pub path: String,
-    /// The path of the file in the image. Without it the image holds a single file.
+    /// Path of the file inside the image. Without it, the image must contain a single file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<String>,
-    /// What the file at `path` holds. Without it the content and the name of the file tell, and
-    /// must agree.
+    /// Format of the file at `path`. Without it, the format is derived from the file's content and
+    /// name, which must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
 }
 
-/// How long `compact` works if it is not said: less than most clients wait for an answer.
+/// Returns the default duration of `compact`: shorter than most clients wait for an answer.
 fn compact_seconds() -> u64 {
     5
 }

@@ -1,4 +1,4 @@
-//! From a request's line to the answer's line.
+//! Turns a request's line into the answer's line.
 
 use std::{
     collections::HashSet,
@@ -37,35 +37,35 @@ const COMMANDS: [&str; 18] = [
     "stop",
 ];
 
-/// What one request may fork: the answer has a record of each.
+/// Maximum number of disks per fork request: the answer has a record of each.
 const MAX_FORKS: usize = 512;
 
-/// Between a disk's name and that of its snapshot.
+/// Separates a disk's name from that of its snapshot.
 const SNAPSHOT_SIGN: char = '@';
 
-/// What NBD allows an export's name.
+/// Maximum length of an export's name in NBD.
 pub const MAX_NAME_BYTES: usize = 4096;
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Disks that are looked at together for an answer: few, as a name may take 24 KiB of JSON in each
-/// place where it stands.
+/// Disks per batch of an answer. Small, because a name may take up to 24 KiB of JSON each time it
+/// occurs.
 const BATCH_DISKS: usize = 8;
 
-/// An answer about many disks is sent when there are so many bytes of it, so that its memory does
-/// not grow with their number.
+/// An answer about many disks is sent in parts of this size, so its memory does not grow with their
+/// number.
 const PART_BYTES: usize = 16 << 10;
 
-/// What one request to compact works at most.
+/// Maximum duration of a compact request.
 const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
 
-/// Does what `line` asks of `disks` and returns the answer: one line of JSON, without its end.
+/// Executes the request in `line` on `disks` and returns the answer: one line of JSON without its
+/// end.
 ///
-/// Any bytes get an answer. One that is not a request gets an error with the code
-/// `invalid-request`, which names the field. The answer has the request's id, or `null` where it
-/// has none that can be read. There is no connection here: an instant that `freeze` makes ends at
-/// once.
+/// Any input gets an answer. Input that is not a valid request gets an error with the code
+/// `invalid-request`, which names the field. The answer has the request's id, or `null` if there is
+/// no readable id. Since there is no connection here, an instant made by `freeze` ends at once.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
     let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut Vec::new(), &mut |part| {
@@ -77,8 +77,8 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
-/// The same, given to `send` in parts, with the line's end. What is to live as long as the
-/// connection is added to `held`. Its errors are those of `send`.
+/// Like [`answer`], but passes the answer to `send` in parts, including the line end. Objects that
+/// must live as long as the connection are added to `held`. Returns the errors of `send`.
 pub(crate) fn answer_in_parts(
     line: Vec<u8>,
     disks: &dyn Manage,
@@ -121,7 +121,7 @@ pub(crate) fn answer_in_parts(
     parts.end()
 }
 
-/// The id, and the command if there is one.
+/// Returns the id, and the command if there is a valid one.
 fn parse(line: &[u8]) -> (Value, Result<Command, Failure>) {
     match serde_json::from_slice::<Fields>(line) {
         Err(error) => (Value::Null, Err(Failure::new(Code::InvalidRequest, format!("not a JSON object: {error}")))),
@@ -132,7 +132,7 @@ fn parse(line: &[u8]) -> (Value, Result<Command, Failure>) {
     }
 }
 
-/// An answer on its way.
+/// An answer that is being sent.
 struct Parts<'a> {
     pending: String,
     send: &'a mut dyn FnMut(&str) -> io::Result<()>,
@@ -148,8 +148,8 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Adds the records of all disks. One that is renamed meanwhile may be there twice, or not at
-    /// all.
+    /// Adds the records of all disks. A disk that is renamed in the meantime may occur twice or not
+    /// at all.
     fn add_disks<R: Serialize>(
         &mut self,
         next: impl Fn(Batch<'_>) -> Vec<R>,
@@ -169,7 +169,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Instead of a result, of which nothing was sent.
+    /// Sends a failure instead of a result, of which nothing has been sent yet.
     fn refuse(self, id: &Value, failure: &Failure) -> io::Result<()> {
         (self.send)(&(refusal(id, failure) + "\n"))
     }
@@ -180,13 +180,13 @@ impl Parts<'_> {
     }
 }
 
-/// The line that says why the request `id` was not done.
+/// Returns the line that reports why request `id` failed.
 pub(crate) fn refusal(id: &Value, failure: &Failure) -> String {
     let Failure { code, message } = failure;
     format!(r#"{{"id":{id},"error":{{"code":{},"message":{}}}}}"#, json!(code), json!(message))
 }
 
-/// The fields of an object; one that is there twice is an error.
+/// The fields of an object; a duplicate field is an error.
 struct Fields(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Fields {
@@ -216,7 +216,8 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// What an answer is told by: text, or a whole number that every program keeps exactly.
+/// Takes the id, which identifies the answer: a string, or an integer that every program represents
+/// exactly.
 fn take_id(fields: &mut Map<String, Value>) -> Result<Value, Failure> {
     match fields.remove("id") {
         None => Ok(Value::Null),
@@ -241,7 +242,7 @@ fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
     serde_path_to_error::deserialize(tagged).map_err(|error| {
         let path = error.path().to_string();
         let (field, what) = (path.strip_prefix(&prefix).unwrap_or_default(), error.inner().to_string());
-        // Serde names the field where it is unknown or missing.
+        // Serde's message already names an unknown or missing field.
         invalid(if field.is_empty() || what.contains(&format!("`{field}`")) {
             what
         } else {
@@ -250,15 +251,15 @@ fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
     })
 }
 
-/// What a command has led to.
+/// The result of a command.
 enum Outcome {
-    /// The result's JSON.
+    /// The complete result as JSON.
     Whole(String),
-    /// The result has the records of all disks.
+    /// The result lists the records of all disks.
     Disks,
-    /// The result has these records.
+    /// The result lists these records.
     Some(Vec<DiskRecord>),
-    /// The result has the figures of all disks after the server's.
+    /// The result lists the figures of all disks after the server's.
     Figures { server: String },
 }
 
@@ -319,11 +320,11 @@ fn json(result: impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(&result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
 }
 
-/// Whether a disk can have this name.
+/// Checks whether a disk can have this name.
 ///
 /// # Errors
-/// [`Code::InvalidName`] if it is longer than NBD allows, has control characters, which no list or log could show, or an `@`, which
-/// the names of snapshots have.
+/// [`Code::InvalidName`] if the name is longer than NBD allows, contains control characters, which
+/// lists and logs cannot show, or contains `@`, which is reserved for snapshots.
 pub fn check_name(name: &str) -> Result<(), Failure> {
     check_export_name(name)?;
     if name.contains(SNAPSHOT_SIGN) {
@@ -333,17 +334,18 @@ pub fn check_name(name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a disk's snapshot.
+/// Returns the name of a disk's snapshot.
 pub fn snapshot_name(disk: &str, snapshot: &str) -> String {
     format!("{disk}{SNAPSHOT_SIGN}{snapshot}")
 }
 
-/// The disk's name and the snapshot's in the name of a snapshot; `None` if it is that of a disk.
+/// Splits a snapshot's name into those of the disk and the snapshot; returns `None` for a disk's
+/// name.
 pub fn split_snapshot_name(name: &str) -> Option<(&str, &str)> {
     name.split_once(SNAPSHOT_SIGN)
 }
 
-/// Whether a disk's snapshot can be called so.
+/// Checks whether a disk's snapshot can have this name.
 fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
     check_export_name(&snapshot_name(disk, snapshot))?;
     if snapshot.is_empty() || snapshot.contains(SNAPSHOT_SIGN) {
@@ -353,7 +355,8 @@ fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A snapshot stays one of the same disk, and a disk does not become one.
+/// Checks a new name: a snapshot must remain a snapshot of the same disk, and a disk must not
+/// become one.
 fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
     match (split_snapshot_name(name), split_snapshot_name(to)) {
         (Some((disk, _)), Some((same, snapshot))) if disk == same => check_snapshot(disk, snapshot),
@@ -384,7 +387,7 @@ fn check_fork(fork: &Fork) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether an export can have this name.
+/// Checks whether an export can have this name.
 fn check_export_name(name: &str) -> Result<(), Failure> {
     let wrong = |what: String| Err(Failure::new(Code::InvalidName, what));
     if name.len() > MAX_NAME_BYTES {
@@ -396,7 +399,7 @@ fn check_export_name(name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a disk can have this size, as far as that does not depend on the system.
+/// Checks whether a disk can have this size, apart from limits of the system.
 ///
 /// # Errors
 /// [`Code::InvalidSize`].

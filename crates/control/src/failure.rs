@@ -1,26 +1,27 @@
-//! Why a command was not done.
+//! Reasons why a command failed.
 
 use serde::{Deserialize, Serialize};
 
-/// A code for programs, a message for people.
+/// A failed command: a code for programs and a message for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 #[non_exhaustive]
 pub struct Failure {
-    /// What kind of error it is.
+    /// Kind of error.
     pub code: Code,
-    /// What is wrong and what to do.
+    /// What is wrong, and what to do.
     pub message: String,
 }
 
-/// The kinds of errors. More may come.
+/// Kinds of errors. More may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Code {
-    /// The line is not a request: not JSON, a field is missing, unknown or of the wrong kind.
+    /// The line is not a valid request: not JSON, or a field is missing, unknown or of the wrong
+    /// type.
     InvalidRequest,
-    /// The line is too long, or comes too slowly; the connection ends.
+    /// The line is too long or arrives too slowly. The connection ends.
     TooMuch,
     /// No command has this name.
     UnknownCommand,
@@ -28,45 +29,45 @@ pub enum Code {
     NoSuchDisk,
     /// Another disk has this name.
     NameInUse,
-    /// Too long for NBD, or with control characters.
+    /// The name is too long for NBD, contains control characters, or uses the reserved `@`.
     InvalidName,
-    /// 0, not a multiple of 512, or more than a disk can have.
+    /// The size is 0, not a multiple of 512, or larger than a disk can be.
     InvalidSize,
-    /// The size would become smaller, and `shrink` is not set.
+    /// The new size is smaller, and `shrink` is not set.
     WouldShrink,
     /// The disk has snapshots, and `snapshots` is not set.
     HasSnapshots,
     /// The file cannot be opened as a base.
     InvalidBase,
-    /// The disk is a base or a snapshot, which is only read.
+    /// The disk is a base or a snapshot, and therefore read-only.
     ReadOnly,
-    /// Below what is needed for a page or for what is stored.
+    /// The limit is below the minimum for one page or below the stored data.
     InvalidLimit,
-    /// The system or the limit leaves no memory for it.
+    /// The system or the limit leaves too little memory.
     NoMemory,
-    /// The client is not of the server's user; the connection ends.
+    /// The client does not belong to the server's user. The connection ends.
     NotAllowed,
-    /// Somebody else does it now, or too many clients are connected.
+    /// Another client is already doing this, or too many clients are connected.
     Busy,
     /// Anything else.
     Failed,
-    /// A code of a newer server.
+    /// A code that only a newer server knows.
     #[serde(other)]
     Other,
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// Creates a failure of this kind.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// No disk has this name.
+    /// Creates the failure for a missing disk.
     pub fn no_such_disk(name: &str) -> Self {
         Self::new(Code::NoSuchDisk, format!("no disk named '{name}'"))
     }
 
-    /// Another disk has this name.
+    /// Creates the failure for a name that another disk has.
     pub fn name_in_use(name: &str) -> Self {
         Self::new(
             Code::NameInUse,

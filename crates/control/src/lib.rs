@@ -1,8 +1,8 @@
-//! What a running server is told: one JSON object a line on a Unix socket.
+//! The control protocol of a running server: one JSON object per line on a Unix socket.
 //!
-//! [`answer`] turns a request's line into the answer's line by calling a [`Manage`], which does the work. [`Server`] does that
-//! for the clients of a socket, [`Client`] is the other end. `docs/control.md` lists every field
-//! and every error.
+//! [`answer`] turns a request's line into the answer's line by calling a [`Manage`], which does the
+//! work. [`Server`] does that for the clients of a socket; [`Client`] is the other end.
+//! `docs/control.md` lists every field and every error.
 //!
 //! ```no_run
 //! use std::time::Duration;

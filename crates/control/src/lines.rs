@@ -1,4 +1,4 @@
-//! Lines of a socket, bounded in length and time.
+//! Lines on a socket, bounded in length and time.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -6,19 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest request, its end included.
+/// Maximum length of a request in bytes, including the line end.
 pub const MAX_REQUEST_BYTES: usize = 64 << 10;
 
-/// What is read at a time.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 8 << 10;
 
-/// Why a line cannot be had.
+/// Reasons why a line could not be received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LineError {
-    /// It has more bytes than are allowed.
+    /// The line is longer than allowed.
     #[error("a line has more than {0} bytes")]
     TooLong(usize),
-    /// It did not come whole in time.
+    /// The line was not complete in time.
     #[error("incomplete line after {} s", .0.as_secs_f32())]
     TooSlow(Duration),
     #[error(transparent)]
@@ -28,21 +28,21 @@ pub(crate) enum LineError {
 /// Bounds of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes, its end included.
+    /// Maximum length in bytes, including the line end.
     pub(crate) max_bytes: usize,
-    /// How long it may take to come.
+    /// Time within which the line must be complete.
     pub(crate) time: Duration,
-    /// When the time begins: with the line's first byte, or at once.
+    /// Whether the time starts with the line's first byte, rather than at once.
     pub(crate) idle: bool,
 }
 
-/// What was received and not yet taken.
+/// Received data that have not been consumed.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// The next line without its end, or `None` when the peer sends no more. What comes before the
-    /// end of the stream is a line.
+    /// Returns the next line without its end, or `None` when the peer sends no more. An
+    /// unterminated rest at the end of the stream is a line.
     pub(crate) fn next(&mut self, stream: &UnixStream, bounds: Bounds) -> Result<Option<Vec<u8>>, LineError> {
         let mut start = (!bounds.idle || !self.0.is_empty()).then(Instant::now);
         let mut looked_bytes = 0;
@@ -72,7 +72,7 @@ impl Lines {
                 Ok(0) if self.0.is_empty() => return Ok(None),
                 Ok(0) => return Ok(Some(std::mem::take(&mut self.0))),
                 Ok(count) => self.0.extend_from_slice(&chunk[..count]),
-                // At a timeout, the time left says so.
+                // On a timeout, the next iteration finds that no time is left.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -88,7 +88,7 @@ pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Resul
     sending.part("\n")
 }
 
-/// A line that is sent in parts, within a time for all of them.
+/// A line that is sent in parts, with a time limit for all of them.
 pub(crate) struct Sending<'a> {
     stream: &'a UnixStream,
     start: Instant,
@@ -96,7 +96,7 @@ pub(crate) struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    /// The time begins now.
+    /// Starts the time.
     pub(crate) fn begin(stream: &'a UnixStream, time: Duration) -> Self {
         Self { stream, start: Instant::now(), time }
     }

@@ -1,4 +1,4 @@
-//! What the commands act on.
+//! The interface that commands act on.
 
 use std::{any::Any, time::Duration};
 
@@ -7,79 +7,81 @@ use crate::{
     Renamed, Resized, ServerStat,
 };
 
-/// What lives as long as the connection that asked for it: it is dropped then.
+/// An object that is kept until the connection that requested it ends.
 pub type Held = Box<dyn Any + Send>;
 
-/// Some of the disks in the order of their names.
+/// A batch of disks, in the order of their names.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Those whose names come after this one; `None` for those that come first.
+    /// Only disks whose names follow this one; `None` starts at the first.
     pub after: Option<&'a str>,
-    /// So many at most.
+    /// Maximum number of disks.
     pub most: usize,
 }
 
 /// Disks that can be managed while they are served. Methods are called from several threads at
 /// once.
 ///
-/// Names and sizes that come here were checked by [`answer`](crate::answer); whether a disk has a
-/// name was not. A method that fails has changed nothing.
+/// [`answer`](crate::answer) has validated the names and sizes passed in, but not whether a disk
+/// with that name exists. A method that fails has changed nothing.
 pub trait Manage: Send + Sync {
-    /// Disks, and where they are served; none when there are no more.
+    /// Returns a batch of disks with their addresses; empty when there are no more.
     fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord>;
 
-    /// Figures of the server.
+    /// Returns the server's figures.
     fn server(&self) -> ServerStat;
 
-    /// Figures of disks; none when there are no more.
+    /// Returns the figures of a batch of disks; empty when there are no more.
     fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat>;
 
-    /// Figures of a disk.
+    /// Returns a disk's figures.
     fn stat(&self, name: &str) -> Result<DiskStat, Failure>;
 
-    /// Makes an empty disk.
+    /// Creates an empty disk.
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure>;
 
-    /// Serves a file as a disk that is only read.
+    /// Serves a file as a read-only disk.
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure>;
 
-    /// Makes disks that all hold what another does at one instant; in the order of the names.
+    /// Creates disks with the content of another disk at one instant. Returns them in the order of
+    /// `names`.
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure>;
 
-    /// Keeps what a disk holds at one instant, as a disk that is only read.
+    /// Keeps the content of a disk at one instant as a read-only disk.
     fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
 
-    /// Makes a disk hold what a snapshot of it does.
+    /// Restores a disk to one of its snapshots.
     fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
 
-    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room
-    /// for it.
+    /// Returns the ranges of a disk that have changed since it was created, starting at `offset`,
+    /// as many as fit into one answer.
     fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure>;
 
-    /// Removes a disk with its contents; with its snapshots only if `snapshots` says so.
+    /// Removes a disk with its contents. Its snapshots are removed only if `snapshots` is set.
     fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure>;
 
-    /// Changes a disk's size; without `shrink`, only to a larger one.
+    /// Changes a disk's size. Without `shrink`, the size can only grow.
     fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure>;
 
-    /// Gives a disk another name.
+    /// Renames a disk.
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure>;
 
-    /// Makes a disk read as zeros and gives its memory back.
+    /// Makes a disk read as zeros and frees its memory.
     fn reset(&self, name: &str) -> Result<DiskRecord, Failure>;
 
-    /// Sets a disk's limit or the server's; `None` takes it away.
+    /// Sets a disk's limit or, without a name, the server's. `None` removes the limit.
     fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure>;
 
-    /// Gives back what memory the disks' holes take, for about `time` at most.
+    /// Frees the memory in the holes of the disks' storage, for at most about `time`.
     fn compact(&self, time: Duration) -> Result<Compacted, Failure>;
 
-    /// Serves a disk as it is at this instant, until what comes with the record is dropped.
+    /// Serves a disk as it is at this instant, until the [`Held`] value is dropped.
     fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure>;
 
-    /// Tells what lies where in an instant from a byte on: a bounded number of runs.
+    /// Returns where the data of an instant are stored, starting at a byte: a bounded number of
+    /// runs.
     fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure>;
 
-    /// Asks the server to end, and returns at once.
+    /// Asks the server to exit, and returns at once.
     fn stop(&self);
 }

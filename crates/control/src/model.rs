@@ -1,4 +1,4 @@
-//! Disks without contents.
+//! An in-memory model of disks without contents.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use crate::{
     FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
 };
 
-/// The plainest [`Manage`]: it keeps what disks are called and how large they are. For tests and
-/// fuzzers of what speaks the protocol.
+/// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
+/// programs that use the protocol.
 #[derive(Debug, Default)]
 pub struct Model {
     state: Mutex<ModelState>,
@@ -30,12 +30,12 @@ struct ModelState {
 }
 
 impl Model {
-    /// No disks.
+    /// Creates a model without disks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether it was told to stop.
+    /// Returns whether it was asked to stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! What commands answer. The fields are those of `docs/control.md`.
+//! Results of commands. `docs/control.md` documents the fields.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
@@ -6,15 +6,15 @@ use serde_json::Map;
 /// The first line that a server sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Greeting {
-    /// The program.
+    /// Name of the program.
     pub name: String,
-    /// The protocol's version: another number is another protocol.
+    /// Version of the protocol. Different versions are incompatible.
     pub protocol: u64,
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
 }
 
-/// What a disk is made of.
+/// The kind of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -22,11 +22,11 @@ pub enum DiskKind {
     /// Compressed pages in memory.
     #[default]
     Ram,
-    /// A file that is only read.
+    /// A read-only file.
     Base,
-    /// What a disk held at one instant, which is only read.
+    /// The content of a disk at one instant, read-only.
     Snapshot,
-    /// Something that a newer server has.
+    /// A kind that only a newer server knows.
     #[serde(other)]
     Other,
 }
@@ -34,184 +34,184 @@ pub enum DiskKind {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRecord {
-    /// The name of its export.
+    /// Name of its export.
     pub name: String,
-    /// Its size.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// The most memory that it may take, if it has a limit of its own.
+    /// Maximum memory of this disk, if it has its own limit.
     pub limit_bytes: Option<u64>,
-    /// Its clients may not change it.
+    /// Whether its clients are kept from changing it.
     pub read_only: bool,
-    /// What it is made of.
+    /// Kind of disk.
     #[serde(default)]
     pub kind: DiskKind,
-    /// A base's file, or that of the base which lies below the disk.
+    /// Path of the base's file, or of the file of the base below the disk.
     #[serde(default)]
     pub path: Option<String>,
-    /// What it was forked from, as that was named then.
+    /// Name of the disk that it was forked from, at the time of the fork.
     #[serde(default)]
     pub from: Option<String>,
-    /// Seconds since it was made.
+    /// Seconds since it was created.
     #[serde(default)]
     pub age_seconds: u64,
-    /// Bytes of the pages that it wrote itself, as far as they are kept.
+    /// Bytes of the stored pages that the disk itself has written.
     #[serde(default)]
     pub changed_bytes: u64,
-    /// Memory for these.
+    /// Memory that these pages use.
     #[serde(default)]
     pub own_bytes: u64,
-    /// How many snapshots it has.
+    /// Number of its snapshots.
     #[serde(default)]
     pub snapshots: u64,
-    /// NBD connections that use it.
+    /// Number of NBD connections that use it.
     pub clients: u64,
-    /// Where NBD clients find it, one for each address of the server.
+    /// NBD URIs of the disk, one per address of the server.
     pub uris: Vec<String>,
 }
 
 /// All disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// By name.
+    /// The disks, sorted by name.
     pub disks: Vec<DiskRecord>,
 }
 
-/// Figures by name. Those that are bytes end in `_bytes` or are zram's.
+/// Figures by name. Values in bytes have names that end in `_bytes` or are zram's.
 pub type Figures = Map<String, serde_json::Value>;
 
 /// Figures of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStat {
-    /// The name of its export.
+    /// Name of its export.
     pub name: String,
-    /// Its size.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// The most memory that it may take, if it has a limit of its own.
+    /// Maximum memory of this disk, if it has its own limit.
     pub limit_bytes: Option<u64>,
-    /// What it is made of.
+    /// Kind of disk.
     #[serde(default)]
     pub kind: DiskKind,
-    /// What it holds and takes; nothing for a base.
+    /// Figures of its data and memory; empty for a base.
     pub figures: Figures,
 }
 
 /// Figures of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStat {
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// The process.
+    /// Process id.
     pub pid: u32,
-    /// Seconds since the server listens.
+    /// Seconds since the server started to listen.
     pub uptime_seconds: u64,
-    /// The codec of all disks.
+    /// Codec of all disks.
     pub codec: String,
-    /// How many disks there are.
+    /// Number of disks.
     pub disks: u64,
-    /// The most memory that the server may take, if it is limited.
+    /// Maximum memory of the server, if it is limited.
     pub limit_bytes: Option<u64>,
-    /// What all disks together hold and take.
+    /// Figures of the data and memory of all disks together.
     pub figures: Figures,
 }
 
 /// Figures of the server and of disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
-    /// The server's.
+    /// The server's figures.
     pub server: ServerStat,
-    /// By name.
+    /// The disks' figures, sorted by name.
     pub disks: Vec<DiskStat>,
 }
 
-/// A stretch of a disk that was changed.
+/// A changed range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangedRange {
-    /// Its first byte.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub len_bytes: u64,
 }
 
-/// Where a disk was changed since it was made.
+/// The ranges of a disk that have changed since it was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// The disk.
+    /// Name of the disk.
     pub name: String,
-    /// Its size.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// In order. One may begin where the one before ends.
+    /// The ranges in ascending order. Ranges may be adjacent.
     pub ranges: Vec<ChangedRange>,
-    /// Where to go on; `None` when this was all.
+    /// Offset at which to continue; `None` at the end of the disk.
     pub next_offset: Option<u64>,
 }
 
-/// A disk is gone.
+/// Result of removing a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
-    /// As it was.
+    /// The disk as it was.
     #[serde(flatten)]
     pub disk: DiskRecord,
-    /// Disks that go on reading the file of a base that was dropped.
+    /// Number of disks that still read the file of the removed base.
     #[serde(default)]
     pub file_users: u64,
 }
 
-/// A disk has another size.
+/// Result of resizing a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resized {
-    /// The disk.
+    /// Name of the disk.
     pub name: String,
-    /// The size it had.
+    /// Previous size.
     pub before_bytes: u64,
-    /// The size it has.
+    /// New size.
     pub size_bytes: u64,
 }
 
-/// A disk has another name.
+/// Result of renaming a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renamed {
-    /// The name it had.
+    /// Previous name.
     pub before: String,
-    /// The name it has.
+    /// New name.
     pub name: String,
-    /// Where NBD clients find it now.
+    /// New NBD URIs.
     pub uris: Vec<String>,
 }
 
-/// A limit is set or gone.
+/// Result of setting or removing a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limited {
-    /// The disk; the server's limit has none.
+    /// Name of the disk; `None` for the server's limit.
     pub name: Option<String>,
-    /// The limit there was.
+    /// Previous limit.
     pub before_bytes: Option<u64>,
-    /// The limit there is.
+    /// New limit.
     pub limit_bytes: Option<u64>,
 }
 
-/// What compaction did.
+/// Result of compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compacted {
-    /// All memory of the disks before.
+    /// Memory of all disks before.
     pub before_bytes: u64,
-    /// And afterwards; it can be more when clients wrote meanwhile.
+    /// Memory of all disks afterwards. It may be larger if clients wrote in the meantime.
     pub after_bytes: u64,
-    /// The time was up before all was done.
+    /// Whether the time ran out before everything was done.
     pub more: bool,
 }
 
 /// A disk as it was at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instant {
-    /// The disk.
+    /// Name of the disk.
     pub name: String,
-    /// The name of the export that serves the instant, until the connection that asked for it ends.
+    /// Name of the export that serves the instant until the connection that requested it ends.
     pub export: String,
-    /// Its size.
+    /// Size of the disk.
     pub size_bytes: u64,
-    /// The server's Unix sockets for NBD.
+    /// Paths of the server's Unix sockets for NBD.
     pub sockets: Vec<String>,
-    /// Its TCP addresses for NBD.
+    /// The server's TCP addresses for NBD.
     pub addresses: Vec<String>,
     /// The file below the disk, if there is one.
     #[serde(default)]
@@ -221,49 +221,49 @@ pub struct Instant {
 /// The file below a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BaseRecord {
-    /// Where it was when the server opened it.
+    /// Path of the file when the server opened it.
     pub path: String,
-    /// The path of the file in an EROFS image, unless it is the only one.
+    /// Path of the file inside an EROFS image, unless it is the image's only file.
     #[serde(default)]
     pub inside: Option<String>,
-    /// What the file at `path` holds.
+    /// Format of the file at `path`.
     pub format: String,
-    /// Tells whether the file at `path` is the one that the server opened, as it was then.
+    /// Identifies the file at `path`, in the state in which the server opened it.
     pub identity: String,
 }
 
-/// What lies where in an instant.
+/// The runs of stored data in an instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrozenRuns {
-    /// One after the other from the byte that was asked for.
+    /// Consecutive runs, starting at the requested byte.
     pub runs: Vec<FrozenRun>,
-    /// Where to ask on; nothing if the runs reach the disk's end.
+    /// Offset at which to continue; `None` if the runs reach the end of the disk.
     pub next_bytes: Option<u64>,
 }
 
-/// A stretch of a disk.
+/// A run of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrozenRun {
-    /// Its bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len_bytes: u64,
-    /// What is there.
+    /// Where its data are stored.
     pub stored: Stored,
 }
 
-/// What a stretch of a disk is.
+/// The source of a run's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stored {
     /// Pages that were written.
     Own,
-    /// Zeros that were written, or what was discarded.
+    /// Zeros that were written, or a discarded range.
     OwnZeros,
-    /// What the base has.
+    /// Data of the base.
     Base,
     /// Zeros of the base, or beyond its end.
     BaseZeros,
 }
 
-/// It was done, and there is nothing to say of it.
+/// Success without further information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}

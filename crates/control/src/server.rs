@@ -1,4 +1,4 @@
-//! The socket of a server: a thread for each client.
+//! A server's control socket, with one thread per client.
 
 use std::{
     collections::BTreeMap,
@@ -28,29 +28,29 @@ use crate::{
     lines::{Bounds, LineError, Lines, Sending, send},
 };
 
-/// The version of the protocol: it changes when a program that was written for it would no longer
-/// work.
+/// Version of the protocol. It changes when existing programs would no longer work.
 pub(crate) const PROTOCOL: u64 = 1;
 
-/// How long a client waits for the end of one that was closed for it.
+/// How long a new client waits for the end of one that is closed to make room.
 const MAKE_ROOM_TIME: Duration = Duration::from_secs(1);
 
-/// When accepting fails, for want of descriptors say, the next try comes after this time.
+/// Pause before the next attempt if accepting fails, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may cost. A program changes fields of [`Limits::default`].
+/// Bounds on the resources of clients. Start from [`Limits::default`] and change fields.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Clients at a time. When one more comes, the one that has been idle the longest is closed; if
-    /// none is, the new one gets an error. A client that has an instant of a disk is not idle.
+    /// Maximum number of clients. When a further one connects, the client that has been idle
+    /// longest is closed. If none is idle, the new one gets an error. A client that holds an
+    /// instant of a disk is not idle.
     pub clients: usize,
-    /// In this time a request comes whole, from its first byte on. Between requests a client may be
-    /// silent for ever.
+    /// Time within which a request must be complete, from its first byte. Between requests, a
+    /// client may be silent indefinitely.
     pub request_time: Duration,
-    /// In this time a client takes an answer.
+    /// Time within which a client must read an answer.
     pub answer_time: Duration,
-    /// At the server's end, clients that are not done by then are closed.
+    /// When the server stops, clients that have not finished after this time are closed.
     pub stop_grace: Duration,
 }
 
@@ -65,20 +65,20 @@ impl Default for Limits {
     }
 }
 
-/// A control socket that listens.
+/// A listening control socket.
 pub struct Server {
     listener: UnixListener,
     shared: Arc<ServerCore>,
 }
 
-/// What the server, its handles and its clients' threads share.
+/// State shared by the server, its handles and its clients' threads.
 struct ServerCore {
     disks: Arc<dyn Manage>,
     greeting: String,
     limits: Limits,
     stopping: AtomicBool,
     wake: OwnedFd,
-    /// Held while a request is parsed, which takes up to 50 times its bytes.
+    /// Held while a request is parsed, which needs up to 50 times the request's size in memory.
     parsing: Mutex<()>,
     clients: Mutex<Clients>,
     client_ended: Condvar,
@@ -93,18 +93,18 @@ struct Clients {
 
 struct Client {
     stream: Arc<UnixStream>,
-    /// Since when it asks for nothing; `None` while it is answered, or was closed for another.
+    /// Start of the idle time; `None` while a request is answered or after the client was evicted.
     idle_since: Option<Instant>,
 }
 
-/// Ends a server from any thread.
+/// Stops a server from any thread.
 #[derive(Clone)]
 pub struct ServerHandle(Arc<ServerCore>);
 
 impl Server {
-    /// Lets the clients of `listener` manage `disks`; `version` is the program's, for the greeting.
+    /// Lets the clients of `listener` manage `disks`. `version` is the program's, for the greeting.
     ///
-    /// Only clients of this process's user and of root are answered, whatever the socket's mode is.
+    /// Only clients of this process's user and of root are served, whatever the socket's mode.
     pub fn new(listener: UnixListener, disks: Arc<dyn Manage>, version: &str, limits: Limits) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let greeting = Greeting { name: "pagefold".to_owned(), protocol: PROTOCOL, version: version.to_owned() };
@@ -121,12 +121,12 @@ impl Server {
         Ok(Self { listener, shared: Arc::new(shared) })
     }
 
-    /// What ends this server.
+    /// Returns a handle that stops this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle(Arc::clone(&self.shared))
     }
 
-    /// Serves until [`ServerHandle::stop`]. Requests that were received are answered first, within
+    /// Serves until [`ServerHandle::stop`] is called. Received requests are answered first, within
     /// [`Limits::stop_grace`].
     pub fn run(self) -> io::Result<()> {
         let Self { listener, shared } = self;
@@ -139,10 +139,10 @@ impl Server {
 }
 
 impl ServerHandle {
-    /// Asks the server to end and returns at once.
+    /// Asks the server to stop and returns at once.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
-        // It can only fail when it has been rung 2^64 times already.
+        // This can fail only after 2^64 calls.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -182,7 +182,7 @@ impl ServerCore {
     }
 
     fn admit(self: &Arc<Self>, stream: UnixStream) {
-        // A stream that fails is closed by being dropped.
+        // On failure, the stream is closed by being dropped.
         if stream.set_nonblocking(false).is_err() {
             return;
         }
@@ -198,28 +198,29 @@ impl ServerCore {
         };
         let entry = ClientEntry { shared: Arc::clone(self), number };
         let spawned = thread::Builder::new().name("control-client".to_owned()).spawn(move || {
-            // How it ended concerns the client alone.
+            // Its outcome concerns only the client.
             let _ = entry.shared.serve(entry.number, &stream);
         });
-        // Without a thread, the entry and the stream go with the closure.
+        // If no thread starts, dropping the closure drops the entry and the stream.
         drop(spawned);
     }
 
-    /// Tells a client that it is not served. One that takes nothing gets nothing: its socket has
-    /// room for a line.
+    /// Tells a client that it is not served. Does not block on a client that reads nothing: its
+    /// socket has room for a line.
     fn refuse(&self, stream: &UnixStream, failure: &Failure) {
         let _ = send(stream, &self.greeting, MAKE_ROOM_TIME);
         let _ = send(stream, &refusal(&Value::Null, failure), MAKE_ROOM_TIME);
     }
 
-    /// Takes a client into the list, if need be for one that is idle. `None`: all are at work.
+    /// Adds a client to the list, evicting an idle one if necessary. Returns `None` if all are
+    /// busy.
     fn enter(&self, stream: &Arc<UnixStream>) -> Option<u64> {
         let mut clients = self.lock();
         if clients.all.len() >= self.limits.clients {
             let idle = clients.all.values_mut().filter(|client| client.idle_since.is_some());
             let longest = idle.min_by_key(|client| client.idle_since)?;
             longest.idle_since = None;
-            // One that is gone already is as good as closed.
+            // The evicted client may already be gone.
             let _ = longest.stream.shutdown(std::net::Shutdown::Both);
             let full = |clients: &mut Clients| clients.all.len() >= self.limits.clients;
             let waited = self.client_ended.wait_timeout_while(clients, MAKE_ROOM_TIME, full);
@@ -265,14 +266,14 @@ impl ServerCore {
             answer_in_parts(line, &*self.disks, &self.parsing, &mut held, &mut |part| {
                 sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
             })?;
-            // One that something is held for is at work, though it is silent.
+            // A client for which something is held is not idle, even if it is silent.
             if held.is_empty() {
                 self.set_idle(number, Some(Instant::now()));
             }
         }
     }
 
-    /// Ends all clients: gently, and after the grace at once.
+    /// Ends all clients: gracefully, and forcibly after the grace period.
     fn finish(&self) {
         use std::net::Shutdown;
         let mut clients = self.lock();
@@ -285,7 +286,7 @@ impl ServerCore {
     }
 }
 
-/// A client's place in the list, which it leaves when its thread ends.
+/// A client's entry in the list, removed when its thread ends.
 struct ClientEntry {
     shared: Arc<ServerCore>,
     number: u64,

@@ -1,19 +1,19 @@
-//! The smallest device: a vector, served on a Unix socket until the process is killed.
+//! A minimal device: a vector, served on a Unix socket until the process is killed.
 //!
 //! ```text
 //! cargo run --release --example ram -- ram.sock 1073741824
 //! nbdinfo 'nbd+unix:///?socket=ram.sock'
 //! ```
 //!
-//! With a third argument, `may-block`, it says that it may block: then its requests take the path
-//! of slow devices.
+//! With a third argument, `may-block`, the device reports that it may block. Its requests then take
+//! the path of slow devices.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 use pagefold_serve::{Export, Server};
 
-/// Locked by stretches of 64 KiB, so that each part of a request is applied whole.
+/// Has one lock per stretch of 64 KiB, so that each part of a request is applied atomically.
 struct Ram {
     stretches: Vec<RwLock<Box<[u8]>>>,
     may_block: bool,
@@ -27,7 +27,7 @@ impl Ram {
         Self { stretches: (0..size_bytes.div_ceil(STRETCH_BYTES)).map(|_| stretch()).collect(), may_block }
     }
 
-    /// The stretches of a range: which one, where in it, how much.
+    /// Returns the stretches of a range as (index, offset within it, length).
     fn stretches(offset: u64, len_bytes: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (mut at, end) = (offset as usize, offset as usize + len_bytes);
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Sockets that a service manager passes, by the protocol of `sd_listen_fds(3)`.
+//! Sockets passed by a service manager, using the protocol of `sd_listen_fds(3)`.
 
 use std::{env, io, os::unix::net::UnixListener, process};
 
@@ -7,7 +7,7 @@ use rustix::net::sockopt;
 
 use crate::{Error, listen::Listener};
 
-/// More sockets than any service has; a larger number is not meant.
+/// More sockets than any service has; a larger number is treated as an error in the environment.
 const MAX_SOCKETS: u32 = 1024;
 
 /// Sockets that a service manager passed to this process, in their order.
@@ -15,14 +15,14 @@ const MAX_SOCKETS: u32 = 1024;
 pub struct Passed(Vec<(String, Listener)>);
 
 impl Passed {
-    /// Takes the passed sockets; `None` when there are none. Another call finds none: the variables
-    /// are gone then.
+    /// Takes the passed sockets; returns `None` if there are none. A second call returns `None`,
+    /// because the variables have been removed.
     ///
-    /// What was passed to another process, say to a shell that did not take it, is not ours:
-    /// `LISTEN_PID` has to be this process's id, and `LISTEN_FDS` a number above 0.
+    /// Sockets passed to another process, for example to a shell that did not take them, are
+    /// ignored: `LISTEN_PID` must be this process's id, and `LISTEN_FDS` a number above 0.
     ///
     /// # Errors
-    /// [`Error::Activation`]: one of them is not a stream socket that listens.
+    /// [`Error::Activation`]: one of them is not a listening stream socket.
     pub fn take() -> Result<Option<Self>, Error> {
         if !is_for_us() {
             return Ok(None);
@@ -38,7 +38,7 @@ impl Passed {
         Ok(Some(Self(sockets.collect::<Result<_, Error>>()?)))
     }
 
-    /// Takes the first Unix socket of this name out (`FileDescriptorName=` of systemd's units,
+    /// Takes the first Unix socket with this name (`FileDescriptorName=` in systemd's units,
     /// `LISTEN_FDNAMES`).
     pub fn take_unix(&mut self, name: &str) -> Option<UnixListener> {
         let is_it = |(found, listener): &(String, Listener)| found == name && listener.tcp_address().is_none();
@@ -46,7 +46,7 @@ impl Passed {
         Some(self.0.remove(index).1.into_unix())
     }
 
-    /// Whether no socket is left.
+    /// Returns whether no socket is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -76,8 +76,8 @@ fn take(passed: &mut ListenFd, index: usize) -> io::Result<Listener> {
     Ok(Listener::passed(listener.into(), None, path))
 }
 
-/// A connected socket, say of a unit with `Accept=yes`, can never be accepted from, though it is
-/// often ready.
+/// Fails if the socket does not listen. A connected socket, for example of a unit with
+/// `Accept=yes`, often polls as ready, but nothing can ever be accepted from it.
 fn does_listen(socket: impl std::os::fd::AsFd) -> io::Result<()> {
     if sockopt::socket_acceptconn(socket)? {
         Ok(())

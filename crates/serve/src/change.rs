@@ -1,5 +1,5 @@
-//! Requests that change a device: in pieces, which may run at the same time, and each piece in
-//! steps.
+//! Requests that change a device. A request runs in pieces, possibly in parallel, and each piece
+//! runs in steps.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -14,34 +14,34 @@ use crate::{
     request::{PAGE_BYTES, Refusal, flush_if_asked},
 };
 
-/// What is filled with zeros at a time on a device that may run out of room.
+/// Bytes zeroed per step on a device that may run out of room.
 const ZEROES_STEP_BYTES: u64 = 1 << 20;
 
-/// A change that is run in pieces. The reply is due when all who hold this are done.
+/// A change that runs in pieces. The reply is due when all holders are done.
 ///
 /// ```text
-/// holders = pieces that are being written or wait for room + 1 while some of the payload has not been received
+/// holders = pieces being written or waiting for room + 1 until the whole payload has been received
 /// ```
 pub(crate) struct Pieces {
     pub(crate) request: Request,
     holders: AtomicUsize,
-    /// The first error; what comes after it is dropped.
+    /// The first error; later ones are dropped.
     refusal: Mutex<Option<Refusal>>,
 }
 
 impl Pieces {
-    /// Held by the caller.
+    /// Creates the value with one holder, the caller.
     pub(crate) fn new(request: Request) -> Arc<Self> {
         Arc::new(Self { request, holders: AtomicUsize::new(1), refusal: Mutex::new(None) })
     }
 
-    /// One more holds it.
+    /// Adds a holder.
     pub(crate) fn hold(self: &Arc<Self>) -> Arc<Self> {
         self.holders.fetch_add(1, Ordering::Relaxed);
         Arc::clone(self)
     }
 
-    /// How many hold it.
+    /// Returns the number of holders.
     pub(crate) fn holders(&self) -> usize {
         self.holders.load(Ordering::Relaxed)
     }
@@ -54,7 +54,7 @@ impl Pieces {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Lets go; for the last holder, what to reply.
+    /// Removes a holder. For the last one, returns the result to reply with.
     pub(crate) fn done(&self, device: Option<&Device>) -> Option<Result<(), Refusal>> {
         if self.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
             return None;
@@ -64,8 +64,8 @@ impl Pieces {
     }
 }
 
-/// How much of `left_bytes` at `offset` to take if `most_bytes` can be: all, or up to the end of a
-/// page. Otherwise two threads would change one page.
+/// Returns how many of `left_bytes` at `offset` to take if at most `most_bytes` are possible: all,
+/// or up to a page boundary. Otherwise two threads could change one page.
 pub(crate) fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
     if left_bytes <= most_bytes {
         return left_bytes as usize;
@@ -73,20 +73,20 @@ pub(crate) fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usiz
     most_bytes.saturating_sub((offset + most_bytes) % PAGE_BYTES) as usize
 }
 
-/// What became of a change.
+/// The result of an attempt.
 pub(crate) enum Attempt {
     Done(Result<(), Refusal>),
-    /// It stopped for want of room; the next attempt goes on there.
+    /// It stopped for lack of room; the next attempt resumes there.
     NoRoom(Arc<Waits>),
 }
 
-/// A piece of a WRITE, or all of a TRIM or WRITE_ZEROES. On a device where changes wait for room, a
-/// page that was written is not written again when the rest is tried again: another request may
-/// have changed it meanwhile.
+/// A piece of a WRITE, or a whole TRIM or WRITE_ZEROES. On a device whose changes wait for room, a
+/// retry does not repeat pages that are already written: another request may have changed them
+/// since.
 pub(crate) struct Change<B> {
     request: Request,
     offset: u64,
-    /// Of a WRITE.
+    /// Payload of a WRITE.
     payload: B,
     done_bytes: u64,
 }
@@ -96,7 +96,7 @@ impl<B: AsRef<[u8]>> Change<B> {
         Self { request, offset, payload, done_bytes: 0 }
     }
 
-    /// Does what is left.
+    /// Runs the rest of the change.
     pub(crate) fn attempt(&mut self, device: Option<&Device>) -> Attempt {
         let Some(device) = device else { return Attempt::Done(Err(Refusal::removed())) };
         let len_bytes = match self.request.kind {
@@ -124,7 +124,7 @@ impl<B: AsRef<[u8]>> Change<B> {
         }
     }
 
-    /// How much to do next: all, unless the rest may have to wait for room.
+    /// Returns the size of the next step: everything, unless the rest may have to wait for room.
     fn step_bytes(&self, at: u64, left_bytes: u64, device: &Device) -> u64 {
         let unit_bytes = match self.request.kind {
             command::WRITE => PAGE_BYTES,

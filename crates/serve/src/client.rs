@@ -1,7 +1,7 @@
-//! A client that reads: what another process serves.
+//! A client that reads what another process serves.
 //!
-//! Nothing that the server sends is trusted. What breaks the protocol, and what takes longer than
-//! the client waits, is an error of the read at hand, after which the connection cannot be used.
+//! Nothing that the server sends is trusted. If the server breaks the protocol or exceeds the
+//! timeout, the current call fails and the connection cannot be used again.
 
 use std::{
     collections::VecDeque,
@@ -18,11 +18,11 @@ use crate::protocol::{
     reply,
 };
 
-/// Bytes of one request: all servers answer so many, and no answer takes long.
+/// Bytes per request: every server accepts this size, and no reply takes long.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Requests that wait for their answers at once. All of them have room in the buffers of a socket,
-/// so that a server that waits until its answers are read is not waited for in turn.
+/// Requests in flight. All of them fit into a socket's buffers, so the client never blocks on a
+/// server that waits for its replies to be read.
 const MOST_REQUESTS: usize = 32;
 
 /// A connection to an export, for reading.
@@ -36,14 +36,14 @@ trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}
 
-/// What the server sent is not what the protocol allows.
+/// Returns the error for data that violate the protocol.
 fn malformed(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 impl Client {
-    /// Connects to an export of the server at a Unix socket. Each answer has to go on coming within
-    /// `time`.
+    /// Connects to an export of the server at a Unix socket. While the client waits for a reply,
+    /// data must arrive at least every `time`.
     pub fn unix(path: &Path, export: &str, time: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(time))?;
@@ -51,7 +51,7 @@ impl Client {
         Self::negotiate(Box::new(stream), export)
     }
 
-    /// As [`unix`](Self::unix), at a TCP address.
+    /// Like [`unix`](Self::unix), at a TCP address.
     pub fn tcp(address: SocketAddr, export: &str, time: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, time)?;
         stream.set_nodelay(true)?;
@@ -60,7 +60,7 @@ impl Client {
         Self::negotiate(Box::new(stream), export)
     }
 
-    /// The export's size.
+    /// Returns the export's size.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -104,23 +104,23 @@ impl Client {
         }
     }
 
-    /// Fills `buf` from `offset`. After an error `buf` holds unspecified bytes.
+    /// Fills `buf` from `offset`. After an error, `buf` holds unspecified bytes.
     ///
     /// # Errors
-    /// The server cannot read there, and goes on with the next read; or the connection broke, or
-    /// what came is not an answer.
+    /// The server cannot read the range; the next read may succeed. Or the connection broke, or the
+    /// data received are not a valid reply.
     pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.read_all(&mut [(offset, buf)])
     }
 
-    /// Fills each of these from its offset. Some requests are always under way, so that a server
-    /// that is far is not waited for each time. Else as [`read`](Self::read).
+    /// Fills each buffer from its offset. Several requests are kept in flight, so a distant server
+    /// does not cost a round trip per request. Otherwise like [`read`](Self::read).
     pub fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         let requests = parts.iter_mut().flat_map(|(offset, buf)| {
             buf.chunks_mut(REQUEST_BYTES).zip((*offset..).step_by(REQUEST_BYTES)).map(|(part, at)| (at, part))
         });
         let mut requests = requests.peekable();
-        // Requests without an answer, in the order in which they were sent.
+        // Unanswered requests, in the order in which they were sent.
         let mut asked: VecDeque<(u64, u64, &mut [u8])> = VecDeque::new();
         let (mut sent, mut refused) = (Vec::new(), None);
         while !asked.is_empty() || (refused.is_none() && requests.peek().is_some()) {
@@ -139,8 +139,8 @@ impl Client {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Waits for the answer to one of the requests, and takes that away. Returns what the server
-    /// has against it.
+    /// Waits for the reply to one of the requests and removes that request. Returns the server's
+    /// error, if any.
     fn take_answer(&mut self, asked: &mut VecDeque<(u64, u64, &mut [u8])>) -> io::Result<Option<io::Error>> {
         let mut header = [0; SIMPLE_REPLY_BYTES];
         self.stream.read_exact(&mut header)?;
@@ -165,7 +165,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let request = Request { flags: 0, kind: command::DISC, cookie: 0, offset: 0, len_bytes: 0 };
-        // A server that is gone needs no farewell.
+        // The server may already be gone.
         let _ = self.stream.write_all(&request.encode());
     }
 }

@@ -1,29 +1,33 @@
 //! The transmission phase of one connection.
 //!
-//! One of the connection's threads is its leader. It alone receives:
+//! One of the connection's threads is its leader. Only the leader receives:
 //!
 //! ```text
 //! lead:
 //!     loop
-//!         for each request of which enough lies in the input buffer
-//!             small, and the device never blocks: run it now, its reply goes to the output buffer
-//!             a large or slow write: send the output buffer; for each piece of the payload, larger ones while others are at work
-//!                 receive it; pass the lead on to a follower; write it to the device; become a follower
-//!                 whoever is done last with a piece sends the reply
-//!             else: send the output buffer; pass the lead on; run it and send its reply, piece by piece; become a follower
+//!         for each request of which enough is in the input buffer
+//!             small, and the device never blocks: run it now; its reply goes to the output buffer
+//!             a large or slow write: send the output buffer; for each piece of the payload
+//!                 receive it; pass the lead to a follower; write it to the device;
+//!                 become a follower
+//!                 the last thread to finish a piece sends the reply
+//!             else: send the output buffer; pass the lead; run it and send its reply,
+//!                 piece by piece; become a follower
 //!         send the output buffer
-//!         receive as much as there is
+//!         receive whatever has arrived
 //! ```
 //!
-//! So sixteen requests of 4 KiB that arrived together cost one receive and one send, and no thread
-//! is woken; and a slow request holds up none. A change that finds no room is put aside, where the
-//! device has such wait (`waiting.rs`). Followers are started when a leader finds none idle, and
-//! leave after a while without work. At most one is on its way to the lead at a time; who is done
-//! before it comes takes the lead back. The measured gains are in `docs/nbd.md`.
+//! Sixteen requests of 4 KiB that arrive together therefore cost one receive and one send and wake
+//! no thread, and a slow request delays no other. Pieces of a write are larger while other requests
+//! are running. If a change finds no room and the device supports waiting, it is set aside
+//! (`waiting.rs`). A leader that finds no idle follower starts one; followers exit after being idle
+//! for a while. At most one follower at a time is on its way to take the lead. A thread that
+//! finishes before that follower arrives takes the lead back. The measured gains are in
+//! `docs/nbd.md`.
 //!
-//! Buffers are small until the connection is busy, and small again when it is idle. Where there is
-//! no memory for a large one, or for the buffer that a follower needs, the leader runs the request
-//! itself, in the small ones: slower, and nobody waits for anybody.
+//! Buffers are small until the connection is busy, and small again once it is idle. If there is no
+//! memory for a large buffer, or for the buffer that a follower needs, the leader runs the request
+//! itself in the small buffers. This is slower, but nothing waits for memory.
 
 use std::{
     collections::VecDeque,
@@ -51,36 +55,36 @@ use crate::{
     waiting::{ASIDE_BYTES, Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
 };
 
-/// Data of a request that the leader runs itself.
+/// Largest READ or WRITE that the leader runs itself, in bytes.
 pub(crate) const INLINE_BYTES: u64 = 128 << 10;
-/// Range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
+/// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
-/// Replies that wait for the input to be drained, of a connection that is not busy.
+/// Output buffer of an idle connection; it collects replies until the input has been processed.
 const SMALL_OUTPUT_BYTES: usize = 16 << 10;
-/// The same of a busy one.
+/// Output buffer of a busy connection.
 const LARGE_OUTPUT_BYTES: usize = 256 << 10;
-/// A large request is run in pieces of this size, other replies between them.
+/// Size of the pieces in which a large request runs; other replies are sent between them.
 const PIECE_BYTES: usize = 256 << 10;
-/// A write is run in pieces of this size while other requests are at work, if there is memory. The
-/// CPUs are busy then without pieces of one write at the same time, and each piece wakes a thread:
-/// a fifth of the time that lz4 takes for 256 KiB.
+/// Size of a write's pieces while other requests are running, if there is memory. The CPUs are then
+/// busy without parallel pieces of one write, and each piece wakes a thread, which costs a fifth of
+/// the time that lz4 takes for 256 KiB.
 const LARGE_PIECE_BYTES: usize = 1 << 20;
-/// A read whose reply must be in one piece is read whole up to this size before any of it is sent,
-/// if there is memory: then an error can be told.
+/// A read whose reply must be in one piece is read completely before any of it is sent, up to this
+/// size and if there is memory: an error can then be reported.
 const WHOLE_READ_BYTES: usize = 4 << 20;
-/// A follower without work leaves after this time.
+/// A follower exits after being idle for this time.
 const FOLLOWER_IDLE: Duration = Duration::from_secs(1);
-/// A connection without requests gives its large buffers back after this time.
+/// A connection without requests returns its large buffers after this time.
 const BUFFERS_IDLE: Duration = Duration::from_millis(500);
 
 const _: () = assert!(INLINE_BYTES as usize + EXTENDED_REQUEST_BYTES <= LARGE_INPUT_BYTES);
 const _: () = assert!(INLINE_BYTES as usize + REPLY_OVERHEAD_BYTES <= LARGE_OUTPUT_BYTES);
 
-/// What the connections of a server share.
+/// State shared by all connections of a server.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) limits: Limits,
-    /// The server stops: what has been received is answered, then connections end.
+    /// The server is stopping: received requests are answered, then connections end.
     pub(crate) stopping: AtomicBool,
     pub(crate) memory: Arc<Memory>,
     followers: AtomicUsize,
@@ -91,7 +95,8 @@ impl Common {
         Arc::new(Self { limits, stopping: AtomicBool::new(false), memory, followers: AtomicUsize::new(0) })
     }
 
-    /// Leave for one more thread, until the result is dropped.
+    /// Reserves one more thread, until the result is dropped. Returns `None` if there are too many
+    /// or memory is short.
     fn follower(self: &Arc<Self>) -> Option<Follower> {
         let more = |followers| (followers < self.limits.threads).then_some(followers + 1);
         self.followers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
@@ -101,7 +106,7 @@ impl Common {
     }
 }
 
-/// A thread that counts.
+/// The reservation of an additional thread.
 struct Follower {
     common: Arc<Common>,
     taken: Option<Taken>,
@@ -124,54 +129,54 @@ pub(crate) struct Connection<T, G> {
     lead_is_free: Condvar,
     /// Changes that wait for room.
     aside: Aside,
-    /// Held by whoever sends, from the first byte of a message to the last of another.
+    /// Held by the sending thread while it sends one or more whole messages.
     sending: Mutex<()>,
-    /// Lives as long as the connection; the last field, so that it is dropped last.
+    /// Lives as long as the connection. The last field, so that it is dropped last.
     _guard: G,
 }
 
-/// Exactly one thread holds the [`Leader`], or it waits here to be taken.
+/// The [`Leader`] is held by exactly one thread, or is here to be taken.
 ///
-/// While it waits and nothing has ended, a thread is on its way to take it: `waking`, or all
-/// threads are at work and the first that is done will.
+/// While it is here and the connection has not ended, some thread will take it: either a follower
+/// is on its way (`waking`), or all threads are busy and the first to finish takes it.
 struct Roles<T> {
     free: Option<Box<Leader<T>>>,
-    /// A follower has been woken or started and has not come yet. Until it does, no other needs to
-    /// be: with requests that are done sooner than a thread wakes, the thread that passed the lead
-    /// on takes it back, and few are woken.
+    /// A follower has been woken or started and has not arrived yet. Until it arrives, no other is
+    /// woken. If requests finish sooner than a thread wakes, the thread that passed the lead takes
+    /// it back, and few threads are woken.
     waking: bool,
     idle: usize,
     threads: usize,
-    /// One for each thread but one, which came with the connection. A thread that leaves takes any
-    /// of them with it.
+    /// One per thread, except for the thread that came with the connection. An exiting thread
+    /// removes any one of them.
     leaves: Vec<Follower>,
     ended: bool,
 }
 
-/// What only the leader uses.
+/// State that only the leader uses.
 struct Leader<T> {
     input: Input<T>,
     output: Replies<Growing>,
-    /// Kept while requests are run one after another, and never while the peer is waited for.
+    /// Held while requests run one after another, but never while waiting for the peer.
     device: Option<Arc<Device>>,
     /// The write whose payload is being received.
     writing: Option<Writing>,
-    /// For the request at the front, once a part of it has been received.
+    /// Deadline of the request at the front, once part of it has been received.
     deadline: Option<Deadline>,
-    /// By then the connection ends, since its export was removed.
+    /// When the connection ends after its export was removed.
     farewell: Option<Deadline>,
-    /// The server stops, and what had come by then has been received.
+    /// The server is stopping, and everything that had arrived before has been received.
     drained: bool,
 }
 
-/// The rest of a payload.
+/// The remaining payload of a write.
 struct Writing {
     pieces: Arc<Pieces>,
     left_bytes: u64,
     deadline: Deadline,
 }
 
-/// What runs while another thread leads.
+/// Work that runs while another thread leads.
 enum Task {
     Change { pieces: Arc<Pieces>, change: Change<Payload> },
     Read { reading: Reading, replies: Replies<Lent> },
@@ -179,9 +184,9 @@ enum Task {
 }
 
 impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
-    /// Serves the session with the calling thread and followers, until the peer leaves or breaks
-    /// the protocol. Other threads may still be at work when this returns; `guard` is dropped when
-    /// the last has ended.
+    /// Serves the session on the calling thread and followers until the peer leaves or violates the
+    /// protocol. Other threads may still be busy when this returns. `guard` is dropped when the
+    /// last thread has ended.
     pub(crate) fn serve(transport: Arc<T>, session: Session, common: Arc<Common>, guard: G) -> Result<(), Ended> {
         let leader = Box::new(Leader {
             input: Input::new(Arc::clone(&transport))?,
@@ -214,9 +219,9 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         Ok(())
     }
 
-    /// The life of each of the connection's threads.
+    /// Main loop of each of the connection's threads.
     fn work(self: Arc<Self>) {
-        // A device that panics must not leave a connection without a leader.
+        // If a device panics, the connection must not be left without a leader.
         let unwinding = EndOnUnwind(&self);
         while let Some(mut leader) = self.take_lead() {
             match leader.lead(&self) {
@@ -233,7 +238,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         std::mem::forget(unwinding);
     }
 
-    /// Waits for the lead; `None` when the thread is not needed any more.
+    /// Waits for the lead; returns `None` when the thread is no longer needed.
     fn take_lead(&self) -> Option<Box<Leader<T>>> {
         let mut roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited = false;
@@ -260,7 +265,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Leaves the lead to a follower, or to whoever is ready first when all threads are busy.
+    /// Passes the lead to a follower, or leaves it for the first thread to become ready if all are
+    /// busy.
     fn pass_lead(connection: &Arc<Self>, leader: Box<Leader<T>>) {
         let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.free = Some(leader);
@@ -284,7 +290,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
                 follower.work();
             };
             if spawn("nbd-follower", body).is_err() {
-                // Without a follower, this thread takes the lead again when it is done.
+                // Without a follower, this thread takes the lead back when it is done.
                 let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
                 roles.waking = false;
                 roles.threads -= 1;
@@ -293,8 +299,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Lets all threads finish what they run, and nothing more. `now` also closes the stream for
-    /// them.
+    /// Lets all threads finish their current work, but start nothing more. If `now`, also closes
+    /// the stream.
     fn end(&self, now: bool) {
         if now {
             self.transport.shutdown();
@@ -307,15 +313,15 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.aside.wake();
     }
 
-    /// Whether a request should wait for room no longer.
+    /// Returns whether requests must stop waiting for room.
     fn is_ending(&self) -> bool {
         self.common.stopping.load(Ordering::Relaxed)
             || self.transport.has_ended()
             || self.roles.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
 
-    /// Whether a thread is at work for another request than a write of these pieces, which the
-    /// calling thread receives.
+    /// Returns whether a thread is busy with a request other than the write of these pieces, whose
+    /// payload the calling thread receives.
     fn is_busy_beside(&self, pieces: &Pieces) -> bool {
         let roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.threads - roles.idle > pieces.holders()
@@ -337,17 +343,17 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a part of a message while no other message may come between.
+    /// Sends part of a message. `_sending` keeps other messages from coming in between.
     fn send_more(&self, _sending: &MutexGuard<'_, ()>, bytes: &[u8]) -> Result<(), Ended> {
         Ok(self.deadline(bytes.len()).send_all(&*self.transport, bytes)?)
     }
 
-    /// The time that begins now for a message of `len_bytes`.
+    /// Returns the deadline for a message of `len_bytes`, starting now.
     fn deadline(&self, len_bytes: usize) -> Deadline {
         Deadline::of_message(len_bytes, self.common.limits.io_timeout)
     }
 
-    /// Whether the leader runs the request itself.
+    /// Returns whether the leader runs the request itself.
     fn is_quick(&self, request: &Request, device: &Device) -> bool {
         let limit_bytes = match request.kind {
             command::READ | command::WRITE => INLINE_BYTES,
@@ -376,7 +382,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         if let Err(refusal) = result {
             pieces.fail(refusal);
         }
-        // Its memory is free for the next piece while the reply is sent.
+        // Its memory is then free for the next piece while the reply is sent.
         drop(change);
         let Some(result) = pieces.done(self.device().as_deref()) else { return Ok(()) };
         let mut replies = Replies::new([0; REPLY_OVERHEAD_BYTES]);
@@ -384,7 +390,8 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.send(replies.filled())
     }
 
-    /// Has a change wait for room while this thread goes on, if that is possible.
+    /// Sets a change aside to wait for room while this thread continues. If that is impossible,
+    /// this thread waits.
     fn put_aside(
         connection: &Arc<Self>,
         mut change: Change<Payload>,
@@ -412,13 +419,13 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             return connection.finish(change, &pieces, result);
         }
         if waits.seen() != seen {
-            // The thread may have slept again before it had this.
+            // The waiting thread may have gone back to sleep before this change was queued.
             waits.signal();
         }
         Ok(())
     }
 
-    /// Tries what was put aside until nothing is left.
+    /// Retries the changes that were set aside until none is left.
     fn wait_for_room(&self, waits: &Waits) {
         let unwinding = EndOnUnwind(self);
         let mut held = VecDeque::new();
@@ -451,7 +458,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         std::mem::forget(unwinding);
     }
 
-    /// Has this thread wait for room. The caller has a [`Waiting`](pagefold_disk::Waiting).
+    /// Waits for room in this thread. The caller has a [`Waiting`](pagefold_disk::Waiting).
     fn outlast<B: AsRef<[u8]>>(&self, change: &mut Change<B>, waits: &Waits) -> Result<(), Refusal> {
         loop {
             let seen = waits.seen();
@@ -466,7 +473,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Answers a read in as many parts as it takes, and leaves nothing in `replies`.
+    /// Answers a read in the necessary number of parts, and leaves nothing in `replies`.
     fn read<B: AsRef<[u8]> + AsMut<[u8]>>(&self, mut reading: Reading, replies: &mut Replies<B>) -> Result<(), Ended> {
         let mut sending = None;
         loop {
@@ -482,7 +489,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     }
 }
 
-/// Ends the connection when its thread unwinds.
+/// Ends the connection if its thread unwinds.
 struct EndOnUnwind<'a, T: Transport, G: Send + Sync + 'static>(&'a Connection<T, G>);
 
 impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
@@ -492,8 +499,8 @@ impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
 }
 
 impl<T: Transport> Leader<T> {
-    /// Serves until a request comes that another thread should not wait for, or the peer has left
-    /// (`None`).
+    /// Serves until another thread has to take over (returns the task to run), or until the peer
+    /// has left or the server stops (returns `None`).
     fn lead<G: Send + Sync + 'static>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Option<Task>, Ended> {
         loop {
             if self.writing.is_some()
@@ -522,7 +529,7 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Runs the request at the front of the input, or says why not.
+    /// Runs the request at the front of the input, or replies why not.
     fn begin<G: Send + Sync + 'static>(
         &mut self,
         connection: &Arc<Connection<T, G>>,
@@ -582,7 +589,7 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Makes a task of the request, or runs it here if there is no memory for one.
+    /// Turns the request into a task, or runs it here if there is no memory for a task.
     fn begin_slow<G: Send + Sync + 'static>(
         &mut self,
         connection: &Arc<Connection<T, G>>,
@@ -623,9 +630,9 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Receives more of a write's payload: up to a piece, for a task, or all of it, for which there
-    /// is no memory and which is written from the input buffer. Ends with `writing` empty, or a
-    /// task.
+    /// Receives more of a write's payload. With memory for a buffer, returns a task for one piece.
+    /// Otherwise, writes from the input buffer, without a task. On return, there is a task or
+    /// `writing` is `None`.
     fn write_more<G: Send + Sync + 'static>(
         &mut self,
         connection: &Arc<Connection<T, G>>,
@@ -674,7 +681,7 @@ impl<T: Transport> Leader<T> {
                         let waiting = waits.begin();
                         let result = connection.outlast(&mut change, &waits);
                         drop(waiting);
-                        // The peer had to wait.
+                        // The peer had to wait, so its time starts again.
                         writing.deadline = connection.deadline(writing.left_bytes as usize);
                         result
                     }
@@ -690,7 +697,7 @@ impl<T: Transport> Leader<T> {
         Ok(None)
     }
 
-    /// Makes the output have room for `len_bytes`, or all the room it can.
+    /// Makes room for `len_bytes` in the output, or as much as possible.
     fn make_room<G: Send + Sync + 'static>(
         &mut self,
         connection: &Connection<T, G>,
@@ -706,7 +713,7 @@ impl<T: Transport> Leader<T> {
         Ok(())
     }
 
-    /// Sends the replies gathered so far, and lets go of the device.
+    /// Sends the collected replies and releases the device.
     fn send<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
         self.device = None;
         if !self.output.filled().is_empty() {
@@ -716,7 +723,8 @@ impl<T: Transport> Leader<T> {
         Ok(())
     }
 
-    /// Receives what there is; false when the peer, or the server, has ended the connection.
+    /// Receives whatever has arrived. Returns `false` if the peer or the server has ended the
+    /// connection.
     fn receive<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<bool, Ended> {
         let share = &connection.share;
         let limits = &connection.common.limits;
@@ -727,14 +735,14 @@ impl<T: Transport> Leader<T> {
             }
         }
         if self.input.len() != 0 {
-            // As for the longest that is run from the input buffer.
+            // Allow the time for the longest request that runs from the input buffer.
             let whole = || connection.deadline(EXTENDED_REQUEST_BYTES + INLINE_BYTES as usize);
             let deadline = *self.deadline.get_or_insert_with(whole);
             return Ok(self.input.receive(deadline.left()?, share)? != 0);
         }
         if connection.common.stopping.load(Ordering::Relaxed) {
-            // What came before the stop is received once more. It does not block: the server shuts
-            // the socket down.
+            // Data that arrived before the stop are received once more. This does not block: the
+            // server shuts the socket down.
             if self.drained {
                 return Ok(false);
             }
@@ -751,7 +759,7 @@ impl<T: Transport> Leader<T> {
             } else if is_large {
                 BUFFERS_IDLE.min(limits.io_timeout)
             } else {
-                // A silent peer is waited for while its export is there.
+                // A silent peer may stay as long as its export exists.
                 limits.io_timeout
             };
             match self.input.receive(timeout, share) {
@@ -765,7 +773,7 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Drops the payload of a write that is refused.
+    /// Drops the payload of a refused request.
     fn skip<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>, len_bytes: u64) -> Result<(), Ended> {
         let mut left_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         let deadline = connection.deadline(left_bytes);
@@ -784,12 +792,12 @@ impl<T: Transport> Leader<T> {
     }
 }
 
-/// What became of the request at the front of the input.
+/// The result of trying to run the request at the front of the input.
 enum Begun {
-    /// It was run, and its reply is sent or in the output.
+    /// It was run. Its reply has been sent or is in the output.
     Done,
     Task(Task),
-    /// More of it has to be received.
+    /// More of it must be received first.
     Incomplete,
 }
 

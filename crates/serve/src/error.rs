@@ -1,72 +1,71 @@
-//! What can go wrong outside of a connection. A cause is the error's source, and not in its text
-//! too.
+//! Errors outside of a connection. The cause is the error's source and is not repeated in its text.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
-/// `sun_path` of Linux, without the byte that ends it.
+/// Bytes of `sun_path` on Linux, without the terminating NUL.
 pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 
-/// Why a server cannot start or run. The text says what to do.
+/// Reasons why a server cannot start or run. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No address was given.
     #[error("no address to listen on: add a Unix socket path, a TCP address or socket activation")]
     NoListener,
-    /// Two exports would have one name.
+    /// Two exports have the same name.
     #[error("duplicate export name `{0}`: give each export its own name")]
     DuplicateExport(String),
-    /// There is nothing to rename.
+    /// No export has the name that is to be changed.
     #[error("no export named `{0}`")]
     UnknownExport(String),
     /// A name is longer than the protocol allows.
     #[error("export name of {0} bytes: the protocol allows 4096")]
     NameTooLong(usize),
-    /// A name cannot be shown: clients and logs are lines of text.
+    /// A name contains control characters, which clients and logs cannot show.
     #[error("export name with control characters: {0:?}")]
     ControlInName(String),
     /// A server listens on the path.
     #[error("address in use: a server already listens on {}: stop it or choose another path", .0.display())]
     PathInUse(PathBuf),
-    /// The path is something else than a socket.
+    /// The path exists and is not a socket.
     #[error("{} exists and is not a socket: choose another path, or remove it", .0.display())]
     NotASocket(PathBuf),
-    /// The system takes no such path for a Unix socket.
+    /// The path is too long for a Unix socket.
     #[error("socket path {} has {} bytes, the maximum is {MAX_UNIX_PATH_BYTES}: choose a shorter one", .0.display(), .0.as_os_str().len())]
     PathTooLong(PathBuf),
-    /// The Unix socket cannot be made.
+    /// The Unix socket cannot be created.
     #[error("cannot listen on {}", path.display())]
     Unix {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Something listens on the address.
+    /// Something already listens on the address.
     #[error("address in use: something already listens on {0}: choose another port, or 0 for any free one")]
     AddressInUse(SocketAddr),
     /// The TCP address cannot be used.
     #[error("cannot listen on {address}")]
     Tcp {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A passed socket is not one to listen on.
+    /// A passed socket is not a listening stream socket.
     #[error("cannot use passed socket {index}")]
     Activation {
-        /// Which, from 0.
+        /// Index of the socket, from 0.
         index: usize,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The system refuses something a server needs.
+    /// The system refused something that the server needs.
     #[error("cannot {what}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

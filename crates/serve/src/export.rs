@@ -1,4 +1,4 @@
-//! Named devices, which come and go while a server runs.
+//! Named devices, added and removed while a server runs.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,31 +13,31 @@ use crate::{
     protocol::{MAX_STRING_BYTES, transmission},
 };
 
-/// A device whose requests are checked, as a connection uses it.
+/// A device as a connection uses it: it checks every request.
 pub(crate) type Device = Checked<Arc<dyn BlockDevice>>;
 
-/// A device under a name.
+/// A device with a name.
 pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
     state: Mutex<ExportState>,
 }
 
-/// An export is removed once and for all when `device` is taken; then every access has been closed.
+/// Taking `device` removes the export for good; every access is then closed.
 struct ExportState {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,
 }
 
-/// One connection's way to its export's device, closed when the export is removed.
+/// One connection's access to its export's device, closed when the export is removed.
 ///
-/// The reference count that requests change is the connection's own, so connections of one export
-/// share no cache line for it. Nobody keeps the device while waiting for a peer: then a removed
-/// device lives as long as its last request.
+/// Each connection has its own reference count, which its requests change. Connections to the same
+/// export therefore share no cache line for it. Nothing holds the device while waiting for a peer,
+/// so a removed device lives only as long as its last request.
 pub(crate) struct Access(Mutex<Option<Arc<Device>>>);
 
 impl Access {
-    /// The device; `None` once the export was removed.
+    /// Returns the device, or `None` once the export has been removed.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         lock(&self.0).clone()
     }
@@ -53,13 +53,13 @@ impl fmt::Debug for Access {
     }
 }
 
-/// None of these locks guards data that a panic could leave half changed.
+/// Locks a mutex. A panic cannot leave the data of any of these locks half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Export {
-    /// Serves `device` as `name`; the empty name is a name like any other.
+    /// Serves `device` as `name`. The empty name is an ordinary name.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.read_only();
         Self::made(name.into(), device, read_only)
@@ -75,17 +75,17 @@ impl Export {
         Self { name: Mutex::new(name.into()), read_only, state: Mutex::new(state) }
     }
 
-    /// The name that clients ask for.
+    /// Returns the name that clients ask for.
     pub fn name(&self) -> Arc<str> {
         Arc::clone(&lock(&self.name))
     }
 
-    /// Whether it refuses every change.
+    /// Returns whether the export refuses every change.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Connections that have chosen it and not ended.
+    /// Returns the number of open connections that have chosen this export.
     pub fn connections(&self) -> usize {
         lock(&self.state).accesses.iter().filter(|access| access.strong_count() != 0).count()
     }
@@ -94,7 +94,7 @@ impl Export {
         if self.read_only { Checked::read_only(device) } else { Checked::new(device) }
     }
 
-    /// Lets one more connection use the device, unless the export was removed.
+    /// Gives one more connection access to the device, unless the export has been removed.
     pub(crate) fn open(&self) -> Option<Arc<Access>> {
         let mut state = lock(&self.state);
         let device = self.checked(state.device.clone()?);
@@ -104,31 +104,32 @@ impl Export {
         Some(access)
     }
 
-    /// Whether its device knows what of it was changed.
+    /// Returns whether the device tracks which of its ranges have changed.
     pub(crate) fn knows_changes(&self) -> bool {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
     }
 
-    /// Lets no later request reach the device, which is dropped with the last that has.
+    /// Keeps later requests from the device, which is dropped with the last request that uses it.
     fn close(&self) {
         let mut state = lock(&self.state);
         let device = state.device.take();
         let accesses = std::mem::take(&mut state.accesses);
         drop(state);
-        // A device may take its time to be dropped: no lock is held then.
+        // Dropping a device may take time, so no lock is held.
         for access in accesses.iter().filter_map(Weak::upgrade) {
             let device = lock(&access.0).take();
             drop(device);
         }
         let waits = device.as_ref().and_then(|device| device.waits().cloned());
         drop(device);
-        // What waits for room waits for nothing any more.
+        // Waiting requests now fail instead of waiting for room.
         if let Some(waits) = waits {
             waits.signal();
         }
     }
 
-    /// The export's transmission flags for a client that negotiated `structured` replies or not.
+    /// Returns the export's transmission flags for a client that did or did not negotiate
+    /// `structured` replies.
     pub(crate) fn flags(&self, structured: bool) -> u16 {
         let mut flags = transmission::HAS_FLAGS
             | transmission::SEND_FLUSH
@@ -153,27 +154,27 @@ impl fmt::Debug for Export {
     }
 }
 
-/// The exports of a server, each with its own name. Clones are handles to the same exports, so they
-/// can be added, removed and renamed while the server runs.
+/// The exports of a server, each with its own name. Clones are handles to the same exports, so
+/// exports can be added, removed and renamed while the server runs.
 #[derive(Clone, Debug, Default)]
 pub struct Exports(Arc<RwLock<ExportTable>>);
 
-/// `numbers` and `by_age` name the same exports.
+/// `numbers` and `by_age` refer to the same exports.
 #[derive(Debug, Default)]
 struct ExportTable {
     numbers: HashMap<Arc<str>, u64>,
-    /// By number; the least was added first.
+    /// Keyed by number; the oldest export has the lowest.
     by_age: BTreeMap<u64, Arc<Export>>,
     next_number: u64,
 }
 
 impl Exports {
-    /// No exports yet. Until one is added, a server refuses every client's choice.
+    /// Creates an empty set. Until an export is added, a server refuses every client's choice.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an export: clients may choose it from now on.
+    /// Adds an export. Clients may choose it from now on.
     ///
     /// # Errors
     /// [`Error::DuplicateExport`], or the name is longer than 4096 bytes or has control characters.
@@ -191,11 +192,11 @@ impl Exports {
         Ok(())
     }
 
-    /// Removes the export of exactly this name; `None` if there is none.
+    /// Removes the export with exactly this name; returns `None` if there is none.
     ///
-    /// Requests that have reached the device finish. Later ones of its clients fail with ESHUTDOWN,
-    /// and their connections end soon. The server drops the device when the last request is done,
-    /// which may be after this returns.
+    /// Requests that have reached the device finish. Its clients' later requests fail with
+    /// ESHUTDOWN, and their connections end soon after. The server drops the device when the last
+    /// request is done, which may be after this returns.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.numbers.remove(name)?;
@@ -205,10 +206,10 @@ impl Exports {
         Some(export)
     }
 
-    /// Gives an export another name, for clients that come from now on. Its connections go on.
+    /// Renames an export for clients that connect from now on. Existing connections continue.
     ///
     /// # Errors
-    /// [`Error::UnknownExport`], and those of [`Exports::add`]. Nothing has changed then.
+    /// [`Error::UnknownExport`], and those of [`Exports::add`]. On failure, nothing has changed.
     pub fn rename(&self, old: &str, new: &str) -> Result<(), Error> {
         check_name(new)?;
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -227,19 +228,19 @@ impl Exports {
         Ok(())
     }
 
-    /// The exports of this moment, the one that was added first first.
+    /// Returns the current exports, the oldest first.
     pub fn list(&self) -> Vec<Arc<Export>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).by_age.values().cloned().collect()
     }
 
-    /// The export of exactly this name.
+    /// Returns the export with exactly this name.
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.numbers.get(name).and_then(|number| table.by_age.get(number)).cloned()
     }
 
-    /// The export of this name; the one that was added first when the name is empty and no export
-    /// has the empty name.
+    /// Returns the export with this name. If the name is empty and no export has the empty name,
+    /// returns the oldest export.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);

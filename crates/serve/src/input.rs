@@ -1,4 +1,4 @@
-//! What a connection has received and not yet parsed.
+//! Data that a connection has received and not parsed yet.
 
 use std::{
     io,
@@ -12,16 +12,16 @@ use crate::{
     transport::{Deadline, Transport},
 };
 
-/// Enough for a request of 4 KiB with its payload, or for hundreds without.
+/// Enough for a request of 4 KiB with its payload, or for hundreds without payloads.
 pub(crate) const SMALL_INPUT_BYTES: usize = 16 << 10;
-/// What one receive can bring while the connection is busy.
+/// Bytes that one receive can return while the connection is busy.
 pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
 
-/// Received bytes: `buffer[start..end]` are to be parsed.
+/// Received bytes: `buffer[start..end]` have not been parsed.
 pub(crate) struct Input<T> {
     transport: Arc<T>,
-    /// How long the transport waits, as it was last told. Telling it costs a system call, so a
-    /// shorter time than needed is left as it is until it has passed.
+    /// The transport's current receive timeout. Setting it costs a system call, so a timeout
+    /// shorter than needed stays in place until it expires.
     armed: Option<Duration>,
     buffer: Growing,
     start: usize,
@@ -37,12 +37,12 @@ impl<T: Transport> Input<T> {
         self.end - self.start
     }
 
-    /// What has been received and not consumed.
+    /// Returns the bytes that have been received and not consumed.
     pub(crate) fn unparsed(&self) -> &[u8] {
         self.buffer.as_ref().get(self.start..self.end).unwrap_or_default()
     }
 
-    /// The request at the front, once its header is here.
+    /// Returns the request at the front, once its header has been received.
     pub(crate) fn request(&self, headers: Headers) -> Result<Option<Request>, Malformed> {
         let unparsed = self.unparsed();
         match headers {
@@ -55,7 +55,7 @@ impl<T: Transport> Input<T> {
         self.start += len_bytes.min(self.len());
     }
 
-    /// Moves bytes to the front of `target`; says how many.
+    /// Moves bytes to the front of `target` and returns their number.
     pub(crate) fn take(&mut self, target: &mut [u8]) -> usize {
         let count = self.len().min(target.len());
         if let (Some(target), Some(unparsed)) = (target.get_mut(..count), self.unparsed().get(..count)) {
@@ -65,7 +65,7 @@ impl<T: Transport> Input<T> {
         count
     }
 
-    /// Whether `len_bytes` fit, after the buffer has grown if need be and there is memory.
+    /// Returns whether `len_bytes` fit. If needed and memory allows, the buffer grows first.
     pub(crate) fn fits(&mut self, len_bytes: usize, share: &Arc<Share>) -> bool {
         if len_bytes > self.buffer.as_ref().len() {
             self.grow(share);
@@ -84,7 +84,7 @@ impl<T: Transport> Input<T> {
         self.buffer.is_large()
     }
 
-    /// Gives the large buffer back; only while nothing is unparsed.
+    /// Returns the large buffer, but only if everything has been parsed.
     pub(crate) fn shrink(&mut self) {
         if self.len() == 0 {
             self.buffer.shrink();
@@ -92,8 +92,8 @@ impl<T: Transport> Input<T> {
         }
     }
 
-    /// Receives some bytes after what is unparsed; 0 is the end. [`io::ErrorKind::TimedOut`] after
-    /// `timeout`.
+    /// Receives some bytes after the unparsed ones; 0 means the end of the stream. Fails with
+    /// [`io::ErrorKind::TimedOut`] after `timeout`.
     pub(crate) fn receive(&mut self, timeout: Duration, share: &Arc<Share>) -> io::Result<usize> {
         if self.start != 0 {
             self.buffer.as_mut().copy_within(self.start..self.end, 0);
@@ -104,13 +104,13 @@ impl<T: Transport> Input<T> {
         let received = receive(&*self.transport, &mut self.armed, timeout, room)?;
         self.end += received;
         if self.end == self.buffer.as_ref().len() {
-            // There may be more than this at a time.
+            // More than this may arrive at once.
             self.grow(share);
         }
         Ok(received)
     }
 
-    /// Fills `target`, from what is unparsed first, before the deadline.
+    /// Fills `target` before the deadline, first from the unparsed bytes.
     pub(crate) fn receive_exact(&mut self, deadline: Deadline, target: &mut [u8]) -> io::Result<()> {
         let mut filled = self.take(target);
         while let Some(rest @ [_, ..]) = target.get_mut(filled..) {

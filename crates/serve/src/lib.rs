@@ -10,7 +10,7 @@
 //! # }
 //! ```
 //!
-//! What is supported, what a peer may cost and how threads are used is in `docs/nbd.md`.
+//! `docs/nbd.md` describes the supported features, the resource limits and the use of threads.
 #![forbid(unsafe_code)]
 
 mod activation;

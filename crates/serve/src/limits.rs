@@ -1,36 +1,35 @@
-//! What a peer may cost.
+//! Bounds on the resources that a peer can consume.
 
 use std::time::Duration;
 
-/// Bounds of a server. All of them have sensible defaults: a program changes fields of
-/// [`Limits::default`].
+/// Bounds of a server. All have sensible defaults: start from [`Limits::default`] and change
+/// fields.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at a time that have chosen an export; whoever would be one more is refused the
-    /// choice.
+    /// Connections that have chosen an export. A further connection is refused when it chooses one.
     pub connections: usize,
-    /// Connections at a time that have not, besides. When one more comes, the one that has taken
-    /// the longest is closed, so that silent peers keep nobody out, and whoever only asks is
-    /// answered while all connections are in use.
+    /// Additional connections that have not chosen an export yet. When a further one arrives, the
+    /// oldest of them is closed. Silent peers therefore lock nobody out, and clients that only
+    /// query are answered even when all `connections` are in use.
     pub negotiating: usize,
-    /// Threads of one connection: its slow requests run at the same time on up to this many.
+    /// Threads per connection: at most this many of its slow requests run in parallel.
     pub threads_per_connection: usize,
-    /// Threads of all connections together besides the one that each has. When they are at work, a
-    /// connection's requests run one after another.
+    /// Threads of all connections together, in addition to the one that each connection has. If all
+    /// are busy, a connection runs its requests one after another.
     pub threads: usize,
-    /// Bytes of one connection's buffers, besides the [`LEAST_BYTES`](crate::LEAST_BYTES) that each
-    /// has. When they are spent, the connection runs one request at a time, in small pieces.
+    /// Bytes of buffers per connection, in addition to its [`LEAST_BYTES`](crate::LEAST_BYTES). If
+    /// they are used up, the connection runs one request at a time, in small pieces.
     pub memory_per_connection_bytes: usize,
     /// The same for all connections together.
     pub memory_bytes: u64,
-    /// Within this time a peer has to choose an export.
+    /// Time within which a peer must choose an export.
     pub handshake_timeout: Duration,
-    /// A peer that stops in the middle of a request, or does not read its replies, is dropped after
-    /// this time. For all of a message it has this time and one second for each 64 KiB. Between
-    /// requests it may be silent for ever.
+    /// A peer that stops in the middle of a request or does not read its replies is dropped after
+    /// this time. A whole message may take this time plus one second per 64 KiB. Between requests,
+    /// a peer may be silent indefinitely.
     pub io_timeout: Duration,
-    /// When the server stops, connections that are not done by then are closed.
+    /// When the server stops, connections that have not finished after this time are closed.
     pub stop_grace: Duration,
 }
 

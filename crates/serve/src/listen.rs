@@ -1,4 +1,4 @@
-//! Sockets to listen on.
+//! Listening sockets.
 
 use std::{
     fs, io,
@@ -23,30 +23,30 @@ use rustix::{
 
 use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket};
 
-/// How long a socket that may be stale is asked whether it is.
+/// How long to wait for a connection to a socket that may be stale.
 const PROBE: Duration = Duration::from_millis(500);
-/// How long another server may keep the directory of a socket locked.
+/// How long to wait while another server keeps a socket's directory locked.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
-/// Between two tries to lock it.
+/// Pause between two attempts to lock the directory.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Clients that wait to be accepted: as many as std lets wait.
+/// Clients that may wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 
-/// A listening socket; a Unix socket's file that it made goes with it.
+/// A listening socket. If it created a Unix socket's file, dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Dropped before the socket, which keeps the file's inode number from being given to another
-    /// server's file.
+    /// Dropped before the socket: the open socket keeps the file's inode number from being reused
+    /// for another server's file.
     _file: Option<SocketFile>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
-    /// Of a Unix socket that has one.
+    /// Path of a Unix socket that has one.
     path: Option<PathBuf>,
 }
 
-/// The file of a Unix socket that was made here, removed with this value. It is known by its inode,
-/// so that another server's file is not removed.
+/// The file of a Unix socket created here, removed when this value is dropped. The file is
+/// identified by its inode, so another server's file is not removed.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -55,17 +55,17 @@ pub struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Without the lock the file stays, and the next server finds it stale.
+        // Without the lock, the file stays and the next server finds it stale.
         let Ok(_lock) = lock_directory(&self.path) else { return };
         if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
-            // Gone already is as good as removed.
+            // The file may already be gone.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Listens on a Unix socket that only this process's user may connect to, for other purposes than
-/// NBD. A file left by a server that is gone is replaced.
+/// Listens on a Unix socket to which only this process's user may connect, for purposes other than
+/// NBD. A file left by a server that has exited is replaced.
 ///
 /// # Errors
 /// Those of [`Builder::bind`](crate::Builder::bind) for a Unix socket.
@@ -73,13 +73,15 @@ pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), Error
     make(path, Some(Mode::RUSR | Mode::WUSR))
 }
 
-/// Makes a Unix socket. Of several servers that find the file of one that is gone, one replaces it.
+/// Creates a Unix socket. If several servers find the same stale file, only one of them replaces
+/// it.
 fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), Error> {
     if path.as_os_str().len() > MAX_UNIX_PATH_BYTES {
         return Err(Error::PathTooLong(path.into()));
     }
     let failed = |source| Error::Unix { path: path.into(), source };
-    // From the probe to `listen`: before it listens, a new socket looks stale to another server.
+    // Held from the probe to `listen`: until it listens, a new socket looks stale to another
+    // server.
     let _lock = lock_directory(path).map_err(failed)?;
     let listener = match listen(path, mode) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -94,8 +96,8 @@ fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), E
     Ok((listener, file))
 }
 
-/// Linux gives the file the mode of the socket that is bound to it, less the umask: it never has
-/// another.
+/// Creates the socket. Linux gives the file the mode of the socket that is bound to it, less the
+/// umask, so the file never has any other mode.
 fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     let Some(mode) = mode else { return UnixListener::bind(path) };
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -112,7 +114,7 @@ impl Listener {
         Ok(Self { fd: listener.into(), tcp: None, path: Some(path.into()), _file: Some(file) })
     }
 
-    /// Listens on a TCP address; port 0 is any free one.
+    /// Listens on a TCP address; port 0 means any free port.
     pub(crate) fn tcp(address: SocketAddr) -> Result<Self, Error> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => Error::AddressInUse(address),
@@ -124,27 +126,27 @@ impl Listener {
         Ok(Self { fd: listener.into(), tcp: Some(address), path: None, _file: None })
     }
 
-    /// Takes over a socket that listens already; nothing is done to its file.
+    /// Takes over a socket that already listens. Its file is left alone.
     pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
         Self { _file: None, fd, tcp, path }
     }
 
-    /// The TCP address, with the port that was chosen.
+    /// Returns the TCP address, with the actual port.
     pub(crate) fn tcp_address(&self) -> Option<SocketAddr> {
         self.tcp
     }
 
-    /// The socket as the standard library has it; it must be a Unix socket.
+    /// Converts a Unix socket to the standard library's type. It must be a Unix socket.
     pub(crate) fn into_unix(self) -> UnixListener {
         self.fd.into()
     }
 
-    /// The path of the Unix socket.
+    /// Returns the path of the Unix socket.
     pub(crate) fn unix_path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Takes a connection that waits; never blocks.
+    /// Accepts a waiting connection; never blocks.
     pub(crate) fn accept(&self) -> io::Result<Socket> {
         let socket = Socket::new(accept_with(&self.fd, SocketFlags::CLOEXEC)?);
         if self.tcp.is_some() {
@@ -163,8 +165,9 @@ impl AsFd for Listener {
 /// Locks the directory of `path` against other servers that start or stop there, until the result
 /// is dropped.
 ///
-/// A directory that cannot be locked (it may not be read, or its file system has no such locks) is
-/// used without. Fails with [`io::ErrorKind::TimedOut`] when another process keeps it locked.
+/// If the directory cannot be locked (it is unreadable, or its file system has no such locks),
+/// returns `None` and the caller proceeds without a lock. Fails with [`io::ErrorKind::TimedOut`] if
+/// another process keeps it locked.
 fn lock_directory(path: &Path) -> io::Result<Option<OwnedFd>> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -186,7 +189,7 @@ fn lock_directory(path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Removes a socket's file that nobody listens on. The directory is locked.
+/// Removes the file of a socket that nobody listens on. The caller has locked the directory.
 fn remove_stale(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Unix { path: path.into(), source };
     if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
@@ -195,7 +198,7 @@ fn remove_stale(path: &Path) -> Result<(), Error> {
     match Socket::connect_unix(path, PROBE) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
         Ok(_) => Err(Error::PathInUse(path.into())),
-        // Its queue is full, so it has an owner.
+        // The listener's queue is full, so it has an owner.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::PathInUse(path.into())),
         Err(source) => Err(failed(source)),
     }

@@ -1,7 +1,8 @@
-//! The memory of connections: bounded in sum, counted, and given back when a connection goes idle.
+//! The memory of connections: bounded in total, accounted for, and returned when a connection goes
+//! idle.
 //!
-//! Buffers are mappings of their own, so what is given back leaves the process. As blocks of the C
-//! library's heap they would stay with it.
+//! Each buffer is a separate mapping, so returned memory leaves the process. Blocks of the C
+//! library's heap would stay in it.
 
 use std::{
     fmt, io,
@@ -14,33 +15,33 @@ use std::{
 
 use memmap2::MmapMut;
 
-/// A connection keeps so many buffers for its next requests.
+/// Buffers that a connection keeps for its next requests.
 const KEPT_BUFFERS: usize = 4;
-/// Mappings come in pages.
+/// Granularity of mappings.
 const PAGE_BYTES: usize = 4096;
-/// What a connection takes at least: its two buffers of 16 KiB, and what its thread touches of its
-/// stack.
+/// Minimum memory of a connection: its two buffers of 16 KiB, and the part of its thread's stack
+/// that is touched.
 pub const LEAST_BYTES: u64 = 48 << 10;
-/// What one more thread touches of its stack.
+/// Bytes of its stack that an additional thread touches.
 pub(crate) const THREAD_BYTES: u64 = 32 << 10;
 
-/// Where a server's memory is counted, beside
-/// [`Limits::memory_bytes`](crate::Limits::memory_bytes): an account that is shared with what else
-/// the process keeps in memory.
+/// Accounts for a server's memory in addition to
+/// [`Limits::memory_bytes`](crate::Limits::memory_bytes). Other parts of the process can share the
+/// account.
 pub trait Account: Send + Sync {
-    /// Counts `bytes` as taken if there is room for them. When it refuses, connections go on in the
+    /// Reserves `bytes` if there is room for them. If it refuses, connections continue with the
     /// memory that they have: one request at a time, in small pieces.
     fn take(&self, bytes: u64) -> bool;
 
-    /// Counts what a new connection cannot be without, [`LEAST_BYTES`]. When it refuses, the
-    /// connection is closed, so it should find room beyond that of [`take`](Self::take).
+    /// Reserves the minimum of a new connection, [`LEAST_BYTES`]. If it refuses, the connection is
+    /// closed, so it should have room beyond that of [`take`](Self::take).
     fn take_least(&self, bytes: u64) -> bool;
 
-    /// Counts `bytes`, taken before, as free.
+    /// Releases `bytes` that were reserved before.
     fn give(&self, bytes: u64);
 }
 
-/// What all connections of a server take.
+/// The memory that all connections of a server use.
 ///
 /// ```text
 /// taken_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
@@ -63,7 +64,7 @@ impl Memory {
         Arc::new(Self { limit_bytes, taken_bytes: AtomicU64::new(0), account })
     }
 
-    /// Takes `bytes` until the result is dropped, if they are there.
+    /// Reserves `bytes`, if available, until the result is dropped.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
         let more = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= self.limit_bytes);
         self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
@@ -74,7 +75,8 @@ impl Memory {
         Some(Taken { memory: Arc::clone(self), bytes, least: false })
     }
 
-    /// Takes what a connection needs at least; `None` if the account has no room for one more.
+    /// Reserves the minimum of a connection; returns `None` if the account has no room for another
+    /// one.
     pub(crate) fn take_least(self: &Arc<Self>) -> Option<Taken> {
         if self.account.as_ref().is_some_and(|account| !account.take_least(LEAST_BYTES)) {
             return None;
@@ -83,7 +85,7 @@ impl Memory {
     }
 }
 
-/// Memory that is counted until this is dropped.
+/// Memory that stays reserved until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Taken {
     memory: Arc<Memory>,
@@ -102,19 +104,19 @@ impl Drop for Taken {
     }
 }
 
-/// A mapping; unmapped before it is counted as free.
+/// A mapping. It is unmapped before its bytes are released.
 #[derive(Debug)]
 struct Buffer {
     map: MmapMut,
     _taken: Taken,
 }
 
-/// What one connection may take of the server's memory, and the buffers that it keeps.
+/// One connection's share of the server's memory, and the buffers that it keeps.
 #[derive(Debug)]
 pub(crate) struct Share {
     memory: Arc<Memory>,
     limit_bytes: usize,
-    /// Mapped, kept or lent. At most `limit_bytes`.
+    /// Bytes mapped, whether kept or lent. At most `limit_bytes`.
     mapped_bytes: AtomicUsize,
     kept: Mutex<Vec<Buffer>>,
 }
@@ -124,17 +126,17 @@ impl Share {
         Arc::new(Self { memory, limit_bytes, mapped_bytes: AtomicUsize::new(0), kept: Mutex::default() })
     }
 
-    /// Lends a buffer of `len_bytes`; `None` if there is no memory for it now. The content is
-    /// zeros, or left over from earlier requests of the same connection.
+    /// Lends a buffer of `len_bytes`; returns `None` if there is no memory for it now. The content
+    /// is zeros or left over from earlier requests of the same connection.
     pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
         let lent = |buffer| Lent { share: Arc::clone(self), buffer: Some(buffer), len_bytes };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // The shortest that is long enough: a small request should not hold what a large one needs.
+        // Best fit, so that a small request does not hold a buffer that a large one needs.
         let found = (0..kept.len()).filter(|&at| kept[at].map.len() >= len_bytes).min_by_key(|&at| kept[at].map.len());
         if let Some(found) = found {
             return Some(lent(kept.swap_remove(found)));
         }
-        // What is too small would be in the way.
+        // A kept buffer that is too small would only take up memory.
         let small = kept.pop();
         drop(kept);
         small.into_iter().for_each(|buffer| self.unmap(buffer));
@@ -164,23 +166,23 @@ impl Share {
         self.unmap(buffer);
     }
 
-    /// Whether anything is mapped that could be given back.
+    /// Returns whether nothing is mapped, so that there is nothing to return.
     pub(crate) fn is_empty(&self) -> bool {
         self.mapped_bytes.load(Ordering::Relaxed) == 0
     }
 
-    /// Gives back what is kept.
+    /// Unmaps the kept buffers.
     pub(crate) fn trim(&self) {
         let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
         kept.into_iter().for_each(|buffer| self.unmap(buffer));
     }
 }
 
-/// A buffer that returns to its connection.
+/// A borrowed buffer that returns to its connection when dropped.
 #[derive(Debug)]
 pub(crate) struct Lent {
     share: Arc<Share>,
-    /// There until it is dropped; may be longer than what was asked for.
+    /// `Some` until the value is dropped; may be longer than requested.
     buffer: Option<Buffer>,
     len_bytes: usize,
 }
@@ -205,7 +207,7 @@ impl Drop for Lent {
     }
 }
 
-/// A small buffer that is always there, and a large one in its place while the connection is busy.
+/// A permanent small buffer, replaced by a large one while the connection is busy.
 #[derive(Debug)]
 pub(crate) struct Growing {
     small: MmapMut,
@@ -221,8 +223,8 @@ impl Growing {
         self.large.is_some()
     }
 
-    /// Gets a buffer of `len_bytes` if it is small and there is memory; what is in `keep` is at its
-    /// front then.
+    /// If it is small and memory allows, borrows a buffer of `len_bytes` and copies the range
+    /// `keep` to its front. Returns whether it grew.
     pub(crate) fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
         if self.large.is_some() {
             return false;
@@ -236,7 +238,7 @@ impl Growing {
         true
     }
 
-    /// Goes back to the small buffer. The content is lost.
+    /// Returns to the small buffer. The content is lost.
     pub(crate) fn shrink(&mut self) {
         self.large = None;
     }
@@ -260,7 +262,7 @@ mod tests {
 
     const PIECE: usize = 64 << 10;
 
-    /// Room for so many bytes.
+    /// An account with room for `limit_bytes`.
     #[derive(Default)]
     struct Narrow {
         limit_bytes: u64,

@@ -18,22 +18,24 @@ use crate::{
     transport::{Deadline, Transport},
 };
 
-/// Longer options are counted; for shorter ones there is room in what each connection takes.
+/// Longer options are accounted for separately; shorter ones fit into a connection's minimum
+/// memory.
 const SHORT_OPTION_BYTES: u32 = 4 << 10;
 
-/// Replies to LIST are sent when there are so many bytes of them.
+/// Replies to LIST are sent whenever this many bytes have accumulated.
 const LIST_PIECE_BYTES: usize = 16 << 10;
 
-/// What client and server agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) access: Arc<Access>,
     pub(crate) headers: Headers,
-    /// What the status of blocks may be asked for in.
+    /// The contexts for which the client may request block status.
     pub(crate) contexts: Vec<Context>,
 }
 
-/// Why a connection ended. It costs nobody but the peer; the text is for tests and debuggers.
+/// The reason why a connection ended. It affects only the peer; the text is for tests and
+/// debugging.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error(transparent)]
@@ -58,11 +60,11 @@ pub(crate) enum Ended {
     ReadBroke(#[from] ReadBroke),
 }
 
-/// Speaks with one client until it has chosen an export.
+/// Negotiates with one client until it has chosen an export.
 ///
-/// Reads not one byte past the option that ends the negotiation. An option of more than
-/// [`MAX_OPTION_BYTES`] is refused and ends the connection, so that neither memory nor time depend
-/// on the length a peer claims. `begin` is asked when an export has been chosen, and may refuse.
+/// Reads no byte beyond the option that ends the negotiation. An option of more than
+/// [`MAX_OPTION_BYTES`] is refused and ends the connection, so neither memory nor time depends on
+/// the length that a peer claims. Once an export has been chosen, `begin` is called and may refuse.
 pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
@@ -99,8 +101,8 @@ pub(crate) fn negotiate<T: Transport>(
         if header.len_bytes > MAX_OPTION_BYTES {
             return negotiation.refuse_size(header);
         }
-        // Parsed, an option takes up to eight times its length: four bytes make an empty query, and
-        // the list of them grows.
+        // A parsed option takes up to eight times its length: four bytes encode an empty query, and
+        // the list of queries grows.
         let taken = (header.len_bytes > SHORT_OPTION_BYTES).then(|| memory.take(8 * u64::from(header.len_bytes)));
         if matches!(taken, Some(None)) {
             return negotiation.refuse_size(header);
@@ -123,9 +125,9 @@ struct Negotiation<'a, T> {
     begin: &'a dyn Fn() -> Result<(), usize>,
     no_zeroes: bool,
     headers: Headers,
-    /// The contexts that were selected, and for which export.
+    /// The selected contexts and their export.
     selected: Option<(Arc<Export>, Vec<Context>)>,
-    /// What is to be sent in answer to the option at hand.
+    /// Replies to the current option, to be sent.
     replies: Vec<u8>,
 }
 
@@ -151,7 +153,7 @@ impl<T: Transport> Negotiation<'_, T> {
         self.replies.extend_from_slice(data);
     }
 
-    /// Answers one option; `Some` when transmission begins.
+    /// Answers one option; returns `Some` when transmission begins.
     fn answer(&mut self, option: u32, data: &[u8]) -> Result<Option<Session>, Ended> {
         match option {
             option::EXPORT_NAME => return self.export_name(data).map(Some),
@@ -275,7 +277,8 @@ impl<T: Transport> Negotiation<'_, T> {
             return self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
         };
         let knows_changes = export.knows_changes();
-        // Wildcards and the empty list are for listing alone: what is selected is named.
+        // Wildcards and the empty list are valid only for listing; a selection must name its
+        // contexts.
         let is_asked = |context: Context| {
             query.queries.contains(&context.name())
                 || !select && (query.queries.is_empty() || query.queries.contains(&context.wildcard()))

@@ -1,7 +1,7 @@
-//! Everything the NBD protocol fixes: numbers, layouts, and how they are parsed and written.
+//! The fixed parts of the NBD protocol: numbers, layouts, and functions that parse and encode them.
 //!
 //! Source: `doc/proto.md` of the NBD project. All numbers are big-endian. Nothing here does I/O:
-//! parsers take byte slices and encoders fill them, so that each can be tested and fuzzed alone.
+//! parsers take byte slices and encoders return bytes, so each can be tested and fuzzed alone.
 
 /// First eight bytes a server sends: `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -36,35 +36,36 @@ pub const CHUNK_HEADER_BYTES: usize = 4 + 2 + 2 + 8 + 4;
 pub const EXTENDED_REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 8;
 /// Bytes of the header of an extended reply's chunk: magic, flags, type, cookie, offset, length.
 pub const EXTENDED_CHUNK_HEADER_BYTES: usize = 4 + 2 + 2 + 8 + 8 + 8;
-/// Bytes of zeros after the reply to `EXPORT_NAME`, unless both sides said no.
+/// Zeros after the reply to `EXPORT_NAME`, unless both sides agreed to omit them.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 const _: () = assert!(GREETING_BYTES == 18 && OPTION_HEADER_BYTES == 16 && OPTION_REPLY_HEADER_BYTES == 20);
 const _: () = assert!(REQUEST_BYTES == 28 && SIMPLE_REPLY_BYTES == 16 && CHUNK_HEADER_BYTES == 20);
 const _: () = assert!(EXTENDED_REQUEST_BYTES == 32 && EXTENDED_CHUNK_HEADER_BYTES == 32);
 
-/// Smallest block a client may ask for.
+/// Smallest block that a client may request.
 pub const MIN_BLOCK_BYTES: u32 = 1;
-/// Block that is served best: a page.
+/// Most efficient block size: a page.
 pub const PREFERRED_BLOCK_BYTES: u32 = 4096;
-/// Largest payload that clients are told. What is larger than they are used to, some refuse.
+/// Largest payload announced to clients. Some clients refuse a larger value than they are used to.
 pub const TOLD_PAYLOAD_BYTES: u32 = 32 << 20;
-/// Largest payload of one READ or WRITE that is served: the most that clients send who do not ask.
+/// Largest payload of a READ or WRITE that is accepted: the largest that clients send without
+/// asking for the limit.
 pub const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
-/// Largest string the protocol allows (names, queries, messages).
+/// Longest string that the protocol allows (names, queries, messages).
 pub const MAX_STRING_BYTES: usize = 4096;
-/// Largest option that is read: what is larger is refused and ends the connection.
+/// Largest option that is read. A larger one is refused and ends the connection.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
 /// Flags of the server's greeting; the client's flags have the same bits.
 pub mod handshake {
-    /// The server answers options it does not know.
+    /// The server replies to options that it does not know.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// No 124 zeros after the reply to `EXPORT_NAME`.
+    /// Omits the 124 zeros after the reply to `EXPORT_NAME`.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: the capabilities of an export.
 pub mod transmission {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -80,7 +81,7 @@ pub mod transmission {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// The DF flag works.
     pub const SEND_DF: u16 = 1 << 7;
-    /// What one connection wrote, every other sees.
+    /// Every connection sees what any other has written.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// CACHE works.
     pub const SEND_CACHE: u16 = 1 << 10;
@@ -88,31 +89,31 @@ pub mod transmission {
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// Options of the negotiation.
+/// Negotiation options.
 pub mod option {
-    /// Choose an export and begin; cannot answer with an error.
+    /// Chooses an export and begins transmission; a refusal can only close the connection.
     pub const EXPORT_NAME: u32 = 1;
-    /// End.
+    /// Ends the negotiation.
     pub const ABORT: u32 = 2;
-    /// Name the exports.
+    /// Lists the exports.
     pub const LIST: u32 = 3;
-    /// Describe an export.
+    /// Describes an export.
     pub const INFO: u32 = 6;
-    /// Describe an export and begin.
+    /// Describes an export and begins transmission.
     pub const GO: u32 = 7;
-    /// Allow structured replies.
+    /// Allows structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Name the metadata contexts.
+    /// Lists the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose metadata contexts.
+    /// Selects metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Use requests and replies with lengths of 64 bits.
+    /// Enables requests and replies with 64-bit lengths.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of replies to options.
 pub mod reply {
-    /// Done.
+    /// Success.
     pub const ACK: u32 = 1;
     /// An export's name.
     pub const SERVER: u32 = 2;
@@ -122,17 +123,17 @@ pub mod reply {
     pub const META_CONTEXT: u32 = 4;
     /// Set in every error.
     pub const ERROR_BIT: u32 = 1 << 31;
-    /// The option is not known.
+    /// The option is unknown.
     pub const ERR_UNSUP: u32 = ERROR_BIT + 1;
-    /// The option is refused here and now.
+    /// The server's policy refuses the option.
     pub const ERR_POLICY: u32 = ERROR_BIT + 2;
-    /// The option's data make no sense.
+    /// The option's data are invalid.
     pub const ERR_INVALID: u32 = ERROR_BIT + 3;
     /// No export has this name.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
-    /// The option is larger than the server reads.
+    /// The option is larger than the server accepts.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
-    /// Extended headers have been agreed on, with which the option does not go.
+    /// The option cannot be combined with extended headers, which were negotiated.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT + 10;
 }
 
@@ -140,47 +141,47 @@ pub mod reply {
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// Its name as the server has it.
+    /// The export's canonical name.
     pub const NAME: u16 = 1;
-    /// A line about it.
+    /// A line of text that describes it.
     pub const DESCRIPTION: u16 = 2;
-    /// Block sizes: least, preferred, largest.
+    /// Block sizes: minimum, preferred, maximum.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
 /// Types of requests.
 pub mod command {
-    /// Read bytes.
+    /// Reads bytes.
     pub const READ: u16 = 0;
-    /// Write the bytes that follow.
+    /// Writes the bytes that follow.
     pub const WRITE: u16 = 1;
-    /// End the connection.
+    /// Ends the connection.
     pub const DISC: u16 = 2;
-    /// Make finished writes last.
+    /// Makes completed writes durable.
     pub const FLUSH: u16 = 3;
-    /// The range is not needed any more.
+    /// Discards a range that is no longer needed.
     pub const TRIM: u16 = 4;
-    /// The range will be read soon.
+    /// Announces that the range will be read soon.
     pub const CACHE: u16 = 5;
-    /// Make the range read as zeros.
+    /// Makes the range read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Tell which parts are allocated.
+    /// Reports the status of a range, such as which parts are allocated.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// Flags of requests.
 pub mod command_flag {
-    /// Answer when the change lasts.
+    /// Reply only once the change is durable.
     pub const FUA: u16 = 1 << 0;
     /// Keep the zeroed range allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// Answer in one data chunk.
+    /// Reply with a single data chunk.
     pub const DF: u16 = 1 << 2;
-    /// Answer with one extent.
+    /// Reply with a single extent.
     pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than write zeros slowly.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// A payload of the request's length follows; in extended requests alone.
+    /// A payload of the request's length follows; only in extended requests.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -188,7 +189,7 @@ pub mod command_flag {
 pub mod chunk {
     /// The last chunk of a reply.
     pub const FLAG_DONE: u16 = 1 << 0;
-    /// Nothing but the end.
+    /// No data; ends a reply.
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -196,7 +197,7 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
-    /// The same with lengths of 64 bits.
+    /// The same with 64-bit lengths.
     pub const BLOCK_STATUS_EXT: u16 = 6;
     /// An error with a message.
     pub const ERROR: u16 = (1 << 15) + 1;
@@ -212,24 +213,24 @@ pub mod state {
 
 /// States of an extent in `pagefold:changed`.
 pub mod changed_state {
-    /// Changed since the disk was made.
+    /// Changed since the disk was created.
     pub const CHANGED: u32 = 1 << 0;
 }
 
-/// What BLOCK_STATUS tells of a range.
+/// A metadata context: what BLOCK_STATUS reports about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
     /// Which parts are holes, and which read as zeros: [`state`].
     Allocation,
-    /// Which parts were changed since the disk was made: [`changed_state`].
+    /// Which parts have changed since the disk was created: [`changed_state`].
     Changed,
 }
 
 impl Context {
-    /// Every context, in the order in which replies tell them.
+    /// All contexts, in the order in which replies report them.
     pub const ALL: [Self; 2] = [Self::Allocation, Self::Changed];
 
-    /// Its name.
+    /// Returns the context's name.
     pub fn name(self) -> &'static [u8] {
         match self {
             Self::Allocation => b"base:allocation",
@@ -237,7 +238,7 @@ impl Context {
         }
     }
 
-    /// The query for every context of its namespace.
+    /// Returns the query for all contexts of its namespace.
     pub fn wildcard(self) -> &'static [u8] {
         match self {
             Self::Allocation => b"base:",
@@ -245,7 +246,7 @@ impl Context {
         }
     }
 
-    /// The identifier under which it is selected.
+    /// Returns the identifier used in replies once the context is selected.
     pub fn id(self) -> u32 {
         match self {
             Self::Allocation => 1,
@@ -254,25 +255,25 @@ impl Context {
     }
 }
 
-/// How requests and replies look, as client and server have agreed.
+/// The negotiated format of requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Headers {
-    /// One reply to each request.
+    /// One reply per request.
     #[default]
     Simple,
-    /// Replies to READ and BLOCK_STATUS, and errors, come in chunks.
+    /// Replies to READ and BLOCK_STATUS, and errors, are sent in chunks.
     Structured,
-    /// All replies come in chunks; lengths have 64 bits.
+    /// All replies are sent in chunks; lengths have 64 bits.
     Extended,
 }
 
 impl Headers {
-    /// Bytes of a request's header.
+    /// Returns the size of a request's header.
     pub fn request_bytes(self) -> usize {
         if self == Self::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Bytes of a chunk's header.
+    /// Returns the size of a chunk's header.
     pub fn chunk_bytes(self) -> usize {
         if self == Self::Extended { EXTENDED_CHUNK_HEADER_BYTES } else { CHUNK_HEADER_BYTES }
     }
@@ -296,11 +297,11 @@ pub enum Errno {
     Overflow = 75,
     /// Not supported.
     NotSup = 95,
-    /// What the request is for goes away.
+    /// The server or the requested object is shutting down.
     Shutdown = 108,
 }
 
-/// Bytes that do not follow the protocol.
+/// Bytes that violate the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -312,7 +313,8 @@ pub enum Malformed {
     Lengths,
 }
 
-/// Takes numbers and strings off the front of a slice; `None` when it is too short.
+/// Takes numbers and strings off the front of a slice; each method returns `None` if it is too
+/// short.
 struct FieldReader<'a>(&'a [u8]);
 
 impl<'a> FieldReader<'a> {
@@ -334,7 +336,7 @@ impl<'a> FieldReader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string after its 32-bit length.
+    /// Takes a string preceded by its 32-bit length.
     fn string(&mut self) -> Option<&'a [u8]> {
         let len_bytes = usize::try_from(self.u32()?).ok()?;
         let (head, tail) = self.0.split_at_checked(len_bytes)?;
@@ -346,9 +348,9 @@ impl<'a> FieldReader<'a> {
 /// An option's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// One of [`option`], or anything.
+    /// One of [`option`], or any other value.
     pub option: u32,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub len_bytes: u32,
 }
 
@@ -365,7 +367,7 @@ impl OptionHeader {
         Ok(Self { option, len_bytes })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; OPTION_HEADER_BYTES] {
         let mut bytes = [0; OPTION_HEADER_BYTES];
         bytes[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -378,11 +380,11 @@ impl OptionHeader {
 /// The header of a reply to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// The option answered.
+    /// The option that this replies to.
     pub option: u32,
     /// One of [`reply`].
     pub kind: u32,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub len_bytes: u32,
 }
 
@@ -400,7 +402,7 @@ impl OptionReplyHeader {
         Ok(Self { option, kind, len_bytes })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; OPTION_REPLY_HEADER_BYTES] {
         let mut bytes = [0; OPTION_REPLY_HEADER_BYTES];
         bytes[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
@@ -416,12 +418,12 @@ impl OptionReplyHeader {
 pub struct InfoQuery<'a> {
     /// The export's name.
     pub name: &'a [u8],
-    /// The kinds of information asked for.
+    /// The requested kinds of information.
     pub kinds: Vec<u16>,
 }
 
 impl<'a> InfoQuery<'a> {
-    /// Parses an option's data; every byte must be accounted for.
+    /// Parses an option's data. The fields must cover all of it.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = FieldReader(data);
         let name = reader.string().ok_or(Malformed::Lengths)?;
@@ -433,7 +435,7 @@ impl<'a> InfoQuery<'a> {
         Ok(Self { name, kinds })
     }
 
-    /// The option's data.
+    /// Encodes the option's data.
     pub fn encode(&self) -> Vec<u8> {
         let mut data = Vec::new();
         push_string(&mut data, self.name);
@@ -460,7 +462,7 @@ pub struct ContextQuery<'a> {
 }
 
 impl<'a> ContextQuery<'a> {
-    /// Parses an option's data; every byte must be accounted for.
+    /// Parses an option's data. The fields must cover all of it.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = FieldReader(data);
         let name = reader.string().ok_or(Malformed::Lengths)?;
@@ -492,18 +494,18 @@ pub enum InfoReply<'a> {
     },
     /// The export's name.
     Name(&'a [u8]),
-    /// A line about it.
+    /// A line of text that describes it.
     Description(&'a [u8]),
     /// Block sizes.
     BlockSize {
-        /// Least.
+        /// Smallest.
         min_bytes: u32,
         /// Preferred.
         preferred_bytes: u32,
         /// Largest payload.
         max_bytes: u32,
     },
-    /// Something newer than this.
+    /// A kind unknown to this version.
     Other(u16),
 }
 
@@ -531,7 +533,7 @@ impl<'a> InfoReply<'a> {
         if reader.0.is_empty() { Ok(parsed) } else { Err(Malformed::Lengths) }
     }
 
-    /// The data of a [`reply::INFO`].
+    /// Encodes the data of a [`reply::INFO`].
     pub fn encode(&self) -> Vec<u8> {
         let mut data = Vec::new();
         match self {
@@ -560,12 +562,13 @@ impl<'a> InfoReply<'a> {
     }
 }
 
-/// The data of a [`reply::SERVER`]: an export's name after its length; a description may follow.
+/// Parses the data of a [`reply::SERVER`] and returns the export's name. A description may follow
+/// the name.
 pub fn parse_server_reply(data: &[u8]) -> Result<&[u8], Malformed> {
     FieldReader(data).string().ok_or(Malformed::Lengths)
 }
 
-/// The data of a [`reply::SERVER`].
+/// Encodes the data of a [`reply::SERVER`].
 pub fn encode_server_reply(name: &[u8]) -> Vec<u8> {
     let mut data = Vec::new();
     push_string(&mut data, name);
@@ -577,13 +580,13 @@ pub fn encode_server_reply(name: &[u8]) -> Vec<u8> {
 pub struct Request {
     /// [`command_flag`] bits.
     pub flags: u16,
-    /// One of [`command`], or anything.
+    /// One of [`command`], or any other value.
     pub kind: u16,
-    /// Names the request in its reply.
+    /// Identifies the request in its reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len_bytes: u64,
 }
 
@@ -618,14 +621,14 @@ impl Request {
         Ok(Self { flags, kind, cookie, offset, len_bytes })
     }
 
-    /// Bytes that follow the header. A WRITE has a payload without the flag too: qemu 10 leaves it
-    /// out.
+    /// Returns the size of the payload after the header. A WRITE has a payload even without the
+    /// flag, which qemu 10 omits.
     pub fn payload_bytes(&self, headers: Headers) -> u64 {
         let says_so = headers == Headers::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
         if says_so || self.kind == command::WRITE { self.len_bytes } else { 0 }
     }
 
-    /// The extended header's bytes.
+    /// Encodes the extended header.
     pub fn encode_extended(self) -> [u8; EXTENDED_REQUEST_BYTES] {
         let mut bytes = [0; EXTENDED_REQUEST_BYTES];
         bytes[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
@@ -637,7 +640,7 @@ impl Request {
         bytes
     }
 
-    /// The header's bytes; a length over 32 bits is cut to the largest.
+    /// Encodes the header. A length above 32 bits is clamped to `u32::MAX`.
     pub fn encode(self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -650,7 +653,7 @@ impl Request {
     }
 }
 
-/// A simple reply's bytes before its data; `errno` 0 is success.
+/// Encodes a simple reply without its data; `errno` 0 means success.
 pub fn encode_simple_reply(errno: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut bytes = [0; SIMPLE_REPLY_BYTES];
     bytes[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -659,7 +662,7 @@ pub fn encode_simple_reply(errno: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] 
     bytes
 }
 
-/// A chunk's header.
+/// Encodes a chunk's header.
 pub fn encode_chunk_header(flags: u16, kind: u16, cookie: u64, len_bytes: u32) -> [u8; CHUNK_HEADER_BYTES] {
     let mut bytes = [0; CHUNK_HEADER_BYTES];
     bytes[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
@@ -670,7 +673,7 @@ pub fn encode_chunk_header(flags: u16, kind: u16, cookie: u64, len_bytes: u32) -
     bytes
 }
 
-/// The header of an extended reply's chunk; `offset` is the request's.
+/// Encodes the header of an extended reply's chunk; `offset` is the request's.
 pub fn encode_extended_chunk_header(
     flags: u16,
     kind: u16,

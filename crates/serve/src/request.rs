@@ -1,4 +1,4 @@
-//! One request: what is allowed, and how it is carried out.
+//! One request: validation and execution.
 
 use std::io;
 
@@ -14,27 +14,27 @@ use crate::{
     },
 };
 
-/// Extents in one answer at most; a client asks again for the rest.
+/// Extents per reply at most; a client asks again for the rest.
 pub(crate) const MAX_EXTENTS: usize = 4096;
-/// Bytes of the longest message of an error.
+/// Longest error message in bytes.
 const MAX_MESSAGE_BYTES: usize = 256;
-/// Room that every reply needs besides the data it carries.
+/// Room that every reply needs in addition to its data.
 pub(crate) const REPLY_OVERHEAD_BYTES: usize = 512;
 
-/// A data or hole chunk's payload begins with its offset.
+/// Bytes of the offset at the start of a data or hole chunk's payload.
 const OFFSET_BYTES: usize = 8;
-/// Devices keep pages of this size: pieces of a request end where one does.
+/// Page size of devices: pieces of a request end at a page boundary.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Zeros between data are sent as a hole from here on. A hole costs a chunk of its own, and another
-/// for the data after it: at 20 KiB libnbd takes longer for those than for the zeros.
+/// Shortest run of zeros between data that is sent as a hole. A hole costs an extra chunk, and so
+/// does the data after it: at 20 KiB, libnbd takes longer for these chunks than for the zeros.
 const HOLE_BYTES: u64 = 32 << 10;
-/// A request of zeros alone is answered by a hole from here on: one chunk, as otherwise.
+/// Shortest all-zero request that is answered with a hole. The reply has one chunk either way.
 const WHOLE_HOLE_BYTES: u64 = 4096;
 
 const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + 6 + MAX_MESSAGE_BYTES <= REPLY_OVERHEAD_BYTES);
 const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + OFFSET_BYTES + 4 <= REPLY_OVERHEAD_BYTES);
 
-/// Why a request fails.
+/// The reason why a request fails.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) errno: Errno,
@@ -46,17 +46,17 @@ impl Refusal {
         Self { errno, message: message.into() }
     }
 
-    /// The export was removed.
+    /// Returns the refusal for a removed export.
     pub(crate) fn removed() -> Self {
         Self::new(Errno::Shutdown, "the export was removed from the server; the connection will close")
     }
 
-    /// A change waited for room until its connection ended.
+    /// Returns the refusal for a change that waited for room until its connection ended.
     pub(crate) fn ended() -> Self {
         Self::new(Errno::Shutdown, "the connection is closing, and the memory limit is still reached")
     }
 
-    /// A device's error in the protocol's terms.
+    /// Translates a device's error to the protocol.
     pub(crate) fn of(error: &disk::Error, request: &Request) -> Self {
         let grows = matches!(request.kind, command::WRITE | command::WRITE_ZEROES);
         let errno = match error {
@@ -73,13 +73,13 @@ impl Refusal {
                 io::ErrorKind::Unsupported => Errno::NotSup,
                 _ => Errno::Io,
             },
-            _ => Errno::Io, // Corrupt, and what else a device may meet.
+            _ => Errno::Io, // Corrupt, and any other device error.
         };
         Self::new(errno, error.to_string())
     }
 }
 
-/// Whether the request is one that this session may make. Looks at the header alone.
+/// Checks whether this session may make the request. Considers only the header.
 pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Result<(), Refusal> {
     let known = match request.kind {
         command::READ if session.headers != Headers::Simple => command_flag::DF,
@@ -137,7 +137,7 @@ pub(crate) fn check(request: &Request, session: &Session, device: &Device) -> Re
     Ok(())
 }
 
-/// Replies on their way out: whole messages, and the one that is begun; never grows by itself.
+/// Outgoing replies: complete messages and at most one incomplete message. Never grows by itself.
 #[derive(Debug)]
 pub(crate) struct Replies<B> {
     bytes: B,
@@ -149,7 +149,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         Self { bytes, filled: 0 }
     }
 
-    /// What is to be sent.
+    /// Returns the bytes to be sent.
     pub(crate) fn filled(&self) -> &[u8] {
         self.bytes.as_ref().get(..self.filled).unwrap_or_default()
     }
@@ -162,12 +162,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         &mut self.bytes
     }
 
-    /// Bytes that can still be added.
+    /// Returns the number of bytes that can still be added.
     pub(crate) fn room_bytes(&self) -> usize {
         self.bytes.as_ref().len() - self.filled
     }
 
-    /// The next `len_bytes` of room; the caller has made sure that they are there.
+    /// Returns the next `len_bytes` of room. The caller has made sure that they fit.
     fn room(&mut self, len_bytes: usize) -> &mut [u8] {
         &mut self.bytes.as_mut()[self.filled..self.filled + len_bytes]
     }
@@ -177,18 +177,18 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         self.filled += bytes.len();
     }
 
-    /// Begins a chunk whose payload has `len_bytes`.
+    /// Begins a chunk with a payload of `len_bytes`.
     fn chunk(&mut self, request: &Request, headers: Headers, flags: u16, kind: u16, len_bytes: u64) {
         let Request { cookie, offset, .. } = *request;
         if headers == Headers::Extended {
             self.push(&encode_extended_chunk_header(flags, kind, cookie, offset, len_bytes));
         } else {
-            // A payload is a request's data or less.
+            // A payload is never longer than a request's data.
             self.push(&encode_chunk_header(flags, kind, cookie, len_bytes as u32));
         }
     }
 
-    /// Answers that `request` failed.
+    /// Replies that `request` failed.
     pub(crate) fn refuse(&mut self, request: &Request, headers: Headers, refusal: &Refusal) {
         let errno = refusal.errno as u32;
         if headers == Headers::Simple {
@@ -205,7 +205,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         self.push(message);
     }
 
-    /// Answers that `request`, which has no data to return, is done, or why not.
+    /// Replies to `request`, which returns no data, with its result.
     pub(crate) fn finish(&mut self, request: &Request, headers: Headers, result: Result<(), Refusal>) {
         match result {
             Err(refusal) => self.refuse(request, headers, &refusal),
@@ -217,7 +217,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Answers a request that neither reads nor changes the device. There must be room for
-    /// [`REPLY_OVERHEAD_BYTES`]; a block status has as many extents as fit.
+    /// [`REPLY_OVERHEAD_BYTES`]. A block status returns as many extents as fit.
     pub(crate) fn execute(&mut self, request: &Request, session: &Session, device: Option<&Device>) {
         let headers = session.headers;
         let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
@@ -225,7 +225,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
                 self.block_status(request, session, device).map_err(|error| Refusal::of(&error, request))
             }
             kind => {
-                // CACHE: there is nothing nearer than where the pages are.
+                // CACHE has nothing to do: the pages are already as close as they get.
                 let flushed =
                     if kind == command::FLUSH { flush(request, device) } else { flush_if_asked(request, Some(device)) };
                 flushed.map(|()| self.finish(request, headers, Ok(())))
@@ -236,7 +236,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         }
     }
 
-    /// A chunk for each context, which share the room.
+    /// Adds a chunk per context. The contexts share the room equally.
     fn block_status(&mut self, request: &Request, session: &Session, device: &Device) -> Result<(), disk::Error> {
         let Session { headers, contexts, .. } = session;
         let extended = *headers == Headers::Extended;
@@ -244,7 +244,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         let each_room = self.room_bytes() / contexts.len().max(1);
         let room = each_room.saturating_sub(headers.chunk_bytes() + before_bytes) / each_bytes;
         let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS.min(room) };
-        // An error takes the place of all chunks.
+        // An error replaces all chunks.
         let told = contexts.iter().map(|&context| Ok((context, extents(request, device, context, limit)?)));
         let told = told.collect::<Result<Vec<_>, disk::Error>>()?;
         let mut left = told.len();
@@ -263,7 +263,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
                     self.push(&len_bytes.to_be_bytes());
                     self.push(&u64::from(status).to_be_bytes());
                 } else {
-                    // No longer than the request.
+                    // An extent is no longer than the request.
                     self.push(&(len_bytes as u32).to_be_bytes());
                     self.push(&status.to_be_bytes());
                 }
@@ -273,15 +273,16 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 }
 
-/// A READ that is answered in as many parts as the buffer for its reply wants.
+/// A READ that is answered in as many parts as the reply buffer requires.
 ///
 /// ```text
-/// in chunks:    [header, data or hole] …               other replies may go between two parts
-/// in one piece: [header, data] [data] …                nothing may; simple replies, and chunks that must not be split
+/// in chunks:    [header, data or hole] …   other replies may be sent between two parts
+/// in one piece: [header, data] [data] …    nothing may be sent between two parts
+///                                          (simple replies, and chunks that must not be split)
 /// ```
 ///
-/// An error ends a reply in chunks at any time. One in one piece can only begin with it: later, the
-/// connection breaks.
+/// A reply in chunks can report an error at any time. A reply in one piece can do so only instead
+/// of its header; a later error breaks the connection.
 #[derive(Debug)]
 pub(crate) struct Reading {
     request: Request,
@@ -289,7 +290,7 @@ pub(crate) struct Reading {
     done_bytes: u64,
 }
 
-/// An error came when it could not be told any more.
+/// An error that occurred after it could no longer be reported.
 #[derive(Debug, thiserror::Error)]
 #[error("read failed after part of its reply was sent")]
 pub(crate) struct ReadBroke;
@@ -299,7 +300,7 @@ impl Reading {
         Self { request, headers, done_bytes: 0 }
     }
 
-    /// Whether its parts must follow one another.
+    /// Returns whether the reply's parts must be contiguous.
     pub(crate) fn is_in_one_piece(&self) -> bool {
         self.headers == Headers::Simple || self.request.flags & command_flag::DF != 0
     }
@@ -308,7 +309,8 @@ impl Reading {
         self.request.len_bytes - self.done_bytes
     }
 
-    /// Adds to `replies` what fits. Whether more is to come, for which they are to be sent first.
+    /// Adds as much to `replies` as fits. Returns whether there is more; the caller must then send
+    /// `replies` first.
     pub(crate) fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
@@ -329,8 +331,8 @@ impl Reading {
         }
     }
 
-    /// How much to read next if there is room for so much: up to the end of a page, so that none is
-    /// read twice.
+    /// Returns how much to read next into `room_bytes`: at most up to a page boundary, so that no
+    /// page is read twice.
     fn next_bytes(&self, room_bytes: usize) -> usize {
         let room_bytes = room_bytes as u64;
         let left_bytes = self.left_bytes();
@@ -354,7 +356,7 @@ impl Reading {
             headers => headers.chunk_bytes() + OFFSET_BYTES,
         };
         let next_bytes = self.next_bytes(replies.room_bytes().saturating_sub(header_bytes));
-        // The data come first: whether they can be read decides on the header.
+        // The data are read first: the header depends on whether that succeeds.
         let data = replies.room(header_bytes + next_bytes).get_mut(header_bytes..).unwrap_or_default();
         device.read(offset + self.done_bytes, data).map_err(|error| Refusal::of(&error, &self.request))?;
         match self.headers {
@@ -408,20 +410,21 @@ impl Reading {
     }
 }
 
-/// What a chunk can tell, with its bytes.
+/// The content of a chunk, with its length in bytes.
 enum RunKind {
     Zeros(u64),
     Data(u64),
 }
 
-/// The first of the runs that a range consists of: zeros of twice [`HOLE_BYTES`], some of less, or
-/// what lies between. A range of zeros alone is one from `least_bytes` on.
+/// Returns the first run of a range: zeros or data. Finds every run of zeros of at least twice
+/// [`HOLE_BYTES`] and some of the shorter ones. A range of zeros only is one run if it has at least
+/// `least_bytes`.
 fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> Result<RunKind, disk::Error> {
     if len_bytes < least_bytes {
         return Ok(RunKind::Data(len_bytes));
     }
-    // To look at every page would take a tenth of the time of reading it. A probe for each least
-    // hole finds all of twice its length.
+    // Checking every page would take 10 % of the time to read it. One probe per [`HOLE_BYTES`]
+    // finds every run of zeros of twice that length.
     let mut found = false;
     for at in (0..len_bytes).step_by(HOLE_BYTES as usize) {
         device.extents(offset + at, PAGE_BYTES.min(len_bytes - at), &mut |extent| {
@@ -435,7 +438,7 @@ fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> 
     if !found {
         return Ok(RunKind::Data(len_bytes));
     }
-    // `data_bytes` and then `zero_bytes`.
+    // The run begins with `data_bytes` of data, followed by `zero_bytes` of zeros.
     let (mut data_bytes, mut zero_bytes) = (0, 0);
     let mut each = |extent: Extent| {
         if extent.zero {
@@ -462,7 +465,7 @@ fn first_run(device: &Device, offset: u64, len_bytes: u64, least_bytes: u64) -> 
     Ok(run)
 }
 
-/// Bytes that are best there for the reply to `request`, which was not checked yet.
+/// Returns the buffer size best suited for the reply to `request`, which has not been checked yet.
 pub(crate) fn reply_bytes(request: &Request) -> usize {
     let payload_bytes = match request.kind {
         command::READ => usize::try_from(request.len_bytes).unwrap_or(usize::MAX),
@@ -472,7 +475,7 @@ pub(crate) fn reply_bytes(request: &Request) -> usize {
     payload_bytes.saturating_add(REPLY_OVERHEAD_BYTES)
 }
 
-/// Flushes the device if the request says so.
+/// Flushes the device if the request has the FUA flag.
 pub(crate) fn flush_if_asked(request: &Request, device: Option<&Device>) -> Result<(), Refusal> {
     if request.flags & command_flag::FUA == 0 {
         return Ok(());
@@ -484,13 +487,13 @@ fn flush(request: &Request, device: &Device) -> Result<(), Refusal> {
     device.flush().map_err(|error| Refusal::of(&error, request))
 }
 
-/// Whether the request changes the device.
+/// Returns whether the request changes the device.
 pub(crate) fn is_change(request: &Request) -> bool {
     matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
-/// The range's extents in a context as (bytes, status), neighbours of one status joined, at least
-/// one and at most `limit`.
+/// Returns the range's extents in a context as (bytes, status). Adjacent extents with the same
+/// status are merged. There is at least one extent, and at most `limit`.
 fn extents(request: &Request, device: &Device, context: Context, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
     let Request { offset, len_bytes, .. } = *request;
     let mut extents: Vec<(u64, u32)> = Vec::new();
@@ -516,8 +519,8 @@ fn extents(request: &Request, device: &Device, context: Context, limit: usize) -
         })?,
     }
     if extents.is_empty() {
-        // The device had nothing to say, as where it has shrunk: no hole, and changed for all that
-        // is known.
+        // The device reported nothing, for example because it has shrunk. Assume no hole, and
+        // assume that the range has changed.
         let unknown = if context == Context::Changed { changed_state::CHANGED } else { 0 };
         extents.push((len_bytes, unknown));
     }

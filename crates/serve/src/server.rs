@@ -1,4 +1,4 @@
-//! The server: listeners, connections, an orderly stop.
+//! The server: listeners, connections, and an orderly stop.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,20 @@ use crate::{
     transport::{Deadline, Socket, Transport},
 };
 
-/// When accepting fails for want of descriptors or memory, the next try comes after this time.
+/// Pause before the next attempt if accepting fails for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a client waits to be accepted while those that were turned out before it have not
-/// ended.
+/// How long a new client waits to be accepted while evicted connections have not ended yet.
 const TURN_OUT_TIME: Duration = Duration::from_secs(1);
 
-/// A client that negotiates is not closed for another before this time: many that connect at the
+/// A negotiating client is not evicted before this time, so that many clients that connect at the
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// How often it is told that clients are refused.
+/// Minimum interval between two reports of refused clients, for each reason.
 const TELL_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a server is made of.
+/// Builds a [`Server`].
 #[derive(Debug, Default)]
 pub struct Builder {
     exports: Exports,
@@ -48,21 +47,21 @@ pub struct Builder {
     when_refused: WhenRefused,
 }
 
-/// Why a client was not served. None of it ends the server.
+/// Reasons why a client was not served. None of them ends the server.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Refused {
-    /// As many are served as [`Limits::connections`] allows: so many.
+    /// The number of clients served has reached [`Limits::connections`], which is given here.
     Full(usize),
-    /// Its connection waits to be accepted: there are no descriptors, or there is no memory.
+    /// Accepting failed for lack of descriptors or memory. The connection stays in the queue.
     Accept(io::Error),
-    /// There is no thread for it; its connection was closed.
+    /// No thread could be started for it; its connection was closed.
     Thread(io::Error),
-    /// The server's [`Account`] has no room for one more connection; it was closed.
+    /// The server's [`Account`] has no room for another connection; it was closed.
     Memory,
 }
 
-/// Whom to tell that a client was refused.
+/// The callback for refused clients.
 #[derive(Clone, Default)]
 struct WhenRefused(Option<Arc<dyn Fn(Refused) + Send + Sync>>);
 
@@ -72,7 +71,7 @@ impl fmt::Debug for WhenRefused {
     }
 }
 
-/// Where memory is counted.
+/// The account that counts memory, if any.
 #[derive(Clone, Default)]
 struct SharedAccount(Option<Arc<dyn Account>>);
 
@@ -83,29 +82,30 @@ impl fmt::Debug for SharedAccount {
 }
 
 impl Builder {
-    /// Adds an export. The first is also the one that clients get who name none.
+    /// Adds an export. Clients that name none get the first.
     #[must_use]
     pub fn export(mut self, export: Export) -> Self {
         self.added.push(export);
         self
     }
 
-    /// Serves these, and what is added to them later. Without it, the server has its own.
+    /// Serves these exports, including those added later. By default, the server has a set of its
+    /// own.
     #[must_use]
     pub fn exports(mut self, exports: Exports) -> Self {
         self.exports = exports;
         self
     }
 
-    /// Listens on a Unix socket at `path`; its file is removed when the server stops.
+    /// Listens on a Unix socket at `path`. Its file is removed when the server stops.
     #[must_use]
     pub fn unix(mut self, path: impl Into<PathBuf>) -> Self {
         self.unix.push(path.into());
         self
     }
 
-    /// Listens on a TCP address. The protocol has no password: whoever reaches the address has the
-    /// exports.
+    /// Listens on a TCP address. The protocol has no password: anyone who can reach the address can
+    /// use the exports.
     #[must_use]
     pub fn tcp(mut self, address: SocketAddr) -> Self {
         self.tcp.push(address);
@@ -119,33 +119,33 @@ impl Builder {
         self
     }
 
-    /// Bounds what peers may cost.
+    /// Bounds the resources that peers can consume.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Counts the memory of connections in `account`, besides [`Limits::memory_bytes`].
+    /// Counts the memory of connections in `account`, in addition to [`Limits::memory_bytes`].
     #[must_use]
     pub fn account(mut self, account: Arc<dyn Account>) -> Self {
         self.account = SharedAccount(Some(account));
         self
     }
 
-    /// Has `tell` called when a client is not served, for each reason at most once a minute, by a
-    /// thread that clients wait for.
+    /// Calls `tell` when a client is not served, at most once a minute for each reason. Clients
+    /// wait for the thread that calls it.
     #[must_use]
     pub fn when_refused(mut self, tell: impl Fn(Refused) + Send + Sync + 'static) -> Self {
         self.when_refused = WhenRefused(Some(Arc::new(tell)));
         self
     }
 
-    /// Opens the listeners. Clients can connect from now on; they are served by [`Server::run`].
+    /// Opens the listeners. Clients can connect from now on; [`Server::run`] serves them.
     ///
     /// # Errors
-    /// No address was given, a name is bad or taken twice, or an address cannot be listened on:
-    /// [`Error`] says which. Sockets that were opened before are closed again, and their files
+    /// No address was given, a name is invalid or used twice, or an address cannot be listened on:
+    /// [`Error`] says which. Sockets that were already opened are closed again, and their files
     /// removed.
     pub fn bind(self) -> Result<Server, Error> {
         let exports = self.exports;
@@ -184,12 +184,12 @@ pub struct Server {
     control: Arc<Control>,
 }
 
-/// What the server, its handles and its connections share.
+/// State shared by the server, its handles and its connections.
 struct Control {
     common: Arc<Common>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
-    /// A connection has ended, or has chosen an export.
+    /// Signalled when a connection has ended or has chosen an export.
     place_free: Condvar,
     when_refused: WhenRefused,
 }
@@ -199,11 +199,11 @@ struct Control {
 struct Connections {
     next: u64,
     all: BTreeMap<u64, Admitted>,
-    /// When it was last told that a client was refused, for each reason.
+    /// Time of the last report of a refused client, for each reason.
     told: [Option<Instant>; 4],
 }
 
-/// A connection that the server has.
+/// A connection that was accepted and has not ended.
 struct Admitted {
     socket: Arc<Socket>,
     phase: Phase,
@@ -213,7 +213,7 @@ struct Admitted {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Negotiating,
-    /// It was closed for others that came, and its thread has not ended yet.
+    /// It was closed to make room for others, and its thread has not ended yet.
     TurnedOut,
     Serving,
 }
@@ -235,17 +235,17 @@ impl fmt::Debug for Control {
 pub struct ServerHandle(Arc<Control>);
 
 impl ServerHandle {
-    /// Asks the server to stop and returns at once; [`Server::run`] returns when it has.
+    /// Asks the server to stop and returns at once; [`Server::run`] returns when it has stopped.
     ///
-    /// No connection is accepted any more, what has been received is answered, then connections are
+    /// No further connection is accepted. Received requests are answered. Then connections are
     /// closed, at the latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
         self.0.common.stopping.store(true, Ordering::SeqCst);
-        // It can only fail when it has been rung 2^64 times already.
+        // This can fail only after 2^64 calls.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Connections at this moment.
+    /// Returns the current number of connections.
     pub fn connections(&self) -> usize {
         self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).all.len()
     }
@@ -258,8 +258,8 @@ struct Admission {
 }
 
 impl Admission {
-    /// Lets the connection go on from the handshake, unless as many are served as may be: that
-    /// limit is the error.
+    /// Lets the connection proceed after the handshake. If `limit` connections are already being
+    /// served, fails with that limit.
     fn begin(&self, limit: usize) -> Result<(), usize> {
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.count(Phase::Serving) >= limit {
@@ -287,36 +287,36 @@ impl Drop for Admission {
 }
 
 impl Server {
-    /// A server to be made.
+    /// Creates a builder.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// What stops this server.
+    /// Returns a handle that stops this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle(Arc::clone(&self.control))
     }
 
-    /// The TCP addresses, with the ports that were chosen.
+    /// Returns the TCP addresses, with the actual ports.
     pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.listeners.iter().filter_map(Listener::tcp_address)
     }
 
-    /// A handle to what this server serves.
+    /// Returns a handle to the exports that this server serves.
     pub fn exports(&self) -> Exports {
         self.exports.clone()
     }
 
-    /// The paths of the Unix sockets, those that were passed too.
+    /// Returns the paths of the Unix sockets, including passed ones.
     pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
         self.listeners.iter().filter_map(Listener::unix_path)
     }
 
-    /// Serves until [`ServerHandle::stop`]. Then it waits for the connections to finish: a request
-    /// that a device is working on is always waited for.
+    /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish. A
+    /// request that a device is working on is always waited for.
     pub fn run(self) -> Result<(), Error> {
         let result = self.accept_all();
-        // Whatever the reason, nobody can connect from here on, and the sockets' files are gone.
+        // From here on, nobody can connect, and the sockets' files are gone, even after an error.
         drop(self.listeners);
         self.control.common.stopping.store(true, Ordering::SeqCst);
         self.control.finish(self.control.common.limits.stop_grace);
@@ -346,8 +346,8 @@ impl Server {
         let socket = match listener.accept() {
             Ok(socket) => Arc::new(socket),
             Err(error) => {
-                // A peer that gave up before it was accepted is no reason to pause; a lack of
-                // descriptors is.
+                // Lack of descriptors or memory is a reason to pause; a peer that left before it
+                // was accepted is not.
                 let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
                 use rustix::io::Errno;
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
@@ -357,24 +357,24 @@ impl Server {
                 return;
             }
         };
-        // Over the bound, the socket is dropped here and thereby closed.
+        // If there are too many, the socket is dropped here and thereby closed.
         let Some(admission) = self.control.admit(&socket, self.control.common.limits.negotiating) else { return };
         let Some(least) = self.control.common.memory.take_least() else {
             return self.control.tell(Refused::Memory);
         };
         let exports = self.exports.clone();
         let common = Arc::clone(&self.control.common);
-        // Without a thread the connection is closed: both are dropped with the closure.
+        // If no thread starts, the connection is closed: dropping the closure drops both.
         let spawned = spawn("nbd-connection", move || {
             let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
             let begin = || admission.begin(limits.connections);
             let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
-            // Once the admission is gone, the server may be too: nothing here may keep its devices
-            // then.
+            // Once the admission is dropped, the server may be gone: nothing here may keep its
+            // devices alive.
             drop(exports);
             if let Ok(session) = session {
-                // How it ended concerns the peer alone.
+                // Its outcome concerns only the peer.
                 let _ = Connection::serve(socket, session, common, (least, admission));
             }
         });
@@ -384,25 +384,25 @@ impl Server {
     }
 }
 
-/// Serves one connected stream until it ends: for transports that have no listener here, such as
-/// standard input, a stream under TLS, or memory in tests and fuzzers.
+/// Serves one connected stream until it ends. For transports without a listener here, such as
+/// standard input, a TLS stream, or memory in tests and fuzzers.
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (guard, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
     let common = Common::new(limits, Memory::new(limits.memory_bytes, None));
     let deadline = Deadline::after(limits.handshake_timeout);
     if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|| Ok(())) {
-        // How it ended concerns the peer alone.
+        // Its outcome concerns only the peer.
         let _ = Connection::serve(stream, session, common, guard);
     } else {
         drop(guard);
     }
-    // Nothing is ever sent: this returns when the last thread has dropped its end.
+    // Nothing is ever sent: this returns when the last thread has dropped its sender.
     let _ = all_threads_ended.recv();
 }
 
 impl Control {
-    /// Tells why a client is not served, unless that was told a moment ago.
+    /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
     fn tell(&self, why: Refused) {
         let WhenRefused(Some(tell)) = &self.when_refused else { return };
         let reason = match why {
@@ -423,12 +423,11 @@ impl Control {
         }
     }
 
-    /// Takes a connection in. If too many have not chosen an export, it waits until one has or
-    /// ends, or until the oldest of them has had its [`LEAST_NEGOTIATION`] and gives way.
+    /// Admits a connection. If too many are negotiating, waits until one of them has chosen an
+    /// export or ended, or until the oldest has had [`LEAST_NEGOTIATION`] and is evicted.
     fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads of those that were turned out take a moment to end, a longer one on a busy
-        // machine.
+        // Threads of evicted connections take a moment to end, longer on a busy machine.
         let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
         let waited = self.place_free.wait_timeout_while(connections, TURN_OUT_TIME, many);
         let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -454,7 +453,7 @@ impl Control {
         Some(Admission { control: Arc::clone(self), number })
     }
 
-    /// Ends all connections: gently, and after `grace` at once.
+    /// Ends all connections: gracefully, and forcibly after `grace`.
     fn finish(&self, grace: Duration) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.all.values().for_each(|admitted| admitted.socket.shutdown_recv());

@@ -1,4 +1,4 @@
-//! Streams of bytes that NBD runs over.
+//! Byte streams that NBD runs over.
 
 use std::{
     io,
@@ -13,25 +13,25 @@ use rustix::{
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-/// A connected, ordered stream of bytes in both directions, used by several threads: at most one
-/// receives and one sends at a time, any may shut it down.
+/// A connected, ordered, bidirectional byte stream, used by several threads: at most one receives
+/// and one sends at a time, and any may shut it down.
 pub trait Transport: Send + Sync + 'static {
-    /// Receives some bytes; 0 is the end. [`io::ErrorKind::WouldBlock`] means that the receive
-    /// timeout has passed.
+    /// Receives some bytes; 0 means the end of the stream. [`io::ErrorKind::WouldBlock`] means that
+    /// the receive timeout has expired.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Sends some of `bytes`, as soon as there is room for a part. [`io::ErrorKind::WouldBlock`]
-    /// means that there was none for `timeout`.
+    /// Sends part of `bytes` as soon as there is room. [`io::ErrorKind::WouldBlock`] means that
+    /// there was no room for `timeout`.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize>;
 
     /// Sets how long `recv` waits.
     fn set_recv_timeout(&self, timeout: Duration) -> io::Result<()>;
 
-    /// Ends both directions at once: what is waiting in `recv` or `send` returns.
+    /// Shuts down both directions: calls blocked in `recv` or `send` return.
     fn shutdown(&self);
 
-    /// Whether the peer sends no more, apart from what has come already. A transport that cannot
-    /// tell says `false`.
+    /// Returns whether the peer will send nothing beyond what has already arrived. A transport that
+    /// cannot tell returns `false`.
     fn has_ended(&self) -> bool {
         false
     }
@@ -42,23 +42,23 @@ pub trait Transport: Send + Sync + 'static {
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Takes a connected stream socket.
+    /// Wraps a connected stream socket.
     pub fn new(fd: impl Into<OwnedFd>) -> Self {
         Self(fd.into())
     }
 
-    /// Connects to a Unix socket. When nobody accepts within `timeout`,
-    /// [`io::ErrorKind::WouldBlock`].
+    /// Connects to a Unix socket. Fails with [`io::ErrorKind::WouldBlock`] if nobody accepts within
+    /// `timeout`.
     pub(crate) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Self> {
         let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = Self(fd);
-        // Linux waits for a place in the listener's queue as long as for room to send.
+        // On Linux, the send timeout also limits the wait for a place in the listener's queue.
         sockopt::set_socket_timeout(&socket.0, sockopt::Timeout::Send, Some(for_socket(timeout)))?;
         net::connect(&socket.0, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     }
 
-    /// Sends small messages at once and notices peers that vanished. Fails on what is not TCP.
+    /// Sends small messages at once and detects peers that have vanished. Fails on non-TCP sockets.
     pub(crate) fn set_tcp_options(&self) -> io::Result<()> {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         sockopt::set_socket_keepalive(&self.0, true)?;
@@ -68,14 +68,15 @@ impl Socket {
         Ok(())
     }
 
-    /// Nothing more is received, except for what has come already.
+    /// Stops receiving, except for data that have already arrived.
     pub(crate) fn shutdown_recv(&self) {
-        // A peer that is gone has nothing to be shut down.
+        // The peer may already be gone.
         let _ = net::shutdown(&self.0, Shutdown::Read);
     }
 }
 
-/// A timeout that the kernel takes for one: 0 would mean to wait for ever, and ages do not fit.
+/// Clamps a timeout to what the kernel accepts: 0 would mean to wait forever, and very long ones do
+/// not fit.
 fn for_socket(timeout: Duration) -> Duration {
     timeout.clamp(Duration::from_millis(1), Duration::from_secs(86_400))
 }
@@ -91,8 +92,8 @@ impl Transport for Socket {
         Ok(received)
     }
 
-    /// The kernel's own timeout would not do: it begins anew whenever room for a part of `bytes`
-    /// was found.
+    /// Implements its own timeout: the kernel's restarts whenever there is room for a part of
+    /// `bytes`.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize> {
         let deadline = Deadline::after(timeout);
         loop {
@@ -114,7 +115,7 @@ impl Transport for Socket {
     }
 
     fn shutdown(&self) {
-        // A peer that is gone has nothing to be shut down.
+        // The peer may already be gone.
         let _ = net::shutdown(&self.0, Shutdown::Both);
     }
 
@@ -124,15 +125,14 @@ impl Transport for Socket {
     }
 }
 
-/// Bytes a second that a peer must send or read of one message, on average, besides the time it may
-/// be silent.
+/// Minimum average rate at which a peer must send or read a message, in bytes per second, in
+/// addition to the time that it may be silent.
 const LEAST_BYTES_PER_SECOND: u64 = 64 << 10;
 
-/// A peer's time for a phase or a message: how long it may be silent, and the point in time at
-/// which it must be done.
+/// A peer's time for a phase or a message: how long it may be silent, and when it must be done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// `None` is later than any clock shows.
+    /// `None` is later than any clock can show.
     end: Option<Instant>,
     silence: Duration,
 }
@@ -142,22 +142,22 @@ impl Deadline {
         Self { end: Instant::now().checked_add(timeout), silence: timeout }
     }
 
-    /// The time for a message: `io_timeout`, and more for a long one. The peer may be silent for
-    /// `io_timeout` at most.
+    /// Returns the deadline for a message: `io_timeout`, plus more for a long one. The peer may be
+    /// silent for at most `io_timeout`.
     pub(crate) fn of_message(len_bytes: usize, io_timeout: Duration) -> Self {
         let transfer = Duration::from_millis(len_bytes as u64 * 1000 / LEAST_BYTES_PER_SECOND);
         Self { silence: io_timeout, ..Self::after(io_timeout.saturating_add(transfer)) }
     }
 
-    /// How long the next step may take.
+    /// Returns how long the next step may take.
     pub(crate) fn left(self) -> io::Result<Duration> {
         let Some(end) = self.end else { return Ok(self.silence) };
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.min(self.silence)) }
     }
 
-    /// Receives some bytes before the deadline; 0 is the end. The transport's timeout is another
-    /// one afterwards.
+    /// Receives some bytes before the deadline; 0 means the end of the stream. Changes the
+    /// transport's receive timeout.
     pub(crate) fn recv<T: Transport + ?Sized>(self, transport: &T, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             transport.set_recv_timeout(self.left()?)?;

@@ -1,10 +1,10 @@
-//! Addresses as text that other programs take.
+//! NBD URIs, to be passed to other programs.
 
 use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 
-/// The NBD URI of an export on a Unix socket, by the NBD project's `doc/uri.md`: safe to paste
-/// between single quotes, whatever bytes the path and the name have. The empty name is the default
-/// export.
+/// Returns the NBD URI of an export on a Unix socket, as defined in the NBD project's `doc/uri.md`.
+/// It can be pasted between single quotes, whatever bytes the path and the name contain. The empty
+/// name refers to the default export.
 ///
 /// ```
 /// let uri = pagefold_serve::unix_uri("/run/my disks/a&b.sock".as_ref(), "root fs");
@@ -12,14 +12,14 @@ use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 /// ```
 pub fn unix_uri(path: &Path, export: &str) -> String {
     let mut uri = "nbd+unix:///".to_owned();
-    // A slash in a name is encoded, because clients differ in what they make of one at its front.
+    // A slash in a name is encoded: clients disagree about a leading one.
     push_encoded(&mut uri, export.as_bytes(), IN_NAMES);
     uri.push_str("?socket=");
     push_encoded(&mut uri, path.as_os_str().as_bytes(), b"/");
     uri
 }
 
-/// The NBD URI of an export on a TCP address.
+/// Returns the NBD URI of an export on a TCP address.
 ///
 /// ```
 /// assert_eq!(pagefold_serve::tcp_uri("[::1]:10809".parse()?, "root fs"), "nbd://[::1]:10809/root%20fs");
@@ -31,11 +31,11 @@ pub fn tcp_uri(address: SocketAddr, export: &str) -> String {
     uri
 }
 
-/// Reserved, but not in a path.
+/// Reserved characters that export names keep literally and paths do not.
 const IN_NAMES: &[u8] = b"@";
 
-/// Adds `bytes`; all but RFC 3986's unreserved characters and those in `literal` are
-/// percent-encoded.
+/// Appends `bytes`. Percent-encodes all but RFC 3986's unreserved characters and those in
+/// `literal`.
 fn push_encoded(uri: &mut String, bytes: &[u8], literal: &[u8]) {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || literal.contains(&byte) {

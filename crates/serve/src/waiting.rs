@@ -1,9 +1,9 @@
 //! Changes of one connection that wait for room.
 //!
-//! A request that waits takes no thread: it is put aside here with its payload, and one thread
-//! tries all of a connection's again when there may be room. So the connection's other requests go
-//! on, among them those that make room. What cannot be put aside, for want of memory or because too
-//! many wait, holds up the thread that runs it.
+//! A waiting request occupies no thread: it is set aside here with its payload. One thread per
+//! connection retries all of them when there may be room. The connection's other requests continue,
+//! including those that make room. A change that cannot be set aside, because memory is short or
+//! too many wait, blocks the thread that runs it.
 
 use std::{
     collections::VecDeque,
@@ -18,19 +18,19 @@ use crate::{
     memory::Lent,
 };
 
-/// Requests of one connection that are put aside at a time, a piece of a large one counted as one:
-/// as many as Linux's client has in flight.
+/// Requests that one connection sets aside at most; each piece of a large request counts as one.
+/// Linux's client has this many in flight.
 const MOST_WAITING: usize = 128;
-/// What these take besides their payloads: 256 bytes each, with what their replies need.
+/// Bytes that these requests need besides their payloads: 256 bytes each, including their replies.
 pub(crate) const ASIDE_BYTES: u64 = MOST_WAITING as u64 * 256;
-/// What makes room without a signal (compaction, overwriting) is noticed after this time, and so is
-/// the end of a connection.
+/// Room that appears without a signal (compaction, overwriting) and the end of a connection are
+/// noticed within this time.
 pub(crate) const RECHECK: Duration = Duration::from_millis(500);
-/// Between two tries when the first gained nothing: each discard of another client is a reason to
-/// try again.
+/// Pause between two attempts if the first gained nothing: each discard of another client triggers
+/// an attempt.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a request brought, if it brought anything.
+/// A request's payload, if it has one.
 pub(crate) struct Payload(pub(crate) Option<Lent>);
 
 impl AsRef<[u8]> for Payload {
@@ -39,32 +39,32 @@ impl AsRef<[u8]> for Payload {
     }
 }
 
-/// A change that was put aside.
+/// A change that was set aside.
 pub(crate) struct Stalled {
     pub(crate) change: Change<Payload>,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) waiting: Waiting,
 }
 
-/// What a connection has put aside.
+/// The changes that a connection has set aside.
 #[derive(Default)]
 pub(crate) struct Aside(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
-    /// Not seen by the waiting thread yet.
+    /// Changes that the waiting thread has not seen yet.
     new: VecDeque<Stalled>,
-    /// These, and those that the thread has.
+    /// Number of changes in `new` and held by the thread.
     count: usize,
-    /// There is a thread that tries them again. It ends when `count` is 0.
+    /// Whether a thread retries them. It ends when `count` is 0.
     has_thread: bool,
-    /// What wakes that thread.
+    /// Wakes that thread.
     waits: Option<Arc<Waits>>,
 }
 
 impl Aside {
-    /// Puts a change aside. If no thread tries it again, `start` starts one. Gives the change back
-    /// if too many wait, or there is no thread.
+    /// Sets a change aside. If no thread is retrying yet, calls `start` to start one. Returns the
+    /// change if too many wait or there is no thread.
     pub(crate) fn put(
         &self,
         stalled: Stalled,
@@ -72,7 +72,7 @@ impl Aside {
         start: impl FnOnce() -> bool,
     ) -> Result<(), Box<Stalled>> {
         let mut queue = self.lock();
-        // The thread comes to look for it once the queue is not locked any more.
+        // A new thread looks for the change only after the queue is unlocked.
         if queue.count >= MOST_WAITING || !(queue.has_thread || start()) {
             return Err(Box::new(stalled));
         }
@@ -83,8 +83,8 @@ impl Aside {
         Ok(())
     }
 
-    /// Adds what has come to what the thread has. `false`: there is nothing, and the thread has to
-    /// end.
+    /// Moves new changes to those that the thread holds. Returns `false` if there are none at all;
+    /// the thread must then end.
     pub(crate) fn gather(&self, held: &mut VecDeque<Stalled>) -> bool {
         let mut queue = self.lock();
         held.append(&mut queue.new);
@@ -96,7 +96,7 @@ impl Aside {
         !held.is_empty()
     }
 
-    /// Has the thread look again.
+    /// Makes the thread check again.
     pub(crate) fn wake(&self) {
         let waits = self.lock().waits.clone();
         if let Some(waits) = waits {

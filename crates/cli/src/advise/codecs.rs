@@ -1,5 +1,5 @@
-//! What page codecs make of the pages: bytes and time for each, on pages that trained tables have
-//! not seen.
+//! Size and time of the pages with each page codec, measured on pages that were not used to train
+//! tables.
 
 use std::{
     sync::{
@@ -20,42 +20,43 @@ use super::{
     times::{p99, processor_time},
 };
 
-/// The codecs that are compared, the default one first.
+/// The compared codecs, the default first.
 const NAMES: [&str; 7] = ["fold", "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
 
-/// Pages that tables are trained on: as many as a pool takes.
+/// Number of pages that tables are trained on; a pool uses the same number.
 const TRAINING_PAGES: usize = 1024;
 
-/// A pool trains its tables after so many pages were written. Fewer have the built-in tables.
+/// A pool trains its tables after this many pages were written. With fewer, it uses the built-in
+/// tables.
 const PAGES_BEFORE_TRAINING: f64 = 4096.0;
 
-/// The longest object of a page; a page that would have a longer one is kept as it is.
+/// Maximum size of a page's object; a page that would need more is stored uncompressed.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// Pages that are compressed, and then decompressed, before the time is looked at.
+/// Pages that are compressed and then decompressed between two checks of the time.
 const TOGETHER: usize = 64;
 
-/// What a codec makes of the pages.
+/// Figures of one codec.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
     pub(super) name: &'static str,
     pub(super) trained: bool,
-    /// Bytes of all objects.
+    /// Total size of all objects.
     pub(super) bytes: Estimate,
     pub(super) compression: Times,
     pub(super) decompression: Times,
 }
 
-/// What a page takes.
+/// Speed of one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
-    /// Bytes of pages in a second, of one thread.
+    /// Bytes of pages per second and thread.
     pub(super) bytes_per_second: f64,
-    /// 99 of 100 pages take less.
+    /// 99th percentile of the time per page.
     pub(super) p99_ns: u64,
 }
 
-/// Measures every codec, each for so much time after its training.
+/// Measures every codec, each for `time` after its training.
 pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::Result<Vec<Figures>> {
     if pages.sample.is_empty() {
         return Ok(Vec::new());
@@ -88,7 +89,7 @@ pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::
     Ok(found)
 }
 
-/// The lengths of the first pages' objects, and what they took.
+/// The sizes of the first pages' objects, and the times.
 #[derive(Default)]
 struct Objects {
     trained: bool,
@@ -97,17 +98,17 @@ struct Objects {
     decompression: Measured,
 }
 
-/// What one direction took.
+/// The times of one direction.
 #[derive(Default)]
 struct Measured {
-    /// Of each page, as a clock has it.
+    /// Wall-clock time of each page.
     page_ns: Vec<u64>,
-    /// Of all pages, without what others did on the processor meanwhile.
+    /// CPU time of all pages, without that of other processes.
     processor: Duration,
 }
 
-/// Compresses and decompresses pages for about that time. With `learnt`, tables are trained on
-/// these before.
+/// Compresses and decompresses pages for about `time`. With `learnt`, first trains tables on those
+/// pages.
 fn objects(name: &str, learnt: Option<&[&Page]>, pages: &[&Page], time: Duration) -> anyhow::Result<Objects> {
     let codec = by_name(name)?;
     let better = learnt.and_then(|learnt| codec.tables()?.train_beyond(learnt));
@@ -154,8 +155,8 @@ impl Measured {
 }
 
 impl Objects {
-    /// What follows for all pages from these, and from what the default codec makes of the same
-    /// ones.
+    /// Extrapolates to all pages from these, and from the results of the default codec for the same
+    /// pages.
     fn figures(&self, name: &'static str, pages: &Pages, base: &Self) -> Figures {
         let both = base.lens.iter().zip(&self.lens);
         let both: Vec<_> = both.map(|(base, own)| (f64::from(*base), f64::from(*own))).collect();

@@ -1,31 +1,30 @@
-//! Figures of the whole, from those of a sample, with the interval that holds the truth in 95 of
-//! 100 cases.
+//! Estimates for a whole from a sample, with 95 % confidence intervals.
 //!
 //! The estimate is that of a ratio: `total_x × Σy ÷ Σx`, where `x` (bytes, pages) is known for the
-//! whole and `y` was measured. Its variance is that of the residuals `y − x × Σy ÷ Σx`, less the
-//! part of the whole that was measured (W. G. Cochran, "Sampling Techniques", chapter 6).
+//! whole and `y` was measured. Its variance is that of the residuals `y − x × Σy ÷ Σx`, reduced by
+//! the fraction of the whole that was measured (W. G. Cochran, "Sampling Techniques", chapter 6).
 
 use std::iter::Sum;
 
-/// The relative standard error that is assumed where a single measurement says nothing of it.
+/// Relative standard error assumed for a single measurement, which gives no variance.
 const UNKNOWN_ERROR: f64 = 0.25;
 
-/// A figure and how exact it is.
+/// A figure and its uncertainty.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Estimate {
     pub(super) value: f64,
     variance: f64,
-    /// The sum of `variance² ÷ degrees of freedom` of what it is made of (Welch and Satterthwaite).
+    /// The sum of `variance² ÷ degrees of freedom` over its components (Welch and Satterthwaite).
     spread: f64,
 }
 
 impl Estimate {
-    /// A figure that was counted.
+    /// Returns an exact figure.
     pub(super) fn exact(value: f64) -> Self {
         Self { value, variance: 0.0, spread: 0.0 }
     }
 
-    /// The figure of a whole of `total_x`, of which `measured` are pairs of `x` and `y`.
+    /// Estimates the figure of a whole of `total_x` from `measured` pairs of `x` and `y`.
     pub(super) fn of_whole(total_x: f64, measured: &[(f64, f64)]) -> Self {
         let (sum_x, ratio) = ratio(measured);
         if sum_x <= 0.0 || sum_x >= total_x {
@@ -35,8 +34,8 @@ impl Estimate {
         Self::new(total_x * ratio, residuals(measured, ratio) * factor * factor * (1.0 - 1.0 / factor), measured.len())
     }
 
-    /// The figure of a whole in strata, of which each has its `x` and what was measured. What a
-    /// stratum is of which nothing was measured, the others tell, but hardly.
+    /// Estimates the figure of each stratum, given its `x` and its measurements. A stratum without
+    /// measurements is estimated from the others, with a large error.
     pub(super) fn of_strata(strata: &[(f64, Vec<(f64, f64)>)]) -> Vec<Self> {
         let all: Vec<_> = strata.iter().flat_map(|(_, measured)| measured).copied().collect();
         let (_, common) = ratio(&all);
@@ -47,16 +46,16 @@ impl Estimate {
         strata.iter().map(of_stratum).collect()
     }
 
-    /// A figure that is to this one as `y` is to `x` in the pairs `measured`, which are part of
-    /// what this one is of.
+    /// Estimates a figure that relates to this one like `y` to `x` in the pairs `measured`, which
+    /// are part of what this figure covers.
     pub(super) fn in_proportion(self, measured: &[(f64, f64)]) -> Self {
         let (sum_x, _) = ratio(measured);
-        // Where all was measured, all that this one counted is in the pairs.
+        // If everything was measured, the pairs contain all that this figure counts.
         let left = if self.value > sum_x { 1.0 - sum_x / self.value } else { 0.0 };
         self.in_proportion_to(measured, left)
     }
 
-    /// The same, where a part `left` of what this one is of was not measured.
+    /// The same, if a fraction `left` of what this figure covers was not measured.
     fn in_proportion_to(self, measured: &[(f64, f64)], left: f64) -> Self {
         let (sum_x, ratio) = ratio(measured);
         if sum_x <= 0.0 {
@@ -67,9 +66,9 @@ impl Estimate {
         self.times(ratio) + Self { value: 0.0, ..own }
     }
 
-    /// A figure of a whole of `total_x`, of which a part `left` was not measured, that follows from
-    /// this one: in the triples `measured`, `z` is nearly `a × x + b × y`, where `y` is what this
-    /// figure is of. Content of two kinds, of which only one compresses, needs both terms.
+    /// Estimates another figure of a whole of `total_x` from this one; a fraction `left` was not
+    /// measured. In the triples `measured`, `z` is nearly `a × x + b × y`, where `y` belongs to
+    /// this figure. Both terms are needed if only one of two kinds of content is compressible.
     pub(super) fn beside(self, total_x: f64, measured: &[[f64; 3]], left: f64) -> Self {
         let sum = |term: &dyn Fn(&[f64; 3]) -> f64| measured.iter().map(term).sum::<f64>();
         if left <= 0.0 {
@@ -98,19 +97,19 @@ impl Estimate {
         Self { value, variance, spread: variance * variance / (count - 1) as f64 }
     }
 
-    /// The figure by a method that is itself only so exact, relative to it.
+    /// Adds the relative error of the method itself.
     pub(super) fn within(self, method_error: f64) -> Self {
         let variance = self.variance + (self.value * method_error / students_t(f64::INFINITY)).powi(2);
         Self { variance, ..self }
     }
 
-    /// So many times the figure.
+    /// Returns the figure multiplied by `factor`.
     pub(super) fn times(self, factor: f64) -> Self {
         let square = factor * factor;
         Self { value: self.value * factor, variance: self.variance * square, spread: self.spread * square * square }
     }
 
-    /// Half of the interval's width.
+    /// Returns half of the interval's width.
     pub(super) fn error(self) -> f64 {
         if self.variance <= 0.0 {
             return 0.0;
@@ -118,7 +117,7 @@ impl Estimate {
         students_t((self.variance * self.variance / self.spread).max(1.0)) * self.variance.sqrt()
     }
 
-    /// The same as a part of the figure.
+    /// Returns the error relative to the figure.
     pub(super) fn relative_error(self) -> f64 {
         if self.value > 0.0 { self.error() / self.value } else { 0.0 }
     }
@@ -155,14 +154,14 @@ fn ratio(measured: &[(f64, f64)]) -> (f64, f64) {
     (sum_x, if sum_x > 0.0 { sum_y / sum_x } else { 0.0 })
 }
 
-/// The variance of the sum of `y`, given the sum of `x`.
+/// Returns the variance of the sum of `y`, given the sum of `x`.
 fn residuals(measured: &[(f64, f64)], ratio: f64) -> f64 {
     let count = measured.len() as f64;
     let squares: f64 = measured.iter().map(|(x, y)| (y - ratio * x).powi(2)).sum();
     squares * count / (count - 1.0).max(1.0)
 }
 
-/// The quantile 0.975 of Student's distribution, within a hundredth.
+/// Returns the 0.975 quantile of Student's distribution, accurate to 1 %.
 fn students_t(freedom: f64) -> f64 {
     const FIRST: [f64; 8] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
     match FIRST.get((freedom as usize).saturating_sub(1)) {
@@ -208,10 +207,10 @@ mod tests {
 
     #[test]
     fn two_kinds_of_content_are_told_apart() {
-        // What does not compress takes its length; the rest takes 0.6 of it, or 0.3.
+        // Incompressible batches keep their length; the others are reduced to 60 % or 30 %.
         let batch = |at: usize| if at < 6 { [10.0, 10.0, 10.0] } else { [10.0, 6.0, 3.0] };
         let measured: Vec<_> = (0..10).map(batch).collect();
-        // In the whole there is less of the first.
+        // The whole contains a smaller fraction of incompressible data.
         let estimate = Estimate::exact(2000.0 + 0.6 * 8000.0).beside(10_000.0, &measured, 0.99);
         assert!((estimate.value - (2000.0 + 0.3 * 8000.0)).abs() < 1e-6, "{estimate:?}");
         let all = Estimate::exact(84.0).beside(100.0, &measured, 0.0);
@@ -230,7 +229,7 @@ mod tests {
                         (x, x * (0.3 + 0.4 * noise(state)))
                     })
                     .collect();
-                // They are in no order, so the first are as good as any.
+                // They are in random order, so the first ones are a fair sample.
                 let total_x = whole.iter().map(|(x, _)| x).sum();
                 let truth: f64 = whole.iter().map(|(_, y)| y).sum();
                 let estimate = Estimate::of_whole(total_x, &whole[..count]);

@@ -1,4 +1,4 @@
-//! The report as lines of JSON: `docs/advise.md` lists them.
+//! The report as lines of JSON. `docs/advise.md` lists them.
 
 use std::io::{self, Write};
 
@@ -86,7 +86,7 @@ impl Lines<'_> {
         self.interval(subject, metric, estimate.value, unit, [estimate.low(), estimate.high()])
     }
 
-    /// A figure, and the ends of its interval.
+    /// Writes a figure and the bounds of its interval.
     fn interval(&mut self, subject: &str, metric: &str, value: f64, unit: &str, ends: [f64; 2]) -> io::Result<()> {
         self.figure(subject, metric, value.round() as u64, unit)?;
         for (end, name) in ends.into_iter().zip(["low", "high"]) {

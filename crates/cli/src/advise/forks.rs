@@ -1,4 +1,4 @@
-//! What forks of a disk of these pages take: some are made, and pages of them changed.
+//! Memory of forks of a disk with these pages, measured by creating forks and changing their pages.
 
 use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
@@ -6,24 +6,24 @@ use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
 use super::{pages::Pages, stratum::spread};
 
-/// Forks that are made, and those that are written to.
+/// Number of forks created, and number of forks written to.
 const FORKS: usize = 1000;
 const WRITTEN: usize = 4;
 
-/// The disk's pages. Changed ones are spread over it.
+/// Pages of the disk. Changed pages are spread over it.
 const DISK_PAGES: u64 = 1 << 17;
 
-/// What a fork takes.
+/// Memory of a fork.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
-    /// Before anything is changed.
+    /// Before any change.
     pub(super) untouched_bytes: f64,
-    /// With a hundredth of the pages changed, and with a tenth.
+    /// With 1 % of the pages changed, and with 10 %.
     pub(super) of_hundredth_bytes: f64,
     pub(super) of_tenth_bytes: f64,
 }
 
-/// Measures forks whose changed pages are like those of the input, spread over the disk.
+/// Measures forks whose changed pages resemble those of the input and are spread over the disk.
 pub(super) fn measure(pages: &Pages) -> anyhow::Result<Figures> {
     let [hundredth, tenth] = [100, 10].map(|part| per_changed_page(pages, part));
     let (untouched_bytes, hundredth) = hundredth?;
@@ -36,13 +36,13 @@ pub(super) fn measure(pages: &Pages) -> anyhow::Result<Figures> {
     })
 }
 
-/// The bytes of a fork, and those of each page of which every `part`th is changed.
+/// Returns the bytes of a fork, and the bytes per changed page if one in `part` pages is changed.
 fn per_changed_page(pages: &Pages, part: u64) -> anyhow::Result<(f64, f64)> {
     let count = pages.sample.len() as u64;
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
     let disk = RamDisk::new(&pool, DISK_PAGES * PAGE_SIZE as u64).context("a disk in the pool")?;
     let page = |number: u64| &pages.sample[spread(number % count, count) as usize];
-    // Streams and first blocks are the pool's.
+    // Allocate streams and first blocks in advance: they belong to the pool.
     if count > 0 {
         disk.write(0, page(0)).context("writing to a disk in the pool")?;
     }
@@ -50,7 +50,7 @@ fn per_changed_page(pages: &Pages, part: u64) -> anyhow::Result<(f64, f64)> {
     let forks: Vec<_> = (0..FORKS).map(|_| disk.fork()).collect::<Result<_, _>>().context("forking a disk")?;
     let forked = pool.stats().spent_bytes;
     let (mut changed, mut written) = (0u64, 0u64);
-    // Of the changed pages, as many are zeros, or another word, as in the whole.
+    // Zeros and same-filled pages have the same share of the changed pages as in the whole.
     let objects = (1.0 - (pages.zero.value + pages.same.value) / pages.total.max(1) as f64).max(0.0);
     for fork in &forks[..WRITTEN] {
         for slot in (0..DISK_PAGES).step_by(part as usize) {

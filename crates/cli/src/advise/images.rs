@@ -1,9 +1,9 @@
-//! What images of the input take: the image writer packs samples of it, a small image for each
-//! batch, and the first of these images are read at random.
+//! Size and speed of images of the input. The image writer packs each batch of samples into a small
+//! image, and the first of these images are read at random offsets.
 //!
-//! All choices are tried on the same batches, of which the fastest get the most. The bytes of a
-//! slow one follow from those of a faster one, by what both make of the batches that both have:
-//! that differs less between batches than the bytes themselves.
+//! All choices are tried on the same batches, and the fastest get the most. The size for a slow
+//! choice is derived from that for a faster one, by comparing the batches that both have packed.
+//! That ratio varies less between batches than the sizes themselves.
 
 use std::{
     collections::HashMap,
@@ -29,11 +29,11 @@ use crate::codec;
 struct Named {
     codec: &'static str,
     cluster: &'static str,
-    /// The faster one that makes the likest images, by its place.
+    /// Index of the faster choice with the most similar images.
     like: usize,
 }
 
-/// Those that are compared; the default first.
+/// The compared choices, the default first.
 const CHOICES: [Named; 6] = [
     Named { codec: "lz4", cluster: "4K", like: 0 },
     Named { codec: "lz4", cluster: "64K", like: 0 },
@@ -43,51 +43,51 @@ const CHOICES: [Named; 6] = [
     Named { codec: "zstd,9", cluster: "64K", like: 4 },
 ];
 
-/// The part of the time that the first choice gets.
+/// Fraction of the time for the first choice.
 const FIRST_PART: f64 = 0.3;
 
-/// Fewer batches of a stratum say less of it than those of all strata.
+/// With fewer batches in a stratum, those of all strata are a better estimate.
 const FEW: usize = 6;
 
-/// Content that becomes this part of its length, or less, is packed with what surrounds it:
-/// clusters hold more of it than a unit has.
+/// Content that shrinks to 1/32 of its size or less is packed together with its surroundings: a
+/// cluster then covers more than one unit.
 const DENSE: u64 = 32;
 
-/// Random reads of a choice, and of one batch.
+/// Random reads per choice, and per batch.
 const READS: usize = 1024;
 const BATCH_READS: usize = 64;
 
-/// Bytes of a read.
+/// Bytes per read.
 const READ_BYTES: u64 = 4096;
 
-/// Zeros of which an image is built, to see what those take that are not sampled.
+/// Zeros in the image that measures the cost of holes, which are not sampled.
 const ZEROS_BYTES: u64 = 256 << 20;
 
-/// Bytes of an inode that keeps its own time.
+/// Bytes of an inode with its own time.
 const INODE_BYTES: u64 = 64;
 
-/// What comes before all else: the superblock, behind what boot loaders have.
+/// Bytes before everything else: the superblock, after the space for boot loaders.
 const SUPERBLOCK_BYTES: u64 = 1024 + 128;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// How far small images add up to another figure than a large one has: in both directions, of 19
-/// cases in 20.
+/// Relative error of adding up small images instead of building a large one: in 95 % of the cases,
+/// in either direction.
 const METHOD_ERROR: f64 = 0.015;
 
-/// What images of one choice are.
+/// Figures of the images of one choice.
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
     pub(super) codec: &'static str,
     pub(super) cluster: &'static str,
     pub(super) bytes: Estimate,
-    /// What packing takes with all processors.
+    /// Time to pack on all processors.
     pub(super) build: Duration,
     pub(super) read_mean_ns: u64,
     pub(super) read_p99_ns: u64,
 }
 
-/// What a batch became.
+/// The result of packing a batch.
 #[derive(Clone, Copy, Debug)]
 struct Packed {
     source_bytes: u64,
@@ -144,8 +144,8 @@ fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions> {
     Ok(BuildOptions { codec, pcluster_bytes, threads: 1, ..BuildOptions::default() })
 }
 
-/// A thread's work: a batch of the choice that has used the smallest part of its time, again and
-/// again.
+/// Main loop of a thread. Repeatedly packs a batch of the choice that has used the smallest part of
+/// its time.
 fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Instant) -> anyhow::Result<()> {
     let choices = || choices.lock().unwrap_or_else(PoisonError::into_inner);
     let mut last_ns = vec![0u128; CHOICES.len()];
@@ -160,7 +160,7 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Instant) -> anyhow
         else {
             return Ok(());
         };
-        // So that the other thread does not take the same choice meanwhile.
+        // Keeps the other thread from taking the same choice in the meantime.
         let guess = Duration::from_nanos(last_ns[number] as u64);
         open[number].used += guess;
         let (options, zeros_bytes) = (open[number].options.clone(), open[number].zeros_bytes);
@@ -181,18 +181,18 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Instant) -> anyhow
     Ok(())
 }
 
-/// A tree without any file.
+/// Returns a tree without files.
 fn empty_tree() -> Tree {
     Tree::new(node(NodeKind::Fifo))
 }
 
 fn node(kind: NodeKind) -> Node {
-    // Times and owners that only an inode of its own can hold.
+    // Times and owners that fit only into an extended inode.
     Node { kind, permissions: 0o755, uid: 70_000, gid: 70_000, mtime_s: 1 << 31, mtime_nsec: 1, xattrs: Vec::new() }
 }
 
-/// Packs a batch, and reads the image at random as often as asked. `None`: a file has changed, or
-/// none can be read.
+/// Packs a batch, and reads the image at `reads` random offsets. Returns `None` if a file has
+/// changed or no file can be read.
 fn pack(
     input: &Input,
     batch: &Batch,
@@ -237,18 +237,17 @@ fn pack_units(
     let image = memory_file()?;
     let Some(report) = build(&tree, options, &image).ok().filter(|_| !lens.is_empty()) else { return Ok(None) };
     let time = processor_time().saturating_sub(start);
-    // What is all zeros continues what is before it, and begins no run of its own. Nobody looks for
-    // data there.
+    // A batch of zeros extends the preceding data and begins no run. Nobody reads data there.
     if report.data_bytes <= 2 * BLOCK_BYTES && source_bytes > UNIT_BYTES / 2 {
         let image_bytes = of_zeros(source_bytes, zeros_bytes);
         return Ok(Some((Packed { source_bytes, image_bytes, time }, Vec::new())));
     }
-    // Blocks are filled half in the mean at the end.
+    // On average, the last block is half full.
     let root_bytes = INODE_BYTES + 27 + names;
     let metadata_bytes = report.image_bytes - report.data_bytes;
     let metadata_bytes = metadata_bytes.saturating_sub(SUPERBLOCK_BYTES + root_bytes + BLOCK_BYTES / 2);
     let least_bytes = lens.len() as u64 * INODE_BYTES;
-    // The end of a piece of a file fills half a block, too, where the file would go on.
+    // Where a file continues beyond a piece, the end of the piece wastes half a block as well.
     let data_bytes = report.data_bytes.saturating_sub(pieces * BLOCK_BYTES / 2);
     let image_bytes = data_bytes + metadata_bytes.max(least_bytes);
     Ok(Some((Packed { source_bytes, image_bytes, time }, read(image, &lens, reads)?)))
@@ -258,7 +257,7 @@ fn memory_file() -> anyhow::Result<File> {
     Ok(memfd_create("advise", MemfdFlags::CLOEXEC).context("a file in memory")?.into())
 }
 
-/// What each of so many reads at random takes, without a cache.
+/// Returns the time of each of `reads` random reads, without a cache.
 fn read(image: File, lens: &[u64], reads: usize) -> anyhow::Result<Vec<u64>> {
     if reads == 0 {
         return Ok(Vec::new());
@@ -314,7 +313,7 @@ impl Choice<'_> {
     }
 }
 
-/// What the first choice makes of each stratum.
+/// Estimates the first choice's size for each stratum.
 fn estimate_first(input: &Input, first: &Choice<'_>) -> Vec<Estimate> {
     let of_stratum = |(number, stratum): (usize, &Stratum)| {
         let measured = first.of_stratum(number).map(|(_, p)| (p.source_bytes as f64, p.image_bytes as f64));
@@ -323,8 +322,8 @@ fn estimate_first(input: &Input, first: &Choice<'_>) -> Vec<Estimate> {
     Estimate::of_strata(&input.strata.iter().enumerate().map(of_stratum).collect::<Vec<_>>())
 }
 
-/// What another choice makes of each stratum, from the batches of both. Where there are few, it is
-/// as in the others.
+/// Estimates another choice's size for each stratum, from the batches that both have packed. A
+/// stratum with few batches is estimated from all strata.
 fn beside(input: &Input, estimates: &[Estimate], base: &Choice<'_>, other: &Choice<'_>) -> Vec<Estimate> {
     let pairs = |stratum: usize| -> Vec<[f64; 3]> {
         let of_other = other.of_stratum(stratum);
@@ -345,7 +344,8 @@ fn beside(input: &Input, estimates: &[Estimate], base: &Choice<'_>, other: &Choi
         .collect()
 }
 
-/// What is not sampled: the superblock, directories, files without content, holes.
+/// Returns the size of everything that is not sampled: the superblock, directories, files without
+/// content, and holes.
 fn rest_bytes(input: &Input, choice: &Choice<'_>) -> u64 {
     let names = &input.names;
     let sampled = if input.kind == InputKind::Directory {
@@ -358,12 +358,12 @@ fn rest_bytes(input: &Input, choice: &Choice<'_>) -> u64 {
     (SUPERBLOCK_BYTES + sampled + holes).next_multiple_of(BLOCK_BYTES)
 }
 
-/// What so many zeros take, if [`ZEROS_BYTES`] take `zeros_bytes`.
+/// Returns the size of `len_bytes` zeros, given that of [`ZEROS_BYTES`].
 fn of_zeros(len_bytes: u64, zeros_bytes: u64) -> u64 {
     (u128::from(len_bytes) * u128::from(zeros_bytes) / u128::from(ZEROS_BYTES)) as u64
 }
 
-/// What [`ZEROS_BYTES`] take in an image.
+/// Returns the size of [`ZEROS_BYTES`] zeros in an image.
 fn zeros_bytes(options: &BuildOptions) -> anyhow::Result<u64> {
     let content = Content::Spans(memory_file()?.into(), Vec::<Span>::new().into());
     let mut tree = empty_tree();

@@ -1,4 +1,4 @@
-//! What is looked at: a directory's files, one file or device, or a process's memory.
+//! The data to sample: a directory's files, one file or device, or a process's memory.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 
 use super::stratum::{Stratum, Unit};
 
-/// What an input is.
+/// The kind of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InputKind {
     Directory,
@@ -22,42 +22,42 @@ pub(super) enum InputKind {
     Process,
 }
 
-/// Names of a directory tree, counted.
+/// Counts of the names in a directory tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Names {
     pub(super) files: u64,
     pub(super) directories: u64,
     /// Symbolic links, devices, pipes and sockets.
     pub(super) others: u64,
-    /// Bytes of the directories' content in an image.
+    /// Bytes of the directories in an image.
     pub(super) directory_bytes: u64,
     /// Bytes of symbolic links' targets.
     pub(super) target_bytes: u64,
 }
 
-/// What was left out.
+/// Parts of the input that were left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Skipped {
-    /// Files, directories or ranges of memory that could not be read.
+    /// Unreadable files, directories or memory ranges.
     pub(super) unreadable: u64,
     /// The walk took too long: there are more files.
     pub(super) more: bool,
-    /// Bytes of a process's unchanged pages of files, which no swap disk gets.
+    /// Bytes of unchanged file pages of a process, which are never swapped out.
     pub(super) of_files_bytes: u64,
 }
 
-/// Where the bytes are.
+/// The files that contain the data.
 #[derive(Debug)]
 pub(super) enum Files {
-    /// In files below directories: each is the number of its directory and a name.
+    /// Files below directories; each has the index of its directory and a name.
     Many { directories: Vec<PathBuf>, files: Vec<(u32, Box<std::ffi::OsStr>)> },
-    /// In one open file.
+    /// One open file.
     One(Arc<File>),
-    /// In these parts of one open file, in order, one behind the other.
+    /// These consecutive parts of one open file.
     Parts(Arc<File>, Vec<Span>),
 }
 
-/// What is looked at.
+/// The data to sample.
 #[derive(Debug)]
 pub(super) struct Input {
     pub(super) kind: InputKind,
@@ -66,27 +66,27 @@ pub(super) struct Input {
     pub(super) strata: Vec<Stratum>,
     pub(super) names: Names,
     pub(super) skipped: Skipped,
-    /// Holes of sparse files, which are not sampled.
+    /// Bytes of holes in sparse files, which are not sampled.
     pub(super) hole_bytes: u64,
 }
 
 impl Input {
-    /// Bytes that are sampled.
+    /// Returns the number of bytes to sample from.
     pub(super) fn sampled_bytes(&self) -> u64 {
         self.strata.iter().fold(0, |sum: u64, stratum| sum.saturating_add(stratum.bytes))
     }
 
-    /// Their pages: the last one of a file counts whole.
+    /// Returns their number of pages. A partial last page of a file counts as one.
     pub(super) fn sampled_pages(&self) -> u64 {
         self.strata.iter().fold(0, |sum: u64, stratum| sum.saturating_add(stratum.pages))
     }
 
-    /// Bytes of all files, holes and all.
+    /// Returns the bytes of all files, including holes.
     pub(super) fn bytes(&self) -> u64 {
         self.sampled_bytes().saturating_add(self.hole_bytes)
     }
 
-    /// Files that have content.
+    /// Returns the number of files that have content.
     pub(super) fn sampled_files(&self) -> u64 {
         match &self.files {
             Files::Many { files, .. } => files.len() as u64,
@@ -94,7 +94,7 @@ impl Input {
         }
     }
 
-    /// Opens what a unit lies in, as content of the unit's length.
+    /// Opens the file of a unit, as content of the unit's length.
     pub(super) fn content(&self, unit: Unit) -> io::Result<Content> {
         match &self.files {
             Files::Many { directories, files } => {
@@ -116,7 +116,7 @@ impl Input {
         }
     }
 
-    /// Reads a unit into `bytes`, whatever was in it.
+    /// Replaces the content of `bytes` with a unit.
     pub(super) fn read(&self, unit: Unit, bytes: &mut Vec<u8>) -> io::Result<()> {
         bytes.clear();
         bytes.resize(unit.len_bytes as usize, 0);
@@ -130,8 +130,8 @@ impl Input {
     }
 }
 
-/// Opens a file that was regular when it was found, and still is. Another program may have put a
-/// pipe there, which is not waited for.
+/// Opens a file that was regular when it was found; fails if it no longer is. Does not block on a
+/// pipe that another program may have put there.
 fn open_regular(path: &std::path::Path, unit: Unit) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;

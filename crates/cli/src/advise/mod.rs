@@ -1,4 +1,4 @@
-//! `pagefold advise`: what a disk or an image of some data would take, from a sample of it.
+//! `pagefold advise`: forecasts the size of some data as a disk or an image, from a sample.
 
 mod codecs;
 mod estimate;
@@ -24,17 +24,18 @@ use std::{
 use self::{input::Input, pages::Pages, verdict::Verdict};
 use crate::{output::output, size};
 
-/// What may be used until it is: looked for, looked at, tried by a page codec, packed. All in all
-/// ten seconds with what starting and ending takes.
+/// Time limits: for finding files, for reading pages, for each page codec, and for packing (the
+/// first and the last measured from the start). Including start and exit, the command takes ten
+/// seconds.
 const WALK_END: Duration = Duration::from_millis(2500);
 const PAGES_TIME: Duration = Duration::from_millis(2500);
 const CODEC_TIME: Duration = Duration::from_millis(150);
 const END: Duration = Duration::from_millis(8600);
 
-/// What packing gets even on a machine that has so much else to do that the time is over before.
+/// Minimum time for packing, even if a busy machine has used up the time before.
 const LEAST_TIME: Duration = Duration::from_millis(500);
 
-/// Threads that take samples: more would tell nothing else, and slow down what runs beside.
+/// Threads that take samples: more would give the same results and slow down other programs.
 const THREADS: usize = 2;
 
 /// Forecast the size and speed of data as an image and as RAM disks, from a sample
@@ -69,20 +70,20 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// All that was found.
+/// All results.
 struct Report {
     input: Input,
     pages: Pages,
     codecs: Vec<codecs::Figures>,
     images: Vec<images::Figures>,
     forks: forks::Figures,
-    /// The memory that forks may take.
+    /// Memory available for forks.
     memory_bytes: u64,
     verdict: Verdict,
 }
 
 impl Report {
-    /// How many forks that take so many bytes fit into the memory.
+    /// Returns how many forks of this size fit into the memory.
     fn forks_that_fit(&self, bytes: f64) -> u64 {
         (self.memory_bytes as f64 / bytes.max(1.0)) as u64
     }

@@ -1,5 +1,5 @@
-//! What the pages are, and what a disk of them takes: they are written to a disk of a pool like
-//! that of `pagefold serve`.
+//! Properties of the pages and the memory of a disk that contains them. They are written to a disk
+//! in a pool like that of `pagefold serve`.
 
 use std::{
     hash::{BuildHasher, Hasher},
@@ -19,21 +19,20 @@ use super::{
     stratum::{Batch, Batches, Stratum},
 };
 
-/// Compressed bytes that are kept, to see what memory they take beside themselves. More only shows
-/// the same.
+/// Compressed bytes to store to measure the overhead in memory. More would give the same result.
 const KEPT_BYTES: u64 = 256 << 20;
 
-/// How far a disk differs that was written by other threads, in another order: in both directions,
-/// of 19 cases in 20.
+/// Relative difference of a disk that is written by other threads in another order: in 95 % of the
+/// cases, in either direction.
 const METHOD_ERROR: f64 = 0.02;
 
-/// The disk that each thread writes to: more than it can.
+/// Size of each thread's disk: more than it can write.
 const DISK_BYTES: u64 = 1 << 40;
 
-/// Pages that each thread keeps for the codecs.
+/// Pages that each thread keeps for measuring the codecs.
 const SAMPLE_PAGES: usize = 4096;
 
-/// What was counted in a batch.
+/// The counts of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     stratum: usize,
@@ -44,28 +43,29 @@ pub(super) struct Counted {
     compressed_bytes: u64,
 }
 
-/// What is known of the pages.
+/// Properties of the pages.
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) total: u64,
-    /// Pages that were looked at.
+    /// Number of pages read.
     pub(super) read: u64,
-    /// Only zeros; another word over and over; equal to one before them; kept as they are.
+    /// Zero pages; below, same-filled pages, duplicates of an earlier page, and pages stored
+    /// uncompressed.
     pub(super) zero: Estimate,
     pub(super) same: Estimate,
     pub(super) duplicate: Duplicates,
     pub(super) incompressible: Estimate,
     /// Bytes of their objects.
     pub(super) compressed_bytes: Estimate,
-    /// Memory of a disk that holds them, everything counted.
+    /// Total memory of a disk that contains them.
     pub(super) memory_bytes: Estimate,
-    /// Some of them that one word does not fill.
+    /// A sample of the pages that are not same-filled.
     pub(super) sample: Vec<Page>,
-    /// What could not be read, or was gone.
+    /// Units that could not be read or had disappeared.
     pub(super) lost_units: u64,
 }
 
-/// Pages that equal one before them: the likely number, and what it is between.
+/// Pages that equal an earlier one: the likely number and its bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Duplicates {
     pub(super) value: f64,
@@ -78,7 +78,7 @@ struct Work<'a> {
     batches: Mutex<Batches<'a>>,
     pool: &'a Pool,
     end: Instant,
-    /// The pool's figures when enough was kept.
+    /// The pool's figures when enough was stored.
     full: Mutex<Option<PoolStats>>,
 }
 
@@ -87,12 +87,12 @@ struct Done {
     counted: Vec<Counted>,
     hashes: Vec<u64>,
     sample: Vec<Page>,
-    /// Pages that the sample was chosen from.
+    /// Number of pages from which the sample was chosen.
     offered: u64,
     lost_units: u64,
 }
 
-/// Looks at pages until `end`, or until `most_bytes` were read.
+/// Reads pages until `end`, or until `most_bytes` were read.
 pub(super) fn look_at(input: &Input, most_bytes: u64, end: Instant, threads: usize) -> anyhow::Result<Pages> {
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
     let empty = pool.stats();
@@ -147,7 +147,8 @@ pub(super) fn look_at(input: &Input, most_bytes: u64, end: Instant, threads: usi
     })
 }
 
-/// What a pool takes for so many bytes of objects, from the figures of one that keeps others.
+/// Estimates a pool's memory for this many bytes of objects, from the figures of a pool with
+/// others.
 fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, stored: Estimate) -> Estimate {
     let per =
         |bytes: u64, before: u64, of: u64| if of == 0 { 0.0 } else { bytes.saturating_sub(before) as f64 / of as f64 };
@@ -155,8 +156,8 @@ fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, store
     let entry_bytes = per(kept.table_bytes, empty.table_bytes, kept.orig_data_size / PAGE_SIZE as u64);
     let fixed = empty.mem_used_total + empty.table_bytes + kept.stream_bytes + kept.training_bytes;
     let entries = stored.times(entry_bytes);
-    // Both come from the same pages, so their errors do not cancel: the objects' is by far the
-    // larger.
+    // Both come from the same pages, so their errors do not cancel out. The error of the objects is
+    // by far the larger one.
     compressed_bytes.times(objects) + Estimate::exact(entries.value + fixed as f64)
 }
 
@@ -183,7 +184,7 @@ impl Work<'_> {
                     match same_filled(page) {
                         Some(0) => {
                             counted.zero += 1;
-                            // Clients discard zeros, or have them written as such.
+                            // Clients discard zeros or use WRITE_ZEROES for them.
                             write(&disk, at, &bytes[data_from..number * PAGE_SIZE], data_from)?;
                             data_from = (number + 1) * PAGE_SIZE;
                         }
@@ -207,7 +208,7 @@ impl Work<'_> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
-    /// Whether enough is kept. The figures are taken when that is so for the first time.
+    /// Returns whether enough is stored. Takes the figures the first time that is so.
     fn is_full(&self) -> bool {
         let mut full = self.full.lock().unwrap_or_else(PoisonError::into_inner);
         if full.is_none() {
@@ -217,7 +218,7 @@ impl Work<'_> {
     }
 }
 
-/// Writes the part of a unit that begins at `from` in it.
+/// Writes the part of a unit that begins at `from` within it.
 fn write(disk: &RamDisk, unit_at: u64, part: &[u8], from: usize) -> anyhow::Result<()> {
     if part.is_empty() {
         return Ok(());
@@ -226,14 +227,14 @@ fn write(disk: &RamDisk, unit_at: u64, part: &[u8], from: usize) -> anyhow::Resu
 }
 
 impl Counted {
-    /// Adds what a disk has more than before.
+    /// Adds the increase in a disk's figures.
     fn add(&mut self, before: &DiskStats, after: &DiskStats) {
         self.incompressible += after.huge_pages.saturating_sub(before.huge_pages);
         self.compressed_bytes += after.compr_data_size.saturating_sub(before.compr_data_size);
     }
 }
 
-/// Numbers that differ enough to choose pages by (xorshift).
+/// A pseudo-random generator good enough to choose pages (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -246,7 +247,8 @@ impl Random {
 }
 
 impl Done {
-    /// Notes a page: its hash, and the page itself if chance has it. Each page has the same chance.
+    /// Records a page's hash, and by chance the page itself (reservoir sampling): each page has the
+    /// same probability.
     fn take(&mut self, page: &Page, hashes: &FixedState, random: &mut Random) {
         let mut hasher = hashes.build_hasher();
         hasher.write(page);
@@ -262,13 +264,13 @@ impl Done {
     }
 }
 
-/// The pages that equal one before them, of `total` in all, from the hashes of some.
+/// Estimates how many of `total` pages equal an earlier one, from the hashes of some of them.
 ///
-/// Where all were read, they are counted. Else a sample of a part `q` shows few of the pairs: of
-/// contents that are there twice it finds both pages with `q²`. The estimate of the different
-/// contents is that of M. Charikar et al., "Towards Estimation Error Guarantees for Distinct
-/// Values" (PODS 2000): those that were seen once stand for `√(1 ÷ q)` each. They are at least
-/// themselves and at most `1 ÷ q` each, which gives the interval.
+/// If all pages were read, duplicates are counted. Otherwise, a sample of a fraction `q` misses
+/// most pairs: it contains both pages of a pair with a probability of `q²`. The number of distinct
+/// contents is estimated according to M. Charikar et al., "Towards Estimation Error Guarantees for
+/// Distinct Values" (PODS 2000): each content seen once counts as `√(1 ÷ q)`. Its bounds are 1 and
+/// `1 ÷ q`, which gives the interval.
 fn duplicates(mut hashes: Vec<u64>, total: f64) -> Duplicates {
     let read = hashes.len() as f64;
     hashes.sort_unstable();
@@ -290,7 +292,7 @@ fn duplicates(mut hashes: Vec<u64>, total: f64) -> Duplicates {
 mod tests {
     use super::*;
 
-    /// The hashes of every `step`th of pages in which each content is there `times` times.
+    /// Returns the estimate from every `step`th page, where each content occurs `times` times.
     fn sampled(pages: u64, times: u64, step: usize) -> Duplicates {
         let order = (0..pages).map(|page| page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20);
         let mut order: Vec<_> = order.zip(0..pages).collect();

@@ -1,9 +1,9 @@
 //! A process's own memory: the pages that the system would have to swap out.
 //!
-//! `smaps` lists the mappings, `pagemap` has a word for each page (kernel document
-//! `admin-guide/mm/pagemap.rst`): bit 63 says that the page is in RAM, 62 that it is swapped out,
-//! 61 that it belongs to a file or is shared. Pages of files that the process has not changed are
-//! left out: the system drops these and reads them from the files again.
+//! `smaps` lists the mappings. `pagemap` has a word per page (kernel document
+//! `admin-guide/mm/pagemap.rst`): bit 63 is set if the page is in RAM, 62 if it is swapped out, and
+//! 61 if it belongs to a file or is shared. Unchanged pages of files are left out: the system drops
+//! them and reads them from the files again.
 
 use std::{
     fs::{self, File},
@@ -27,16 +27,16 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 
-/// Words of `pagemap` that are read at once.
+/// Words of `pagemap` per read.
 const WORDS: usize = 1 << 16;
 
-/// A mapping, as `smaps` has it.
+/// A mapping listed in `smaps`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mapping {
     from: u64,
     to: u64,
     readable: bool,
-    /// Whether it is of a file that pages can be read from again.
+    /// Whether it belongs to a file from which its pages can be read again.
     of_file: bool,
     /// Bytes in RAM or swapped out.
     held_bytes: u64,
@@ -44,7 +44,7 @@ struct Mapping {
     special: bool,
 }
 
-/// Looks at the memory of process `pid` until `end`.
+/// Examines the memory of process `pid` until `end`.
 pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
     if pid == std::process::id() {
         bail!("process {pid} is this command itself: give another process");
@@ -103,7 +103,8 @@ fn explain(pid: u32, error: io::Error) -> anyhow::Error {
     anyhow!("reading the memory of process {pid}: permission denied{scope}; run this as root, or with CAP_SYS_PTRACE")
 }
 
-/// Adds the pages of a mapping that are its process's own. False: the time is over.
+/// Adds the pages of a mapping that belong to the process alone. Returns `false` if the time is
+/// over.
 fn add_pages(
     mapping: &Mapping,
     pagemap: &File,
@@ -123,7 +124,7 @@ fn add_pages(
         let offset = (mapping.from / page_bytes + at) * 8;
         let len = pagemap.read_at(&mut bytes[..count as usize * 8], offset)? / 8;
         if len == 0 {
-            // Unmapped meanwhile.
+            // The range has been unmapped in the meantime.
             break;
         }
         for (number, word) in bytes[..len * 8].chunks_exact(8).enumerate() {
@@ -149,7 +150,7 @@ fn add_pages(
     Ok(true)
 }
 
-/// The mappings that `smaps` lists.
+/// Parses the mappings that `smaps` lists.
 fn mappings(smaps: &str) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
@@ -160,7 +161,7 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
                 let kib = || value.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
                 match key {
                     "Rss:" | "Swap:" => last.held_bytes = last.held_bytes.saturating_add(kib().saturating_mul(1024)),
-                    // Memory of a device, and pages that only the kernel knows.
+                    // Device memory (`io`), and pages that only the kernel knows (`pf`).
                     "VmFlags:" => last.special |= value.split(' ').any(|flag| flag == "io" || flag == "pf"),
                     _ => {}
                 }
@@ -171,7 +172,7 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
     found
 }
 
-/// `from-to`, and `rw-p offset device inode path`.
+/// Parses the line `from-to`, `rw-p offset device inode path`.
 fn mapping(range: &str, rest: &str) -> Option<Mapping> {
     let (from, to) = range.split_once('-')?;
     let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).ok());
@@ -179,7 +180,7 @@ fn mapping(range: &str, rest: &str) -> Option<Mapping> {
     let permissions = words.next()?;
     let inode = words.nth(2)?;
     let path = words.next().unwrap_or_default();
-    // The system swaps what is in these.
+    // These are in memory, so the system swaps them out.
     let in_memory = ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|start| path.starts_with(start));
     Some(Mapping {
         from: from?,
@@ -192,7 +193,7 @@ fn mapping(range: &str, rest: &str) -> Option<Mapping> {
     })
 }
 
-/// The memory that a new process may have without swapping.
+/// Returns the memory available to a new process without swapping.
 pub(super) fn available_bytes() -> anyhow::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,54 +1,54 @@
-//! What is sampled: units (small files, pieces of large ones), in strata of files of like sizes,
-//! and in which order.
+//! The units to sample (small files, pieces of large ones), in strata of files with similar sizes,
+//! and their order.
 //!
-//! The units of a stratum are taken in steps of the golden section of their number, so that
-//! wherever sampling ends, those taken are spread evenly, as they also would be in content with a
-//! period. The stratum of which the smallest part was taken is next, so that all have their share.
+//! The units of a stratum are taken in steps of the golden section of their number. Wherever
+//! sampling ends, the units taken are therefore spread evenly, even over periodic content. The next
+//! unit comes from the stratum with the smallest fraction taken, so that all have their share.
 
-/// The longest unit: long enough that where it begins and ends matters little, short enough that
-/// many lie all over a file.
+/// Maximum length of a unit: long enough for its boundaries to matter little, and short enough for
+/// many units to be spread over a file.
 pub(super) const UNIT_BYTES: u64 = 1 << 20;
 
-/// What surrounds a unit, for content so dense that it matters: as much as one cluster of an image
-/// holds at most.
+/// Length of a unit's surroundings, for content so compressible that they matter: the maximum that
+/// one cluster of an image covers.
 const SURROUNDINGS_BYTES: u64 = 4 << 20;
 
-/// A batch has so many bytes, unless one unit has more,
+/// Maximum number of bytes in a batch, unless a single unit is larger.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// and so many units.
+/// Maximum number of units in a batch.
 const BATCH_UNITS: usize = 128;
 
-/// Bytes of a file that are sampled together.
+/// A range of a file that is sampled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
-    /// The file's number.
+    /// Number of the file.
     pub(super) file: u32,
     pub(super) offset: u64,
     pub(super) len_bytes: u64,
-    /// Where what surrounds it begins, and how long that is.
+    /// Offset and length of its surroundings.
     around: (u64, u64),
 }
 
 impl Unit {
-    /// The unit with what surrounds it; `None` if nothing does.
+    /// Returns the unit with its surroundings; `None` if it has none.
     pub(super) fn surroundings(self) -> Option<Self> {
         let (offset, len_bytes) = self.around;
         (len_bytes > self.len_bytes).then_some(Self { offset, len_bytes, ..self })
     }
 }
 
-/// Units that follow each other in a file: all but the last have [`UNIT_BYTES`].
+/// Consecutive units of a file. All but the last have [`UNIT_BYTES`].
 #[derive(Clone, Copy, Debug)]
 struct Row {
     file: u32,
     offset: u64,
     len_bytes: u64,
-    /// The number of the first one in the stratum.
+    /// Number of its first unit within the stratum.
     first: u64,
 }
 
-/// Units that are alike.
+/// Units of files with similar sizes.
 #[derive(Debug, Default)]
 pub(super) struct Stratum {
     rows: Vec<Row>,
@@ -58,7 +58,7 @@ pub(super) struct Stratum {
 }
 
 impl Stratum {
-    /// Adds `len_bytes` of a file, at least one, from `offset` on.
+    /// Adds `len_bytes` of a file, at least one byte, from `offset` on.
     pub(super) fn add(&mut self, file: u32, offset: u64, len_bytes: u64) {
         self.rows.push(Row { file, offset, len_bytes, first: self.units });
         self.units += len_bytes.div_ceil(UNIT_BYTES);
@@ -76,18 +76,19 @@ impl Stratum {
         Some(Unit { file: row.file, offset: row.offset + at, len_bytes, around })
     }
 
-    /// The unit that is taken after `taken` others.
+    /// Returns the unit that is taken after `taken` others.
     fn nth(&self, taken: u64) -> Option<Unit> {
         (taken < self.units).then(|| self.unit(spread(taken, self.units)))?
     }
 }
 
-/// The number that comes after `taken` others where `count` are taken, spread evenly at any time.
+/// Returns the number that follows after `taken` of `count` numbers. The numbers taken are evenly
+/// spread at any time.
 pub(super) fn spread(taken: u64, count: u64) -> u64 {
     (u128::from(taken) * u128::from(step(count)) % u128::from(count)) as u64
 }
 
-/// The number next to the golden section of `count` that has no divisor in common with it.
+/// Returns a number near the golden section of `count` that is coprime to it.
 fn step(count: u64) -> u64 {
     let golden = (count as f64 * 0.618_033_988_749_895) as u64;
     (golden.max(1)..).find(|&step| common_divisor(step, count) == 1).unwrap_or(1)
@@ -101,7 +102,7 @@ fn common_divisor(a: u64, b: u64) -> u64 {
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
     pub(super) stratum: usize,
-    /// How many batches of the stratum were before it.
+    /// Number of preceding batches of the stratum.
     pub(super) number: usize,
     pub(super) units: Vec<Unit>,
 }
@@ -110,13 +111,13 @@ pub(super) struct Batch {
 #[derive(Clone, Debug)]
 pub(super) struct Batches<'a> {
     strata: &'a [Stratum],
-    /// Of each stratum: units, bytes and batches taken.
+    /// For each stratum: units, bytes and batches taken.
     taken: Vec<(u64, u64, usize)>,
     left_bytes: u64,
 }
 
 impl<'a> Batches<'a> {
-    /// Batches until `most_bytes` were taken.
+    /// Creates the sequence of batches, until `most_bytes` were taken.
     pub(super) fn new(strata: &'a [Stratum], most_bytes: u64) -> Self {
         Self { strata, taken: vec![(0, 0, 0); strata.len()], left_bytes: most_bytes }
     }

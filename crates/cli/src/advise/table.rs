@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::{
     io::{self, Write},
@@ -155,7 +155,7 @@ fn plus_minus(error: f64, unit: &str) -> String {
     if error <= 0.0 { String::new() } else { format!(" ±{error:.1}{unit}") }
 }
 
-/// A time for people.
+/// Formats a time for humans.
 pub(super) fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),

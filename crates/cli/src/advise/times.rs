@@ -1,16 +1,16 @@
-//! What work takes, whatever else the machine does.
+//! Measurement of times, independent of other work on the machine.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time that this thread has had a processor.
+/// Returns the CPU time of this thread.
 pub(super) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// What 99 of 100 of these times are below; 0 if there are none.
+/// Returns the 99th percentile of these times; 0 if there are none.
 pub(super) fn p99(mut times_ns: Vec<u64>) -> u64 {
     times_ns.sort_unstable();
     times_ns.get(times_ns.len() * 99 / 100).copied().unwrap_or(0)

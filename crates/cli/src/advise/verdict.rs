@@ -1,4 +1,4 @@
-//! What to do with the input: which options pay, and the commands that use them.
+//! Recommendations: the options that pay off, and commands that use them.
 
 use std::{fmt::Write, path::Path};
 
@@ -8,29 +8,29 @@ use super::{
 };
 use crate::size;
 
-/// Another codec is worth it if it makes this part less of the bytes,
+/// Minimum fraction of the bytes that another codec must save,
 const GAIN: f64 = 0.1;
 
-/// and if 99 of 100 reads take less than this: a hundred times what one of 4 KiB takes over NBD
-/// would be felt.
+/// provided that 99 of 100 reads are faster than this. It is 100 times the duration of a 4 KiB read
+/// over NBD, which users would notice.
 const MOST_READ_NS: u64 = 1_000_000;
 
-/// Pages that are kept together are worth looking for from this part on.
+/// Minimum fraction of duplicate pages for deduplication to be worth it.
 const DUPLICATES: f64 = 0.05;
 
-/// Files whose mean length is below this fill their last clusters badly: a cluster of 64 KiB.
+/// Files with a smaller mean size waste much of their last cluster of 64 KiB.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
 
-/// What is said at the end.
+/// The recommendations.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     /// Sentences.
     pub(super) reasons: Vec<String>,
-    /// Commands to run, one after the other.
+    /// Commands to run in this order.
     pub(super) commands: Vec<String>,
 }
 
-/// Judges what was found. `path` is what the user named.
+/// Evaluates the results. `path` is the user's argument.
 pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     let mut verdict = Verdict::default();
     let serve_codec = verdict.page_codec(report);
@@ -56,7 +56,7 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     let skip = if is_partial { " --skip-unreadable" } else { "" };
     verdict.commands.push(format!("pagefold pack{pack_options}{skip} {source} -o {image}"));
     if report.input.kind == InputKind::Directory {
-        // What was left out is a difference.
+        // The parts that were left out would count as differences.
         if is_partial {
             return verdict;
         }
@@ -68,7 +68,7 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
 }
 
 impl Verdict {
-    /// The option of `serve` for the page codec that pays.
+    /// Returns the `serve` option for the page codec that pays off.
     fn page_codec(&mut self, report: &Report) -> String {
         let [first, ..] = &report.codecs[..] else { return String::new() };
         let best = report.codecs.iter().filter(|codec| codec.decompression.p99_ns < MOST_READ_NS);
@@ -91,14 +91,14 @@ impl Verdict {
         String::new()
     }
 
-    /// The options of `pack` that pay.
+    /// Returns the `pack` options that pay off.
     fn image_options(&mut self, report: &Report) -> String {
         let [first, ..] = &report.images[..] else { return String::new() };
         let good = report.images.iter().filter(|image| image.read_p99_ns < MOST_READ_NS);
         let Some(smallest) = good.clone().map(|image| image.bytes.value).min_by(f64::total_cmp) else {
             return String::new();
         };
-        // Of those that are nearly as small, the one that is built first.
+        // Among those that are nearly as small, choose the fastest to build.
         let near = good.filter(|image| image.bytes.value <= smallest * (1.0 + GAIN / 2.0));
         let best = near.min_by_key(|image| image.build).unwrap_or(first);
         let gain = 1.0 - best.bytes.value / first.bytes.value.max(1.0);
@@ -118,13 +118,13 @@ impl Verdict {
         let read = super::table::time(best.read_p99_ns);
         self.reasons.push(format!("Of its random reads of 4 KiB, 99 of 100 take {read} or less."));
         let mut options = String::new();
-        // Writing to memory does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(options, " --codec {} --cluster {}", best.codec, best.cluster);
         options
     }
 
-    /// Names the options of `pack` whose gain a sample does not show: they store content of many
-    /// files together.
+    /// Recommends the `pack` options that store content of many files together. A sample does not
+    /// show their gain.
     fn packing_together(&mut self, report: &Report) {
         if report.input.kind != InputKind::Directory {
             return;
@@ -142,7 +142,7 @@ impl Verdict {
         ));
     }
 
-    /// The option of `serve` that keeps equal pages once, if that pays.
+    /// Returns the `serve` option that stores equal pages once, if that pays off.
     fn dedupe(&mut self, report: &Report) -> &'static str {
         if report.pages.duplicate.low < DUPLICATES * report.pages.total as f64 {
             return "";
@@ -152,14 +152,14 @@ impl Verdict {
     }
 }
 
-/// The bytes of a disk that has room for these, as an option.
+/// Returns the size of a disk with room for these bytes, as an option's value.
 fn size_option(bytes: u64) -> String {
     let mib = bytes.div_ceil(1 << 20);
     debug_assert!(size::parse(&format!("{mib}M")).is_ok());
     format!("{mib}M")
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quoted(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+@%:,".contains(letter);
     if !text.is_empty() && !text.starts_with('-') && text.chars().all(plain) {

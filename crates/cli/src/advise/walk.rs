@@ -1,4 +1,4 @@
-//! The files below a directory, and the stretches of a file that hold data.
+//! The files below a directory, and the ranges of a file that contain data.
 
 use std::{
     collections::HashSet,
@@ -25,13 +25,13 @@ use super::{
     stratum::{Stratum, UNIT_BYTES},
 };
 
-/// The longest files of each stratum. Longer ones are cut into units, in a stratum of their own.
+/// Maximum file size of each stratum. Longer files are cut into units, in a separate stratum.
 const STRATA: [u64; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
 
-/// After so many stretches of data the rest of a file counts as one.
+/// After this many ranges of data, the rest of a file counts as one range.
 const MOST_STRETCHES: usize = 1 << 18;
 
-/// Looks at what `path` names until `end`, with so many threads.
+/// Examines `path` until `end`, with this many threads.
 pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
     let shown = || path.display().to_string();
     let metadata = fs::metadata(path).with_context(shown)?;
@@ -68,14 +68,14 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
     })
 }
 
-/// Adds the units of a file of `len` bytes that hold any data, and returns their bytes.
+/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes.
 fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64) -> u64 {
     let (mut at, mut added) = (0, 0);
     for stretch in 0.. {
         let next = match seek(file, Sparse::Data(at)) {
             Ok(next) => next.max(at).min(len),
             Err(rustix::io::Errno::NXIO) => break,
-            // What knows no holes has none.
+            // A file system that does not report holes is treated as having none.
             Err(_) => at,
         };
         let from = next / UNIT_BYTES * UNIT_BYTES;
@@ -96,29 +96,29 @@ fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64) -> u64 {
     added
 }
 
-/// What a thread found.
+/// The results of a thread.
 #[derive(Default)]
 struct Found {
     directories: Vec<PathBuf>,
-    /// The directory's number among these, the name, and the length.
+    /// Index of the directory in `directories`, name, and length.
     files: Vec<(u32, Box<std::ffi::OsStr>, u64)>,
-    /// Those with fewer blocks than their length takes.
+    /// Indexes of files with fewer blocks than their length requires.
     sparse: HashSet<usize>,
     names: Names,
     unreadable: u64,
 }
 
-/// Directories that nobody has read yet.
+/// Directories still to be read.
 #[derive(Default)]
 struct Pending {
     directories: Vec<PathBuf>,
-    /// Threads that read one now, and may find more.
+    /// Threads that are reading a directory and may find more.
     busy: usize,
 }
 
 struct Walk {
     pending: Mutex<Pending>,
-    /// Files with several names that were counted.
+    /// Hard-linked files that have been counted.
     linked: Mutex<HashSet<(u64, u64)>>,
     end: Instant,
 }
@@ -151,7 +151,7 @@ impl Walk {
         }
     }
 
-    /// Counts what is in a directory. False: the time is over.
+    /// Counts the entries of a directory. Returns `false` if the time is over.
     fn read(&self, path: PathBuf, found: &mut Found) -> bool {
         let Ok(entries) = fs::read_dir(&path) else {
             found.unreadable += 1;
@@ -159,7 +159,7 @@ impl Walk {
         };
         let number = found.directories.len() as u32;
         found.names.directories += 1;
-        // Entries of 12 bytes for itself, its parent, and each name.
+        // Entries of 12 bytes for `.`, `..` and each name.
         found.names.directory_bytes += 27;
         let mut below = Vec::new();
         let mut in_time = true;
@@ -211,7 +211,7 @@ impl Walk {
 }
 
 fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
-    // What is below it may be unreadable, but not the directory itself.
+    // Unreadable directories below it are tolerated, but not an unreadable `path`.
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
     let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
     let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end };
@@ -268,7 +268,7 @@ impl Names {
     }
 }
 
-/// Whether an error says that a file may not be read.
+/// Returns whether an error means that access is denied.
 pub(super) fn is_denied(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }

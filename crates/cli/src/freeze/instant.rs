@@ -16,19 +16,19 @@ use pagefold_serve::Client;
 
 use crate::{peer::Peer, tell};
 
-/// A server that answers nothing for so long is given up.
+/// A server that does not answer for this time is considered dead.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An instant, until this is dropped.
 pub(crate) struct Instant {
     record: Record,
-    /// Whose end is the instant's.
+    /// The instant ends when this connection does.
     control: Mutex<Control>,
     reader: Arc<InstantReader>,
 }
 
 impl Instant {
-    /// Has the server of `peer` keep its disk `name` as it is now.
+    /// Makes the server of `peer` keep its disk `name` as it is now.
     pub(crate) fn take(peer: &Peer, name: &str) -> anyhow::Result<Self> {
         let mut control = peer.connect()?;
         let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
@@ -44,12 +44,12 @@ impl Instant {
         self.record.size_bytes
     }
 
-    /// What reads the disk, for any number of threads.
+    /// Returns the reader of the disk, for any number of threads.
     pub(crate) fn reader(&self) -> Arc<InstantReader> {
         Arc::clone(&self.reader)
     }
 
-    /// The stretches that are `wanted`.
+    /// Returns the ranges selected by `wanted`.
     pub(crate) fn changes(&self, wanted: Wanted) -> anyhow::Result<Vec<Change>> {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let (export, size_bytes) = (&self.record.export, self.record.size_bytes);
@@ -83,10 +83,10 @@ impl Instant {
         }
     }
 
-    /// The file below the disk, for a qcow2 image above it.
+    /// Returns the file below the disk, to be the backing file of a qcow2 image.
     ///
     /// # Errors
-    /// There is none, or none that QEMU reads, or another than the server has.
+    /// There is none, QEMU cannot read it, or it is not the one that the server has.
     pub(crate) fn backing(&self) -> anyhow::Result<BackingFile<'_>> {
         let Some(base) = &self.record.base else {
             bail!("disk '{}' has no base: leave out --backing to write all of it", self.record.name)
@@ -101,7 +101,7 @@ impl Instant {
         Ok(backing)
     }
 
-    /// The EROFS image below the disk, if there is one and this process can read it.
+    /// Opens the EROFS image below the disk, if there is one and this process can read it.
     pub(crate) fn open_base(&self) -> Option<BaseImage> {
         let base = self.record.base.as_ref().filter(|base| base.format == "erofs")?;
         let path = Path::new(&base.path);
@@ -122,14 +122,14 @@ impl Instant {
     }
 }
 
-/// Which stretches of a disk are asked for.
+/// Which ranges of a disk are requested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// What is stored.
+    /// Stored data.
     Bytes,
-    /// And zeros that were written or discarded.
+    /// Stored data, and zeros that were written or discarded.
     BytesAndZeros,
-    /// What differs from the base, or may.
+    /// Everything that differs or may differ from the base.
     AboveBase,
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct BackingFile<'a> {
 }
 
 impl BackingFile<'_> {
-    /// Whether the path leads to the file that the server has, unchanged.
+    /// Checks that the path still leads to the unchanged file that the server has.
     pub(crate) fn check_unchanged(&self) -> anyhow::Result<()> {
         let failed = || format!("the base {} cannot be the backing file", self.path);
         let found = File::open(self.path).and_then(|file| pagefold_base::identity_of(&file)).with_context(failed)?;
@@ -151,7 +151,7 @@ impl BackingFile<'_> {
     }
 }
 
-/// The image in which a base lies.
+/// The image that contains a base.
 pub(crate) struct BaseImage {
     path: PathBuf,
     file: File,
@@ -160,15 +160,15 @@ pub(crate) struct BaseImage {
 }
 
 impl BaseImage {
-    /// The file in it that is the base.
+    /// Returns the file in it that is the base.
     pub(crate) fn content(&self) -> pagefold_erofs::File {
         self.content.clone()
     }
 
-    /// Whether nobody has changed the image since it was opened.
+    /// Checks that the image has not changed since it was opened.
     ///
     /// # Errors
-    /// It was changed: what was copied from it may be anything.
+    /// It has changed: data copied from it are not reliable.
     pub(crate) fn check_unchanged(&self) -> anyhow::Result<()> {
         let found = pagefold_base::identity_of(&self.file);
         anyhow::ensure!(
@@ -180,7 +180,7 @@ impl BaseImage {
     }
 }
 
-/// How the server is reached.
+/// How to reach the server.
 enum Way {
     Unix(PathBuf),
     Tcp(SocketAddr),
@@ -196,7 +196,7 @@ impl Way {
     }
 }
 
-/// Reads over as many connections as threads read at a time.
+/// Reads with one connection per concurrently reading thread.
 pub(crate) struct InstantReader {
     way: Way,
     export: String,
@@ -234,7 +234,7 @@ impl ReadAt for InstantReader {
     }
 
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
-        // A connection on which a read failed is not used again.
+        // A connection on which a read has failed is not reused.
         let mut client = self.client()?;
         client.read_all(parts)?;
         self.give(client);

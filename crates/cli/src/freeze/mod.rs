@@ -1,4 +1,4 @@
-//! `pagefold freeze`: a disk of a running server becomes an image.
+//! `pagefold freeze`: saves a disk of a running server as an image.
 
 mod instant;
 mod qcow2;
@@ -84,16 +84,16 @@ enum Format {
     Qcow2,
 }
 
-/// What is written, and how.
+/// The format of the image, with its options.
 enum How {
     Raw,
     /// With these options, or those of the base.
     Erofs(Option<BuildOptions>),
-    /// Compressed at a level, if there is one.
+    /// With this compression level; `None` for no compression.
     Qcow2(Option<u32>),
 }
 
-/// What an image's block is where no base has another.
+/// Block size of an image, unless the base has another one.
 const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -116,13 +116,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes that a file takes: less than its length if it has holes.
+/// Returns the bytes that a file occupies: less than its length if it has holes.
 fn written_bytes(metadata: &std::fs::Metadata) -> u64 {
     use std::os::unix::fs::MetadataExt;
     (metadata.blocks() * 512).min(metadata.len())
 }
 
-/// Says where there is no space.
+/// If space has run out, adds where.
 fn with_place(error: anyhow::Error, place: &str) -> anyhow::Error {
     let is_full = error.chain().any(|cause| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::StorageFull)
@@ -132,7 +132,7 @@ fn with_place(error: anyhow::Error, place: &str) -> anyhow::Error {
 }
 
 impl Args {
-    /// What the command line asks for.
+    /// Returns the format and options that the command line requests.
     fn how(&self) -> anyhow::Result<How> {
         let is_qcow2 = self.output.extension().is_some_and(|extension| extension == "qcow2");
         let format = self.format.unwrap_or(if is_qcow2 { Format::Qcow2 } else { Format::Erofs });
@@ -156,7 +156,8 @@ impl Args {
         }
     }
 
-    /// The options of an EROFS image that the command line asks for; `None`: those of the base.
+    /// Returns the options of an EROFS image that the command line requests; `None` means those of
+    /// the base.
     fn asked(&self) -> anyhow::Result<Option<BuildOptions>> {
         if self.codec.is_none() && self.cluster.is_none() {
             return Ok(None);
@@ -217,7 +218,7 @@ impl Args {
         Ok(())
     }
 
-    /// Compares the finished image with the disk, both read again.
+    /// Compares the finished image with the disk; both are read again.
     fn compare(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
         let image = image.try_clone().context("opening the image again")?;
         let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
@@ -231,8 +232,8 @@ impl Args {
     }
 }
 
-/// An image of one file. What describes it is the same for all disks, so that equal content gives
-/// equal images.
+/// Returns the tree of an image with a single file. Its metadata are the same for all disks, so
+/// equal content gives equal images.
 fn tree_of(overlay: Arc<Overlay>) -> anyhow::Result<Tree> {
     let node =
         |kind, permissions| Node { kind, permissions, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };

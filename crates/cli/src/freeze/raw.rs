@@ -1,4 +1,4 @@
-//! A disk as a sparse file of its bytes.
+//! Writes a disk as a sparse raw file.
 
 use std::{fs::File, os::unix::fs::FileExt};
 
@@ -7,13 +7,14 @@ use pagefold_erofs::ReadAt;
 
 use super::instant::{Instant, Wanted};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PART_BYTES: u64 = 4 << 20;
 
-/// Zeros of so many bytes, aligned, are not written: most file systems' block.
+/// Aligned blocks of this size that contain only zeros are not written. Most file systems have this
+/// block size.
 const BLOCK_BYTES: usize = 4096;
 
-/// Writes the disk to `out`, an empty file, and tells `watch` how far it is.
+/// Writes the disk to `out`, an empty file, and reports progress to `watch`.
 pub(super) fn write(instant: &Instant, out: &File, watch: &mut dyn FnMut(u64, u64)) -> anyhow::Result<()> {
     let writing = || "writing the disk's bytes";
     let changes = instant.changes(Wanted::Bytes)?;
@@ -24,8 +25,8 @@ pub(super) fn write(instant: &Instant, out: &File, watch: &mut dyn FnMut(u64, u6
     for change in changes {
         let (mut at, end) = (change.at, change.at + change.len);
         while at < end {
-            // Parts end at multiples of a part, so that blocks of zeros are found wherever a change
-            // begins.
+            // Each part ends at a multiple of the part size, so blocks of zeros are found wherever
+            // a change begins.
             let len = (PART_BYTES - at % PART_BYTES).min(end - at);
             bytes.resize(len as usize, 0);
             reader.read_exact_at(&mut bytes, at).context("reading the disk")?;
@@ -40,7 +41,7 @@ pub(super) fn write(instant: &Instant, out: &File, watch: &mut dyn FnMut(u64, u6
     Ok(())
 }
 
-/// The stretches of `bytes`, which lie at `offset`, without their blocks of zeros.
+/// Returns the ranges of `bytes`, which start at `offset` on the disk, without blocks of zeros.
 fn stretches(offset: u64, bytes: &[u8]) -> Vec<(usize, usize)> {
     let mut found: Vec<(usize, usize)> = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! `pagefold add`: a running server gets a disk.
+//! `pagefold add`: adds a disk to a running server.
 
 use std::ffi::OsString;
 
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// The server runs elsewhere: it is told where the file is from the root on.
+/// Builds the command. The server runs in another directory, so the path must be absolute.
 fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
     let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));

@@ -1,4 +1,4 @@
-//! `pagefold diff`: where a disk was changed.
+//! `pagefold diff`: lists the changed ranges of a disk.
 
 use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     asked: Asked,
 }
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PART_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Gives `each` the ranges in order, those that touch as one.
+    /// Passes the ranges to `each` in ascending order, merging adjacent ones.
     fn each(
         &self,
         telling: &mut Telling,
@@ -78,9 +78,10 @@ impl Args {
         last.map_or(Ok(()), |last| each(telling, last))
     }
 
-    /// Writes the ranges' bytes to `out`, an empty file, and returns how many they are.
+    /// Writes the bytes of the ranges to `out`, an empty file, and returns their number.
     fn write(&self, telling: &mut Telling, out: &File) -> anyhow::Result<u64> {
-        // What was changed at the instant still is when the ranges are told.
+        // The instant is taken first: a range that was changed by then is still reported as
+        // changed.
         let instant = Instant::take(&self.asked.peer, &self.disk)?;
         let (reader, size_bytes) = (instant.reader(), instant.size_bytes());
         out.set_len(size_bytes)?;

@@ -1,4 +1,4 @@
-//! `pagefold drop`: a running server loses disks.
+//! `pagefold drop`: removes disks from a running server.
 
 use pagefold_control::{Command, DiskKind, Dropped};
 

@@ -1,4 +1,4 @@
-//! `pagefold fork`: a running server gets disks that begin as another is.
+//! `pagefold fork`: adds copies of a disk to a running server.
 
 use pagefold_control::{Command, Fork, Listing};
 

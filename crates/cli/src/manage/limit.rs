@@ -1,4 +1,4 @@
-//! `pagefold limit`: how much memory a server or a disk may take.
+//! `pagefold limit`: limits the memory of a server or a disk.
 
 use pagefold_control::{Command, Limited};
 

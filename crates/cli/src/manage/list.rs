@@ -1,4 +1,4 @@
-//! `pagefold disks`: which disks a server has.
+//! `pagefold disks`: lists a server's disks.
 
 use std::io::{self, Write};
 
@@ -56,12 +56,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Whether `name` is the disk, or a snapshot of it.
+/// Returns whether `name` is the disk or one of its snapshots.
 fn is_of(name: &str, disk: &str) -> bool {
     name == disk || split_snapshot_name(name).is_some_and(|(of, _)| of == disk)
 }
 
-/// A line a disk, which is 80 columns wide where names are short.
+/// Writes one line per disk, 80 columns wide if names are short.
 fn table(out: &mut dyn Write, disks: &[DiskRecord]) -> io::Result<()> {
     if disks.is_empty() {
         return Ok(());
@@ -87,7 +87,7 @@ fn table(out: &mut dyn Write, disks: &[DiskRecord]) -> io::Result<()> {
     Ok(())
 }
 
-/// A time in the greatest unit of which it has two.
+/// Formats a duration in the largest unit of which there are at least two.
 fn age(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "min")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);

@@ -1,4 +1,4 @@
-//! Subcommands that change what a running server serves.
+//! Subcommands that manage the disks of a running server.
 
 pub(crate) mod add;
 pub(crate) mod diff;
@@ -24,7 +24,7 @@ use crate::{
     peer::Peer,
 };
 
-/// Where the server is, and how to say what was done.
+/// The server's location, and how to report results.
 #[derive(clap::Args)]
 pub(crate) struct Asked {
     #[command(flatten)]
@@ -40,7 +40,7 @@ impl Asked {
         Ok(Telling { client: self.peer.connect()?, out: output(), json: self.json })
     }
 
-    /// Has a command done, and says so with the words that `say` has for the answer.
+    /// Executes a command and reports the answer; `say` turns the answer into text.
     fn perform<T: Serialize + DeserializeOwned>(
         &self,
         command: &Command,
@@ -52,7 +52,7 @@ impl Asked {
     }
 }
 
-/// A server that does commands, and standard output, where they are told.
+/// A connection to a server, and standard output for its answers.
 struct Telling {
     client: Client,
     out: BufWriter<Output>,
@@ -64,19 +64,19 @@ impl Telling {
         self.client.call(command)
     }
 
-    /// Writes `answer`, or what `say` has for it.
+    /// Writes `answer` as JSON, or the text of `say`.
     fn tell(&mut self, answer: &impl Serialize, say: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
             writeln!(self.out, "{}", serde_json::to_string(answer)?)?;
         } else {
-            // Names may have control characters.
+            // Names may contain control characters.
             writeln!(self.out, "{}", show(say().as_bytes()))?;
         }
         Ok(self.out.flush()?)
     }
 }
 
-/// Where NBD clients find a disk, each after a space.
+/// Returns the disk's URIs, each quoted and preceded by a space.
 fn uris(disk: &DiskRecord) -> String {
     disk.uris.iter().map(|uri| format!(" '{uri}'")).collect()
 }

@@ -1,4 +1,4 @@
-//! `pagefold rename`: a disk gets another name.
+//! `pagefold rename`: renames a disk.
 
 use pagefold_control::{Command, Renamed};
 

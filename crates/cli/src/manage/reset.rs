@@ -1,4 +1,4 @@
-//! `pagefold reset`: a disk becomes empty.
+//! `pagefold reset`: empties a disk.
 
 use pagefold_control::{Command, DiskRecord};
 

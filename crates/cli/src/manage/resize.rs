@@ -1,4 +1,4 @@
-//! `pagefold resize`: a disk gets another size.
+//! `pagefold resize`: changes the size of a disk.
 
 use pagefold_control::{Command, Resized};
 

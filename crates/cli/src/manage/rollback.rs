@@ -1,4 +1,4 @@
-//! `pagefold rollback`: a disk becomes what a snapshot of it is.
+//! `pagefold rollback`: restores a disk to one of its snapshots.
 
 use pagefold_control::{Command, DiskRecord};
 

@@ -1,4 +1,4 @@
-//! `pagefold snapshot`: what a disk holds is kept.
+//! `pagefold snapshot`: takes a snapshot of a disk.
 
 use pagefold_control::{Command, DiskRecord};
 

@@ -1,4 +1,4 @@
-//! `pagefold stop`: a running server ends.
+//! `pagefold stop`: stops a running server.
 
 use std::{
     io::Write,
@@ -10,7 +10,7 @@ use pagefold_control::{Command, Done};
 
 use crate::{output::output, peer::Peer, server_directory};
 
-/// How long the end is waited for. Clients are given some seconds to take their answers.
+/// Maximum wait for the server to exit. It gives clients some seconds to read their answers.
 const TIME: Duration = Duration::from_secs(60);
 
 /// Stop the server, and wait until it has exited

@@ -1,4 +1,4 @@
-//! Files that are served as disks which are only read: how they are named, opened and counted.
+//! Files that are served as read-only disks: their names, how they are opened, and their memory.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -14,10 +14,10 @@ use pagefold_disk::Pool;
 use super::disks::Counted;
 use crate::image::ImagePath;
 
-/// The cache's memory where there is no limit, or a large one.
+/// Maximum memory of the cache.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// And this part of a smaller limit.
+/// The cache may use at most this fraction (1/16) of the memory limit.
 const PART_OF_LIMIT: u64 = 16;
 
 /// A file to serve.
@@ -30,8 +30,7 @@ pub(crate) struct BaseFile {
 }
 
 impl BaseFile {
-    /// What `[NAME=]FILE[:PATH]` says. Without a name, that of the file without what follows the
-    /// last dot is taken.
+    /// Parses `[NAME=]FILE[:PATH]`. The default name is the file's name without its last extension.
     pub(crate) fn parse(text: OsString, format: Option<Format>) -> Result<Self, String> {
         let (name, place) = split_name(&text);
         let ImagePath { image, path: inside } = ImagePath::from(place);
@@ -49,7 +48,8 @@ impl BaseFile {
     }
 }
 
-/// A name before an equals sign, unless the sign is in the name of a file or a directory.
+/// Splits off the name before an equals sign, unless the whole text names an existing file, or the
+/// name would contain a slash.
 fn split_name(text: &OsStr) -> (Option<&str>, OsString) {
     let bytes = text.as_bytes();
     let is_named = !ImagePath::from(text.to_owned()).image.exists();
@@ -83,7 +83,7 @@ impl fmt::Display for BaseFile {
     }
 }
 
-/// The cache of a server's bases, which counts against its limit while there are any.
+/// Returns the cache of a server's bases. It counts against the limit while there are any bases.
 pub(crate) fn cache(pool: &Pool) -> Cache {
     let pool = pool.clone();
     Cache::leased(move || {
@@ -93,7 +93,7 @@ pub(crate) fn cache(pool: &Pool) -> Cache {
     })
 }
 
-/// Opens a base. `tell` gets what happens to its file later.
+/// Opens a base. `tell` receives later events of its file.
 pub(crate) fn open(
     file: &BaseFile,
     cache: &Cache,

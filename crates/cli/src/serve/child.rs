@@ -1,4 +1,4 @@
-//! A command that a server runs, and whose end is the server's end.
+//! A command that a server runs; when it ends, the server stops.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -13,24 +13,25 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::{ending::Ending, set_huge_pages};
 
-/// How long a command may take to end once it was told to.
+/// How long a command may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks whether it has.
+/// Interval between two checks whether it has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A shell that runs a command.
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Runs `command` with these variables in its environment. At its end, `ending` begins.
+    /// Runs `command` with these variables in its environment. When it ends, the server begins to
+    /// stop.
     pub(crate) fn start(command: &str, variables: &[(&str, String)], ending: Arc<Ending>) -> anyhow::Result<Self> {
         let mut shell = Command::new("sh");
         shell.args(["-c", command]).envs(variables.iter().map(|(name, value)| (*name, value)));
-        // They are for the server.
+        // These variables are for the server.
         for name in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
             shell.env_remove(name);
         }
-        // They are not this command's to forgo.
+        // The server disables huge pages for itself, but not for this command.
         set_huge_pages(true);
         let child = shell.spawn();
         set_huge_pages(false);
@@ -39,7 +40,7 @@ impl Running {
         thread::Builder::new()
             .name("run".to_owned())
             .spawn(move || {
-                // It is not reaped here: until then, nothing else can have its number.
+                // The process is not reaped here, so its id cannot be reused.
                 while let Err(rustix::io::Errno::INTR) =
                     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
                 {}
@@ -49,11 +50,11 @@ impl Running {
         Ok(Self(child))
     }
 
-    /// Ends the command if it runs, and returns the exit status that a shell would have for it.
+    /// Ends the command if it is running. Returns the exit status that a shell would report.
     pub(crate) fn end(mut self) -> anyhow::Result<u8> {
         let start = Instant::now();
         let pid = Pid::from_child(&self.0);
-        // Nothing happens to one that has ended and was not reaped.
+        // Signals have no effect on a process that has ended and was not reaped.
         let mut signals = [Signal::TERM, Signal::KILL].into_iter();
         let mut next = Duration::ZERO;
         loop {

@@ -1,30 +1,30 @@
 //! The memory of clients, within the limit that they share with the disks.
 //!
 //! ```text
-//! limit  │ disks: pages, tables, streams                                   │ kept for clients │ 4 MiB     │
-//!        │                                                                 │ at most 1/16     │ overdraft │
+//! limit  │ disks: pages, tables, streams               │ reserved for clients │ 4 MiB     │
+//!        │                                             │ at most 1/16         │ overdraft │
 //! ```
 //!
-//! When what is kept is spent, a connection's least comes from the overdraft: disks would refuse
-//! pages, or all of the limit would be kept for clients that may never come. Beyond that,
-//! connections are refused.
+//! Once the reserve is used up, the minimum memory of a further connection comes from the
+//! overdraft. The alternatives are worse: disks would refuse pages, or the whole limit would be
+//! reserved for clients that may never connect. Beyond the overdraft, connections are refused.
 //!
-//! Without a limit nothing is kept, and what clients take is counted.
+//! Without a limit, nothing is reserved, and the memory of clients is only counted.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagefold_disk::Pool;
 use pagefold_serve::{Account, LEAST_BYTES, Limits};
 
-/// Of a limit up to this nothing is kept for clients: the streams of the disks take most of it.
+/// For limits up to this, nothing is reserved for clients: the disks' streams need most of it.
 const SMALL_LIMIT_BYTES: u64 = 4 << 20;
 
-/// What connections take beyond the limit: half of what the process may take beyond it.
+/// Memory of connections beyond the limit: half of what the process may use beyond it.
 const OVERDRAFT_BYTES: u64 = 4 << 20;
 
-/// What clients take, counted in a pool.
+/// The memory of clients, counted in a pool.
 ///
-/// `taken_bytes ≤ counted_bytes`, and of a pool that has room, `counted_bytes ≥ kept_bytes`.
+/// `taken_bytes ≤ counted_bytes`, and if the pool has room, `counted_bytes ≥ kept_bytes`.
 pub(crate) struct ClientMemory {
     pool: Pool,
     limits: Limits,
@@ -34,23 +34,23 @@ pub(crate) struct ClientMemory {
 #[derive(Default)]
 struct ClientMemoryState {
     limited: bool,
-    /// What disks leave to clients, and the most that clients take for more than their least.
+    /// Memory that disks leave to clients, and the most that clients use beyond their minimum.
     kept_bytes: u64,
-    /// By clients now.
+    /// Memory that clients use now.
     taken_bytes: u64,
-    /// In the pool.
+    /// Memory counted in the pool.
     counted_bytes: u64,
 }
 
 impl ClientMemory {
-    /// Keeps a part of the limit, which the pool has already.
+    /// Reserves a part of the limit, which is already set in the pool.
     pub(crate) fn new(pool: Pool, limits: Limits, limit_bytes: Option<u64>) -> Self {
         let memory = Self { pool, limits, state: Mutex::default() };
         memory.set_limit(limit_bytes);
         memory
     }
 
-    /// Keeps a part of the pool's new limit.
+    /// Reserves a part of the pool's new limit.
     pub(crate) fn set_limit(&self, limit_bytes: Option<u64>) {
         let mut state = self.lock();
         state.limited = limit_bytes.is_some();
@@ -58,13 +58,13 @@ impl ClientMemory {
         self.settle(&mut state);
     }
 
-    /// What clients take now.
+    /// Returns the memory that clients use now.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.lock().taken_bytes
     }
 
-    /// Counts what is kept, as far as there is room for it in the pool, and no more than that and
-    /// what is taken.
+    /// Counts the reserve in the pool as far as there is room, but no more than the larger of the
+    /// reserve and the memory in use.
     fn settle(&self, state: &mut ClientMemoryState) {
         let due_bytes = state.kept_bytes.max(state.taken_bytes);
         if let Some(more_bytes) = due_bytes.checked_sub(state.counted_bytes) {
@@ -82,8 +82,8 @@ impl ClientMemory {
     }
 }
 
-/// Of a limit 1/32 is kept for clients and up to 1/16 for the least of as many as there may be, but
-/// never more than all of them can take.
+/// Returns how much of a limit to reserve: 1/32, or up to 1/16 if the minimum of all possible
+/// connections needs it, but never more than all of them can use.
 fn kept_bytes(limit_bytes: u64, limits: Limits) -> u64 {
     let spare_bytes = limit_bytes.saturating_sub(SMALL_LIMIT_BYTES);
     let least_bytes = ((limits.connections + limits.negotiating) as u64).saturating_mul(LEAST_BYTES);

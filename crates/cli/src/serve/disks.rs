@@ -1,6 +1,6 @@
-//! The disks of a server: made, changed and removed while it serves them.
+//! The disks of a server, created, changed and removed while it serves them.
 //!
-//! This is the one file of the program that knows what a disk is made of.
+//! Only this file knows how a disk is implemented.
 
 use std::{
     collections::BTreeMap,
@@ -29,35 +29,35 @@ use super::{
     process::anonymous_bytes,
 };
 
-/// What one disk is compacted for before the next has its turn, and before the end of the server is
-/// noticed.
+/// How long one disk is compacted before the next one gets its turn and before the end of the
+/// server is noticed.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
-/// What a disk takes besides its table: its entries in the server's lists, and its name in each of
-/// them.
+/// Bytes that a disk needs in addition to its table: its entries in the server's lists. Its name is
+/// stored `NAMES` times on top.
 pub(super) const RECORD_BYTES: u64 = 384;
 const NAMES: u64 = 3;
 
-/// What a fork takes besides: where it comes from, and the name of that.
+/// Additional bytes for a fork's origin, without the origin's name.
 const ORIGIN_BYTES: u64 = 96;
 
-/// What all disks are made with.
+/// Configuration shared by all disks.
 pub(crate) struct DisksConfig {
     pub(crate) codec: Arc<dyn Codec>,
-    /// Whether equal pages are kept once.
+    /// Whether equal pages are stored once.
     pub(crate) dedupe: bool,
-    /// The most memory that they and their clients may take.
+    /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
 }
 
-/// What becomes of a write that finds a limit reached.
+/// What happens to writes beyond a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum WhenFull {
-    /// It fails with ENOSPC
+    /// They fail with ENOSPC
     Error,
-    /// It waits until there is room
+    /// They wait until there is room
     Wait,
 }
 
@@ -67,18 +67,18 @@ pub(crate) struct Disks {
     pub(super) pool: Pool,
     client_memory: Arc<ClientMemory>,
     base_cache: Cache,
-    /// Where writes wait, if they do.
+    /// Where writes wait, if they wait.
     room: Option<Arc<Room>>,
     pub(super) instants: Arc<Instants>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<DisksState>,
-    /// Held while a disk is resized, from the look at its size on.
+    /// Held while a disk is resized, starting before its size is read.
     resizing: Mutex<()>,
     /// Held while the disks are compacted.
     compacting: Mutex<()>,
 }
 
-/// The snapshots of a disk have names that begin with its own, and are there as long as it is.
+/// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
 pub(super) struct DisksState {
     disks: BTreeMap<String, Disk>,
     limit_bytes: Option<u64>,
@@ -92,42 +92,42 @@ pub(super) struct Disk {
     pub(super) limit_bytes: Option<u64>,
     pub(super) read_only: bool,
     pub(super) waits: Option<Arc<Waits>>,
-    /// Held in memory until the disk is removed.
+    /// Counts the memory of the entry until the disk is removed.
     pub(super) _record: Arc<Counted>,
 }
 
-/// What a disk is made of.
+/// The implementation of a disk.
 #[derive(Clone)]
 pub(super) enum DiskBacking {
-    /// Compressed pages, which clients write.
+    /// Compressed pages that clients write.
     Ram(Arc<RamDisk>),
-    /// What such a disk held at one instant.
+    /// The content of a RAM disk at one instant.
     Snapshot(Arc<RamDisk>),
-    /// A file, which is only read.
+    /// A read-only file.
     Base(Arc<BaseDisk>),
 }
 
-/// A base that is served, or that disks lie over.
+/// A base that is served or that disks are stacked on.
 pub(super) struct BaseDisk {
     pub(super) base: Arc<Base>,
-    /// A disk over the base that stays as it is, for forks of the base: they share what is known of
-    /// its pages.
+    /// A disk on top of the base that never changes. Forks of the base are forked from it and share
+    /// what is known about the base's pages.
     pub(super) pristine: RamDisk,
-    /// The file as users name it.
+    /// The file, as users name it.
     path: String,
     _record: Arc<Counted>,
 }
 
-/// Where a fork comes from.
+/// The origin of a fork.
 pub(super) struct Origin {
-    /// The disk that was forked, as it was named then.
+    /// Name of the forked disk at the time of the fork.
     pub(super) name: String,
-    /// What lies below.
+    /// The base below.
     pub(super) base: Option<Arc<BaseDisk>>,
 }
 
 impl Origin {
-    /// What it takes if the disk that was forked has this name.
+    /// Returns the bytes that an origin needs if the forked disk has this name.
     pub(super) fn record_bytes(name: &str) -> u64 {
         ORIGIN_BYTES + name.len() as u64
     }
@@ -141,7 +141,7 @@ impl DiskBacking {
         }
     }
 
-    /// How clients of the control socket name it.
+    /// Returns the kind that clients of the control socket see.
     fn told(&self) -> DiskKind {
         match self {
             Self::Ram(_) => DiskKind::Ram,
@@ -150,7 +150,8 @@ impl DiskBacking {
         }
     }
 
-    /// The RAM disk that `name` must be for what is asked of it.
+    /// Returns the RAM disk. Fails if `name` is of another kind, for which the operation `asked` is
+    /// not possible.
     pub(super) fn ram(&self, name: &str, asked: &str) -> Result<&Arc<RamDisk>, Failure> {
         let kind = match self {
             Self::Ram(ram) => return Ok(ram),
@@ -163,7 +164,7 @@ impl DiskBacking {
 }
 
 impl Disk {
-    /// What clients use.
+    /// Returns the device that clients use.
     fn device(&self) -> Arc<dyn BlockDevice> {
         match (&self.kind, &self.waits) {
             (DiskBacking::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
@@ -172,7 +173,7 @@ impl Disk {
         }
     }
 
-    /// The base that it is, or that lies below it.
+    /// Returns the base that it is, or that is below it.
     pub(super) fn base(&self) -> Option<&Arc<BaseDisk>> {
         match &self.kind {
             DiskBacking::Base(file) => Some(file),
@@ -180,17 +181,17 @@ impl Disk {
         }
     }
 
-    /// What it takes in the server's lists beside its name.
+    /// Returns the bytes that it needs in the server's lists in addition to its name.
     fn record_bytes(&self) -> u64 {
         RECORD_BYTES + self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name))
     }
 
-    /// Whether it lies over this base.
+    /// Returns whether it is stacked on this base.
     fn is_over(&self, file: &Arc<BaseDisk>) -> bool {
         self.origin.is_some() && self.base().is_some_and(|base| Arc::ptr_eq(base, file))
     }
 
-    /// Requests that wait for room; `None` where they fail.
+    /// Returns the number of requests that wait for room; `None` if they fail instead.
     fn waiting(&self) -> Option<u64> {
         self.waits.as_ref().map(|waits| waits.count() as u64)
     }
@@ -203,12 +204,12 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// Bytes, if there is room for them.
+    /// Reserves bytes if there is room for them.
     pub(crate) fn take(pool: &Pool, bytes: u64) -> Option<Self> {
         pool.take_beside(bytes).then(|| Self { pool: pool.clone(), bytes })
     }
 
-    /// What a disk of this name takes in the server's lists, if there is room for it.
+    /// Reserves the memory of a disk with this name in the server's lists, if there is room.
     pub(super) fn record(pool: &Pool, name: &str, record_bytes: u64) -> Result<Arc<Self>, Failure> {
         let taken = Self::take(pool, record_bytes + NAMES * name.len() as u64);
         let what = "the server's memory limit leaves no room for a disk or its name";
@@ -222,18 +223,18 @@ impl Drop for Counted {
     }
 }
 
-/// A disk as it is at a moment.
+/// The state of a disk at one moment.
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) kind: DiskKind,
-    /// The file of the base that it is, or that lies below it.
+    /// The file of the base that it is, or that is below it.
     pub(crate) path: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
-    /// Bytes of the pages that it wrote itself, and the memory for them.
+    /// Bytes of the pages that it has written itself; below, the memory that they use.
     pub(crate) changed_bytes: u64,
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
@@ -248,9 +249,9 @@ pub(crate) struct Total {
     pub(crate) figures: Figures,
 }
 
-/// Memory that is limited.
+/// Memory use that has a limit.
 pub(crate) struct Use {
-    /// The disk; without a name all of them.
+    /// Name of the disk; `None` for all disks together.
     pub(crate) name: Option<String>,
     pub(crate) spent_bytes: u64,
     pub(crate) limit_bytes: u64,
@@ -276,12 +277,12 @@ impl Disks {
         })
     }
 
-    /// What a server serves.
+    /// Returns the exports that a server serves.
     pub(crate) fn exports(&self) -> Exports {
         self.exports.clone()
     }
 
-    /// Where the memory of clients counts.
+    /// Returns the account of the clients' memory.
     pub(crate) fn client_memory(&self) -> Arc<dyn Account> {
         Arc::clone(&self.client_memory) as _
     }
@@ -308,15 +309,15 @@ impl Disks {
         self.insert(&mut state, name, disk)
     }
 
-    /// Serves a file. `tell` gets what happens to it later. Also returns how many bytes of zeros
-    /// the disk has behind what the file holds.
+    /// Serves a file. `tell` receives its later events. Also returns the number of zeros with which
+    /// the disk is padded beyond the file's content.
     pub(crate) fn add_base(
         &self,
         file: &BaseFile,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<(Found, u64), Failure> {
         let name = &file.name;
-        // To open a file may take long: nobody waits for it.
+        // Opening a file may take long, so no lock is held.
         if self.lock().disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
@@ -324,7 +325,7 @@ impl Disks {
         let padding_bytes = base.padding_bytes();
         let pristine = RamDisk::over(&self.pool, Arc::clone(&base) as _).map_err(not_made)?;
         let path = file.to_string();
-        // Forks of the base hold it longer than the server's lists do.
+        // Forks of the base keep it longer than the server's lists do.
         let held = Counted::record(&self.pool, "", base.table_bytes() + path.len() as u64)?;
         let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
         let mut state = self.lock();
@@ -337,12 +338,12 @@ impl Disks {
         Ok((self.insert(&mut state, name, disk)?, padding_bytes))
     }
 
-    /// The requests of a disk that wait for room, if they are to.
+    /// Returns a new [`Waits`] for a disk, if its requests are to wait for room.
     pub(super) fn new_waits(&self) -> Option<Arc<Waits>> {
         self.room.as_ref().map(|room| Arc::new(Waits::new(room)))
     }
 
-    /// Serves a disk under a name that no other has.
+    /// Serves a disk under a name that no other disk has.
     pub(super) fn insert(&self, state: &mut DisksState, name: &str, disk: Disk) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
@@ -352,7 +353,7 @@ impl Disks {
         Ok(found)
     }
 
-    /// Also returns how many disks still lie over the base that was dropped.
+    /// Removes a disk. Also returns how many disks still use the dropped base.
     pub(crate) fn remove(&self, name: &str, with_snapshots: bool) -> Result<(Found, u64), Failure> {
         let mut state = self.lock();
         state.get(name)?;
@@ -375,8 +376,7 @@ impl Disks {
             DiskBacking::Base(file) => state.disks.values().filter(|other| other.is_over(file)).count() as u64,
             DiskBacking::Ram(_) | DiskBacking::Snapshot(_) => 0,
         };
-        // The last reference may be this one: to free a disk takes time, in which others need not
-        // wait.
+        // This may be the last reference. Freeing a disk takes time, so the lock is released first.
         drop(state);
         let found = found(name, disk, clients, snapshots.len() as u64);
         drop(gone);
@@ -384,10 +384,10 @@ impl Disks {
         Ok((found, over))
     }
 
-    /// Returns the size that the disk had.
+    /// Resizes a disk and returns its previous size.
     pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
         let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
-        // The other disks are not locked: a disk that shrinks frees its pages first.
+        // The other disks are not locked: a shrinking disk first frees its pages.
         let ram = Arc::clone(self.lock().get(name)?.kind.ram(name, "be resized")?);
         let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
@@ -398,7 +398,7 @@ impl Disks {
         ram.resize(size_bytes).map_err(|error| {
             let code = match error {
                 BlockError::NoSpace => Code::NoMemory,
-                // A RAM disk does no I/O: it says so of a size that cannot be.
+                // A RAM disk does no I/O; it reports an impossible size this way.
                 BlockError::Io(_) => Code::InvalidSize,
                 _ => Code::Failed,
             };
@@ -411,8 +411,8 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
         let mut state = self.lock();
         let disk = (name.to_owned(), to.to_owned(), state.get(name)?.record_bytes());
-        // Where no disk is, no snapshot of it is: their new names are free when that of the disk
-        // is.
+        // Without a disk there are no snapshots of it: if the disk's new name is free, so are those
+        // of its snapshots.
         let snapshots = state.snapshots(name).map(|(old, snapshot)| {
             let new = format!("{to}{}", &old[name.len()..]);
             (old.clone(), new, snapshot.record_bytes())
@@ -441,7 +441,7 @@ impl Disks {
         Ok(found(name, &disk, self.clients(name), self.lock().snapshots(name).count() as u64))
     }
 
-    /// Sets a disk's limit, or that of all together, and returns the one that there was.
+    /// Sets the limit of a disk or of all disks together; returns the previous one.
     pub(crate) fn set_limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Option<u64>, Failure> {
         let mut state = self.lock();
         let bytes = limit_bytes.unwrap_or(u64::MAX);
@@ -464,31 +464,31 @@ impl Disks {
         Ok(before_bytes)
     }
 
-    /// Has requests that wait for room try again.
+    /// Makes requests that wait for room retry.
     pub(super) fn signal_room(&self) {
         if let Some(room) = &self.room {
             room.signal();
         }
     }
 
-    /// Disks in the order of their names.
+    /// Returns a batch of disks in the order of their names.
     pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
         let disks = self.batch(batch).into_iter();
         disks.map(|(name, disk, snapshots)| found(&name, &disk, self.clients(&name), snapshots)).collect()
     }
 
-    /// Figures of disks in the order of their names.
+    /// Returns the figures of a batch of disks in the order of their names.
     pub(crate) fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
         self.batch(batch).into_iter().map(|(name, disk, _)| figures(name, &disk)).collect()
     }
 
-    /// Figures of the disk `name`.
+    /// Returns the figures of the disk `name`.
     pub(crate) fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
         let disk = self.lock().get(name)?.clone();
         Ok(figures(name.to_owned(), &disk))
     }
 
-    /// Figures of all disks together.
+    /// Returns the figures of all disks together.
     pub(crate) fn total(&self) -> Total {
         let mut figures: Figures = limited(self.pool.stats().figures()).collect();
         figures.insert("client_bytes".to_owned(), self.client_memory.taken_bytes().into());
@@ -513,7 +513,8 @@ impl Disks {
         }
     }
 
-    /// The memory of what has a limit: the disks that have one, and all of them together.
+    /// Returns the memory use of everything that has a limit: individual disks, and all disks
+    /// together.
     pub(crate) fn uses(&self) -> Vec<Use> {
         let state = self.lock();
         let disks = state.disks.iter().filter_map(|(name, disk)| match &disk.kind {
@@ -532,7 +533,7 @@ impl Disks {
         disks.chain(all).collect()
     }
 
-    /// The requests of each disk that wait for room; of no disk if none do.
+    /// Returns each disk with requests that wait for room, and their number.
     pub(crate) fn waiting(&self) -> Vec<(String, u64)> {
         if self.room.is_none() {
             return Vec::new();
@@ -546,7 +547,8 @@ impl Disks {
             .collect()
     }
 
-    /// Gives back what memory the disks' holes take, for about `time` at most and while `goes_on`.
+    /// Frees the memory in the holes of the disks' storage, for at most about `time` and while
+    /// `goes_on` returns true.
     pub(crate) fn compact(&self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Compacted, Failure> {
         let busy = || Failure::new(Code::Busy, "somebody else compacts the disks now: try again when that is done");
         let _turn = match self.compacting.try_lock() {
@@ -565,7 +567,7 @@ impl Disks {
             }
             let more = self.pool.compact_for(left.min(COMPACT_STEP));
             let after_bytes = spent();
-            // Clients may write as fast as the pool is compacted.
+            // Stop if clients write as fast as the pool is compacted.
             if !more || after_bytes >= last_bytes {
                 return Ok(Compacted { before_bytes, after_bytes, more });
             }
@@ -574,12 +576,12 @@ impl Disks {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, DisksState> {
-        // A panic can leave no disk half made: each change of the maps is one call.
+        // A panic cannot leave a disk half created: each change of the maps is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Disks of this moment, with how many snapshots each has. A disk that is removed meanwhile
-    /// lives until this is dropped.
+    /// Returns a batch of the current disks, with the number of snapshots of each. A disk that is
+    /// removed in the meantime lives until the result is dropped.
     fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk, u64)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let state = self.lock();
@@ -588,7 +590,7 @@ impl Disks {
         disks.take(most).map(|(name, disk)| (name.clone(), disk.clone(), count(name))).collect()
     }
 
-    /// How many clients an export has.
+    /// Returns the number of an export's clients.
     pub(super) fn clients(&self, name: &str) -> u64 {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
@@ -608,14 +610,14 @@ impl DisksState {
         self.disks.contains_key(name)
     }
 
-    /// The snapshots of the disk `name`.
+    /// Returns the snapshots of the disk `name`.
     pub(super) fn snapshots(&self, name: &str) -> impl Iterator<Item = (&String, &Disk)> {
         let prefix = snapshot_name(name, "");
         let from = self.disks.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
         from.take_while(move |(name, _)| name.starts_with(&prefix))
     }
 
-    /// Takes a disk out of the lists. Also returns how many clients it had.
+    /// Removes a disk from the lists. Also returns the number of clients that it had.
     pub(super) fn remove(&mut self, name: &str, exports: &Exports) -> Result<(Disk, u64), Failure> {
         let disk = self.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
         let export = exports.remove(name);
@@ -654,7 +656,7 @@ fn figures(name: String, disk: &Disk) -> DiskStat {
     DiskStat { name, size_bytes, limit_bytes: disk.limit_bytes, kind, figures }
 }
 
-/// The figures, but for the limit: it is a field of its own.
+/// Converts the figures without the limit, which has its own field.
 fn limited(figures: impl Iterator<Item = Figure>) -> impl Iterator<Item = (String, serde_json::Value)> {
     let figures = figures.filter(|figure| figure.name != "mem_limit");
     figures.map(|figure| (figure.name.to_owned(), figure.value.into()))
@@ -681,7 +683,7 @@ mod tests {
         Disks::new(DisksConfig { codec, dedupe: false, limit_bytes: None, clients, when_full }).expect("a pool")
     }
 
-    /// A page that is cut in two takes more memory than one word over and over.
+    /// A page that is cut needs more memory than one word that is repeated.
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let disks = disks();
@@ -697,7 +699,7 @@ mod tests {
         );
     }
 
-    /// Of several that grow a disk at the same time, none makes it smaller than another has made
+    /// If several threads grow a disk at the same time, none makes it smaller than another has made
     /// it.
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {

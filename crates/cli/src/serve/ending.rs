@@ -1,4 +1,4 @@
-//! The end of a server, which a signal, a command or the end of a child begins.
+//! The end of a server, triggered by a signal, a command or the end of a child process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +16,7 @@ impl Ending {
         Self { begun: AtomicBool::new(false), server }
     }
 
-    /// Begins it, and tells the service manager, once.
+    /// Stops the server and notifies the service manager, once.
     pub(crate) fn begin(&self) {
         if !self.begun.swap(true, Ordering::SeqCst) {
             notify("STOPPING=1");

@@ -1,4 +1,4 @@
-//! Forks, snapshots and rollbacks of a server's disks, and what of a disk was changed.
+//! Forks, snapshots and rollbacks of a server's disks, and their changed ranges.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,14 +7,15 @@ use pagefold_disk::{BlockDevice, Error as BlockError, NewDiskError, RamDisk};
 
 use super::disks::{Counted, Disk, DiskBacking, Disks, Found, Origin, RECORD_BYTES, found};
 
-/// Ranges in one answer: it has 60 KiB then.
+/// Maximum number of ranges per answer, which is then 60 KiB long.
 const MAX_RANGES: usize = 1024;
 
-/// Bytes of a disk that are looked at for one answer: some milliseconds if each page has to be.
+/// Maximum number of bytes of a disk to examine per answer: takes some milliseconds if every page
+/// has to be examined.
 const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 
 impl Disks {
-    /// Makes disks that all hold what another does at one instant.
+    /// Creates disks that all have the content of another at one instant.
     pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<Found>, Failure> {
         let Fork { from, names, limit_bytes, read_only } = fork;
         let source = self.lock().get(from)?.clone();
@@ -23,7 +24,7 @@ impl Disks {
         for _ in names {
             let ram = match (&source.kind, rams.first()) {
                 (DiskBacking::Base(file), _) => file.pristine.fork().map_err(failed)?,
-                // They are all of the instant at which the first is made.
+                // All forks have the instant at which the first was created.
                 (_, Some(first)) => first.fork().map_err(failed)?,
                 (DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram), None) => ram.fork().map_err(failed)?,
             };
@@ -39,7 +40,7 @@ impl Disks {
         if let Some(name) = names.iter().find(|name| state.has(name)) {
             return Err(Failure::name_in_use(name));
         }
-        // None of them fails after another is there: the names are free, and were checked.
+        // None of these can fail after another was added: the names are free and were checked.
         names
             .iter()
             .zip(rams.into_iter().zip(records))
@@ -58,13 +59,13 @@ impl Disks {
             .collect()
     }
 
-    /// Keeps what a disk holds at one instant under a name of its own.
+    /// Keeps the content of a disk at one instant under a separate name.
     pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
         let snapshot = snapshot_name(name, snapshot);
         let record = Counted::record(&self.pool, &snapshot, RECORD_BYTES + Origin::record_bytes(name))?;
         let source = self.lock().get(name)?.clone();
         let ram = source.kind.ram(name, "have snapshots")?;
-        // Nobody waits for a disk that is resized.
+        // Taking the snapshot may wait for a resize, so no lock is held.
         let kept = Arc::new(ram.snapshot().map_err(failed)?);
 
         let mut state = self.lock();
@@ -87,7 +88,7 @@ impl Disks {
         self.insert(&mut state, &snapshot, disk)
     }
 
-    /// Makes a disk hold what a snapshot of it does.
+    /// Restores a disk to one of its snapshots.
     pub(crate) fn rollback(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
         let state = self.lock();
         let disk = state.get(name)?.clone();
@@ -102,8 +103,8 @@ impl Disks {
         Ok(found(name, &disk, self.clients(name), snapshots))
     }
 
-    /// Where a disk was changed since it was made, from `offset` on, as far as one answer has room
-    /// for it.
+    /// Returns the ranges of a disk that have changed since it was created, starting at `offset`,
+    /// as many as fit into one answer.
     pub(crate) fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
         let disk = self.lock().get(name)?.clone();
         let (DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram)) = &disk.kind else {

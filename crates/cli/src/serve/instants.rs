@@ -1,4 +1,4 @@
-//! Disks as they were at one instant, served for as long as somebody reads them.
+//! Disks as they were at one instant, served while somebody reads them.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,11 @@ use pagefold_serve::{Export, Exports};
 
 use super::disks::{BaseDisk, Counted, DiskBacking, Disks, RECORD_BYTES};
 
-/// Runs in one answer: some 50 KiB of JSON.
+/// Maximum number of runs per answer: about 50 KiB of JSON.
 const MAX_RUNS: usize = 1024;
 
-/// Bytes of a disk that are looked at for one answer: some milliseconds if each page has to be.
+/// Maximum number of bytes of a disk to examine per answer: takes some milliseconds if every page
+/// has to be examined.
 const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 
 /// Instants by the names of their exports.
@@ -29,27 +30,27 @@ pub(crate) struct Instants {
     sources: Mutex<BTreeMap<String, InstantSource>>,
 }
 
-/// What an instant is read from.
+/// The source of an instant's data.
 #[derive(Clone)]
 pub(crate) enum InstantSource {
     /// A fork that nobody writes.
     Ram(Arc<RamDisk>),
-    /// A base is the same at all times.
+    /// A base, which never changes.
     Base(Arc<Base>),
 }
 
-/// An instant, until this is dropped.
+/// An instant, which exists until this is dropped.
 pub(crate) struct Held {
     instants: Arc<Instants>,
     export: String,
-    /// Counted as long as it is read.
+    /// Keeps the base accounted for while it is read.
     _base: Option<Arc<BaseDisk>>,
     _record: Arc<Counted>,
 }
 
 impl Disks {
-    /// Serves a disk as it is at this instant, until what comes with the record is dropped. The
-    /// record lacks the server's addresses.
+    /// Serves a disk as it is at this instant, until the returned [`Held`] is dropped. The record
+    /// does not contain the server's addresses yet.
     pub(crate) fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let disk = self.lock().get(name)?.clone();
         let source = match &disk.kind {
@@ -60,7 +61,7 @@ impl Disks {
             DiskBacking::Snapshot(ram) => InstantSource::Ram(Arc::clone(ram)),
             DiskBacking::Base(file) => InstantSource::Base(Arc::clone(&file.base)),
         };
-        // No disk's name begins like that.
+        // No disk's name begins like this.
         let export = format!("@@{}", self.instants.next.fetch_add(1, Relaxed));
         let record = Counted::record(&self.pool, &export, RECORD_BYTES)?;
         let device = source.device();
@@ -82,7 +83,8 @@ impl Disks {
         ))
     }
 
-    /// What lies where in an instant, from a byte on, as far as one answer has room for it.
+    /// Returns where the data of an instant are stored, starting at a byte, as far as fits into one
+    /// answer.
     pub(crate) fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         let source = self.instants.lock().get(export).cloned();
         let source = source.ok_or_else(|| {
@@ -109,7 +111,7 @@ impl Disks {
     }
 }
 
-/// What a client has to know to read a base by itself; `None` where its path cannot be told.
+/// Returns what a client must know to read a base by itself; `None` if its path is not UTF-8.
 fn told(base: &Base) -> Option<BaseRecord> {
     Some(BaseRecord {
         path: base.path().to_str()?.to_owned(),
@@ -157,7 +159,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.instants.exports.remove(&self.export);
         let source = self.instants.lock().remove(&mem::take(&mut self.export));
-        // To free a fork may take time, in which nobody waits.
+        // Freeing a fork may take time, so no lock is held.
         drop(source);
     }
 }

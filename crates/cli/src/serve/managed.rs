@@ -1,4 +1,4 @@
-//! What the control socket's commands do in this server.
+//! The implementation of the control socket's commands.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{log::Log, size};
 
-/// Where a server listens.
+/// An address on which the server listens.
 pub(crate) enum Address {
     Unix(PathBuf),
     Tcp(SocketAddr),
@@ -79,7 +79,7 @@ impl Managed {
         }
     }
 
-    /// Says what a disk is called and where it is.
+    /// Logs a disk's name and its addresses.
     pub(crate) fn tell_disk(&self, found: &Found) {
         let mut of = if found.read_only { ", read-only" } else { "" }.to_owned();
         match (&found.from, &found.path) {
@@ -230,7 +230,7 @@ impl Manage for Managed {
     }
 }
 
-/// Serves a file, and has the log told what happens to it.
+/// Serves a file, and logs later events of it.
 pub(crate) fn add_base(disks: &Disks, file: &BaseFile, log: Log) -> Result<Found, Failure> {
     let name = file.name.clone();
     let (found, padding_bytes) = disks.add_base(file, move |line| log.warn(&format!("base '{name}': {line}")))?;

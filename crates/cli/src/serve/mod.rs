@@ -1,4 +1,4 @@
-//! `pagefold serve`: compressed RAM disks and files over NBD.
+//! `pagefold serve`: serves compressed RAM disks and files over NBD.
 
 mod bases;
 mod child;
@@ -55,11 +55,11 @@ use crate::{
     signals, size,
 };
 
-/// Files that a server has open besides those of the clients that it serves: clients that have
-/// chosen no export, clients of the control socket, sockets, standard streams.
+/// Open files of a server in addition to those of its served clients: clients that have not chosen
+/// an export, clients of the control socket, sockets, and standard streams.
 const OTHER_DESCRIPTORS: u64 = 160;
 
-/// The name of the control socket among those that a service manager passes.
+/// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -184,7 +184,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The disks that there are from the start.
+    /// Returns the disks to create at the start.
     fn disks(&self) -> Vec<Add> {
         let given = self.size.map(|size_bytes| Add {
             name: self.name.clone(),
@@ -196,14 +196,14 @@ impl Args {
         disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
     }
 
-    /// What clients may cost.
+    /// Returns the bounds on the resources of clients.
     fn limits(&self) -> Limits {
         let mut limits = Limits::default();
         limits.connections = self.max_connections;
         limits
     }
 
-    /// The directory to listen in, with what keeps a temporary one.
+    /// Returns the directory to listen in, and a guard if it is temporary.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
             let folder = TempDir::with_prefix("pagefold-").context("cannot make a directory for the sockets")?;
@@ -213,8 +213,8 @@ impl Args {
     }
 }
 
-/// Open sockets of a server that does not serve yet. Fields are dropped in order: files before the
-/// directory.
+/// The open sockets of a server that does not serve yet. Fields are dropped in order: files before
+/// the directory.
 struct Listening {
     server: Server,
     control: UnixListener,
@@ -225,7 +225,8 @@ struct Listening {
 }
 
 impl Listening {
-    /// Opens the sockets. Those that the service manager did not pass are made in the directory.
+    /// Opens the sockets. Sockets that the service manager did not pass are created in the
+    /// directory.
     fn open(args: &Args, disks: &Disks, log: Log) -> anyhow::Result<Self> {
         let mut passed = Passed::take()?;
         let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
@@ -295,7 +296,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             _ => failure.into(),
         })?;
     }
-    // Signals are caught from before the sockets exist, so that none is left behind.
+    // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
     // Dropped in reverse order: files before the directory.
     let Listening { _temporary, _place, _control_file, control_path, control, server } =
@@ -339,7 +340,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     ending.begin();
     let code = running.map_or(Ok(0), Running::end);
     control_handle.stop();
-    // A panic there has been told.
+    // A panic of the thread has already been reported.
     let _ = control_thread.join();
     served?;
     Ok(ExitCode::from(code?))
@@ -349,23 +350,23 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<Joi
     thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
 }
 
-/// Whether the process may have memory in huge pages, and what it starts from now on. A thread's
-/// stack or a heap of which a page is touched would otherwise take 2 MiB on systems that give them
-/// unasked, which no limit could count.
+/// Sets whether this process and those that it starts may use huge pages. Where the system uses
+/// them unasked, a thread's stack or a heap with a single touched page would otherwise take 2 MiB,
+/// which no limit could account for.
 fn set_huge_pages(may: bool) {
-    // Kernels that have none refuse.
+    // Kernels without huge pages refuse.
     let _ = rustix::thread::disable_transparent_huge_pages(!may);
 }
 
-/// Has this process end with its parent. `false`: the parent has ended already.
+/// Makes this process end with its parent. Returns `false` if the parent has already ended.
 fn follow_parent() -> anyhow::Result<bool> {
     let parent = getppid();
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the parent process")?;
     Ok(getppid() == parent)
 }
 
-/// Raises the limit of open files to what `connections` need: most systems allow less unless a
-/// program asks. Warns if the system refuses.
+/// Raises the limit of open files to what `connections` need, because the default limit is often
+/// lower. Warns if the system refuses.
 fn allow_descriptors(connections: usize, log: Log) {
     let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -373,7 +374,7 @@ fn allow_descriptors(connections: usize, log: Log) {
         return;
     }
     let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
-    // Where this fails, the old limit stands.
+    // If this fails, the old limit remains.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
     if allowed < needed {
         log.warn(&format!(
@@ -398,7 +399,7 @@ fn refusal(why: &Refused) -> String {
     }
 }
 
-/// Where the server listens, as absolute paths.
+/// Returns the addresses of the server, with absolute paths.
 fn addresses(server: &Server) -> Vec<Address> {
     let unix = server.unix_paths().map(|path| Address::Unix(absolute(path)));
     unix.chain(server.tcp_addresses().map(Address::Tcp)).collect()
@@ -408,7 +409,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The environment of a `--run` command: nbdkit's variables and the control socket.
+/// Returns the environment of a `--run` command: nbdkit's variables and the control socket.
 fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, String)> {
     let disks = managed.disks.exports().list();
     let name = disks.first().map_or_else(|| "".into(), |export| export.name());
@@ -431,11 +432,11 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
     ]
 }
 
-/// A file with the process id, removed with this value.
+/// A file with the process id, removed when this value is dropped.
 struct PidFile(PathBuf);
 
 impl PidFile {
-    /// The file gets its name when it is complete, so that readers never see a part of it.
+    /// Writes the file. It gets its name once it is complete, so readers never see a part of it.
     fn write(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot write {}", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -449,7 +450,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // The file of another server stays. One that is gone needs no removal.
+        // Another server's file is left alone. A missing file needs no removal.
         let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
         if own {
             let _ = fs::remove_file(&self.0);

@@ -1,4 +1,4 @@
-//! What a service manager is told, by the protocol of `sd_notify(3)`.
+//! Notifications to a service manager, using the protocol of `sd_notify(3)`.
 
 use std::{
     env,
@@ -11,8 +11,8 @@ use std::{
     },
 };
 
-/// Sends `state` to the socket that `NOTIFY_SOCKET` names, if it is set. Failures are ignored: the
-/// manager has a timeout of its own.
+/// Sends `state` to the socket given by `NOTIFY_SOCKET`, if it is set. Failures are ignored: the
+/// manager has its own timeout.
 pub(crate) fn notify(state: &str) {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_bytes() {

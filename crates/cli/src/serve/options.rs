@@ -1,4 +1,4 @@
-//! What a disk and an address are on the command line.
+//! Disks and addresses on the command line.
 
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -6,7 +6,7 @@ use pagefold_control::Add;
 
 use crate::size;
 
-/// Disks that `--export` describes, or `--size` and `--name`.
+/// Parses the disk that `--export` describes.
 pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     const KNOWN: [&str; 4] = ["name", "size", "limit", "read-only"];
     let mut values: [Option<&str>; KNOWN.len()] = Default::default();

@@ -1,9 +1,9 @@
-//! What the system says of this process.
+//! The system's information about this process.
 
 use std::fs;
 
-/// The bytes of memory that no file has, as the kernel counts them; `None` where `/proc` cannot be
-/// read.
+/// Returns the process's anonymous memory in bytes, as counted by the kernel; `None` if `/proc`
+/// cannot be read.
 pub(crate) fn anonymous_bytes() -> Option<u64> {
     parse(&fs::read_to_string("/proc/self/status").ok()?)
 }

@@ -1,5 +1,5 @@
-//! What a server does before somebody swaps to its disks: its own memory must never be what is to
-//! be swapped out.
+//! Preparations before somebody swaps to a server's disks: the server's own memory must never be
+//! swapped out.
 
 use std::fs;
 
@@ -14,15 +14,15 @@ use rustix::{
 
 use crate::{log::Log, size};
 
-/// The first Linux that gives parts of locked memory back (`MADV_DONTNEED_LOCKED`): before it, the
+/// First Linux that frees parts of locked memory (`MADV_DONTNEED_LOCKED`). On older ones, the
 /// disks' memory would only grow.
 const LEAST_LINUX: (u32, u32) = (5, 18);
 
-/// What the system's choice of a process to kill takes for "never".
+/// Value of `oom_score_adj` that exempts a process from the out-of-memory killer.
 const NEVER_KILL: &str = "-1000";
 
-/// Locks the memory of this process, now and to come, and has the system spare it. To be called
-/// before disks are made.
+/// Locks the current and future memory of this process, and exempts it from the out-of-memory
+/// killer and from I/O in reclaim. To be called before disks are created.
 pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     let release = uname().release().to_string_lossy().into_owned();
     let (major, minor) = LEAST_LINUX;
@@ -41,13 +41,14 @@ pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Locks the program whole. Of later mappings, each page is locked at its first use: a pool
-/// reserves far more addresses than it uses.
+/// Locks all current mappings. Pages of later mappings are locked at their first use, because a
+/// pool reserves far more address space than it uses.
 fn lock() -> anyhow::Result<()> {
     let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
     let is_unlimited = maximum.is_none()
         && (current.is_none() || setrlimit(Resource::Memlock, Rlimit { current: None, maximum }).is_ok());
-    // The limit counts reserved addresses, so a finite one ends the growth of a pool at some point.
+    // The limit counts reserved addresses, so a finite one would stop a pool's growth at some
+    // point.
     let may_lock = is_unlimited || capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
     let locked = if may_lock {
         mlockall(MlockAllFlags::CURRENT).and_then(|()| mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT))
@@ -63,7 +64,7 @@ fn lock() -> anyhow::Result<()> {
     })
 }
 
-/// The version in a kernel's release.
+/// Parses the version from a kernel's release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

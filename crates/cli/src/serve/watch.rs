@@ -1,4 +1,4 @@
-//! Lines about limits that are near, and about disks whose writes wait for room.
+//! Log lines about limits that are nearly reached, and about disks whose writes wait for room.
 
 use std::{
     collections::{BTreeMap, HashSet, btree_map::Entry},
@@ -10,19 +10,20 @@ use std::{
 use super::disks::{Disks, Use};
 use crate::{log::Log, size};
 
-/// Between two looks.
+/// Interval between two checks.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is told of, from this part of a limit on, in percent.
+/// A warning is logged once this percentage of a limit is used.
 const NEAR_PERCENT: u64 = 90;
 
-/// And what is told of again only after it was below this.
+/// It is logged again only after usage has fallen below this percentage.
 const FAR_PERCENT: u64 = 80;
 
-/// Between two lines that a disk waits: one at its limit may wait and go on all the time.
+/// Minimum interval between two lines that a disk waits: a disk at its limit may wait and continue
+/// all the time.
 const WAIT_PAUSE: Duration = Duration::from_secs(60);
 
-/// Looks at the disks once a second until it is dropped.
+/// Checks the disks once a second until it is dropped.
 pub(crate) struct Watch {
     end: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -49,18 +50,18 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
     }
 }
 
-/// What was near its limit and was told of.
+/// The limits that were nearly reached and have been reported.
 #[derive(Default)]
 struct Near(HashSet<Option<String>>);
 
 impl Near {
-    /// The lines about what has come near its limit.
+    /// Returns the lines about limits that are now nearly reached.
     fn look(&mut self, uses: Vec<Use>) -> Vec<String> {
         let mut lines = Vec::new();
         let mut near = HashSet::new();
@@ -84,19 +85,20 @@ impl Near {
     }
 }
 
-/// Disks of which it was told that their writes wait, or that they go on, and when.
+/// Disks that have been reported as waiting or as continuing, and when.
 #[derive(Default)]
 struct Waits(BTreeMap<String, Told>);
 
 struct Told {
-    /// When it was last told that it waits.
+    /// When it was last reported that the disk waits.
     at: Instant,
-    /// It was told that it waits, and not that it goes on.
+    /// Whether it was reported that the disk waits, but not yet that it continues.
     waits: bool,
 }
 
 impl Waits {
-    /// The lines about disks that wait, or do no longer, given the requests of each that wait.
+    /// Returns the lines about disks that wait or no longer wait, given the number of waiting
+    /// requests of each.
     fn look(&mut self, waiting: Vec<(String, u64)>, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         let names: HashSet<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Archives that are compressed, read from front to back.
+//! Compressed archives, read sequentially.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
@@ -8,19 +8,18 @@ use liblzma::stream::{CONCATENATED, Stream};
 
 use crate::image::{MAGIC_BYTES, compressor_of};
 
-/// What reading may take of memory: `xz -9` takes 65 MiB, `zstd --ultra -22` 128 MiB.
+/// Memory limit of the xz decoder. `xz -9` needs 65 MiB, `zstd --ultra -22` 128 MiB.
 const MOST_XZ_BYTES: u64 = 1 << 30;
 
-/// What `source` holds: the bytes that were compressed if gzip, zstd or xz has, else its own.
-/// Several compressed streams that follow one another are one. Reading fails where a stream is
-/// damaged or ends too early.
+/// Returns the content of `source`, decompressed if it is gzip, zstd or xz. Several consecutive
+/// compressed streams are read as one. Reading fails if a stream is damaged or truncated.
 ///
 /// # Errors
-/// Another program has compressed it; the error says how to read it.
+/// The data have another compression format; the error says how to read them.
 pub(crate) fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut source = BufReader::with_capacity(1 << 16, source);
     let mut front = Vec::new();
-    // A pipe may give less at once.
+    // A pipe may return less per read.
     source.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut front)?;
     let compressor = compressor_of(&front);
     let source = BufReader::with_capacity(1 << 16, io::Cursor::new(front).chain(source));
@@ -40,7 +39,7 @@ pub(crate) fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Rea
     })
 }
 
-/// Members of gzip's format, and the zeros that may fill a tape behind them.
+/// Members of the gzip format, and the zero padding of a tape after them.
 struct Gzip<R> {
     state: GzipState<R>,
     first: bool,
@@ -132,7 +131,7 @@ mod tests {
         assert!(read(b"BZh91AY").unwrap_err().to_string().contains("bzip2 -dc"));
     }
 
-    /// Of two streams too: a whole one in front must not hide that the other is cut.
+    /// Also for two streams: a complete one in front must not hide that the second is truncated.
     #[test]
     fn no_part_of_a_stream_is_taken_for_the_whole() {
         let text = text();
@@ -145,8 +144,8 @@ mod tests {
                 for at in [whole.len() / 2, whole.len() - 6] {
                     let mut damaged = both.clone();
                     damaged[front + at] ^= 0x55;
-                    // Zstandard without a checksum, as the library writes it, notices only what
-                    // breaks the format.
+                    // Zstandard without a checksum, as the library writes it, detects only
+                    // violations of the format.
                     if let Ok(read) = read(&damaged) {
                         assert!(whole.starts_with(b"\x28\xb5\x2f\xfd") && read.len() == 2 * text.len());
                     }

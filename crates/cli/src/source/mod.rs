@@ -1,4 +1,4 @@
-//! What an image is made of or compared with, as the command line names it.
+//! The sources on the command line from which an image is built, or with which it is compared.
 
 mod decompress;
 
@@ -18,12 +18,12 @@ use self::decompress::decompressed;
 use crate::image::{compressor, show};
 use crate::{misuse, tell};
 
-/// A name for the archive that comes from there.
+/// Name of an archive read from standard input.
 const STANDARD_INPUT: &str = "standard input";
-/// Where archives that POSIX describes have their magic number.
+/// Offset and magic number of POSIX tar archives.
 const USTAR: (u64, &[u8; 5]) = (257, b"ustar");
 
-/// What is taken from sources, and how.
+/// What to take from sources, and how.
 #[derive(clap::Args)]
 pub(crate) struct SourceArgs {
     /// Modification time of all files, in seconds since 1970
@@ -72,8 +72,8 @@ pub(crate) struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The tree of all sources together. Warns of what an image cannot hold. The `output`, if it
-    /// lies in a source, is left out.
+    /// Returns the merged tree of all sources. Warns about everything that an image cannot store.
+    /// Leaves out `output` if it is inside a source.
     pub(crate) fn tree(&self, sources: &[PathBuf], output: Option<&Path>) -> anyhow::Result<Tree> {
         let options = self.scan_options().map_err(misuse)?;
         let tree = self.read(sources, output, &options)?;
@@ -120,7 +120,7 @@ impl SourceArgs {
     }
 }
 
-/// A directory or an archive; `None` for another file.
+/// Returns the layer of a directory or an archive; `None` for any other file.
 fn layer(source: &Path, output: Option<&Path>, options: &ScanOptions) -> anyhow::Result<Option<Layer>> {
     if source == Path::new("-") {
         return archive(io::stdin().lock(), Path::new(STANDARD_INPUT), options).map(Some);
@@ -144,13 +144,13 @@ fn layer(source: &Path, output: Option<&Path>, options: &ScanOptions) -> anyhow:
     })
 }
 
-/// How a tar archive lies in a file.
+/// How a file contains a tar archive.
 pub(crate) enum Packed {
     Plain,
     Compressed,
 }
 
-/// Whether a file is taken for an archive; `None` for one that becomes a file of an image.
+/// Returns how a file contains an archive; `None` if it becomes a file of an image.
 pub(crate) fn archive_kind(source: &Path, file: &File) -> anyhow::Result<Option<Packed>> {
     let shown = || source.display().to_string();
     let Some(name) = source.file_name() else { bail!("{} has no name", shown()) };
@@ -164,7 +164,7 @@ pub(crate) fn archive_kind(source: &Path, file: &File) -> anyhow::Result<Option<
     Ok(is_plain.then_some(Packed::Plain))
 }
 
-/// An image that is made in the directory that it is made of is not part of it.
+/// Excludes the image if it is being built inside its own source directory.
 fn without_output(source: &Path, output: Option<&Path>, options: &ScanOptions) -> ScanOptions {
     let mut options = options.clone();
     if let (Ok(source), Some(Ok(output))) = (fs::canonicalize(source), output.map(fs::canonicalize))
@@ -176,15 +176,15 @@ fn without_output(source: &Path, output: Option<&Path>, options: &ScanOptions) -
     options
 }
 
-/// Whether a compressed file, whatever its name, is an archive, as the layers of containers are
-/// that are named by their sums.
+/// Returns whether a compressed file is an archive, whatever its name. Layers of containers, for
+/// example, are named by their checksums.
 fn holds_an_archive(file: &File) -> bool {
     let mut front = vec![0; USTAR.0 as usize + USTAR.1.len()];
     let read = decompressed(From { file, at: 0 }).and_then(|mut source| source.read_exact(&mut front));
     read.is_ok() && front.ends_with(USTAR.1)
 }
 
-/// A file, read from a place on, whatever the position that it has.
+/// A file read from an offset, independent of its file position.
 struct From<'a> {
     file: &'a File,
     at: u64,
@@ -198,7 +198,8 @@ impl Read for From<'_> {
     }
 }
 
-/// An archive that is read once, from front to back: kept, and decompressed if need be.
+/// Reads an archive that can only be read sequentially. Keeps its content in a temporary file,
+/// decompressed if necessary.
 fn archive(source: impl Read, name: &Path, options: &ScanOptions) -> anyhow::Result<Layer> {
     let folder = std::env::temp_dir();
     let keeping = || format!("keeping {} in {} (TMPDIR chooses another place)", name.display(), folder.display());
@@ -219,7 +220,7 @@ fn archive(source: impl Read, name: &Path, options: &ScanOptions) -> anyhow::Res
     Ok(Layer::from_tar(kept, name, options)?)
 }
 
-/// The tree of one file, or of what a disk holds.
+/// Returns the tree of a single file or block device.
 fn of_file(source: &Path, options: &ScanOptions) -> anyhow::Result<Tree> {
     let shown = || source.display().to_string();
     let mut file = File::open(source).with_context(shown)?;
@@ -246,8 +247,8 @@ fn node_of(metadata: &Metadata, options: &ScanOptions, kind: NodeKind, permissio
     }
 }
 
-/// Says what of the sources the image will not hold as it was: a line for each kind, but for files
-/// that are left out, which are named.
+/// Warns about parts of the sources that the image will not store unchanged: one line per kind, and
+/// one per file that is left out.
 fn warn_of(tree: &Tree) {
     for warning in tree.warnings() {
         if warning.kind == WarningKind::Unreadable {
@@ -259,7 +260,7 @@ fn warn_of(tree: &Tree) {
     }
 }
 
-/// Tells each difference between an image and its source, and returns how many there are.
+/// Reports each difference between an image and its source; returns their number.
 pub(crate) fn tell_differences(report: &CompareReport) -> u64 {
     for Difference { path, what, .. } in &report.differences {
         eprintln!("{}: {what}", show(path));
@@ -267,7 +268,7 @@ pub(crate) fn tell_differences(report: &CompareReport) -> u64 {
     report.differences.len() as u64 + report.more_differences
 }
 
-/// A range of ids: `FROM:TO`, with `:COUNT` behind it unless that is 1.
+/// Parses a range of ids: `FROM:TO` or `FROM:TO:COUNT`; the default count is 1.
 fn parse_range(text: &str) -> Result<IdRange, String> {
     let wrong = || format!("'{text}' is not FROM:TO or FROM:TO:COUNT, as in 0:100000:65536");
     let numbers: Vec<u32> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;

@@ -1,4 +1,4 @@
-//! What `pagefold advise` says of data, beside what packing and serving them then takes.
+//! Compares the forecasts of `pagefold advise` with the results of packing and serving the data.
 
 use std::{
     collections::HashMap,
@@ -22,11 +22,11 @@ use tempfile::TempDir;
 
 use crate::server::{Ended, Server, pagefold, run, run_to_fail};
 
-/// Bytes of the larger inputs, and of the samples that are taken of them.
+/// Bytes of the larger inputs; below, the size of the samples taken from them.
 const WHOLE_BYTES: usize = 12 << 20;
 const SAMPLE: &str = "4M";
 
-/// The figures of a report, by subject and metric, and the commands that it names.
+/// The figures of a report, by subject and metric, and its commands.
 struct Advice {
     figures: HashMap<(String, String), u64>,
     commands: Vec<String>,
@@ -53,7 +53,7 @@ impl Advice {
         *found.unwrap_or_else(|| panic!("no {metric} of {subject} in {:?}", self.figures))
     }
 
-    /// The truth lies in the interval, but for one case of twenty, in which it is not far from it.
+    /// The true value is in the interval, or close to it in at most one case of twenty.
     fn holds(&self, what: &str, subject: &str, metric: &str, truth: u64) {
         let [value, low, high] =
             ["", "_low", "_high"].map(|end| self.figure(subject, &format!("{metric}{end}")) as f64);
@@ -66,7 +66,7 @@ impl Advice {
     }
 }
 
-/// Bytes that differ from each other without end (xorshift).
+/// An endless sequence of pseudo-random numbers (xorshift).
 struct Noise(u64);
 
 impl Noise {
@@ -81,7 +81,7 @@ impl Noise {
         (0..len).map(|_| self.next() as u8).collect()
     }
 
-    /// Lines of a log, which compress as such do.
+    /// Returns lines of a log, which compress accordingly.
     fn text(&mut self, len: usize) -> Vec<u8> {
         let mut text = Vec::with_capacity(len + 100);
         while text.len() < len {
@@ -97,22 +97,23 @@ fn path(folder: &TempDir, name: &str) -> String {
     folder.path().join(name).to_str().expect("a plain path").to_owned()
 }
 
-/// Bytes of the image that `pack` makes.
+/// Returns the size of the image that `pack` builds.
 fn packed_bytes(folder: &TempDir, source: &str, codec: &str, cluster: &str) -> u64 {
     let image = path(folder, "packed.erofs");
     run(pagefold().args(["pack", "--no-verify", "--codec", codec, "--cluster", cluster, source, "-o", &image]));
     fs::metadata(image).expect("an image").len()
 }
 
-/// Memory of a server, but for its clients', after this file was written to a disk of it.
+/// Returns a server's memory, without that of its clients, after this file was written to one of
+/// its disks.
 fn served_bytes(file: &str, nbdcopy: &Path) -> u64 {
     let server = Server::start(&["--size", &fs::metadata(file).expect("a file").len().to_string()]);
-    // One request at a time: memory for each thread that writes is not of the data.
+    // One request at a time: the memory of each writing thread does not belong to the data.
     run(Command::new(nbdcopy).args(["--connections=1", "--requests=1", file, &server.uri("")]));
     server.total("spent_bytes") - server.total("beside_bytes")
 }
 
-/// Inputs of several kinds, each in one file.
+/// Returns inputs of several kinds, each in one file.
 fn kinds() -> Vec<(&'static str, Vec<u8>)> {
     let noise = &mut Noise(88);
     let block = noise.text(64 << 10);
@@ -162,7 +163,7 @@ fn forecasts_hold_for_many_small_files() {
         let directory = tree.join(format!("directory-{directory}"));
         fs::create_dir_all(&directory).expect("a folder");
         for number in 0..100 {
-            // Most are small, some are not.
+            // Most are small.
             let len = 1 << (noise.next() % 17);
             let len = len + (noise.next() % len) as usize as u64;
             bytes += len;
@@ -196,7 +197,7 @@ fn pages_are_told_apart() {
             bytes.extend_from_slice(page);
         }
     }
-    // The last page is filled up.
+    // The last page is padded.
     bytes.extend(b"end");
     fs::write(&file, bytes).expect("room");
     let advice = advise(&[&file]);
@@ -246,7 +247,7 @@ fn the_commands_that_it_names_work() {
             if line["metric"] != "command" {
                 continue;
             }
-            // A server ends when what it runs does.
+            // With `--run true`, a server exits by itself.
             let serves = command.starts_with("pagefold serve");
             let command = if serves { format!("{command} --run true") } else { command.to_owned() };
             run(Command::new("sh").args(["-c", &command]).env("PATH", &search).current_dir(folder.path()));
@@ -288,7 +289,7 @@ fn a_process_is_looked_at() {
         return skip_for_good(test, "memory of processes cannot be read here");
     }
     let advice = advise(&["--pid", &pid]);
-    // The list's strings take 200,000 times 150 bytes or so.
+    // The list's strings need about 200,000 times 150 bytes.
     let bytes = advice.figure("input", "bytes");
     assert!((20 << 20..200 << 20).contains(&bytes), "{bytes}");
     assert!(advice.figure("input", "of_files_bytes") > 0, "the program itself");
@@ -324,7 +325,7 @@ fn what_cannot_be_looked_at_is_refused() {
     }
     let message = run_to_fail(pagefold().args(["advise", "/dev/null"]));
     assert!(message.contains("a character device"), "{message}");
-    // Its own number is known to the shell whose place it takes.
+    // `exec` keeps the shell's process id, so the shell knows the command's.
     let own = "exec \"$0\" advise --pid $$";
     let message = run_to_fail(Command::new("sh").args(["-c", own, env!("CARGO_BIN_EXE_pagefold")]));
     assert!(message.contains("is this command itself"), "{message}");
@@ -344,7 +345,7 @@ fn permission_is_asked_for() {
     if !rustix::process::geteuid().is_root() {
         return skip_for_good(test, "only root can become another user");
     }
-    // Others must reach the program.
+    // Other users must be able to reach the program.
     let folder = TempDir::new().expect("a folder");
     let program = folder.path().join("pagefold");
     fs::copy(env!("CARGO_BIN_EXE_pagefold"), &program).expect("room");
@@ -414,7 +415,8 @@ fn files_that_change_meanwhile_do_no_harm() {
             let output = pagefold().arg("advise").arg(place).output().expect("it runs");
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success() || message.lines().count() == 1, "{message}");
-            // It hangs nowhere: a minute is six times what it has, for slow machines.
+            // It never hangs: a minute is six times the normal duration, to allow for slow
+            // machines.
             assert!(start.elapsed() < Duration::from_secs(60));
         }
         ended.store(true, Ordering::Relaxed);

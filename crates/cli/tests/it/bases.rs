@@ -1,4 +1,4 @@
-//! Files that are served as disks which are only read, with the clients that people have.
+//! Files served as read-only disks, with widely used clients.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::{Server, make_image, pagefold, run, run_to_fail};
 
-/// A disk and an image of it, as users make one.
+/// Creates a disk and an image of it, as users do.
 fn packed(mib: usize, options: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().join("debian.img");
@@ -64,7 +64,7 @@ fn bases_come_and_go_and_are_not_changed() {
     let server = Server::start(&["--size", "1M", "--memory-limit", "64M"]);
     assert_eq!(server.total("base_cache_limit"), 0);
     let before = server.total("beside_bytes");
-    // The server is asked for a path from the root on, whatever directory the client is in.
+    // The client sends an absolute path, whatever its own directory.
     run(server.ask(&["add", "debian", "--base", "debian.erofs"]).current_dir(folder.path()));
     assert_eq!(server.total("base_cache_limit"), 4 << 20);
     assert!(server.total("beside_bytes") >= before + (4 << 20));

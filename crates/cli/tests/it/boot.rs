@@ -14,7 +14,7 @@ use crate::{
     server::{Server, pagefold, run},
 };
 
-/// `/sbin/init` of the disk: runs each line that the test says.
+/// The disk's `/sbin/init`: runs each line that the test sends.
 const INIT: &str = "#!/bin/sh
 export PATH=/bin
 exec </dev/ttyS0 >/dev/ttyS0 2>&1
@@ -25,19 +25,19 @@ mount -o remount,ro / && echo 'script ended: 0'
 poweroff -f
 ";
 
-/// What the guest changes before the snapshot.
+/// The guest's changes before the snapshot.
 const FIRST: &str =
     "mkdir /work; seq 20000 >/work/kept; rm -r /src/codec; echo first >/src/erofs/lib.rs; sync; echo changed";
 
-/// A line more on the disk, and then on the console, for ever.
+/// Appends a line to a file on the disk, then writes one to the console, forever.
 const LOG: &str =
     "(n=0; while :; do n=$((n + 1)); echo $n >>/work/log; sync /work/log; echo \"logged $n\"; done) & echo logging";
 
-/// What it changes after the snapshot, in the same places and in others.
+/// The guest's changes after the snapshot, in the same places and in others.
 const LATER: &str = "seq 30000 50000 >/work/kept; seq 9 >/work/later; rm -r /src/store; echo later >/src/erofs/lib.rs; \
                      mkdir /src/codec; sync; echo changed";
 
-/// What the guest finds of both.
+/// Shows what the guest finds of both.
 const LOOK: &str = "echo \"kept: $(sha256sum </work/kept)\"; echo \"work: $(ls /work | tr '\\n' ' ')\"; \
                     echo \"src: $(ls /src | tr '\\n' ' ')\"; echo \"log: $(tail -n 1 /work/log)\"";
 
@@ -56,14 +56,14 @@ impl Tools {
         Some(Self { mkfs, e2fsck, dumpe2fs, debugfs, nbdcopy })
     }
 
-    /// What a disk holds now, in a file.
+    /// Copies the current content of a disk to a file.
     fn copy(&self, server: &Server, disk: &str, name: &str) -> PathBuf {
         let copy = server.folder().join(name);
         run(Command::new(&self.nbdcopy).arg(server.uri(disk)).arg(&copy));
         copy
     }
 
-    /// The file system, in use when it was copied, needs nothing but the replay of its journal.
+    /// The file system, copied while in use, needs only a replay of its journal.
     fn check_in_use(&self, disk: &Path) {
         let features = run(Command::new(&self.dumpe2fs).arg("-h").arg(disk));
         assert!(features.contains("needs_recovery"), "{}: {features}", disk.display());
@@ -75,7 +75,7 @@ impl Tools {
         run(Command::new(&self.e2fsck).args(["-f", "-n"]).arg(disk));
     }
 
-    /// Takes a folder out of a file system.
+    /// Extracts a directory from a file system.
     fn extract(&self, disk: &Path, folder: &str, to: &Path) {
         fs::create_dir_all(to).expect("a folder");
         run(Command::new(&self.debugfs).args(["-R", &format!("rdump {folder} {}", text(to))]).arg(disk));
@@ -86,7 +86,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a plain path")
 }
 
-/// Programs' sources, a folder for each crate.
+/// Copies programs' sources, one directory per crate.
 fn make_sources(target: &Path) {
     fs::create_dir(target).expect("a folder");
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -95,8 +95,8 @@ fn make_sources(target: &Path) {
     }
 }
 
-/// The tree of a root file system with a shell, an init that does what it is told, and files to
-/// change.
+/// Creates the tree of a root file system with a shell, an init that runs the test's commands, and
+/// files to change.
 fn make_root(machine: &Machine, tree: &Path) {
     for folder in ["bin", "sbin", "dev", "proc", "sys", "tmp"] {
         fs::create_dir_all(tree.join(folder)).expect("a folder");
@@ -118,7 +118,7 @@ fn number(guest: &mut Guest) -> u32 {
     guest.wait_for("logged ").parse().expect("a number")
 }
 
-/// The lines of `seq FIRST LAST`.
+/// Returns the output of `seq FIRST LAST`.
 fn lines(first: u32, last: u32) -> String {
     (first..=last).map(|number| format!("{number}\n")).collect()
 }
@@ -131,7 +131,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     let (tree, disk, image) =
         (folder.path().join("tree"), folder.path().join("root.img"), folder.path().join("root.erofs"));
     make_root(&machine, &tree);
-    // Blocks of the file system that are parts of pages.
+    // Blocks of the file system are smaller than pages.
     let options = ["-q", "-F", "-b", "1024", "-E", "root_owner=0:0", "-d"];
     run(Command::new(&tools.mkfs).args(options).arg(&tree).arg(&disk).arg("64M"));
     run(pagefold().arg("pack").arg(&disk).arg("-o").arg(&image));
@@ -140,7 +140,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     run(&mut server.ask(&["fork", "root", "job-1", "job-2"]));
     let drive = [format!("file={}", server.uri("job-1"))];
 
-    // Changes that are on the disk, and some that go there at this instant.
+    // Some changes are on the disk already, others are being written at this instant.
     let mut guest = machine.boot(&drive);
     guest.wait_for("ready");
     guest.say(FIRST);
@@ -156,7 +156,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     let logged_later = number(&mut guest);
     guest.cut();
 
-    // The snapshot is what a loss of power would have left at its instant.
+    // The snapshot has what a power failure at its instant would have left.
     let before = tools.copy(&server, "job-1@before", "before.img");
     let untouched = fs::read(&before).expect("a copy");
     tools.check_in_use(&before);
@@ -175,7 +175,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     fs::write(expected.join("work/log"), log).expect("a file");
     run(Command::new("diff").arg("-r").arg(&expected).arg(&found));
 
-    // The disk itself has all of it, and has the first changes alone once it was rolled back.
+    // The disk itself has all changes; after the rollback it has only the first ones.
     let later = tools.copy(&server, "job-1", "later.img");
     tools.check_in_use(&later);
     let found = folder.path().join("later");
@@ -199,7 +199,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     run(server.ask(&["freeze", "job-1"]).arg("-o").arg(&frozen));
     run(server.ask(&["add", "new"]).arg("--base").arg(&frozen));
 
-    // The image of it is the same; what is beside and below has not changed.
+    // An image of it is the same; the disks beside and below it have not changed.
     for (name, expected) in [("new", &again), ("job-1@before", &untouched), ("job-2", &base), ("root", &base)] {
         let content = fs::read(tools.copy(&server, name, "copy.img")).expect("a copy");
         assert!(content == *expected, "{name} differs");

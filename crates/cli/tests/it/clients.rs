@@ -39,7 +39,7 @@ fn nbdcopy_takes_an_image_in_and_out() {
         assert!(fs::read(&image).expect("an image") == fs::read(&back).expect("a copy"), "{codec}");
         let stored = server.figure("", "orig_data_size");
         assert!((40 << 20..=64 << 20).contains(&stored), "{stored} stored");
-        // A training that is still at work counts what it works in.
+        // Memory of a training in progress is counted.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let spent = server.total("spent_bytes");

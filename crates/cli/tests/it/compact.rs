@@ -1,4 +1,4 @@
-//! `compact` against a running server.
+//! `compact` on a running server.
 
 use std::{
     io::{Read, Write},
@@ -7,7 +7,8 @@ use std::{
 
 use crate::server::{Server, run};
 
-/// A connection in transmission with the default export, by the old option that every server knows.
+/// A connection in transmission with the default export, negotiated with the old option that every
+/// server supports.
 struct Disk(UnixStream);
 
 impl Disk {
@@ -60,7 +61,7 @@ fn compact_gives_memory_back_and_changes_no_byte() {
     for number in 0..PAGES {
         disk.request(1, number, &page(number));
     }
-    // Holes of a third: below what the background thread leaves, once it is done.
+    // Discards a third: less than what the background thread would act on, once it is done.
     for number in (0..PAGES).filter(|number| number % 3 == 0) {
         disk.request(4, number, b"");
     }
@@ -80,7 +81,7 @@ fn compact_gives_memory_back_and_changes_no_byte() {
         let expected = if number % 3 == 0 { vec![0; 4096] } else { page(number) };
         assert!(disk.read(number) == expected, "page {number} changed");
     }
-    // Once more at once, and in words: there is nothing left to give back.
+    // Again at once, with text output: there is nothing left to return.
     let text = run(&mut server.ask(&["compact"]));
     assert!(text.starts_with("0 B given back"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Images compared with their sources, when they are packed and later.
+//! Images compared with their sources, during packing and later.
 
 use std::{
     fs::{self, File},
@@ -28,7 +28,7 @@ fn check_against_finds_what_differs() {
     let sound = output(&["check", "--against", &at("tree"), &at("image")]);
     assert_eq!(sound, "sound: 4 inodes, 97.7 KiB of files, equal to its source\n");
 
-    // What pack was told, check is told too.
+    // The options of pack must be given to check too.
     output(&["pack", "--verify", "--uid", "7", "-T", "5", "--exclude", "other", &at("tree"), "-o", &at("owned")]);
     let options = ["--uid", "7", "-T", "5", "--exclude", "other"];
     output(&[&["check", "--against", &at("tree"), &at("owned")][..], &options].concat());
@@ -59,8 +59,8 @@ fn check_against_finds_what_differs() {
     assert_eq!(status.expect("a run").code(), Some(2));
 }
 
-/// A file that changes all the time is another one when it is read again, unless the writer happens
-/// to rest in between.
+/// A file that changes all the time differs when it is read again, unless the writer happens to
+/// pause in between.
 #[test]
 fn a_pack_that_finds_a_difference_leaves_no_image() {
     let folder = TempDir::new().expect("a folder");

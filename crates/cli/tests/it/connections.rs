@@ -1,4 +1,4 @@
-//! What many clients cost a server.
+//! The resources that many clients cost a server.
 
 use std::process::Command;
 
@@ -7,9 +7,9 @@ use pagefold_testing::programs;
 use crate::server::{Server, run};
 
 const CLIENTS: u64 = 24;
-/// What the clients together may take: `docs/nbd.md`.
+/// The memory that all clients may use together, according to `docs/nbd.md`.
 const CONNECTIONS_BYTES: u64 = (64 << 20) + CLIENTS * (48 << 10);
-/// The program itself, and a disk with 64 MiB of pages that are all zeros.
+/// Memory for the program itself and a disk with 64 MiB of zero pages.
 const OTHER_BYTES: u64 = 8 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a running server is told, with clients connected.
+//! Commands to a running server with connected clients.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::server::{Ended, Server, pagefold, run, run_to_fail};
 
-/// A connection to the control socket, as any program could have one.
+/// A connection to the control socket, as any program could open it.
 pub(crate) struct Control {
     lines: BufReader<UnixStream>,
 }
@@ -44,14 +44,14 @@ impl Control {
         self.line()
     }
 
-    /// The result of a command that has to be done.
+    /// Returns the result of a command that must succeed.
     pub(crate) fn done(&mut self, request: &Value) -> Value {
         let mut answer = self.ask(request);
         assert!(answer["error"].is_null(), "{request}: {answer}");
         answer["result"].take()
     }
 
-    /// The code of a command that has to fail.
+    /// Returns the error code of a command that must fail.
     pub(crate) fn fails(&mut self, request: &Value) -> String {
         let answer = self.ask(request);
         let message = answer["error"]["message"].as_str().unwrap_or_default();
@@ -143,7 +143,7 @@ fn hostile_lines_get_an_error_and_others_are_served() {
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&id, &code.into()), "{answer}");
         assert!(message.contains(word), "{line}: {message}");
     }
-    // A line that is too long ends its connection, and that one alone.
+    // A line that is too long ends its own connection, and no other.
     let mut long = UnixStream::connect(server.control()).expect("a control socket");
     let _ = long.write_all(&vec![b' '; 100_000]);
     let mut lines = BufReader::new(long).lines().map_while(Result::ok);
@@ -152,7 +152,7 @@ fn hostile_lines_get_an_error_and_others_are_served() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"].as_array().map(Vec::len), Some(1));
 }
 
-/// Clients that hold connections keep nobody out: the one that was idle the longest goes.
+/// Clients that hold connections lock nobody out: the one that has been idle longest is closed.
 #[test]
 fn idle_clients_give_way() {
     let server = Server::start(&["--size", "1M"]);
@@ -208,8 +208,8 @@ fn the_program_says_what_it_did() {
     }
 }
 
-/// A client reads and writes while others are added and removed, and while its own disk gets
-/// another name.
+/// A client reads and writes while other disks are added and removed, and while its own disk is
+/// renamed.
 #[test]
 fn a_rename_and_other_disks_do_not_disturb_a_client() {
     let Some([fio]) = programs("a_rename_and_other_disks_do_not_disturb_a_client", ["fio"]) else { return };
@@ -305,7 +305,7 @@ fn a_resized_disk_has_its_new_size() {
     let expected = json!({"name": "a", "before_bytes": 32 << 20, "size_bytes": 24 << 20});
     assert_eq!(control.done(&shrink), expected);
     assert_eq!(size().trim(), (24 << 20).to_string());
-    // What was past the end is gone for good.
+    // The data past the end are gone for good.
     control.done(&json!({"command": "resize", "name": "a", "size_bytes": 32 << 20}));
     let commands = ["-c", "read -P 7 20M 4M", "-c", "read -P 0 24M 8M"];
     let said = run(Command::new(&qemu_io).args(["-f", "raw"]).args(commands).arg(server.uri("a")));
@@ -336,8 +336,8 @@ fn a_raised_limit_lets_a_full_disk_be_written() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"][0]["limit_bytes"], Value::Null);
 }
 
-/// Several programs manage one server at the same time; each has the disks that it made, and nobody
-/// has another's.
+/// Several programs manage one server at the same time. Each has the disks that it created, and
+/// none has another's.
 #[test]
 fn many_clients_add_and_remove_at_the_same_time() {
     const THREADS: usize = 8;
@@ -351,7 +351,7 @@ fn many_clients_add_and_remove_at_the_same_time() {
                 let name = |round: usize| format!("{thread}-{round}");
                 for round in 0..ROUNDS {
                     control.done(&json!({"command": "add", "name": name(round), "size_bytes": 1 << 30}));
-                    // A name that all want, and one of them has.
+                    // A name that all try to use, and only one gets.
                     let code = control.ask(&json!({"command": "add", "name": "wanted", "size_bytes": 512}));
                     if code["error"].is_null() {
                         control.done(&json!({"command": "remove", "name": "wanted"}));
@@ -384,8 +384,8 @@ fn stop_ends_the_server_with_status_0() {
     assert!(!server.socket().exists() && !server.control().exists(), "a socket was left behind");
 }
 
-/// The command returns when another server can start in the same directory, with a client connected
-/// or not.
+/// The command returns once another server can start in the same directory, with or without a
+/// connected client.
 #[test]
 fn stop_returns_when_the_server_has_ended() {
     let mut server = Server::start(&["--size", "1M"]);
@@ -404,7 +404,7 @@ fn stop_returns_when_the_server_has_ended() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no server is listening"), "{output:?}");
 }
 
-/// A socket whose file anybody may use answers this user and root alone.
+/// Even if anybody may open the socket's file, only this user and root are served.
 #[test]
 fn others_may_not_manage_a_server() {
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};
@@ -428,7 +428,7 @@ fn others_may_not_manage_a_server() {
         String::from_utf8(child.wait_with_output().expect("a child").stdout).expect("text")
     };
     let own = ask(0, &["-", &address], b"{\"command\":\"list\"}\n");
-    // The server says no before anything is asked.
+    // The server refuses before anything is requested.
     let other = ask(65534, &["-u", &address, "-"], b"");
     assert!(own.contains("\"result\""), "{own}");
     assert!(other.contains("not-allowed") && !other.contains("result"), "{other}");

@@ -1,4 +1,4 @@
-//! `serve --dedupe`: equal pages of any disks, written by real clients.
+//! `serve --dedupe`: equal pages on any disks, written by real clients.
 
 use std::{fs, process::Command};
 
@@ -8,7 +8,7 @@ use crate::server::{Server, run};
 
 const MIB: u64 = 1 << 20;
 
-/// 8 MiB of pages that all differ and compress to about a half.
+/// Returns 8 MiB of distinct pages that compress to about a half.
 fn content() -> Vec<u8> {
     let mut state = 1u64;
     let mut byte = || {
@@ -46,7 +46,7 @@ fn what_many_disks_hold_is_kept_once() {
             assert!(all > once * 39 / 10, "{all} {once}");
             assert!(!told.contains("saved by keeping"), "{told}");
         }
-        // One disk changes some of it, and another goes.
+        // One disk changes some of it, and another is dropped.
         run(Command::new(&qemu_io).args(["-f", "raw", "-c", "write -P 7 1M 64k"]).arg(server.uri("b")));
         run(&mut server.ask(&["drop", "a"]));
         for disk in ["b", "c", "d"] {

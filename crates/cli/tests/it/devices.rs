@@ -1,4 +1,4 @@
-//! Images that have their data on other devices, and warnings about images.
+//! Images with data on other devices, and warnings about images.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn data_lies_on_other_devices() {
     let message = run_to_fail(pagefold().args(["ls", "--device", &at("missing"), &at("image")]));
     assert!(message.contains("missing: No such file"), "{message}");
 
-    // One file that holds both, once the table says from which block on the device lies there.
+    // A single file can hold both, once the table says at which block the device's data begin.
     let mut whole = fs::read(at("image")).expect("an image");
     let blocks = whole.len().div_ceil(4096);
     whole.resize(blocks * 4096, 0);
@@ -74,7 +74,7 @@ fn what_overlaps_is_named_and_what_is_left_out_is_warned_of() {
     let said = String::from_utf8(extracted.stderr).expect("text");
     assert!(extracted.status.success() && said.contains("warning: /one: an xattr is left out"), "{said}");
 
-    // So long that the other's inode lies in it, whichever comes first.
+    // Long enough for the other's inode to be inside it, whichever comes first.
     for name in ["one", "two"] {
         let content = name.repeat(200);
         let at = bytes.windows(600).position(|window| window == content.as_bytes()).expect("the content");

@@ -1,4 +1,4 @@
-//! Images behind a header, as firmware has them.
+//! Images behind a header, as in firmware.
 
 use std::{fs, io::Write};
 
@@ -6,11 +6,11 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run, run_to_fail};
 
-/// Bytes of the header: not a multiple of anything.
+/// Size of the header: deliberately unaligned.
 const HEADER_BYTES: usize = 12_345;
 
-/// A tree, its image, and that image between a header and other data. Returns the function that
-/// names files beside them.
+/// Creates a tree, its image, and a file with that image between a header and other data. Returns a
+/// function from a name to a path beside them.
 fn place(folder: &TempDir, options: &[&str]) -> impl Fn(&str) -> String {
     let path = folder.path().to_owned();
     let at = move |name: &str| path.join(name).to_str().expect("a plain path").to_owned();
@@ -72,13 +72,13 @@ fn an_offset_where_no_image_begins_is_named() {
             assert!(message.contains(why) && !message.contains("panicked"), "{command} --offset {offset}: {message}");
         }
     }
-    // What begins there is called by its name.
+    // The error names the format of the data at that offset.
     let mut archive = vec![0; 5000];
     archive[700 + 257..][..5].copy_from_slice(b"ustar");
     fs::write(at("archive"), archive).expect("a file");
     let message = run_to_fail(pagefold().args(["ls", "--offset", "700", &at("archive")]));
     assert!(message.contains("at byte 700 is not an EROFS image; it is a tar archive"), "{message}");
-    // An image that is cut off.
+    // A truncated image.
     let whole = fs::read(at("embedded")).expect("a file");
     fs::write(at("short"), &whole[..HEADER_BYTES + 5000]).expect("a file");
     let message = run_to_fail(pagefold().args(["check", "--offset", "12345", &at("short")]));

@@ -1,4 +1,4 @@
-//! What is wrong is named, with what to do, and the exit status is not 0.
+//! Errors say what is wrong and what to do, and the exit status is not 0.
 
 use std::{fs, os::unix::net::UnixStream, thread, time::Duration};
 
@@ -63,8 +63,8 @@ fn stat_of_nothing_fails() {
     assert_names(&run_to_fail(&mut server.ask(&["stat", "other"])), &["'other'"]);
 }
 
-/// A full disk behind standard output is named; who reads no more is no error, but for an image
-/// that is not whole.
+/// A full disk behind standard output is reported. A reader that goes away is not an error, unless
+/// an image remains incomplete.
 #[test]
 fn standard_output_that_fails_is_named() {
     let folder = TempDir::new().expect("a folder");

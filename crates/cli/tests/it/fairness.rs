@@ -1,4 +1,4 @@
-//! Forks that share a server: one that takes all that it may beside others that do a little.
+//! Forks that share a server: one uses all the memory it can get, the others write a little.
 
 use std::{
     fs,
@@ -16,12 +16,12 @@ use crate::{
     server::{Ended, Server, make_image, run},
 };
 
-/// Forks beside the greedy one, and what each writes.
+/// Number of forks beside the greedy one, and the bytes that each writes.
 const QUIET: usize = 20;
 const QUIET_BYTES: u64 = 1 << 20;
 
-/// A fio that writes noise all over a disk until it is ended, whatever it is refused, and a file in
-/// which it tells that.
+/// Starts a fio that writes noise all over a disk until it is killed, even if writes are refused.
+/// It reports errors to a file.
 fn greedy(fio: &Path, uri: &str, errors: &Path) -> Ended {
     let child = Command::new(fio)
         .args(["--name=greedy", "--ioengine=nbd", "--rw=randwrite", "--bs=64k", "--iodepth=32", "--size=32M"])
@@ -33,8 +33,8 @@ fn greedy(fio: &Path, uri: &str, errors: &Path) -> Ended {
     Ended(child.expect("fio starts"))
 }
 
-/// Writes a little on each disk, 50 pages a second, reads it back and verifies it. Returns the 99th
-/// percentiles of the writes' latencies.
+/// Writes a little to each disk, 50 pages per second, reads it back and verifies it. Returns the
+/// 99th percentiles of the write latencies.
 fn quiet(fio: &Path, server: &Server, disks: &[String]) -> Vec<Duration> {
     let mut command = Command::new(fio);
     command.current_dir(server.folder()).args(["--output-format=json", "--ioengine=nbd", "--rw=randwrite", "--bs=4k"]);
@@ -63,8 +63,8 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// The greedy fork is refused, or waits, for as long as the others work, and none of them is
-/// refused anything.
+/// The greedy fork is refused, or waits, while the others work, and none of them is refused
+/// anything.
 #[test]
 fn a_greedy_fork_leaves_others_their_room() {
     let Some([fio]) = programs("a_greedy_fork_leaves_others_their_room", ["fio"]) else { return };

@@ -1,5 +1,4 @@
-//! A file system on a served disk, by way of FUSE and a loop device, as a user without nbd.ko
-//! would.
+//! A file system on a served disk, with FUSE and a loop device, for users without nbd.ko.
 
 use std::{
     fs,
@@ -15,7 +14,7 @@ use crate::server::{Server, run};
 
 const TEST: &str = "ext4_lives_on_the_disk";
 
-/// `nbdfuse`, unmounted and ended with this value.
+/// `nbdfuse`, unmounted and stopped when this value is dropped.
 struct Fuse<'a> {
     child: Child,
     mount: &'a Path,

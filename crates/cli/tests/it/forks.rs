@@ -1,4 +1,4 @@
-//! Forks, snapshots and rollbacks, with the clients that people have.
+//! Forks, snapshots and rollbacks, with widely used clients.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::{
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// What clients do to disks, beside what they must hold then.
+/// Changes disks with clients, and keeps the content that the disks must then have.
 struct Clients {
     qemu_io: PathBuf,
     nbdcopy: PathBuf,
 }
 
-/// A change by `qemu-io`: this byte over and over at an offset in pages.
+/// A change with `qemu-io`: fills pages with one byte.
 #[derive(Clone, Copy)]
 struct Fill {
     byte: u8,
@@ -76,20 +76,20 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a plain path")
 }
 
-/// All disks, or those of `args`, as `disks --json` tells them.
+/// Returns all disks, or those in `args`, as reported by `disks --json`.
 pub(crate) fn listed(server: &Server, args: &[&str]) -> Vec<Value> {
     let said = run(server.ask(&["disks", "--json"]).args(args));
     said.lines().map(|line| serde_json::from_str(line).expect("a disk")).collect()
 }
 
-/// `pagefold diff`, in pages.
+/// Returns the output of `pagefold diff`, in pages.
 fn diff(server: &Server, disk: &str) -> Vec<(usize, usize)> {
     let said = run(&mut server.ask(&["diff", disk]));
     let numbers = |line: &str| line.split(' ').map(|word| word.parse().expect("a number")).collect::<Vec<usize>>();
     said.lines().map(numbers).map(|numbers| (numbers[0] / PAGE, numbers[1] / PAGE)).collect()
 }
 
-/// All memory of the disks, once what was dropped is freed.
+/// Returns the memory of all disks, once the memory of dropped ones has been freed.
 fn settled_bytes(server: &Server, most: u64) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -102,7 +102,7 @@ fn settled_bytes(server: &Server, most: u64) -> u64 {
     }
 }
 
-/// A fio that writes at random for some seconds.
+/// Starts a fio that writes at random offsets for some seconds.
 fn writer(fio: &Path, server: &Server, disk: &str, seconds: u32) -> Ended {
     let child = Command::new(fio)
         .args(["--name=w", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=8", "--size=8M", "--time_based"])
@@ -114,7 +114,7 @@ fn writer(fio: &Path, server: &Server, disk: &str, seconds: u32) -> Ended {
     Ended(child.expect("fio starts"))
 }
 
-/// Waits until the disk has this many bytes that were written.
+/// Waits until this many bytes of the disk have been written.
 fn wait_for_writes(server: &Server, disk: &str, bytes: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while server.figure(disk, "orig_data_size") < bytes {
@@ -123,7 +123,7 @@ fn wait_for_writes(server: &Server, disk: &str, bytes: u64) {
     }
 }
 
-/// Waits for a child that has to succeed.
+/// Waits for a child that must succeed.
 fn finish(child: &mut Child) {
     let mut said = String::new();
     for output in [
@@ -217,7 +217,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     clients.check(&server, "twin-b", &twin);
     assert!(kept.iter().any(|&byte| byte != 0) && clients.read(&server, "job") != kept);
 
-    // Those that are connected stay so.
+    // Connected clients stay connected.
     run(&mut server.ask(&["fork", "job@before", "again"]));
     run(&mut server.ask(&["snapshot", "again", "s"]));
     let mut writing = writer(&fio, &server, "again", 3);
@@ -266,7 +266,7 @@ fn a_hundred_forks_of_forks_are_each_as_they_were() {
             fills.iter().for_each(|fill| fill.to(&mut content));
             kept.push((name.clone(), content.clone()));
             run(&mut server.ask(&["snapshot", &name, "s"]));
-            // It is not the fork's.
+            // A fork does not have this change.
             clients.fill(&server, &name, &[Fill { byte: 255, page: random(255), pages: 1 }]);
             from = format!("{name}@s");
         } else {
@@ -278,7 +278,7 @@ fn a_hundred_forks_of_forks_are_each_as_they_were() {
         clients.check(&server, &format!("{name}@s"), content);
         run(&mut server.ask(&["rollback", name, "s"]));
     }
-    // In the middle of the chain some go, and the others do not notice.
+    // Dropping some in the middle of the chain does not affect the others.
     for (name, _) in kept.iter().skip(1).step_by(2) {
         run(&mut server.ask(&["drop", "--snapshots", name]));
     }
@@ -350,13 +350,13 @@ fn what_was_changed_is_told() {
     assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk named 'none'"));
     assert!(fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 2 << 20), "the file of before is there");
 
-    // A snapshot and a rollback leave what the disk has changed since it was forked; a fork has
+    // A snapshot and a rollback keep what the disk has changed since it was forked; a new fork has
     // changed nothing.
     run(&mut server.ask(&["snapshot", "a", "s"]));
     clients.fill(&server, "a", &[Fill { byte: 9, page: 300, pages: 1 }]);
     let later = [(0, 3), (100, 70), (300, 1), (511, 1)];
     assert_eq!(diff(&server, "a"), later);
-    // A snapshot has what the disk had changed then, whatever became of the disk.
+    // A snapshot keeps what the disk had changed by then, whatever happens to the disk.
     assert_eq!(diff(&server, "a@s"), changed);
     run(&mut server.ask(&["snapshot", "a", "t"]));
     run(&mut server.ask(&["rollback", "a", "s"]));
@@ -387,7 +387,7 @@ fn what_was_changed_is_told() {
     clients.fill(&server, "b", &[Fill { byte: 9, page: 300, pages: 1 }]);
     assert_eq!(diff(&server, "b"), [(300, 1)]);
 
-    // As many ranges as several answers have.
+    // Enough ranges for several answers.
     run(&mut server.ask(&["add", "wide", "--size", "32M"]));
     let fills: Vec<_> = (0..3000).map(|number| Fill { byte: 5, page: 2 * number, pages: 1 }).collect();
     for fills in fills.chunks(500) {
@@ -449,7 +449,7 @@ fn wrong_names_are_refused_and_nothing_is_made() {
         assert_eq!(control.fails(&request), code, "{request}");
         assert_eq!(names(&mut control), ["a", "a@s", "base"], "{request}");
     }
-    // Snapshots go where their disk goes.
+    // Snapshots are renamed with their disk.
     control.done(&json!({"command": "rename", "name": "a", "to": "b"}));
     control.done(&json!({"command": "rename", "name": "b@s", "to": "b@t"}));
     assert_eq!(names(&mut control), ["b", "b@t", "base"]);
@@ -520,8 +520,8 @@ fn forks_that_come_and_go_leave_nothing_behind() {
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
 }
 
-/// However commands of several clients meet, every snapshot is one of a disk that is there, and
-/// nothing is left behind.
+/// In whatever order commands of several clients run, every snapshot has its disk, and nothing is
+/// left behind.
 #[test]
 fn commands_that_meet_leave_no_snapshot_without_its_disk() {
     const THREADS: u64 = 4;
@@ -585,7 +585,7 @@ fn commands_that_meet_leave_no_snapshot_without_its_disk() {
     assert_eq!(listed(&server, &[]).len(), 2);
 }
 
-/// As many forks as the limit has room for, and what they take is counted.
+/// The limit bounds the number of forks, and their memory is counted.
 #[test]
 fn forks_stop_at_the_memory_limit() {
     const LIMIT: u64 = 24 << 20;

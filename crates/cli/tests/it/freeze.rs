@@ -1,4 +1,4 @@
-//! Disks of a running server that are written out as images.
+//! Disks of a running server that are saved as images.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::server::{Ended, Server, make_image, pagefold, run, run_to_fail};
 
 const PAGE: usize = 4096;
 
-/// A disk of a user, an image of it, and a server of that.
+/// A user's disk, an image of it, and a server of that image.
 struct Frozen {
     folder: tempfile::TempDir,
     server: Server,
@@ -29,7 +29,7 @@ fn text(path: &Path) -> &str {
 }
 
 impl Frozen {
-    /// `None` where a program is missing.
+    /// Returns `None` if a program is missing.
     fn start(test: &str, mib: usize, pack: &[&str]) -> Option<Self> {
         Self::start_over(test, mib, |disk, folder| {
             let image = folder.join("base.erofs");
@@ -38,7 +38,7 @@ impl Frozen {
         })
     }
 
-    /// The same with a base that `make` makes of a disk in a folder.
+    /// The same with a base that `make` creates from a disk in a directory.
     fn start_over(test: &str, mib: usize, make: impl Fn(&Path, &Path) -> PathBuf) -> Option<Self> {
         let [qemu_io, qemu_img, nbdcopy] = programs(test, ["qemu-io", "qemu-img", "nbdcopy"])?;
         let folder = tempfile::tempdir().expect("a folder");
@@ -52,7 +52,7 @@ impl Frozen {
         self.folder.path().join(name)
     }
 
-    /// What the program says, warnings too.
+    /// Returns the program's output, including warnings.
     fn ask(&self, args: &[&str]) -> String {
         let output = self.server.ask(args).current_dir(self.folder.path()).output().expect("the program starts");
         let said = [output.stdout, output.stderr].concat();
@@ -74,7 +74,7 @@ impl Frozen {
         fs::read(copy).expect("a copy")
     }
 
-    /// What an image holds, which must be sound.
+    /// Checks an image and returns its content.
     fn unpacked(&self, image: &str) -> Vec<u8> {
         run(pagefold().arg("check").arg(self.at(image)));
         let content = Command::new(env!("CARGO_BIN_EXE_pagefold"))
@@ -85,7 +85,7 @@ impl Frozen {
         content.stdout
     }
 
-    /// Freezes a disk in all formats and checks that each is what clients read.
+    /// Freezes a disk in all formats and compares each image with what clients read.
     fn check(&self, disk: &str) {
         let expected = self.content(disk);
         for (more, name) in [(&[][..], "a.erofs"), (&["--threads", "1"], "b.erofs"), (&["--verify"], "c.erofs")] {
@@ -108,14 +108,14 @@ impl Frozen {
         assert!(fs::read(self.at("e.img")).expect("a file") == expected, "{disk}: the file holds something else");
     }
 
-    /// Has QEMU check an image, and compare it with the disk as it was frozen to a raw file.
+    /// Lets QEMU check an image and compare it with a raw image of the same disk.
     fn check_qcow2(&self, image: &str) {
         run(Command::new(&self.qemu_img).arg("check").arg(self.at(image)));
         let mut compare = Command::new(&self.qemu_img);
         run(compare.args(["compare", "-f", "raw", "-F", "qcow2"]).arg(self.at("e.img")).arg(self.at(image)));
     }
 
-    /// The names in the folder, but for the copy.
+    /// Returns the names in the directory, except for the copy.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).expect("a folder");
         let mut names: Vec<_> =
@@ -139,7 +139,7 @@ fn an_image_holds_what_the_disk_does() {
             &["write -P 7 1001k 9k", "write -P 8 5M 1M", "write -z 2M 70k", "discard 8M 300k", "write -P 9 11M 1k"],
         );
         frozen.check("job");
-        // What is copied is not compressed again.
+        // Copied clusters are not compressed again.
         if pack.is_empty() {
             let blocks = |name: &str| -> std::collections::HashSet<_> {
                 fs::read(frozen.at(name)).expect("an image").chunks(PAGE).map(<[u8]>::to_vec).collect()
@@ -161,7 +161,7 @@ fn an_image_holds_what_the_disk_does() {
         frozen.check("plain");
         frozen.write("plain", &["write -P 5 1M 5k", "write -z 2M 1M"]);
         frozen.check("plain");
-        // An image of a disk is a base like any other.
+        // An image of a disk can be used as a base.
         for (disk, image, more) in
             [("e", "job.erofs", &[][..]), ("q", "job.qcow2", &[]), ("c", "c.qcow2", &["--codec", "deflate"])]
         {
@@ -169,14 +169,14 @@ fn an_image_holds_what_the_disk_does() {
             frozen.ask(&["add", disk, "--base", text(&frozen.at(image))]);
             assert!(frozen.content(disk) == frozen.content("job"), "{image}");
         }
-        // Nobody reads an instant any more.
+        // Nobody reads an instant anymore.
         let listed = frozen.ask(&["disks"]);
         assert!(!listed.contains("instant"), "{listed}");
     }
 }
 
-/// A client that writes one page after another, round after round, waits for each: at any instant
-/// the pages up to one are a round ahead.
+/// The client writes one page after another, round after round, and waits for each. At any instant,
+/// all pages up to one are a round ahead of the rest.
 #[test]
 fn an_image_is_of_one_instant_of_a_disk_in_use() {
     const TEST: &str = "an_image_is_of_one_instant_of_a_disk_in_use";
@@ -247,13 +247,13 @@ fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
             assert!(found == b"the old file" || found == whole, "after {after_ms} ms: {} bytes", found.len());
         }
         fs::remove_file(frozen.at("out")).expect("the file");
-        // A name of a moment may be left where the kill came between two steps; nothing else is.
+        // Only a temporary name may remain, if the kill came between two steps.
         let names = frozen.names();
         let others: Vec<_> =
             names.iter().filter(|name| !["base.erofs", "base.img", "whole"].contains(&name.as_str())).collect();
         assert!(others.iter().all(|name| name.starts_with(".pagefold-")), "{names:?}");
     }
-    // The server keeps no instant for those that are gone.
+    // The server keeps no instant for clients that are gone.
     let exports = run(Command::new("nbdinfo").args(["--list", &frozen.server.uri("")]));
     assert!(!exports.contains("@instant"), "{exports}");
     frozen.check("job");

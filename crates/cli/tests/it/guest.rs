@@ -1,5 +1,5 @@
-//! A virtual machine that a test starts: Debian's kernel under qemu without KVM, whose only program
-//! is the test's shell script.
+//! A virtual machine started by a test: Debian's kernel under qemu without KVM, which runs only the
+//! test's shell script.
 //!
 //! `scripts/guest` fetches the kernel and the shell.
 
@@ -18,11 +18,10 @@ use pagefold_testing::{programs, skip};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The most that a test waits for anything of a guest.
+/// Maximum wait for anything in a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is run first: afterwards there are busybox's programs, and the disks as `/dev/vda` and so
-/// on.
+/// Runs first: provides busybox's programs, and the disks as `/dev/vda` and so on.
 const BEGIN: &str = "#!/busybox sh
 /busybox mkdir /bin /dev /proc /sys /tmp /root
 /busybox --install -s /bin
@@ -35,25 +34,25 @@ for module in /modules/*; do insmod \"$module\"; done
 stty -F /dev/ttyS0 -echo
 ";
 
-/// Runs the test's script, which reads what the test says.
+/// Runs the test's script, which reads the lines that the test sends.
 const RUN: &str = "
 sh /script </dev/ttyS0 >/dev/ttyS0 2>&1
 echo \"script ended: $?\" >/dev/ttyS0
 poweroff -f
 ";
 
-/// Goes on with the root file system and the init of the first disk.
+/// Continues with the root file system and the init on the first disk.
 const SWITCH_ROOT: &str = "
 mount -t ext4 /dev/vda /root
 for folder in dev proc sys; do mount --move /$folder /root/$folder; done
 exec switch_root /root /sbin/init
 ";
 
-/// A running guest, killed with this value.
+/// A running guest, killed when this value is dropped.
 pub(crate) struct Guest {
     child: Child,
     console: Arc<Console>,
-    /// Lines of the console that were waited for.
+    /// Number of console lines that have been consumed.
     seen: usize,
     qmp: BufReader<UnixStream>,
     events: Vec<Value>,
@@ -72,7 +71,7 @@ struct Lines {
     ended: bool,
 }
 
-/// What guests are made of, or `None` after skipping `test`.
+/// The parts of a guest, or `None` after skipping `test`.
 pub(crate) struct Machine {
     qemu: PathBuf,
     parts: PathBuf,
@@ -89,7 +88,7 @@ impl Machine {
         Some(Self { qemu, parts })
     }
 
-    /// The shell of guests, a program of one file for which links stand by the names that it lists.
+    /// Returns the guests' shell, a single-file program to be linked under the names that it lists.
     pub(crate) fn busybox(&self) -> PathBuf {
         self.parts.join("busybox")
     }
@@ -131,7 +130,7 @@ impl Machine {
 }
 
 impl Guest {
-    /// Waits for a line of the console that begins with `start`, after those that were waited for
+    /// Waits for a line of the console that begins with `start`, after those that were consumed
     /// before, and returns its rest.
     pub(crate) fn wait_for(&mut self, start: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
@@ -149,13 +148,13 @@ impl Guest {
         }
     }
 
-    /// Writes a line to what the script reads.
+    /// Writes a line to the script's input.
     pub(crate) fn say(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("a pipe");
         writeln!(input, "{line}").and_then(|()| input.flush()).expect("qemu reads");
     }
 
-    /// Runs a command of qemu's monitor that must succeed, and returns what it says.
+    /// Runs a command of qemu's monitor that must succeed, and returns the result.
     pub(crate) fn qmp(&mut self, command: &str, arguments: &Value) -> Value {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.qmp.get_mut(), "{request}").expect("qemu reads");
@@ -170,7 +169,7 @@ impl Guest {
         }
     }
 
-    /// Waits for an event, unless it has come and was not waited for yet, and returns what it says.
+    /// Waits for an event, or takes one that arrived earlier, and returns its data.
     pub(crate) fn wait_for_event(&mut self, name: &str) -> Value {
         let mut at = 0;
         loop {
@@ -185,7 +184,7 @@ impl Guest {
         }
     }
 
-    /// Whether an event has come and was not waited for.
+    /// Returns whether an event has arrived and was not taken yet.
     pub(crate) fn has_event(&mut self, name: &str) -> bool {
         self.qmp("query-status", &json!({}));
         self.events.iter().any(|event| event["event"] == name)
@@ -197,14 +196,14 @@ impl Guest {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("'{line}': {error}"))
     }
 
-    /// Waits until the script has ended with status 0 and the guest is off.
+    /// Waits until the script has exited with status 0 and the guest is off.
     pub(crate) fn end(mut self) {
         assert_eq!(self.wait_for("script ended: "), "0", "{}", self.text());
         self.off();
     }
 
-    /// Ends the machine as a loss of power does to the guest. What it asked of its disks before is
-    /// done, and nothing comes after.
+    /// Ends the machine like a power failure for the guest. Disk requests issued before are
+    /// completed, and none follows.
     pub(crate) fn cut(mut self) {
         self.qmp("quit", &json!({}));
         self.off();
@@ -231,7 +230,7 @@ impl Drop for Guest {
 }
 
 impl Console {
-    /// Takes lines until qemu has ended.
+    /// Collects lines until qemu has exited.
     fn fill(&self, mut output: impl BufRead) {
         let mut line = Vec::new();
         while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
@@ -245,7 +244,7 @@ impl Console {
     }
 }
 
-/// An archive of the files that the guest's memory begins with.
+/// Returns an archive of the initial files in the guest's memory.
 fn initramfs(parts: &Path, then: &str, script: &str) -> Vec<u8> {
     let mut archive = Archive::default();
     archive.add("init", 0o100_755, format!("{BEGIN}{then}").as_bytes());
@@ -279,7 +278,8 @@ fn connect(socket: &Path, child: &mut Child) -> BufReader<UnixStream> {
     }
 }
 
-/// A cpio archive as Linux unpacks it: `newc`, with fields of eight hexadecimal digits.
+/// A cpio archive in the format that Linux unpacks: `newc`, with fields of eight hexadecimal
+/// digits.
 #[derive(Default)]
 struct Archive {
     bytes: Vec<u8>,
@@ -290,8 +290,8 @@ impl Archive {
     fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.number += 1;
         let (links, name_bytes, size_bytes) = (1, name.len() as u32 + 1, content.len() as u32);
-        // inode, mode, owner, group, links, time, size, device, device's number (two each), the
-        // name's bytes, no checksum
+        // inode, mode, owner, group, links, time, size, device and rdev (major and minor each),
+        // length of the name, no checksum
         let fields = [self.number, mode, 0, 0, links, 0, size_bytes, 0, 0, 0, 0, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         fields.iter().for_each(|field| self.bytes.extend_from_slice(format!("{field:08x}").as_bytes()));

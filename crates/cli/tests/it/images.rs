@@ -1,4 +1,4 @@
-//! An image's life: packed, listed, shown, checked, extracted; and damaged, which is found.
+//! The life of an image: packed, listed, shown, checked, extracted; and damaged, which is detected.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::{Ended, pagefold, run_to_fail, send};
 
-/// Runs `command`, which must succeed, and returns what it wrote to standard output.
+/// Runs `command`, which must succeed, and returns its standard output.
 #[track_caller]
 pub(crate) fn output(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
@@ -111,7 +111,7 @@ fn cat_follows_links_and_takes_no_directories() {
     for path in ["etc/release", "/etc/release", "absolute", "etc/../etc/release/", "usr/lib/release"] {
         assert_eq!(output(pagefold().args(["cat", &format!("{}:{path}", at("image"))])), "some", "{path}");
     }
-    // A slash behind a link stands for the directory that it leads to.
+    // A slash after a link refers to the directory that the link points to.
     symlink("etc", at("tree/link-to-etc")).expect("a link");
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
     let ls = |path: &str| pagefold().args(["ls", &format!("{}:{path}", at("image"))]).output().expect("a start");
@@ -181,7 +181,7 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
     assert!(message.contains("'today', given or in SOURCE_DATE_EPOCH"), "{message}");
 }
 
-/// What would be packed as one file by mistake, or not at all, is refused with advice.
+/// Files that would be packed as one file by mistake, or not at all, are refused with advice.
 #[test]
 fn archives_that_cannot_be_read_are_refused() {
     let folder = TempDir::new().expect("a folder");
@@ -224,13 +224,13 @@ fn an_image_goes_where_it_is_sent() {
         let message = run_to_fail(pagefold().args(["pack", &at("tree"), "-o", &at(wrong)]));
         assert!(message.contains(named) && !message.contains(".pagefold-"), "{message}");
     }
-    // In the tree itself it is not part of what is packed, the second time either.
+    // An image in the tree itself is not packed, not even the second time.
     for _ in 0..2 {
         output(pagefold().args(["pack", &at("tree"), "-o", &at("tree/image")]));
         assert_eq!(output(pagefold().args(["ls", &at("tree/image")])), "text\n");
     }
     fs::remove_file(at("tree/image")).expect("an image");
-    // A link stays a link, a pipe a pipe.
+    // Symbolic links and pipes are preserved.
     fs::create_dir(at("images")).expect("a folder");
     fs::write(at("images/1"), "").expect("a file");
     symlink("images/1", at("latest")).expect("a link");
@@ -242,7 +242,7 @@ fn an_image_goes_where_it_is_sent() {
     let reader = std::thread::spawn(move || fs::read(pipe).expect("an image"));
     output(pagefold().args(["pack", &at("tree"), "-o", &at("pipe")]));
     assert!(reader.join().expect("a reader") == image, "the pipe had something else");
-    // The archive too may come through a pipe.
+    // The archive may come through a pipe too.
     let (pipe, tree) = (at("pipe"), at("tree"));
     let tar = std::thread::spawn(move || output(Command::new("tar").args(["-C", &tree, "-cf", &pipe, "text"])));
     output(pagefold().args(["pack", &at("pipe"), "-o", &at("other")]));
@@ -250,7 +250,7 @@ fn an_image_goes_where_it_is_sent() {
     assert_eq!(output(pagefold().args(["cat", &format!("{}:text", at("other"))])), "text");
 }
 
-/// Nor one that is killed, where files without names can be made.
+/// The same after a kill, where files without names are supported.
 #[test]
 fn a_pack_that_is_ended_leaves_nothing() {
     let folder = TempDir::new().expect("a folder");
@@ -266,7 +266,7 @@ fn a_pack_that_is_ended_leaves_nothing() {
             continue;
         }
         let mut pack = pagefold();
-        // With no other output this writes for longer than the test lasts.
+        // Without further output, this writes for longer than the test lasts.
         pack.arg("pack").arg(at("tree")).arg("-o").arg(at("image")).args(["--codec", "lzma"]);
         let mut pack = Ended(pack.spawn().expect("a start"));
         let fds = format!("/proc/{}/fd", pack.0.id());
@@ -286,7 +286,7 @@ fn a_pack_that_is_ended_leaves_nothing() {
     }
 }
 
-/// As other new files: by the umask; and in place of what was there, whatever that may be done to.
+/// The umask applies, as for other new files, even if the replaced file had another mode.
 #[test]
 fn an_image_has_the_permissions_of_a_new_file() {
     let folder = TempDir::new().expect("a folder");
@@ -301,14 +301,14 @@ fn an_image_has_the_permissions_of_a_new_file() {
     };
     assert_eq!(pack("022", "image"), 0o644);
     assert_eq!(pack("077", "secret"), 0o600);
-    // What was there stays whole for who has it open.
+    // The old file stays intact for programs that have it open.
     fs::write(at("old"), "old").expect("a file");
     fs::set_permissions(at("old"), fs::Permissions::from_mode(0o400)).expect("a mode");
     let mut old = fs::File::open(at("old")).expect("a file");
     assert_eq!(pack("027", "old"), 0o640);
     assert_eq!(io::read_to_string(&mut old).expect("a file"), "old");
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 4, "something was left");
-    // A link that leads nowhere is replaced by the image.
+    // A dangling link is replaced by the image.
     symlink("nowhere", at("link")).expect("a link");
     assert_eq!(pack("022", "link"), 0o644);
     assert!(fs::symlink_metadata(at("link")).expect("an image").is_file());
@@ -328,12 +328,12 @@ fn an_extraction_that_comes_to_its_limit_says_so() {
     output(pagefold().args(["extract", &at("image"), "-C", &at("all"), "--max-size", "100005"]));
 }
 
-/// A file system that is ended with the test.
+/// A file system that is unmounted at the end of the test.
 struct Tmpfs(TempDir);
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // A child that another test is just starting still has the files that this one had open.
+        // A child that another test is just starting still has this one's open files.
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
@@ -360,7 +360,7 @@ fn an_extraction_into_a_full_target_says_so_once() {
     assert!(words.iter().all(|word| message.contains(word)), "{message}");
 }
 
-/// A disk that others use, until this is dropped.
+/// A disk that is in use until this value is dropped.
 struct Loop(String);
 
 impl Drop for Loop {
@@ -404,7 +404,7 @@ fn a_disk_that_is_mounted_is_not_overwritten() {
     assert!(message.contains(&disk.0) && message.contains("No space left"), "{message}");
 }
 
-/// Xattrs of the user's own may be set by who may write to the file.
+/// Users may set user xattrs of files that they may write.
 #[test]
 fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
     const TEST: &str = "a_user_who_is_not_root_gets_the_xattrs_of_read_only_files";
@@ -468,7 +468,7 @@ fn options_that_cannot_be_meant_say_what_is_wrong() {
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image"), "--fragments"]));
 }
 
-/// Threads that the system does not allow are done without, or missed in a message.
+/// If the system refuses threads, the program works without them or reports an error.
 #[test]
 fn threads_that_cannot_be_had_are_no_panic() {
     let folder = TempDir::new().expect("a folder");

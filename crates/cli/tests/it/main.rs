@@ -1,4 +1,4 @@
-//! The `pagefold` program with the real clients of its users.
+//! The `pagefold` program with real, widely used clients.
 
 mod advise;
 mod bases;

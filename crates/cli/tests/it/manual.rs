@@ -1,4 +1,4 @@
-//! What the documentation shows is so.
+//! The examples in the documentation work.
 
 use std::{fs, path::Path, process::Command};
 
@@ -11,13 +11,14 @@ fn page(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).expect("a page")
 }
 
-/// The blocks of a page in this language.
+/// Returns the code blocks of a page in this language.
 fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let start = format!("```{language}\n");
     page.split(start.as_str()).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default()).collect()
 }
 
-/// Each `$ COMMAND` of docs/control.md, one after another in one shell, writes what is below it.
+/// Each `$ COMMAND` in docs/control.md, run one after another in one shell, prints the text below
+/// it.
 #[test]
 fn the_examples_of_the_control_socket_work() {
     let test = "the_examples_of_the_control_socket_work";
@@ -38,7 +39,7 @@ fn the_examples_of_the_control_socket_work() {
     assert_eq!(said, expected);
 }
 
-/// Every command and every error of the program is on the page.
+/// The page lists every command and every error of the program.
 #[test]
 fn the_page_has_all_commands_and_errors() {
     let page = page("control.md");
@@ -62,7 +63,7 @@ fn the_page_has_all_commands_and_errors() {
     }
 }
 
-/// And every figure.
+/// The page lists every figure.
 #[test]
 fn the_page_has_all_figures() {
     let (server, page) = (Server::start(&["--size", "1M"]), page("control.md"));

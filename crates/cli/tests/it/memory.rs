@@ -16,19 +16,19 @@ use serde_json::json;
 use crate::{control::Control, server::Server};
 
 const LIMIT_BYTES: u64 = 64 << 20;
-/// The memory of a process whose server has that limit.
+/// Maximum memory of a process whose server has that limit.
 const PROCESS_BYTES: u64 = LIMIT_BYTES + LIMIT_BYTES * 3 / 100 + (8 << 20);
 
 const DISK_BYTES: u64 = 512 << 20;
 const PAGE_BYTES: usize = 4096;
 
-/// What a reply says when there is no room.
+/// Error number of a reply if there is no room.
 const ENOSPC: u32 = 28;
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 
-/// Numbers that look random and are the same each time.
+/// A reproducible pseudo-random sequence.
 struct Numbers(u64);
 
 impl Numbers {
@@ -43,7 +43,7 @@ impl Numbers {
         self.next() % end
     }
 
-    /// Pages of which half compresses to nothing and half not at all.
+    /// Returns pages, half of which compress to almost nothing and half not at all.
     fn pages(&mut self, len_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes];
         for page in bytes.chunks_mut(PAGE_BYTES) {
@@ -62,8 +62,8 @@ impl Client {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        // Fixed newstyle and no zeros; then the option EXPORT_NAME, which is answered with the size
-        // and flags.
+        // Fixed newstyle and no zeros; then the option EXPORT_NAME, whose reply has the size and
+        // flags.
         let name = [&3_u32.to_be_bytes(), &b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &(export.len() as u32).to_be_bytes()];
         stream.write_all(&[&name.concat(), export.as_bytes()].concat()).expect("an option is sent");
         stream.read_exact(&mut [0; 10]).expect("an export");
@@ -83,8 +83,8 @@ impl Client {
         stream.write_all(&header.concat()).and_then(|()| stream.write_all(payload)).expect("a request is sent");
     }
 
-    /// Whether the request was done; without room it is not. All requests in flight are of `kind`
-    /// and `len_bytes`.
+    /// Returns whether the request succeeded; it fails if there is no room. All requests in flight
+    /// are of `kind` and `len_bytes`.
     fn reply(&self, kind: u16, len_bytes: usize) -> bool {
         let mut stream = &self.0;
         let mut header = [0; 16];
@@ -97,8 +97,8 @@ impl Client {
         error == 0
     }
 
-    /// Has eight requests in flight, of one kind and size, at places that `numbers` chooses below
-    /// `end`. Returns how many were refused.
+    /// Keeps eight requests of one kind and size in flight, at offsets below `end` chosen by
+    /// `numbers`. Returns how many were refused.
     fn burst(&self, numbers: &mut Numbers, kind: u16, len_bytes: usize, end: u64) -> usize {
         const DEPTH: usize = 8;
         let pages = if kind == WRITE { numbers.pages(len_bytes) } else { Vec::new() };
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-/// Runs `work` and looks at the server's memory all the time. Returns the most there was.
+/// Runs `work` and monitors the server's memory. Returns the maximum.
 fn most_bytes(server: &Server, work: impl FnOnce()) -> u64 {
     let (ended, most) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -130,7 +130,7 @@ fn most_bytes(server: &Server, work: impl FnOnce()) -> u64 {
     most.into_inner()
 }
 
-/// So that a test that fails does not look on for ever.
+/// Stops the monitoring even if a test fails.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndOnDrop<'_> {
@@ -156,7 +156,7 @@ fn wait_for(control: &mut Control, figure: &str, expected: u64) {
 #[test]
 fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
     const CLIENTS: u64 = 64;
-    /// What docs/nbd.md says of a connection.
+    /// Memory of a connection according to docs/nbd.md.
     const IDLE_BYTES: u64 = 48 << 10;
     let server = Server::start(&["--memory-limit", "64M", "--size", "512M"]);
     let (start, refused) = (Barrier::new(CLIENTS as usize), AtomicU64::new(0));
@@ -174,7 +174,7 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
                         let count = client.burst(&mut numbers, WRITE, len_bytes, DISK_BYTES);
                         refused.fetch_add(count as u64, Ordering::SeqCst);
                         client.burst(&mut numbers, READ, len_bytes, DISK_BYTES);
-                        // Again and again, what most of the memory is for.
+                        // Repeatedly, with the pattern that uses most of the memory.
                         client.burst(&mut numbers, WRITE, 16 << 10, 48 << 20);
                     }
                     client
@@ -192,7 +192,7 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
     wait_for(&mut control, "client_bytes", 0);
     let stat = control.done(&json!({"command": "stat"}));
     let (spent, process) = (&stat["server"]["figures"]["spent_bytes"], server.anonymous_bytes());
-    // What is kept for clients is not in use now.
+    // The memory reserved for clients is not in use now.
     let spent_bytes = spent.as_u64().expect("a figure");
     assert!(process <= spent_bytes, "the process takes {process} bytes, {spent_bytes} are counted");
 }
@@ -200,7 +200,7 @@ fn many_clients_that_fill_and_overwrite_disks_take_no_more_than_the_limit() {
 #[test]
 fn clients_whose_writes_wait_take_no_more_than_the_limit() {
     const CLIENTS: u64 = 64;
-    /// More than are put aside.
+    /// More than can be set aside.
     const DEPTH: u64 = 200;
     let server = Server::start(&["--memory-limit", "64M", "--size", "2G", "--when-full", "wait"]);
     let mut control = Control::open(&server);
@@ -278,7 +278,7 @@ fn lists_of_many_disks_take_no_memory_while_nobody_reads_them() {
 fn disks_that_come_and_go_leave_no_memory_behind() {
     const DISKS: usize = 200;
     const CLIENTS: usize = 8;
-    // Nobody reads what it writes of each disk.
+    // Nobody reads its messages about each disk.
     let server = Server::start(&["--memory-limit", "64M", "--log", "warn"]);
     let name = |number: usize| format!("disk-{number}");
     let mut control = Control::open(&server);

@@ -1,4 +1,4 @@
-//! Images mounted by FUSE, as the kernel and its users see them.
+//! Images mounted with FUSE, as seen by the kernel and its users.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::server::{Ended, is_ignored, pagefold, run, run_to_fail, send};
 
-/// Whether FUSE can be tried here; else it says why not.
+/// Returns whether FUSE is available; otherwise prints why not.
 fn can_mount(test: &str) -> bool {
     if !Path::new("/dev/fuse").exists() {
         skip_for_good(test, "this kernel has no /dev/fuse");
@@ -36,7 +36,7 @@ fn can_mount(test: &str) -> bool {
     true
 }
 
-/// A folder with a tree, its image, and a directory to mount that on, unmounted when dropped.
+/// A directory with a tree, its image, and a mount point, unmounted when dropped.
 struct Place {
     folder: TempDir,
 }
@@ -70,7 +70,7 @@ impl Place {
         mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == mount))
     }
 
-    /// Mounts in the background, or says why the machine does not let us.
+    /// Mounts in the background, or prints why the machine does not allow it.
     fn mount(&self, test: &str, options: &[&str]) -> bool {
         let output = self.mount_command().args(options).output().expect("the program starts");
         if !output.status.success() {
@@ -83,20 +83,20 @@ impl Place {
         true
     }
 
-    /// A program that another test starts has this one's open files until it is executed: meanwhile
-    /// the mount is busy.
+    /// Until it is executed, a program that another test starts has this one's open files, which
+    /// keep the mount busy.
     fn unmount(&self) {
         let mut command = Command::new("fusermount3");
         command.arg("-u").arg(self.at("mount"));
         until("the mount goes", || command.output().expect("fusermount3 starts").status.success());
     }
 
-    /// Processes that serve this place.
+    /// Returns the number of processes that serve this place.
     fn servers(&self) -> usize {
         self.server_names().len()
     }
 
-    /// What the table of processes calls them, and their first arguments.
+    /// Returns their names in the process table and their first arguments.
     fn server_names(&self) -> Vec<(String, String)> {
         let image = self.at("image");
         let processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
@@ -127,7 +127,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Text that compresses as text does.
+/// Returns text that compresses like text.
 fn text(len: usize, seed: usize) -> Vec<u8> {
     (seed..)
         .flat_map(|n| format!("line {n} of {}\n", n.wrapping_mul(2_654_435_761) % 9973).into_bytes())
@@ -135,7 +135,7 @@ fn text(len: usize, seed: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A tree with one of everything that has a look of its own.
+/// Creates a tree with one file of every kind that needs separate treatment.
 fn everything(root: &Path) {
     for (number, len) in [0, 1, 4095, 4096, 4097, 70_000, 3_000_000].into_iter().enumerate() {
         fs::write(root.join(format!("text-{len}")), text(len, number)).expect("a file");
@@ -165,7 +165,7 @@ fn everything(root: &Path) {
     File::open(root.join("text-0")).expect("a file").set_times(FileTimes::new().set_modified(old)).expect("a time");
     for (name, len) in [("user.note", 5), ("user.long", 3000), ("user.empty", 0)] {
         let value = vec![b'v'; len];
-        // Not every file system has xattrs.
+        // Not every file system supports xattrs.
         let _ = lsetxattr(root.join("text-70000"), name, &value, XattrFlags::empty());
     }
     let _ = lsetxattr(root.join("many"), "user.note", b"shared", XattrFlags::empty());
@@ -178,8 +178,8 @@ fn everything(root: &Path) {
     let _ = lsetxattr(root.join("text-4095"), "system.posix_acl_access", &acl, XattrFlags::empty());
 }
 
-/// All that `lstat`, `readlink`, `listxattr` and `getxattr` say, but for numbers that are the file
-/// system's own.
+/// The results of `lstat`, `readlink`, `listxattr` and `getxattr`, except for numbers that the file
+/// system assigns.
 #[derive(Debug, PartialEq, Eq)]
 struct Facts {
     mode: u32,
@@ -256,7 +256,7 @@ fn a_mounted_image_is_what_was_packed() {
             }
         }
 
-        // Limits of the calls.
+        // Limits of the system calls.
         let long = place.at("mount/text-70000");
         if source[Path::new("text-70000")].xattrs.contains_key(&b"user.long"[..]) {
             assert_eq!(lgetxattr(&long, "user.long", &mut [0; 10]), Err(rustix::io::Errno::RANGE));
@@ -276,7 +276,7 @@ fn a_mounted_image_is_what_was_packed() {
     }
 }
 
-/// Device files and set-id programs have an effect if root says so, and not otherwise.
+/// Device files and set-id programs take effect only if root asks for it.
 #[test]
 fn root_may_have_devices_and_set_id_programs() {
     const TEST: &str = "root_may_have_devices_and_set_id_programs";
@@ -322,7 +322,7 @@ fn root_may_have_devices_and_set_id_programs() {
     }
 }
 
-/// In the background too, which is a second process.
+/// This includes a mount in the background, which is a second process.
 #[test]
 fn an_image_behind_a_header_is_mounted() {
     const TEST: &str = "an_image_behind_a_header_is_mounted";
@@ -343,8 +343,8 @@ fn an_image_behind_a_header_is_mounted() {
     assert!(message.contains("at byte 1501 is not an EROFS image") && !place.is_mounted(), "{message}");
 }
 
-/// More threads than files may be open: the mount works, and does not end after it was said to be
-/// there.
+/// With more threads than files may be open, the mount works and does not end after it was
+/// reported.
 #[test]
 fn threads_beyond_reason_are_not_started() {
     const TEST: &str = "threads_beyond_reason_are_not_started";
@@ -383,7 +383,7 @@ fn threads_read_anywhere_at_once() {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let at = (state >> 33) as usize % content.len();
                     let len = (state >> 20) as usize % buffer.len();
-                    // What is in the page cache would not be asked for again.
+                    // The kernel would not request data that are in the page cache.
                     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advice");
                     let got = file.read_at(&mut buffer[..len], at as u64).expect("data");
                     let end = content.len().min(at + len);
@@ -392,7 +392,7 @@ fn threads_read_anywhere_at_once() {
             });
         }
     });
-    // Open files outlive an unmounting that does not wait.
+    // Open files survive a lazy unmount.
     let mut file = File::open(place.at("mount/file")).expect("the file");
     run(Command::new("fusermount3").arg("-uz").arg(place.at("mount")));
     assert!(!place.is_mounted());
@@ -403,9 +403,9 @@ fn threads_read_anywhere_at_once() {
     until("the process ends with the last user", || place.servers() == 0);
 }
 
-/// A mount in the foreground, killed with this value. Mounts, reads and unmounts as a user whom
-/// nothing is allowed to, in a table of mounts of its own. Elsewhere `/dev/fuse` is for all; where
-/// it is root's, the test gets one that is for all.
+/// Mounts, reads and unmounts as an unprivileged user, in a separate mount namespace. A mount in
+/// the foreground is killed if the script fails. If `/dev/fuse` is not open to all users, the
+/// script creates one that is.
 const AS_A_USER: &str = r#"
 set -e
 cd "$1"
@@ -504,7 +504,7 @@ fn signals_unmount() {
     }
 }
 
-/// The process of a mount that is gone does not touch what took its place.
+/// The process of a mount that is gone does not touch the one that replaced it.
 #[test]
 fn a_mount_can_follow_another_at_once() {
     const TEST: &str = "a_mount_can_follow_another_at_once";
@@ -574,7 +574,7 @@ fn damage_is_an_error_of_one_file_and_a_line_in_the_log() {
     place.unmount();
 }
 
-/// Names and inodes that lie, behind a mount: every walk ends, and the mount lives on.
+/// Corrupt names and inodes behind a mount: every walk ends, and the mount survives.
 #[test]
 fn hostile_metadata_neither_hangs_nor_kills_the_mount() {
     const TEST: &str = "hostile_metadata_neither_hangs_nor_kills_the_mount";
@@ -593,7 +593,7 @@ fn hostile_metadata_neither_hangs_nor_kills_the_mount() {
         let mut image = sound.clone();
         for _ in 0..4 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // Metadata lies behind the data; the superblock and its checksum are left alone.
+            // Metadata follow the data; the superblock and its checksum are left alone.
             let at = 1300 + (state >> 33) as usize % (image.len() - 1300);
             image[at] ^= 1 << (state >> 60 & 7);
         }
@@ -609,7 +609,7 @@ fn hostile_metadata_neither_hangs_nor_kills_the_mount() {
     }
 }
 
-/// Looks at everything below a directory as far as it goes.
+/// Reads everything below a directory as far as possible.
 fn walk(path: &Path, depth: usize) {
     let Ok(names) = fs::read_dir(path) else { return };
     for entry in names.map_while(Result::ok).take(100) {

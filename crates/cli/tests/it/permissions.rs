@@ -1,4 +1,4 @@
-//! What `extract` makes of modes.
+//! The modes of extracted files.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run};
 
-/// The permissions and owners of what is below a directory, and its own, by path.
+/// Returns the permissions and owners of a directory and everything below it, by path.
 fn modes(root: &Path) -> BTreeMap<String, (u32, u32)> {
     let mut found = BTreeMap::new();
     let mut todo = vec![root.to_owned()];
@@ -29,7 +29,7 @@ fn modes(root: &Path) -> BTreeMap<String, (u32, u32)> {
     found
 }
 
-/// A tree with all kinds of modes, of which some are another user's if root makes it.
+/// Creates a tree with all kinds of modes. If root creates it, some files belong to another user.
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("a/b")).expect("a folder");
     for (name, mode) in [
@@ -58,7 +58,7 @@ fn fill(root: &Path) {
     }
 }
 
-/// Runs a shell line with an umask.
+/// Runs a shell command with a umask.
 fn shell(umask: &str, words: &[&str]) {
     run(Command::new("sh").args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]).args(words));
 }
@@ -96,7 +96,7 @@ fn modes_are_restored_or_those_that_tar_would_give() {
     }
 }
 
-/// An ACL in the image or of the target gives nobody more than the umask leaves.
+/// ACLs, in the image or of the target, grant nobody more than the umask allows.
 #[test]
 fn acls_and_capabilities_bring_no_rights_back() {
     const TEST: &str = "acls_and_capabilities_bring_no_rights_back";

@@ -31,7 +31,7 @@ fn a_second_server_is_refused_while_the_first_lives() {
         assert!(message.contains(words), "{message}");
     }
     assert_eq!(server.figure("", "size_bytes"), 1 << 20);
-    // Another directory, but an address that the first has.
+    // Another directory, but an address that the first server uses.
     let other = TempDir::new().expect("a folder");
     for (option, socket) in [("--unix", server.socket()), ("--control", server.control())] {
         let socket = socket.to_str().expect("a plain path").to_owned();
@@ -54,7 +54,7 @@ fn a_server_that_was_killed_leaves_its_place_to_the_next() {
         wait(&mut child.0);
         assert!(folder.path().join("nbd.sock").exists(), "a killed server removes nothing");
     }
-    // And sockets that something else left.
+    // And sockets left over from something else.
     let other = TempDir::new().expect("a folder");
     for name in ["nbd.sock", "control.sock"] {
         drop(UnixListener::bind(other.path().join(name)).expect("a socket"));
@@ -111,8 +111,8 @@ fn a_place_of_others_is_refused() {
     assert!(message.contains("belongs to user 65534"), "{message}");
 }
 
-/// A user has a directory by default; root's is `/run/pagefold`, where a server of this machine may
-/// be.
+/// A user has a default directory. Root's is `/run/pagefold`, where a server of this machine may be
+/// running.
 #[test]
 fn every_command_finds_a_users_server() {
     let test = "every_command_finds_a_users_server";
@@ -122,7 +122,7 @@ fn every_command_finds_a_users_server() {
     let runtime = folder.path().join("runtime");
     fs::create_dir(&runtime).expect("a folder");
     if geteuid().is_root() {
-        // Where the program was built may be closed to others.
+        // The build directory may be inaccessible to others.
         copy_program(env!("CARGO_BIN_EXE_pagefold"), &program);
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
         std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("another owner");

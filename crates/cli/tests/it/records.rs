@@ -1,4 +1,4 @@
-//! What `--json` prints about images.
+//! The output of `--json` about images.
 
 use std::{
     ffi::OsStr,
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run, run_to_fail};
 
-/// The objects that a command prints, which must succeed.
+/// Returns the objects that a command prints, which must succeed.
 fn records(command: &mut Command) -> Vec<Value> {
     run(command).lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
 }
@@ -78,7 +78,7 @@ fn ls_and_info_tell_all_of_a_file() {
     assert_eq!((&find("/d/same")["nid"], keys(text).contains(&"target")), (&text["nid"], false));
     assert_eq!((&find("/d/link")["type"], &find("/d/link")["target"]), (&json!("symlink"), &json!("text")));
     assert_eq!(find("/d/gr\u{fc}n \"\n")["size"], 0);
-    // Names and targets that are not text keep their bytes.
+    // Names and targets that are not UTF-8 keep their bytes.
     assert_eq!(find("/d/other")["target_base64"], "/29kZA==");
     let odd = all.iter().find(|record| record["path_base64"] == "L2Qv/29kZA==").expect("a record");
     assert!(!keys(odd).contains(&"path") && odd["size"] == 3, "{odd}");
@@ -162,12 +162,12 @@ fn check_prints_problems_and_then_the_verdict() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(said, format!("pagefold: {}: 1 problem\n", at("damaged")));
     }
-    // That nobody reads what is wrong makes nothing right.
+    // A reader that goes away does not hide the problems.
     let (reader, closed) = std::io::pipe().expect("a pipe");
     drop(reader);
     let output = pagefold().args(["check", "--json", &at("damaged")]).stdout(closed).output().expect("a start");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    // What is no image has no verdict.
+    // A file that is not an image has no verdict.
     let message = run_to_fail(pagefold().args(["check", "--json", &at("tree/etc/text")]));
     assert!(message.contains("is not an EROFS image"), "{message}");
 }

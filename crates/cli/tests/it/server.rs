@@ -1,4 +1,4 @@
-//! A `pagefold serve` that a test starts and ends.
+//! A `pagefold serve` that a test starts and stops.
 
 use std::{
     fs,
@@ -14,36 +14,36 @@ use pagefold_testing::skip_for_good;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// The program under test.
+/// Returns a command that runs the program under test.
 pub(crate) fn pagefold() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pagefold"))
 }
 
-/// The program under test under a shell's `ulimit LIMIT`.
+/// Returns a command that runs the program under test with a shell's `ulimit LIMIT`.
 pub(crate) fn under(limit: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(env!("CARGO_BIN_EXE_pagefold"));
     command
 }
 
-/// A running server, killed with this value unless it was ended before.
+/// A running server, killed when this value is dropped, unless it was stopped before.
 pub(crate) struct Server {
     child: Child,
     folder: TempDir,
 }
 
 impl Server {
-    /// Starts `pagefold serve ARGS` in a directory of its own and waits until it listens.
+    /// Starts `pagefold serve ARGS` in a new directory and waits until it listens.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(pagefold(), args)
     }
 
-    /// The same under a shell's `ulimit LIMIT`.
+    /// The same with a shell's `ulimit LIMIT`.
     pub(crate) fn start_under(limit: &str, args: &[&str]) -> Self {
         Self::start_with(under(limit), args)
     }
 
-    /// The same with a control socket that is not in the directory.
+    /// The same with a control socket outside the directory.
     pub(crate) fn start_at(args: &[&str], control: &str) -> Self {
         Self::start_until(pagefold(), args, Some(control.into()))
     }
@@ -62,7 +62,8 @@ impl Server {
         server
     }
 
-    /// Starts another in the same directory, once this one has ended, and returns how that was.
+    /// Waits until this server has exited, starts another in the same directory, and returns the
+    /// exit status of the first.
     pub(crate) fn start_again(&mut self, args: &[&str]) -> ExitStatus {
         let ended = self.wait();
         let mut command = pagefold();
@@ -72,7 +73,7 @@ impl Server {
         ended
     }
 
-    /// Ends the server as nobody can prepare for.
+    /// Kills the server without warning.
     pub(crate) fn kill(&self) {
         send(Signal::KILL, &self.child);
     }
@@ -85,29 +86,29 @@ impl Server {
         self.folder.path().join("control.sock")
     }
 
-    /// `pagefold ARGS` that asks this server.
+    /// Returns `pagefold ARGS`, directed at this server.
     pub(crate) fn ask(&self, args: &[&str]) -> Command {
         let mut command = pagefold();
         command.args(args).arg("--dir").arg(self.folder());
         command
     }
 
-    /// A file of the running server in `/proc`.
+    /// Reads a file of the running server in `/proc`.
     pub(crate) fn proc(&self, name: &str) -> String {
         fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).expect("a running server")
     }
 
-    /// A folder that goes with the server.
+    /// Returns a directory that is removed with the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The address of an export.
+    /// Returns the URI of an export.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
-    /// The value that `stat --json` gives for a metric of an export.
+    /// Returns the value of an export's metric in `stat --json`.
     pub(crate) fn figure(&self, export: &str, metric: &str) -> u64 {
         let output = run(&mut self.ask(&["stat", "--json", export]));
         let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -115,7 +116,7 @@ impl Server {
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
     }
 
-    /// The value that `stat --json` gives for a metric of the whole server.
+    /// Returns the value of the server's metric in `stat --json`.
     pub(crate) fn total(&self, metric: &str) -> u64 {
         let output = run(&mut self.ask(&["stat", "--json"]));
         let lines = output.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -123,14 +124,14 @@ impl Server {
         found.next().unwrap_or_else(|| panic!("no {metric} in {output}"))["value"].as_u64().expect("a number")
     }
 
-    /// The memory that the process has, without what belongs to files.
+    /// Returns the process's memory that does not belong to files.
     pub(crate) fn anonymous_bytes(&self) -> u64 {
         let status = self.proc("status");
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux 4.5 or later");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
-    /// Sends a signal and returns how the server ended, and what it wrote to standard error.
+    /// Sends a signal; returns the server's exit status and standard error.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         send(signal, &self.child);
         let status = self.wait();
@@ -138,7 +139,7 @@ impl Server {
         (status, self.messages())
     }
 
-    /// Waits until the server has ended.
+    /// Waits until the server has exited.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         wait(&mut self.child)
     }
@@ -159,7 +160,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until `child` listens on a socket: the file is there a moment before.
+/// Waits until `child` accepts connections on a socket, whose file appears a moment before.
 pub(crate) fn connects(socket: &Path, child: &mut Child) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while UnixStream::connect(socket).is_err() {
@@ -175,7 +176,7 @@ pub(crate) fn connects(socket: &Path, child: &mut Child) {
     }
 }
 
-/// Waits for a child that has to end.
+/// Waits for a child that must exit.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -187,8 +188,8 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// A child that ends with this value: one that outlived a test that failed would hold the output of
-/// all tests open.
+/// A child that is killed when this value is dropped: if it survived a failed test, it would hold
+/// the output of all tests open.
 pub(crate) struct Ended(pub(crate) Child);
 
 impl Drop for Ended {
@@ -198,8 +199,8 @@ impl Drop for Ended {
     }
 }
 
-/// Whether a child would ignore the signal, as this process does: a shell has that so for SIGINT in
-/// what it starts with `&`.
+/// Returns whether a child would ignore the signal because this process does. A shell ignores
+/// SIGINT in programs that it starts with `&`.
 pub(crate) fn is_ignored(test: &str, signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("a process's status");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("what it ignores");
@@ -211,8 +212,8 @@ pub(crate) fn is_ignored(test: &str, signal: Signal) -> bool {
     is_ignored
 }
 
-/// Sends a signal to a child that was not waited for yet. `kill` is a program that a small Debian
-/// does not have.
+/// Sends a signal to a child that has not been waited for. The program `kill` is missing on a small
+/// Debian.
 pub(crate) fn send(signal: Signal, child: &Child) {
     kill_process(Pid::from_child(child), signal).expect("the child is there");
 }
@@ -224,7 +225,7 @@ pub(crate) fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with a message of one line, and returns that line.
+/// Runs a command that must fail with a one-line message, and returns that line.
 pub(crate) fn run_to_fail(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(!output.status.success(), "{command:?} succeeded\n{}", all_text(&output));
@@ -235,7 +236,7 @@ fn all_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Writes `mib` MiB of this machine's own program text, with holes and noise between, to a file.
+/// Writes `mib` MiB of this machine's program code to a file, interspersed with holes and noise.
 pub(crate) fn make_image(path: &Path, mib: usize) {
     let source = fs::read(env!("CARGO_BIN_EXE_pagefold")).expect("the program under test");
     let mut image = vec![0; mib << 20];

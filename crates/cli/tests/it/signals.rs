@@ -1,4 +1,4 @@
-//! Ending a server.
+//! Stopping a server.
 
 use std::{
     fs,
@@ -29,8 +29,7 @@ fn sigterm_and_sigint_end_it_cleanly() {
     }
 }
 
-/// A client in the middle of its work neither stops the server from ending nor loses an answered
-/// write.
+/// A busy client neither keeps the server from stopping nor loses an acknowledged write.
 #[test]
 fn it_ends_while_clients_work() {
     let Some([fio]) = programs("it_ends_while_clients_work", ["fio"]) else { return };
@@ -43,7 +42,7 @@ fn it_ends_while_clients_work() {
         .stderr(Stdio::null())
         .spawn()
         .expect("fio starts");
-    // fio's nbd engine does not always notice that the server has gone.
+    // fio's nbd engine does not always notice that the server has exited.
     let _client = Ended(client);
     while server.figure("", "orig_data_size") == 0 {
         thread::sleep(Duration::from_millis(20));
@@ -52,7 +51,7 @@ fn it_ends_while_clients_work() {
     assert!(status.success(), "{status}");
 }
 
-/// `nohup` has the hangup ignored, and so it stays.
+/// `nohup` makes the program ignore SIGHUP, which must remain ignored.
 #[test]
 fn a_signal_that_is_to_be_ignored_is() {
     let folder = tempfile::TempDir::new().expect("a folder");
@@ -74,8 +73,8 @@ fn a_signal_that_is_to_be_ignored_is() {
     assert!(server.0.wait().expect("a child").success());
 }
 
-/// Its clients get errors and nothing of them hangs. The next server in the directory has what
-/// files hold: forks are gone.
+/// Its clients get errors, and none of them hangs. The next server in the directory can serve the
+/// same files; forks are lost.
 #[test]
 fn a_server_that_is_killed_leaves_its_bases() {
     const FORKS: usize = 2;
@@ -90,7 +89,7 @@ fn a_server_that_is_killed_leaves_its_bases() {
     let names: Vec<String> = (0..FORKS).map(|number| format!("job-{number}")).collect();
     run(server.ask(&["fork", "root", "copied"]).args(&names));
     let quiet = |command: &mut Command| Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it"));
-    // Each writes, and reads, far more than there is time for.
+    // Each writes and reads far more than there is time for.
     let mut clients: Vec<Ended> = Vec::new();
     for name in &names {
         for what in [&["-w", "--flush-interval=100", "-d", "16"][..], &["-d", "16"]] {
@@ -116,7 +115,7 @@ fn a_server_that_is_killed_leaves_its_bases() {
     for client in &mut clients {
         assert!(!wait(&mut client.0).success());
     }
-    // It may have ended already.
+    // It may have exited already.
     let _ = input.write_all(&other[16 << 20..]);
     drop(input);
     assert!(!wait(&mut copy.0).success());

@@ -1,5 +1,4 @@
-//! What `pagefold pack` makes images of: several sources, compressed archives, files that cannot be
-//! read.
+//! Sources of `pagefold pack`: several sources, compressed archives, unreadable files.
 
 use std::{
     fs::{self, File},
@@ -13,8 +12,7 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run_to_fail};
 
-/// Runs `command`, which must succeed, and returns what it wrote to standard output and to standard
-/// error.
+/// Runs `command`, which must succeed, and returns its standard output and standard error.
 #[track_caller]
 fn done(command: &mut Command) -> (String, String) {
     let output = command.output().expect("the program starts");
@@ -40,7 +38,7 @@ impl Folder {
         fs::write(path, content).expect("a file");
     }
 
-    /// An archive of what is in a directory.
+    /// Creates an archive of a directory's content.
     fn tar(&self, name: &str) -> String {
         let archive = self.at(&format!("{name}.tar"));
         done(Command::new("tar").args(["--sort=name", "-C", &self.at(name), "-cf", &archive, "."]));
@@ -53,7 +51,7 @@ impl Folder {
         pack
     }
 
-    /// The paths in an image.
+    /// Returns the paths in an image.
     fn list(&self, image: &str) -> String {
         let (list, _) = done(pagefold().args(["ls", "-R", &self.at(image)]));
         let mut paths: Vec<_> = list.lines().collect();
@@ -80,9 +78,9 @@ fn compressed_archives_are_read() {
             done(&mut command);
         };
         compress(&archive, &at(name));
-        // As layers are named by their sums.
+        // Layers are named by their checksums.
         fs::copy(at(name), at("0123456789abcdef")).expect("a copy");
-        // Two halves, compressed one by one.
+        // Two parts, compressed separately.
         let whole = fs::read(&archive).expect("an archive");
         let (front, back) = whole.split_at(whole.len() / 3);
         let _ = fs::remove_file(at("two.tar.any"));
@@ -103,7 +101,7 @@ fn compressed_archives_are_read() {
             assert_eq!(output.status.code(), Some(1), "{name}: {said}");
             assert!(said.contains("cut.tar.any is damaged or truncated"), "{name}: {said}");
         }
-        // What is no archive is one file.
+        // A compressed file that is not an archive becomes a single file.
         compress(&at("tree/text"), &at("text.compressed"));
         done(&mut folder.pack(&[&at("text.compressed")]));
         assert_eq!(folder.list("image"), "text.compressed");
@@ -132,7 +130,7 @@ fn sources_are_laid_over_each_other() {
     assert_eq!(done(pagefold().args(["cat", &(at("image") + ":etc/two")])).0, "of the app");
     done(folder.pack(&["-", &at("config")]).stdin(File::open(&base).expect("an archive")));
     assert_eq!(folder.list("image"), "etc etc/local etc/one etc/two opt opt/old");
-    // A layer keeps what it deletes.
+    // A layer keeps the entries that mark deletions.
     let (_, said) = done(&mut folder.pack(&["--layer", &app]));
     assert!(!said.contains("warning"), "{said}");
     assert_eq!(folder.list("image"), "etc etc/one etc/two opt");
@@ -141,7 +139,7 @@ fn sources_are_laid_over_each_other() {
     assert!(whiteouts.len() == 2 && whiteouts.iter().all(|line| line.contains(" 0,0 ")), "{list}");
     done(&mut folder.pack(&["--layer", &app, &at("config")]));
     assert_eq!(folder.list("image"), "etc etc/local etc/one etc/two opt");
-    // One archive alone is packed as it is.
+    // A single archive is packed as it is.
     let (_, said) = done(&mut folder.pack(&[&app]));
     assert_eq!(folder.list("image"), ".wh.opt etc etc/.wh.one etc/two");
     assert!(said.contains("warning: 2 whiteouts kept as plain files; --layer"), "{said}");
@@ -158,7 +156,7 @@ fn sources_are_laid_over_each_other() {
     assert!(message.contains("is not a directory or a tar archive"), "{message}");
 }
 
-/// With status 1, the archive and the member.
+/// The exit status is 1, and the message names the archive and the member.
 #[test]
 fn members_that_cannot_be_packed_are_named() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! How a server starts and ends beside other programs: a command of its own, its parent, a service
-//! manager.
+//! Starting and stopping a server together with other programs: its own command, its parent, a
+//! service manager.
 
 use std::{
     fs,
@@ -44,18 +44,18 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
     let Some(own) = own.lines().find(|line| line.starts_with("THP_enabled:")) else {
         return skip_for_good("a_server_has_no_huge_pages_and_its_command_may", "this kernel has none");
     };
-    // The server allows them while it starts the command.
+    // The server allows huge pages while it starts the command.
     let script = "for look in $(seq 500); do grep -q 'THP_enabled:.0' /proc/$PPID/status && break; sleep 0.01; done; \
                   grep -h THP_enabled /proc/self/status /proc/$PPID/status";
     let output = pagefold().args(["serve", "--size", "1M", "--run", script]).output().expect("a start");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{own}\nTHP_enabled:\t0\n"), "{output:?}");
 }
 
-/// What is said when nobody reads standard error is lost, and the server goes on.
+/// If nobody reads standard error, messages are lost and the server continues.
 #[test]
 fn a_server_whose_messages_nobody_reads_goes_on() {
     let server = Server::start(&[]);
-    // More than a pipe holds.
+    // More than fits into a pipe.
     let name = "n".repeat(1500);
     for _ in 0..40 {
         run(&mut server.ask(&["add", &name, "--size", "1M"]));
@@ -65,7 +65,7 @@ fn a_server_whose_messages_nobody_reads_goes_on() {
     assert!(status.success() && said.len() > 32 << 10, "{status} {}", said.len());
 }
 
-/// Servers that run commands have a directory each, which goes with them.
+/// Servers that run commands have separate directories, which are removed when they exit.
 #[test]
 fn commands_run_side_by_side_and_leave_nothing() {
     let folder = TempDir::new().expect("a folder");
@@ -114,7 +114,7 @@ fn it_ends_with_its_parent() {
     send(Signal::KILL, &parent.0);
     parent.0.wait().expect("a child");
     let deadline = Instant::now() + Duration::from_secs(60);
-    // It removes its sockets, as at any orderly end.
+    // It removes its sockets, as after any orderly stop.
     while socket.exists() {
         if Instant::now() > deadline {
             let _ = kill_process(Pid::from_raw(server).expect("a process"), Signal::KILL);
@@ -169,7 +169,7 @@ fn the_journal_gets_priorities() {
     let text = fs::read_to_string(&log).expect("a log");
     assert!(text.contains("<6>listening on ") && text.contains("<4>9000000 connections may take"), "{text}");
     assert!(text.lines().all(|line| line.starts_with('<')), "{text}");
-    // A stream that is not the journal's gets none.
+    // A stream that is not the journal's gets no priorities.
     let output = pagefold().args(["serve", "--run", "true"]).env("JOURNAL_STREAM", "1:2").output().expect("a start");
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("pagefold: listening"), "{output:?}");
 }

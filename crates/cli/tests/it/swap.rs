@@ -1,4 +1,4 @@
-//! A server whose disks are swapped to has its memory in RAM.
+//! A server whose disks are used for swap keeps its memory in RAM.
 
 use std::process::Command;
 
@@ -14,13 +14,13 @@ use crate::{
     server::{Server, make_image, pagefold, run},
 };
 
-/// A line's number of KiB in bytes.
+/// Returns the value of a line in KiB, converted to bytes.
 fn bytes_of(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
     value.trim().strip_suffix(" kB").expect("a unit").parse::<u64>().expect("a number") << 10
 }
 
-/// The mappings that have memory of their own and are not locked.
+/// Returns the mappings that have private memory and are not locked.
 fn not_locked(smaps: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let (mut mapping, mut has_memory) = ("", false);
@@ -55,7 +55,7 @@ fn all_memory_is_locked_and_comes_and_goes_with_use() {
     let server = Server::start(&["--swap", "--size", "64M"]);
     let locked_bytes = || bytes_of(&server.proc("smaps_rollup"), "Locked:");
     let before_bytes = server.anonymous_bytes();
-    // What is reserved counts as locked. No memory came with it.
+    // Reserved address space counts as locked, but it uses no memory.
     let reserved_bytes = bytes_of(&server.proc("status"), "VmLck:");
     assert!(reserved_bytes > 1 << 30 && before_bytes < 8 << 20, "{reserved_bytes} {before_bytes}");
 
@@ -66,8 +66,8 @@ fn all_memory_is_locked_and_comes_and_goes_with_use() {
     assert!(stored_bytes > 16 << 20, "{stored_bytes}");
     let held_bytes = server.anonymous_bytes();
     assert!(held_bytes >= before_bytes + stored_bytes, "{held_bytes} after {before_bytes}");
-    // Each process that runs the same program takes its part of the program's pages from this
-    // figure. The objects belong to the server alone.
+    // This figure counts program pages proportionally for each process that runs the same program.
+    // The objects belong only to the server.
     assert!(locked_bytes() >= stored_bytes, "{} of {stored_bytes}", locked_bytes());
     assert_eq!(not_locked(&server.proc("smaps")), [""; 0]);
 
@@ -95,7 +95,7 @@ fn without_the_right_to_lock_memory_there_is_no_server() {
     assert!(said.lines().count() == 1, "{said}");
 }
 
-/// A command that a server starts would have to give up what the server was given.
+/// A command started by the server would inherit its protection and would have to give it up.
 #[test]
 fn a_swap_server_runs_no_command() {
     let output = pagefold().args(["serve", "--swap", "--run", "true"]).output().expect("it runs");

@@ -28,8 +28,8 @@ fn waits(server: &Server) -> bool {
     server.total("waiting_requests") > 0
 }
 
-/// A server whose disk `a` cannot hold the image in its folder, and nbdcopy that waits to write it
-/// there.
+/// Starts a server whose disk `a` cannot hold the image in its directory, and an nbdcopy that waits
+/// while it writes the image there.
 fn start(nbdcopy: &std::path::Path) -> (Server, Ended) {
     let server = Server::start(&["--memory-limit", "8M", "--when-full", "wait", "--export", "name=a,size=32M"]);
     let image = server.folder().join("image");
@@ -44,7 +44,7 @@ fn a_client_goes_on_when_the_limit_is_raised() {
     let Some([nbdcopy]) = programs("a_client_goes_on_when_the_limit_is_raised", ["nbdcopy"]) else { return };
     let (server, mut copy) = start(&nbdcopy);
     assert!(run(&mut server.ask(&["stat"])).contains("for room within the limit"));
-    // Long enough for the line about it.
+    // Long enough for the log line about it.
     thread::sleep(Duration::from_millis(2500));
     assert!(copy.0.try_wait().expect("a child").is_none(), "nbdcopy did not wait");
     run(&mut server.ask(&["limit", "none"]));
@@ -110,7 +110,7 @@ echo \"errors: $(dmesg | grep -c 'I/O error')\"
 read until_the_test_has_looked
 ";
 
-/// Fills a file system, and reads all of the disk once it is not mounted any more.
+/// Fills a file system, unmounts it, and reads the whole disk.
 const FILL_FILES: &str = "
 set -e
 dd if=/dev/urandom of=/tmp/data bs=1M count=12 2>/dev/null
@@ -130,7 +130,7 @@ echo \"errors: $(dmesg | grep -c 'I/O error')\"
 read until_the_test_has_looked
 ";
 
-/// What the guest has read is what lies at the beginning of the server's disk.
+/// What the guest has read is stored at the beginning of the server's disk.
 fn assert_stored(server: &Server, len: &str, sum: &str) {
     let Some([nbdcopy]) = programs("comparing what a guest wrote", ["nbdcopy"]) else { return };
     let command = "\"$0\" \"$1\" - | head -c \"$2\" | sha256sum";
@@ -138,7 +138,7 @@ fn assert_stored(server: &Server, len: &str, sum: &str) {
     assert_eq!(found.trim(), sum);
 }
 
-/// The machine stops at the limit, and goes on when that was raised: `werror=enospc` is qemu's
+/// The machine stops at the limit and can continue once it was raised. `werror=enospc` is qemu's
 /// default.
 #[test]
 fn a_guest_that_was_stopped_at_the_limit_goes_on() {
@@ -161,7 +161,7 @@ fn a_guest_that_was_stopped_at_the_limit_goes_on() {
     guest.end();
 }
 
-/// With `werror=report` the guest sees that its disk failed, and nothing stops.
+/// With `werror=report`, the guest sees that its disk failed, and nothing stops.
 #[test]
 fn a_guest_may_be_told_of_the_limit() {
     let Some(machine) = Machine::find("a_guest_may_be_told_of_the_limit") else { return };
@@ -173,7 +173,7 @@ fn a_guest_may_be_told_of_the_limit() {
     guest.end();
 }
 
-/// The guest notices nothing but the time.
+/// The guest notices only the delay.
 #[test]
 fn a_guest_waits_until_the_limit_is_raised() {
     let Some(machine) = Machine::find("a_guest_waits_until_the_limit_is_raised") else { return };
@@ -196,7 +196,7 @@ fn a_guest_waits_until_the_limit_is_raised() {
     guest.end();
 }
 
-/// What waits does not keep the guest's own discards from making room.
+/// Waiting writes do not keep the guest's own discards from making room.
 #[test]
 fn a_guest_makes_room_for_its_own_writes() {
     let Some(machine) = Machine::find("a_guest_makes_room_for_its_own_writes") else { return };

@@ -1,4 +1,4 @@
-//! Command lines that are wrong: exit status 2, one style of message, and nothing is made.
+//! Invalid command lines: exit status 2, messages in one style, and nothing is created.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run};
 
-/// A command line, its words apart, and what the message names. `@` is a folder with a `tree` and
-/// an `image`.
+/// Command lines, split into words, and what their messages mention. `@` is a directory with a
+/// `tree` and an `image`.
 const WRONG: &[(&[&str], &[&str])] = &[
     (&[], &["which command"]),
     (&["frobnicate"], &["'frobnicate'"]),
@@ -50,7 +50,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "--log", "loud"], &["'loud'", "warn"]),
     (&["serve", "--unix"], &["--unix"]),
     (&["serve", "--run"], &["--run"]),
-    // the others that speak with a server
+    // other commands that connect to a server
     (&["disks", "--dir", "a", "--control", "b"], &["--dir", "--control"]),
     (&["stat", "a", "b"], &["'b'"]),
     (&["stat", "--unix", "a"], &["--unix"]),
@@ -115,7 +115,7 @@ fn wrong_command_lines_are_refused_in_one_style() {
     for (line, names) in WRONG {
         let mut command = pagefold();
         command.args(line.iter().map(|word| word.replace('@', place)));
-        // If a server started after all, it would be here.
+        // A server that started by mistake would be here.
         if line.first() == Some(&"serve") {
             command.args(["--dir", &format!("{place}/new")]);
         }
@@ -137,7 +137,7 @@ fn wrong_command_lines_are_refused_in_one_style() {
     assert!(!fs::exists(folder.path().join("new")).expect("a folder"), "something was made");
 }
 
-/// What the command line asks for can fail: status 1.
+/// A valid command line can still fail: status 1.
 #[test]
 fn what_fails_has_another_exit_status() {
     let folder = TempDir::new().expect("a folder");

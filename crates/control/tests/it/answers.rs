@@ -1,4 +1,4 @@
-//! Any line gets one answer, which has the line's id and says what became of it.
+//! Every line gets one answer, with the line's id and the outcome.
 
 use pagefold_control::{Model, answer, split_snapshot_name};
 use proptest::{collection::vec, prelude::*};
@@ -19,7 +19,7 @@ fn disks(disks: &Model) -> Vec<(String, u64, Option<u64>)> {
         .collect()
 }
 
-/// Fields as programs send them, and as they should not.
+/// Returns valid and invalid field values.
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         4 => "[a-c]".prop_map(Value::from),

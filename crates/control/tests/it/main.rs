@@ -1,4 +1,4 @@
-//! The control protocol: any line, and sockets with all kinds of clients.
+//! The control protocol: arbitrary lines, and sockets with all kinds of clients.
 
 mod answers;
 mod sockets;

@@ -1,4 +1,4 @@
-//! Clients of a socket: ours, slow ones, and too many.
+//! Clients of a socket: our own, slow ones, and too many of them.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const TIME: Duration = Duration::from_secs(20);
 
-/// A server that ends with this value.
+/// A server that stops when this value is dropped.
 struct Running {
     folder: TempDir,
     handle: ServerHandle,
@@ -59,7 +59,7 @@ impl Drop for Running {
     }
 }
 
-/// The default limits, changed.
+/// Returns the default limits after `change`.
 fn limits_with(change: impl FnOnce(&mut Limits)) -> Limits {
     let mut limits = Limits::default();
     change(&mut limits);
@@ -101,7 +101,7 @@ fn lines_that_come_together_are_answered_in_order() {
     thread::scope(|scope| {
         scope.spawn(move || {
             stream.write_all(requests.as_bytes()).expect("requests");
-            // And one without an end.
+            // One more line, without a line end.
             stream.write_all(b"{\"id\":2000,\"command\":\"list\"}").expect("a request");
             stream.shutdown(std::net::Shutdown::Write).expect("an end");
         });
@@ -115,7 +115,7 @@ fn lines_that_come_together_are_answered_in_order() {
 #[test]
 fn a_request_has_a_length_and_a_time() {
     let server = Running::start(limits_with(|limits| limits.request_time = Duration::from_millis(300)));
-    // As long as may be, spaces and all.
+    // The longest valid request, padded with spaces.
     let mut raw = server.raw();
     let mut longest = b"{\"command\":\"list\"}".to_vec();
     longest.resize(MAX_REQUEST_BYTES - 1, b' ');
@@ -123,11 +123,11 @@ fn a_request_has_a_length_and_a_time() {
     raw.get_ref().write_all(&longest).expect("a request");
     assert!(line(&mut raw).contains("result"));
     longest.insert(0, b' ');
-    // It may close before all has come.
+    // The server may close the connection before everything has arrived.
     let _ = raw.get_ref().write_all(&longest);
     assert!(line(&mut raw).contains("too-much"));
-    // Silence between requests costs nothing; within one it ends the connection, also when bytes
-    // trickle.
+    // Silence between requests is allowed. Within a request it ends the connection, even if bytes
+    // trickle in.
     let mut raw = server.raw();
     thread::sleep(Duration::from_millis(600));
     raw.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
@@ -149,7 +149,7 @@ fn one_that_takes_no_answers_is_dropped() {
     let stream = UnixStream::connect(server.path()).expect("a socket");
     stream.set_write_timeout(Some(TIME)).expect("a timeout");
     let start = Instant::now();
-    // Answers fill the socket; then the server reads no more and drops the client.
+    // Once answers fill the socket, the server stops reading and drops the client.
     while (&stream).write_all(&b"{\"command\":\"list\"}\n".repeat(1000)).is_ok() {
         assert!(start.elapsed() < TIME, "it is not dropped");
     }
@@ -163,7 +163,7 @@ fn the_longest_idle_client_gives_way() {
     let mut others: Vec<_> = (0..2).map(|_| server.raw()).collect();
     first.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
     line(&mut first);
-    // The first was busy a moment ago: the second goes.
+    // The first was busy a moment ago, so the second is evicted.
     others.push(server.raw());
     assert_eq!(others.remove(0).read(&mut [0]).expect("an end"), 0);
     for mut raw in others.into_iter().chain([first]) {
@@ -203,7 +203,7 @@ fn a_client_with_an_instant_is_not_idle() {
     let _: DiskRecord = freezer.call(&Command::Add(add)).expect("a disk");
     let freeze = Command::Freeze { name: "a".to_owned() };
     let instant: pagefold_control::Instant = freezer.call(&freeze).expect("an instant");
-    // Others come and go; the one that is closed for them is never that one.
+    // Other clients come and go; the freezer is never evicted for them.
     let others: Vec<_> = (0..3).map(|_| server.client()).collect();
     let runs = Command::FrozenRuns { export: instant.export, offset_bytes: 0 };
     let _: pagefold_control::FrozenRuns = freezer.call(&runs).expect("its runs");

@@ -1,4 +1,4 @@
-//! Sockets that a service manager passes.
+//! Sockets passed by a service manager.
 
 use std::{
     os::{
@@ -14,8 +14,9 @@ use pagefold_serve::{Export, Passed, Server, protocol::command};
 
 use crate::device::Ram;
 
-/// This test binary as a service: it runs the test `name` alone, its first passed descriptor is
-/// `passed`, and `variables` are set by the shell (`$$` is the service's own process).
+/// Returns a command that runs only the test `name` of this test binary, as a service. Its first
+/// passed descriptor is `passed`. The shell sets `variables` (`$$` is the service's own process
+/// id).
 fn service(name: &str, variables: &str, passed: impl Into<OwnedFd>) -> Command {
     let mut command = Command::new("sh");
     command
@@ -31,7 +32,7 @@ fn without_a_passed_socket_there_is_none() {
     assert!(Passed::take().unwrap().is_none());
 }
 
-/// Plays the service in `a_passed_socket_is_served`; by itself it does nothing.
+/// Plays the service in `a_passed_socket_is_served`; does nothing when run on its own.
 #[test]
 fn activated_child() {
     if std::env::var_os("LISTEN_FDS").is_none() {
@@ -42,7 +43,7 @@ fn activated_child() {
     let server = Server::builder().export(export).passed(Passed::take().unwrap().unwrap()).bind().unwrap();
     let handle = server.handle();
     std::thread::spawn(move || {
-        // A flush is the sign to end.
+        // A flush is the signal to stop.
         while device.flushes.load(Ordering::SeqCst) == 0 {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -72,7 +73,7 @@ fn a_passed_socket_is_served_and_stays() {
     assert!(path.exists(), "the socket belongs to the service manager");
 }
 
-/// Says what was passed, for the tests below; by itself it does nothing.
+/// Prints what was passed, for the tests below; does nothing when run on its own.
 #[test]
 fn refused_child() {
     if std::env::var_os("LISTEN_FDS").is_none() {

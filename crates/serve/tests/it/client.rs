@@ -1,4 +1,4 @@
-//! The client that reads, against the server, and against what is none.
+//! The reading client against the server, and against programs that are not NBD servers.
 
 use std::{
     io::{Read, Write},
@@ -29,11 +29,11 @@ fn what_is_read_is_what_the_device_holds() {
         client.read(offset, &mut buf).unwrap();
         assert!(buf == device.bytes.lock().unwrap()[offset as usize..][..len], "{offset} {len}");
     }
-    // A read that the server refuses is an error, and the next one is answered.
+    // A read that the server refuses is an error, and the next one succeeds.
     let error = client.read(5 << 20, &mut [0; 512]).unwrap_err();
     assert!(error.to_string().contains("byte 5242880: server error"), "{error}");
     client.read(0, &mut [0; 512]).unwrap();
-    // Many at once, in any order, and the same again after one of them was refused.
+    // Many at once, in any order, and again after one of them was refused.
     for refused in [false, true, false] {
         let places = (0..300u64).map(|number| (number * 7919 % 1000 * 5000, 1 + number as usize * 31 % 9000));
         let mut bufs: Vec<_> = places.map(|(offset, len)| (offset, vec![0; len])).collect();
@@ -50,7 +50,7 @@ fn what_is_read_is_what_the_device_holds() {
     assert!(error.to_string().contains("does not serve the export 'other'"), "{error}");
 }
 
-/// What a server sends before the client may say anything.
+/// Returns what a server sends first.
 fn greeting() -> Vec<u8> {
     b"NBDMAGICIHAVEOPT\0\x03".to_vec()
 }
@@ -64,7 +64,7 @@ fn export() -> Vec<u8> {
     option_reply(option::GO, reply::INFO, &InfoReply::Export { size_bytes: 4096, flags: 1 }.encode())
 }
 
-/// What a client makes of a server that sends these bytes.
+/// Returns the client's result for a server that sends these bytes.
 fn answered(bytes: &[u8]) -> std::io::Result<()> {
     answered_all(bytes, &mut [(0, &mut [0; 4096])])
 }
@@ -97,11 +97,11 @@ fn bytes_that_are_no_answer_are_errors() {
     .concat();
     answered(&sound).unwrap();
     let start = Instant::now();
-    // Cut anywhere.
+    // Truncated at any position.
     for len in (0..sound.len()).step_by(3).filter(|len| *len < 200 || len % 500 < 3) {
         answered(&sound[..len]).unwrap_err();
     }
-    // Another byte anywhere but where it says nothing: in flags, and in what is read.
+    // A changed byte at any position where it matters: not in flags, nor in the data read.
     let (flags, content) = (16, sound.len() - 4096);
     let size = greeting().len() + 20;
     for at in (0..content).filter(|at| !(flags..flags + 2).contains(at) && !(size + 2..size + 12).contains(at)) {

@@ -45,7 +45,7 @@ fn what_is_written_is_read_with_structured_replies() {
 #[test]
 fn the_largest_request_works() {
     let most = 64 * MIB;
-    // With memory for its pieces, and in the small buffers alone.
+    // With memory for its pieces, and with only the small buffers.
     for memory_bytes in [Limits::default().memory_bytes, 0] {
         let device = Ram::shared(72 << 20);
         let server =
@@ -203,7 +203,7 @@ fn replies_to_requests_that_came_together_come_together() {
             requests.extend([cookie as u8; 4096]);
         }
     }
-    // The reader must not wait for the writer: both directions hold more than a socket's buffer.
+    // The reader must not wait for the writer: both directions carry more than a socket buffers.
     let mut sender = raw.stream.try_clone().unwrap();
     let sent = std::thread::spawn(move || std::io::Write::write_all(&mut sender, &requests).unwrap());
     for cookie in 0..200 {

@@ -1,4 +1,4 @@
-//! What BLOCK_STATUS tells in each context, and in several at once.
+//! The replies of BLOCK_STATUS in each context, and in several at once.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ const PAGE: u64 = 4096;
 
 type Names<'a> = &'a [&'a [u8]];
 
-/// A fork of a disk that has pages 0 to 7. It changed pages 2 and 3, discarded page 5 and wrote
-/// page 100.
+/// Returns a fork of a disk that has pages 0 to 7. The fork has changed pages 2 and 3, discarded
+/// page 5 and written page 100.
 fn fork() -> Arc<RamDisk> {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let disk = RamDisk::new(&pool, 1 << 20).expect("a disk");
@@ -30,7 +30,7 @@ fn fork() -> Arc<RamDisk> {
     Arc::new(fork)
 }
 
-/// The fork's changes in pages.
+/// The fork's extents of unchanged (0) and changed (1) pages.
 const CHANGES: [(u64, u32); 7] = [(2, 0), (2, 1), (1, 0), (1, 1), (94, 0), (1, 1), (155, 0)];
 
 fn negotiated(server: &Running, headers: u32, selected: &[&[u8]]) -> Raw {
@@ -51,7 +51,7 @@ fn negotiated(server: &Running, headers: u32, selected: &[&[u8]]) -> Raw {
     raw
 }
 
-/// The flags, the context and the extents of the next chunk, in pages.
+/// Returns the flags, the context and the extents of the next chunk, in pages.
 fn status(raw: &mut Raw) -> (u16, u32, Vec<(u64, u32)>) {
     let chunk = raw.chunk();
     assert_eq!(chunk.kind, 5, "{chunk:?}");
@@ -127,7 +127,7 @@ fn extended_replies_have_a_chunk_for_each_context() {
     assert_eq!(next(1, 2, 7), CHANGES);
 }
 
-/// However many extents there are, a reply has as many of each context as it has room for.
+/// With any number of extents, a reply has as many of each context as fit.
 #[test]
 fn contexts_share_the_room_of_a_reply() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");

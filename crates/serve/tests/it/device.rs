@@ -10,27 +10,28 @@ use std::{
 
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
 
-/// A vector, with what tests want to watch and to go wrong.
+/// A vector, with counters for tests and ways to make it fail.
 #[derive(Default)]
 pub(crate) struct Ram {
     pub(crate) bytes: Mutex<Vec<u8>>,
-    /// Requests at offset 0 wait for this.
+    /// Requests at offset 0 wait for this gate.
     pub(crate) gate: Gate,
     pub(crate) may_block: bool,
-    /// Where each write began and how long it was.
+    /// Offset and length of each write.
     pub(crate) writes: Mutex<Vec<(u64, usize)>>,
     pub(crate) flushes: AtomicUsize,
     /// Writes fail with NoSpace.
     pub(crate) full: AtomicBool,
-    /// Reads fail as corrupt from this offset on, if it is not 0.
+    /// Reads fail as corrupt from this offset on, unless it is 0.
     pub(crate) corrupt_from: AtomicUsize,
-    /// Reads running at this moment, and the most there were.
+    /// Current number of running reads, and its maximum.
     pub(crate) reads: AtomicUsize,
     pub(crate) most_reads: AtomicUsize,
-    /// Reads that have begun.
+    /// Number of reads that have begun.
     pub(crate) total_reads: AtomicUsize,
     pub(crate) slow_read: Duration,
-    /// Extents of a page each, or as many pages, every other a hole.
+    /// Alternates extents of data and holes, each of `stripe_pages` pages, or one page if that is
+    /// 0.
     pub(crate) striped: bool,
     pub(crate) stripe_pages: u64,
     pub(crate) last_zeroes_keep: AtomicBool,
@@ -79,7 +80,7 @@ impl Ram {
         Arc::new(Self::new(size_bytes))
     }
 
-    /// A device whose requests at offset 0 wait for the gate, which is closed.
+    /// Creates a device whose requests at offset 0 wait for the gate, which is closed.
     pub(crate) fn gated(size_bytes: usize) -> Arc<Self> {
         let ram = Self { may_block: true, ..Self::new(size_bytes) };
         ram.gate.close();
@@ -145,7 +146,7 @@ impl BlockDevice for Ram {
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         if !self.striped {
-            // Two neighbours of one status: the server joins them.
+            // Two adjacent extents with the same status: the server merges them.
             let first = len_bytes.div_ceil(2);
             let extent = |len_bytes| Extent { len_bytes, hole: false, zero: false };
             if each(extent(first)) && len_bytes > first {

@@ -112,10 +112,10 @@ fn what_cannot_be_decoded_is_eio() {
     let mut raw = server.structured();
     raw.request(command::READ, 0, 1, 700_000, 512);
     assert_eq!(raw.structured_read(1, 700_000), Err(EIO));
-    // A large read fails in a later chunk, after good ones.
+    // A large read fails in a later chunk, after valid ones.
     raw.request(command::READ, 0, 2, 0, 1 << 20);
     assert_eq!(raw.structured_read(2, 0), Err(EIO));
-    // The error was the last of it.
+    // The error ended that reply.
     raw.request(command::READ, 0, 5, 0, 8);
     assert_eq!(raw.structured_read(5, 0), Ok(vec![0; 8]));
     let mut raw = server.simple();

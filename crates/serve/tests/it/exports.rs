@@ -1,4 +1,4 @@
-//! Exports that come and go while a server runs.
+//! Exports that are added and removed while a server runs.
 
 use std::{
     sync::Arc,
@@ -43,7 +43,7 @@ fn names(raw: &mut Raw) -> Vec<String> {
     }
 }
 
-/// The size of the export that a client gets by this name.
+/// Returns the size of the export that a client gets under this name.
 fn size(raw: &mut Raw, name: &str) -> Option<u64> {
     raw.option(option::INFO, &info(name.as_bytes(), &[]));
     match raw.option_reply(option::INFO) {
@@ -67,7 +67,7 @@ fn exports_are_added_renamed_and_removed_while_a_server_runs() {
     exports.add(Export::new("b", Ram::shared(512))).unwrap();
     exports.add(Export::new("a", Ram::shared(1024))).unwrap();
     assert_eq!(names(&mut raw), ["b", "a"]);
-    // The empty name is the oldest export, unless one has it.
+    // The empty name refers to the oldest export, unless an export has that name.
     assert_eq!((size(&mut raw, ""), size(&mut raw, "a"), size(&mut raw, "c")), (Some(512), Some(1024), None));
     exports.rename("a", "").unwrap();
     assert_eq!((size(&mut raw, ""), size(&mut raw, "a")), (Some(1024), None));
@@ -125,7 +125,7 @@ fn clients_of_a_removed_export_are_told_and_the_device_goes_with_its_last_reques
     assert_eq!(Arc::strong_count(&device), 2, "the request at work holds the device, and nobody else");
     let mut late = server.greet();
     assert_eq!(size(&mut late, "disk"), None);
-    // Another export under the old name changes nothing for them.
+    // A new export under the old name changes nothing for them.
     exports.add(Export::new("disk", Ram::shared(8192))).unwrap();
     busy.request(command::READ, 0, 2, 4096, 512);
     let (errno, message) = busy.chunk().error();
@@ -181,7 +181,7 @@ fn a_client_that_never_stops_asking_is_left_after_the_grace() {
     assert!(start.elapsed() >= IO / 2);
 }
 
-/// A read of which a part was sent already, and a write of which a part has come, hold up nothing.
+/// Neither a partly sent reply to a read nor a partly received write blocks the removal.
 #[test]
 fn requests_whose_peers_are_slow_do_not_keep_a_removed_device() {
     let device = Ram::shared(33 << 20);

@@ -1,4 +1,4 @@
-//! Extended headers: lengths of 64 bits.
+//! Extended headers: 64-bit lengths.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn request(raw: &mut Raw, kind: u16, flags: u16, cookie: u64, offset: u64, len_b
     raw.send(&Request { flags, kind, cookie, offset, len_bytes }.encode_extended());
 }
 
-/// A chunk of the reply to a request at `offset`.
+/// Reads a chunk of the reply to a request at `offset`.
 fn chunk(raw: &mut Raw, offset: u64) -> Chunk {
     assert_eq!(raw.u32(), 0x6e8a_278c);
     let (flags, kind, cookie) = (raw.u16(), raw.u16(), raw.u64());
@@ -81,7 +81,8 @@ fn everything_is_answered_in_extended_chunks() {
     let server = Running::of(Arc::clone(&device) as _);
     let mut raw = connect(&server);
     let data: Vec<u8> = (0..1 << 20).map(|i: u32| (i / 7) as u8 | 1).collect();
-    // With the flag that the protocol wants, and without, as qemu 10 sends them; small and large.
+    // With the flag that the protocol requires and without it, as qemu 10 sends them; small and
+    // large.
     for (cookie, (flags, len_bytes)) in
         [(command_flag::PAYLOAD_LEN, 4096), (0, 4096), (command_flag::PAYLOAD_LEN, 1 << 20)].into_iter().enumerate()
     {

@@ -9,7 +9,7 @@ use crate::{
     raw::{Raw, Running},
 };
 
-/// Every other stripe is a hole.
+/// Returns a device in which every other stripe is a hole.
 fn striped(size_bytes: usize, stripe_pages: u64) -> Arc<Ram> {
     let device = Ram { striped: true, stripe_pages, ..Ram::new(size_bytes) };
     let stripe_bytes = stripe_pages as usize * 4096;
@@ -20,7 +20,7 @@ fn striped(size_bytes: usize, stripe_pages: u64) -> Arc<Ram> {
     Arc::new(device)
 }
 
-/// Reads a range; returns the data and how many chunks were holes.
+/// Reads a range; returns the data and the number of hole chunks.
 fn read(raw: &mut Raw, flags: u16, offset: u64, len_bytes: u32) -> (Vec<u8>, usize) {
     raw.request(command::READ, flags, 5, offset, len_bytes);
     let (mut data, mut holes) = (vec![0xee; len_bytes as usize], 0);
@@ -49,8 +49,8 @@ fn read(raw: &mut Raw, flags: u16, offset: u64, len_bytes: u32) -> (Vec<u8>, usi
 
 #[test]
 fn holes_that_pay_off_are_sent_as_such_and_all_else_as_data() {
-    // Stripes of 64 KiB: the whole holes, or parts of 32 KiB and more. Stripes of a page: only
-    // alone.
+    // Stripes of 64 KiB: whole holes, or parts of at least 32 KiB. Stripes of one page: only if the
+    // request covers nothing else.
     for (stripe_pages, offset, len_bytes, expected_holes) in [
         (16, 0, 1 << 20, 8),
         (16, 65_536, 4096, 1),

@@ -63,8 +63,8 @@ fn a_large_payload_that_stops_is_dropped() {
 #[test]
 fn a_peer_that_dribbles_a_request_is_dropped() {
     let slow = Arc::new(Ram { may_block: true, ..Ram::new(64 << 10) });
-    // By the leader, by a follower, and with a payload that is dropped because the write is
-    // refused.
+    // Received by the leader, by a follower, and with a payload that is dropped because the write
+    // is refused.
     for (device, offset) in [(Ram::shared(64 << 10), 0), (slow, 4096), (Ram::shared(64 << 10), 1 << 30)] {
         let server = Running::limited(device, quick());
         let mut raw = server.simple();
@@ -125,7 +125,7 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
         raw.stream.set_write_timeout(Some(Duration::from_secs(25))).unwrap();
         let request = Request { flags: 0, kind: command::READ, cookie: 1, offset: 0, len_bytes }.encode();
         let start = Instant::now();
-        // Never reading, until the server gives up.
+        // Never read, until the server drops the connection.
         while std::io::Write::write_all(&mut raw.stream, &request).is_ok() {
             assert!(start.elapsed() < Duration::from_secs(25), "still served");
         }
@@ -160,9 +160,9 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
         assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Two were refused; it was told once.
+    // Two were refused; this was reported once.
     assert!(matches!(told.lock().unwrap()[..], [Refused::Full(3)]));
-    // The one that was refused has stayed, and may choose now.
+    // The refused client stayed connected and may choose now.
     refused.go(b"disk");
 }
 
@@ -191,7 +191,7 @@ fn clients_that_connect_at_the_same_instant_are_all_served() {
             scope.spawn(|| {
                 start.wait();
                 let mut raw = server.greet();
-                // Longer than it takes the others to connect.
+                // Longer than the others take to connect.
                 thread::sleep(Duration::from_millis(10));
                 raw.go(b"disk");
                 raw.request(command::READ, 0, 1, 0, 512);
@@ -223,8 +223,8 @@ fn many_connections_are_served_at_once() {
 #[test]
 fn the_memory_of_a_connection_is_bounded_by_waiting() {
     let device = Arc::new(Ram { slow_read: Duration::from_millis(5), ..Ram::new(4 << 20) });
-    // Nothing beyond the small buffers, then room for one read of 512 KiB at a time besides what
-    // the leader does in those.
+    // Only the small buffers, then room for one read of 512 KiB at a time in addition to what the
+    // leader does in them.
     for (memory_per_connection_bytes, most) in [(0, 1), (600 << 10, 2)] {
         let limits = limits_with(|limits| limits.memory_per_connection_bytes = memory_per_connection_bytes);
         let server = Running::limited(Arc::clone(&device) as _, limits);
@@ -242,13 +242,13 @@ fn the_memory_of_a_connection_is_bounded_by_waiting() {
 
 #[test]
 fn connections_that_spend_the_servers_memory_hold_up_no_other() {
-    // Nothing beyond the small buffers of each connection.
+    // Only the small buffers of each connection.
     let limits = limits_with(|limits| limits.memory_bytes = 0);
     let device = Ram::shared(33 << 20);
     let server = Running::limited(Arc::clone(&device) as _, limits);
     let mut unread: Vec<_> = (0..3).map(|_| server.simple()).collect();
     for raw in &mut unread {
-        // The first is being sent, and its memory is held, because nobody reads it.
+        // The first is being sent, and its memory stays in use, because nobody reads it.
         for cookie in 0..3 {
             raw.request(command::READ, 0, cookie, 1, 20 << 20);
         }

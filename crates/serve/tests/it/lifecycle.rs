@@ -65,7 +65,7 @@ fn stop_answers_what_came_while_the_leader_was_at_work() {
     }
     raw.request(command::READ, 0, 2, 512, 512);
     server.handle.stop();
-    // The server shuts the socket down a moment later; what has come by then stays.
+    // The server shuts the socket down a moment later; data that have arrived by then stay.
     std::thread::sleep(Duration::from_millis(50));
     device.gate.open();
     for cookie in [1, 2] {
@@ -169,7 +169,7 @@ fn a_file_that_is_not_a_socket_is_not_touched() {
 fn a_path_that_cannot_be_is_a_clear_error() {
     let error = bind(std::path::Path::new("/nonexistent/nbd.sock")).unwrap_err();
     assert_eq!(error.to_string(), "cannot listen on /nonexistent/nbd.sock");
-    // The cause is told once: it is the source, and not part of the text.
+    // The cause is the error's source and is not repeated in its text.
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("No such file"), "{cause}");
     let folder = tempfile::TempDir::new().unwrap();

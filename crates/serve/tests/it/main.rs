@@ -1,4 +1,4 @@
-//! The server as its peers see it.
+//! The server as seen by its peers.
 
 mod activation;
 mod client;

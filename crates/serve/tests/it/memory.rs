@@ -1,4 +1,4 @@
-//! What connections take from the server's account.
+//! The memory that connections take from the server's account.
 
 use std::{
     io::Read,
@@ -22,7 +22,7 @@ use crate::{
 
 const CONNECTIONS: u64 = 16;
 
-/// Grants up to a limit and notes the most that was ever taken.
+/// Grants up to a limit and records the peak.
 #[derive(Default)]
 struct Ledger {
     limit_bytes: u64,
@@ -63,7 +63,8 @@ impl Account for Ledger {
     }
 }
 
-/// Sends many large requests at once and reads all replies; what is read is what was written.
+/// Sends many large requests at once and reads all replies; checks that the data read are those
+/// written.
 fn exercise(raw: &mut Raw, number: u8) {
     let bytes = vec![number | 1; 600_000];
     let offset = u64::from(number) * (1 << 20);
@@ -105,7 +106,7 @@ fn an_idle_connection_takes_its_least_and_a_busy_one_gives_back_what_it_takes() 
 
 #[test]
 fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
-    // Nothing, and now and then something.
+    // No memory at all, then room for some buffers.
     for limit_bytes in [0, CONNECTIONS * LEAST_BYTES + (600 << 10)] {
         let account = Ledger::new(limit_bytes);
         let server = start(&account, Limits::default());
@@ -150,7 +151,7 @@ fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     assert!((4..=6).contains(&most_reads), "{most_reads} at a time");
 }
 
-/// Has room for one connection.
+/// An account with room for one connection.
 #[derive(Default)]
 struct ForOne(AtomicU64);
 

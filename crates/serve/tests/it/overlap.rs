@@ -170,8 +170,7 @@ fn mixed_sizes_at_depth_keep_every_reply_whole() {
     sent.join().unwrap();
 }
 
-/// A lost wake-up would leave a connection without a leader, and this test without its last
-/// replies.
+/// A lost wake-up would leave a connection without a leader and this test without its last replies.
 #[test]
 fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
     const ROUNDS: u64 = 40;

@@ -16,7 +16,7 @@ use crate::{
     raw::{contexts, info},
 };
 
-/// A stream in memory: everything that the peer sends is there from the start, then it is gone.
+/// A stream in memory: all that the peer sends is available from the start, then the stream ends.
 #[derive(Default)]
 struct Script {
     input: Mutex<io::Cursor<Vec<u8>>>,
@@ -40,7 +40,7 @@ impl Transport for Script {
     fn shutdown(&self) {}
 }
 
-/// What the server says to a peer that sends `input`.
+/// Returns the server's output for a peer that sends `input`.
 fn serve(input: Vec<u8>) -> Vec<u8> {
     let script = Script { input: Mutex::new(io::Cursor::new(input)), ..Script::default() };
     let output = std::sync::Arc::clone(&script.output);

@@ -1,4 +1,4 @@
-//! A server in this process, and a peer that speaks raw bytes to it.
+//! A server in this process, and a peer that exchanges raw bytes with it.
 
 use std::{
     io::{Read, Write},
@@ -18,14 +18,14 @@ use pagefold_serve::{
 pub(crate) const HANDSHAKE: Duration = Duration::from_millis(400);
 pub(crate) const IO: Duration = Duration::from_millis(400);
 
-/// The default limits, changed.
+/// Returns the default limits after `change`.
 pub(crate) fn limits_with(change: impl FnOnce(&mut Limits)) -> Limits {
     let mut limits = Limits::default();
     change(&mut limits);
     limits
 }
 
-/// Limits with which a test of a timeout is quick.
+/// Returns limits with which a test of a timeout is quick.
 pub(crate) fn quick() -> Limits {
     limits_with(|limits| {
         limits.handshake_timeout = HANDSHAKE;
@@ -69,7 +69,7 @@ impl Running {
         format!("nbd+unix:///?socket={}", self.path.display())
     }
 
-    /// Connected, greeted, nothing negotiated.
+    /// Connects and receives the greeting; nothing has been negotiated.
     pub(crate) fn greet(&self) -> Raw {
         let stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -80,7 +80,7 @@ impl Running {
         raw
     }
 
-    /// In transmission, with structured replies and `base:allocation`.
+    /// Connects for transmission with structured replies and `base:allocation`.
     pub(crate) fn structured(&self) -> Raw {
         let mut raw = self.greet();
         raw.option(option::STRUCTURED_REPLY, b"");
@@ -95,14 +95,14 @@ impl Running {
         raw
     }
 
-    /// In transmission, with simple replies.
+    /// Connects for transmission with simple replies.
     pub(crate) fn simple(&self) -> Raw {
         let mut raw = self.greet();
         raw.go(b"disk");
         raw
     }
 
-    /// The server still serves others.
+    /// Checks that the server still serves others.
     pub(crate) fn assert_alive(&self) {
         let mut raw = self.simple();
         raw.request(0, 0, 77, 4096, 512);
@@ -151,7 +151,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The errno and the message of an error chunk.
+    /// Returns the errno and the message of an error chunk.
     pub(crate) fn error(&self) -> (u32, String) {
         assert_eq!(self.kind, 0x8001, "not an error: {self:?}");
         let length = usize::from(u16::from_be_bytes(self.payload[4..6].try_into().unwrap()));
@@ -160,7 +160,7 @@ impl Chunk {
         (errno, String::from_utf8(self.payload[6..].to_vec()).unwrap())
     }
 
-    /// The descriptors of a block status chunk.
+    /// Returns the descriptors of a block status chunk.
     pub(crate) fn extents(&self) -> Vec<(u32, u32)> {
         assert_eq!(self.kind, 5, "not a block status: {self:?}");
         assert_eq!(self.payload[..4], [0, 0, 0, 1]);
@@ -196,7 +196,7 @@ impl Raw {
         u64::from_be_bytes(self.bytes(8).try_into().unwrap())
     }
 
-    /// The server has closed the connection and said nothing more.
+    /// Checks that the server has closed the connection and sent nothing more.
     pub(crate) fn expect_end(&mut self) {
         match self.stream.read(&mut [0; 64]) {
             Ok(0) => {}
@@ -205,7 +205,7 @@ impl Raw {
         }
     }
 
-    /// As `expect_end`, and it took about as long as the timeout.
+    /// Like `expect_end`, and checks that it took about as long as the timeout.
     pub(crate) fn expect_end_after(&mut self, timeout: Duration) {
         let start = Instant::now();
         self.expect_end();
@@ -244,7 +244,7 @@ impl Raw {
         self.send(&Request { flags, kind, cookie, offset, len_bytes: len_bytes.into() }.encode());
     }
 
-    /// The errno and the cookie.
+    /// Returns the errno and the cookie.
     pub(crate) fn simple_reply(&mut self) -> (u32, u64) {
         assert_eq!(self.u32(), 0x6744_6698);
         (self.u32(), self.u64())
@@ -256,8 +256,8 @@ impl Raw {
         Chunk { flags, kind, cookie, payload: self.bytes(len_bytes as usize) }
     }
 
-    /// All chunks of the one reply that is due: the data of a read from `offset`, or the error that
-    /// ended it.
+    /// Reads all chunks of the one reply that is due. Returns the data of a read from `offset`, or
+    /// the error that ended it.
     pub(crate) fn structured_read(&mut self, cookie: u64, offset: u64) -> Result<Vec<u8>, u32> {
         let mut data = Vec::new();
         loop {

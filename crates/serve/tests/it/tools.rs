@@ -1,4 +1,4 @@
-//! The clients that people use.
+//! Widely used clients.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -11,8 +11,8 @@ use pagefold_serve::{Export, Exports, Server, unix_uri};
 
 use crate::{device::Ram, raw::Running};
 
-/// Whether the test can go on; a tool that is missing is said aloud, or a failure where all must
-/// run.
+/// Returns whether the test can continue. A missing tool is reported, or is a failure where all
+/// tests must run.
 fn has(test: &str, tool: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()));
@@ -131,7 +131,7 @@ fn qemu_img_converts_and_compares() {
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", image, &server.uri()]);
 }
 
-/// How a client ends whose export is removed a moment after it has begun.
+/// Returns the output of a client whose export is removed a moment after it has started.
 fn end_after_removal(tool: &str, args: &[&str], exports: &Exports, device: &Ram) -> Output {
     let child = Command::new(tool).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -169,8 +169,8 @@ fn clients_whose_export_is_removed_report_an_error_and_end() {
     }
 }
 
-/// What a running qemu has to be told when a disk has changed its size: `docs/nbd.md` has the same
-/// three commands.
+/// The commands that a running qemu needs after a disk has changed its size: `docs/nbd.md` has the
+/// same ones.
 #[test]
 fn qemu_sees_a_new_size_on_a_new_connection() {
     if !has("qemu_sees_a_new_size_on_a_new_connection", "qemu-storage-daemon") {

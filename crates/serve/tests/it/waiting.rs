@@ -30,7 +30,7 @@ fn wait_for(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// A device that is full, and a server of it.
+/// A full device and its server.
 struct Full {
     ram: Arc<Ram>,
     waits: Arc<Waits>,
@@ -58,7 +58,7 @@ impl Full {
     }
 }
 
-/// Limits that leave no memory for payloads that wait.
+/// Returns limits that leave no memory for waiting payloads.
 fn no_memory() -> Limits {
     limits_with(|limits| limits.memory_bytes = 0)
 }
@@ -103,8 +103,7 @@ fn reads_and_discards_go_on_while_writes_wait() {
     full.waits_for(0);
 }
 
-/// A request that waits is woken: to find room by looking now and then would take ten times as
-/// long.
+/// A waiting request is woken: finding room by polling would take ten times as long.
 #[test]
 fn a_write_goes_on_as_soon_as_there_is_room() {
     let full = Full::start(Limits::default());
@@ -141,7 +140,7 @@ fn what_cannot_be_put_aside_waits_in_the_connection() {
     }
 }
 
-/// A message's time does not pass while its writer waits for room.
+/// A message's deadline is suspended while its writer waits for room.
 #[test]
 fn a_large_write_without_memory_waits_longer_than_a_message_may_take() {
     let io_timeout = Duration::from_millis(300);
@@ -216,8 +215,8 @@ impl Numbers {
     }
 }
 
-/// Writers of two disks, discards and limits that change, all at random: every request is answered,
-/// none with an error, and each disk holds what was written and not discarded.
+/// Writers of two disks, discards and changing limits, all at random: every request is answered,
+/// none with an error, and each disk has the data that were written and not discarded.
 #[test]
 fn every_waiting_write_ends() {
     const DISK_PAGES: u64 = 1024;
@@ -293,8 +292,8 @@ fn every_waiting_write_ends() {
             while working.load(Ordering::SeqCst) > 0 {
                 let waiting: usize = waits.iter().map(|waits| waits.count()).sum();
                 most_waiting.fetch_max(waiting as u64, Ordering::SeqCst);
-                // All that the disks can hold fits in the largest. A limit below what is stored is
-                // refused.
+                // The largest limit has room for everything that the disks can store. A limit below
+                // what is stored is refused.
                 let spread = if numbers.below(8) == 0 { 16 << 20 } else { 2 << 20 };
                 let _ = pool.set_memory_limit(LEAST_LIMIT + numbers.below(spread));
                 room.signal();

@@ -1,13 +1,14 @@
-//! A qcow2 file (version 3) that is written from front to back. The format is QEMU's
-//! `docs/interop/qcow2.txt`.
+//! A qcow2 file (version 3), written sequentially. QEMU's `docs/interop/qcow2.txt` defines the
+//! format.
 //!
 //! ```text
-//! | header | first table | content, second table | content, second table | ... | reference table | reference counts |
+//! | header | first table | content, second table | content, second table | ...
+//! | reference table | reference counts |
 //! ```
 //!
-//! Each part begins at a cluster of the file. A second table follows the content that it names.
-//! Compressed clusters follow one another byte by byte within clusters of the file. The header is
-//! written last: until then the file is not a qcow2 image.
+//! Each part begins at a cluster boundary of the file. A second table follows the content that it
+//! refers to. Compressed clusters are packed byte by byte into clusters of the file. The header is
+//! written last: until then, the file is not a valid qcow2 image.
 //!
 //! ```text
 //! entry of a second table, bits 63 to 0
@@ -19,70 +20,70 @@
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-/// Bytes of a cluster: what `qemu-img` takes by itself.
+/// Bytes per cluster; the default of `qemu-img`.
 pub(super) const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
 
 const CLUSTER_BITS: u32 = 16;
 
-/// Entries of a table in one cluster.
+/// Entries of a table per cluster.
 const TABLE_ENTRIES: u64 = CLUSTER_BYTES / 8;
 
-/// Reference counts, of 16 bits, in one cluster.
+/// 16-bit reference counts per cluster.
 const COUNTS: usize = CLUSTER_BYTES as usize / 2;
 
-/// Entries of the first table for which QEMU opens an image: 2 PiB.
+/// Maximum number of entries in the first table that QEMU accepts: 2 PiB.
 const MOST_TABLES: u64 = 1 << 22;
 
-/// What the length of a compressed cluster is told in.
+/// Unit of a compressed cluster's length.
 pub(super) const SECTOR_BYTES: u64 = 512;
 const HEADER_BYTES: usize = 104;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 
-/// The longest name of a backing file.
+/// Maximum length of a backing file's name.
 const MOST_NAME_BYTES: usize = 1023;
 
-/// What an entry refers to has a reference count of one.
+/// Set in an entry if its target has a reference count of one.
 const ALONE: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
 
-/// The file below an image, which has what the image says nothing of.
+/// The file below an image, which provides all clusters that the image lacks.
 pub(in crate::freeze) struct Backing<'a> {
     pub(in crate::freeze) path: &'a str,
     pub(in crate::freeze) format: &'a str,
 }
 
-/// What a cluster of the disk is.
+/// The content of a cluster.
 pub(super) enum Cluster {
     Zeros,
-    /// Its bytes.
+    /// Uncompressed data.
     Plain(Vec<u8>),
-    /// Raw DEFLATE with a window of 4 KiB at most, shorter than a cluster.
+    /// Raw DEFLATE with a window of at most 4 KiB, shorter than a cluster.
     Compressed(Vec<u8>),
 }
 
-/// A file that is being written. Clusters are put into it in the order of the disk.
+/// A file that is being written. Clusters are added in the order of the disk.
 pub(super) struct ImageFile<'a> {
     out: &'a File,
     size_bytes: u64,
     backing: Option<Backing<'a>>,
     tables: Vec<u64>,
-    /// The second table at hand.
+    /// The current second table.
     table: Vec<u64>,
     table_number: u64,
-    /// Whether the table says what an image without it would not.
+    /// Whether the table is needed: an image without it would have other content.
     is_needed: bool,
-    /// For each cluster of the file, what refers to it.
+    /// Reference count of each cluster of the file.
     counts: Vec<u16>,
     /// Where the next compressed cluster may begin.
     packed_end: u64,
 }
 
 impl<'a> ImageFile<'a> {
-    /// An image of `size_bytes` in `out`, which is empty.
+    /// Creates an image of `size_bytes` in `out`, which is empty.
     ///
     /// # Errors
-    /// The format has no images of this size, or no such backing file.
+    /// The format does not support this size or this backing file.
     pub(super) fn new(out: &'a File, size_bytes: u64, backing: Option<Backing<'a>>) -> io::Result<Self> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what);
         let tables = size_bytes.div_ceil(CLUSTER_BYTES * TABLE_ENTRIES);
@@ -107,14 +108,14 @@ impl<'a> ImageFile<'a> {
         Ok(file)
     }
 
-    /// Takes clusters at the end of the file and returns where they begin.
+    /// Allocates clusters at the end of the file and returns their offset.
     fn take(&mut self, clusters: u64) -> u64 {
         let at = self.counts.len();
         self.counts.resize(at + clusters as usize, 1);
         at as u64 * CLUSTER_BYTES
     }
 
-    /// Puts zeros where nothing else was.
+    /// Adds clusters of zeros.
     pub(super) fn put_zeros(&mut self, clusters: Range<u64>) -> io::Result<()> {
         let mut at = clusters.start;
         while at < clusters.end {
@@ -122,14 +123,14 @@ impl<'a> ImageFile<'a> {
             let end = clusters.end.min((self.table_number + 1) * TABLE_ENTRIES);
             let first = (at % TABLE_ENTRIES) as usize;
             self.table[first..first + (end - at) as usize].fill(ZEROS);
-            // Without a table all is zeros as well, unless a backing file has something else.
+            // Without a table, everything reads as zeros too, unless there is a backing file.
             self.is_needed |= self.backing.is_some();
             at = end;
         }
         Ok(())
     }
 
-    /// Puts what the disk's cluster `number` is.
+    /// Adds the disk's cluster `number`.
     pub(super) fn put(&mut self, number: u64, cluster: &Cluster) -> io::Result<()> {
         let entry = match cluster {
             Cluster::Zeros => return self.put_zeros(number..number + 1),
@@ -152,7 +153,7 @@ impl<'a> ImageFile<'a> {
         Ok(())
     }
 
-    /// Finds room for a compressed cluster, which may reach into the next cluster of the file.
+    /// Allocates space for a compressed cluster, which may cross into the next cluster of the file.
     fn place(&mut self, len_bytes: u64) -> u64 {
         let left_bytes = self.packed_end.next_multiple_of(CLUSTER_BYTES) - self.packed_end;
         let end = self.counts.len() as u64 * CLUSTER_BYTES;
@@ -169,7 +170,7 @@ impl<'a> ImageFile<'a> {
         at
     }
 
-    /// Has the table of a cluster at hand, and writes the one before.
+    /// Makes the second table of cluster `number` current, and writes the previous one.
     fn turn_to(&mut self, number: u64) -> io::Result<()> {
         let table_number = number / TABLE_ENTRIES;
         if table_number != self.table_number {
@@ -189,11 +190,11 @@ impl<'a> ImageFile<'a> {
         Ok(())
     }
 
-    /// Writes what leads to the content: then the image is whole.
+    /// Writes the remaining metadata, which completes the image.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.end_table()?;
         self.out.write_all_at(&words(&self.tables), CLUSTER_BYTES)?;
-        // The counts count themselves and their table.
+        // The reference counts include their own clusters and those of their table.
         let (mut blocks, mut table_clusters) = (0, 0);
         loop {
             let needed = (self.counts.len() + blocks + table_clusters).div_ceil(COUNTS);
@@ -222,7 +223,7 @@ impl<'a> ImageFile<'a> {
             extensions.extend(format.as_bytes());
             extensions.resize(extensions.len().next_multiple_of(8), 0);
         }
-        // The last one, which is empty.
+        // The end marker.
         extensions.extend([0; 8]);
         let name = self.backing.as_ref().map_or("", |backing| backing.path);
         let name_at = if name.is_empty() { 0 } else { HEADER_BYTES + extensions.len() };
@@ -239,9 +240,9 @@ impl<'a> ImageFile<'a> {
         field(&CLUSTER_BYTES.to_be_bytes());
         field(&counts_at.to_be_bytes());
         field(&counts_clusters.to_be_bytes());
-        // No snapshots, nowhere.
+        // No snapshots; the offset of their table is 0.
         field(&[0; 4 + 8]);
-        // No features that a reader must know, may know, or has to clear.
+        // No incompatible, compatible or autoclear features.
         field(&[0; 3 * 8]);
         // A count has 1 << 4 bits.
         field(&4u32.to_be_bytes());

@@ -1,4 +1,4 @@
-//! A disk as a qcow2 image.
+//! Writes a disk as a qcow2 image.
 
 mod file;
 
@@ -11,35 +11,35 @@ use pagefold_erofs::{Change, ReadAt};
 pub(super) use self::file::Backing;
 use self::file::{CLUSTER_BYTES, Cluster, ImageFile, SECTOR_BYTES};
 
-/// Clusters that are read at once: 1 MiB, one request.
+/// Clusters per read: 1 MiB, one request.
 const JOB_CLUSTERS: u64 = 16;
 
 /// Jobs of each thread between two writes.
 const JOBS: usize = 4;
 
-/// History that QEMU's decoder keeps: 4 KiB.
+/// Size of the history in QEMU's decoder: 4 KiB.
 const WINDOW_BITS: u8 = 12;
 
-/// A disk of which each byte is in `changes`, or zeros, or in the backing file.
+/// A disk of which each byte is in `changes`, is zero, or is in the backing file.
 pub(super) struct Qcow2Source<'a> {
     pub(super) size_bytes: u64,
-    /// In order, and disjoint.
+    /// In ascending order and disjoint.
     pub(super) changes: Vec<Change>,
-    /// Has all of the disk, zeros and what the backing file has as well.
+    /// Reads the whole disk, including zeros and data of the backing file.
     pub(super) reader: &'a dyn ReadAt,
     pub(super) backing: Option<Backing<'a>>,
 }
 
-/// Clusters of the disk.
+/// A run of clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stretch {
     clusters: Range<u64>,
-    /// All of it is; else it is read.
+    /// Whether all of it is zeros; otherwise it must be read.
     zeros: bool,
 }
 
-/// Writes the disk to `out`, an empty file, compressed if there is a level, and tells `watch` how
-/// far it is.
+/// Writes the disk to `out`, an empty file, compressed if there is a level. Reports progress to
+/// `watch`.
 pub(super) fn write(
     source: Qcow2Source<'_>,
     out: &File,
@@ -73,11 +73,12 @@ pub(super) fn write(
     file.finish().with_context(writing)
 }
 
-/// Which clusters have to be read, and which are zeros as a whole. The others are not in the image.
+/// Returns the clusters to be read, and those that are entirely zeros. All others are not in the
+/// image.
 fn stretches(changes: &[Change], size_bytes: u64) -> Vec<Stretch> {
     let mut found = Vec::<Stretch>::new();
     let mut add = |clusters: Range<u64>, zeros: bool| match found.last_mut() {
-        // Two changes may touch one cluster, which is read then.
+        // Two changes may touch the same cluster, which is then read.
         Some(last) if last.zeros == zeros && last.clusters.end >= clusters.start => {
             last.clusters.end = last.clusters.end.max(clusters.end);
         }
@@ -91,7 +92,7 @@ fn stretches(changes: &[Change], size_bytes: u64) -> Vec<Stretch> {
             add(touched, false);
             continue;
         }
-        // What the disk's last cluster has beyond the disk is zeros.
+        // In the disk's last cluster, the part beyond the disk is zeros.
         let whole_end = if end == size_bytes { touched.end } else { end / CLUSTER_BYTES };
         let whole = change.at.div_ceil(CLUSTER_BYTES)..whole_end;
         if whole.is_empty() {
@@ -105,7 +106,7 @@ fn stretches(changes: &[Change], size_bytes: u64) -> Vec<Stretch> {
     found
 }
 
-/// The stretches in parts that are done at once.
+/// Splits the stretches into jobs.
 fn jobs(stretches: Vec<Stretch>) -> impl Iterator<Item = Stretch> {
     stretches.into_iter().flat_map(|Stretch { clusters, zeros }| {
         let step = if zeros { (clusters.end - clusters.start).max(1) } else { JOB_CLUSTERS };
@@ -116,7 +117,7 @@ fn jobs(stretches: Vec<Stretch>) -> impl Iterator<Item = Stretch> {
     })
 }
 
-/// What the clusters of these stretches are, in order.
+/// Returns the content of the clusters of these stretches, in order.
 fn work(workers: &mut [Worker<'_>], batch: &[Stretch]) -> anyhow::Result<Vec<Vec<Cluster>>> {
     let share = batch.len().div_ceil(workers.len());
     let all = |worker: &mut Worker<'_>, batch: &[Stretch]| -> io::Result<Vec<Vec<Cluster>>> {
@@ -140,7 +141,7 @@ fn work(workers: &mut [Worker<'_>], batch: &[Stretch]) -> anyhow::Result<Vec<Vec
     })
 }
 
-/// One thread's means.
+/// The state of one thread.
 struct Worker<'a> {
     reader: &'a dyn ReadAt,
     size_bytes: u64,
@@ -148,7 +149,7 @@ struct Worker<'a> {
     bytes: Vec<u8>,
 }
 
-/// What compresses clusters.
+/// Compresses clusters.
 struct Encoder {
     compress: Compress,
     level: u32,
@@ -159,14 +160,15 @@ impl Encoder {
         Self { compress: Compress::new_with_window_bits(Compression::new(level), false, WINDOW_BITS), level }
     }
 
-    /// Compresses a cluster, unless it gains less than a sector: that is not worth decoding.
+    /// Compresses a cluster. Returns `None` if that saves less than a sector, which would not be
+    /// worth decoding.
     fn shorten(&mut self, bytes: &[u8]) -> io::Result<Option<Vec<u8>>> {
         let mut shorter = Vec::with_capacity(bytes.len() - SECTOR_BYTES as usize);
         self.compress.reset();
         if self.compress.compress_vec(bytes, &mut shorter, FlushCompress::Finish)? == Status::StreamEnd {
             return Ok(Some(shorter));
         }
-        // zlib-rs does not forget a block that it could not end, and panics in the next.
+        // zlib-rs keeps an unfinished block across a reset and panics in the next one.
         *self = Self::new(self.level);
         Ok(None)
     }
@@ -177,7 +179,7 @@ impl<'a> Worker<'a> {
         Self { reader, size_bytes, encoder: level.map(Encoder::new), bytes: Vec::new() }
     }
 
-    /// What the clusters of a stretch are, if it is not known.
+    /// Reads the clusters of a stretch. Returns nothing for zeros, which are already known.
     fn read(&mut self, stretch: &Stretch) -> io::Result<Vec<Cluster>> {
         if stretch.zeros {
             return Ok(Vec::new());

@@ -7,15 +7,14 @@ use super::*;
 
 const SECTOR: u64 = 512;
 
-/// A disk, the file below it, and the images of it, in a folder.
+/// A disk, the file below it, and its images, in a temporary directory.
 struct Disk {
     folder: tempfile::TempDir,
     content: Vec<u8>,
     changes: Vec<Change>,
 }
 
-/// What is done to a disk: a stretch in sectors becomes this byte over and over, or bytes as chance
-/// has it.
+/// A change of a disk: a range in sectors is filled with this byte, or with random bytes.
 #[derive(Clone, Copy, Debug)]
 struct Fill {
     first: u64,
@@ -64,7 +63,7 @@ impl Disk {
         self.folder.path().join(name).to_str().expect("a plain path").to_owned()
     }
 
-    /// Writes an image, has `qemu-img` look at it, and returns it.
+    /// Writes an image, checks it with `qemu-img`, and returns it.
     fn image(&self, qemu_img: &Path, level: Option<u32>, threads: usize, above_base: bool) -> Vec<u8> {
         let (path, base) = (self.at("disk.qcow2"), self.at("base.img"));
         let out = File::create(&path).expect("a file");
@@ -80,8 +79,7 @@ impl Disk {
         fs::read(path).expect("an image")
     }
 
-    /// What `qemu-img` says of where zeros and content are: where each begins, and how many bytes
-    /// it has.
+    /// Returns where `qemu-img` finds zeros or content: the offset and length of each range.
     fn map(&self, qemu_img: &Path, what: &str) -> Vec<(u64, u64)> {
         let said = qemu(qemu_img, &["map", "--output=json", &self.at("disk.qcow2")]);
         let found: Vec<serde_json::Value> = serde_json::from_str(&said).expect("JSON");
@@ -107,8 +105,8 @@ fn fill() -> impl Strategy<Value = Fill> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For a disk of any size with anything on it, QEMU finds the image clean and equal to the
-    /// disk, and so it is for any number of threads.
+    /// For a disk of any size with any content, QEMU finds the image clean and equal to the disk,
+    /// for any number of threads.
     #[test]
     fn an_image_is_what_the_disk_is(
         sectors in 1..6000u64,
@@ -118,7 +116,7 @@ proptest! {
         above_base: bool,
     ) {
         let Some([qemu_img]) = programs("an_image_is_what_the_disk_is", ["qemu-img"]) else { return Ok(()) };
-        // What is not changed is zeros without a backing file.
+        // Without a backing file, everything unchanged is zeros.
         let above_base = above_base || base != 0;
         let disk = Disk::new(vec![base; (sectors * SECTOR) as usize], &fills);
         let image = disk.image(&qemu_img, level, 1, above_base);
@@ -137,7 +135,7 @@ fn holes_and_zeros_are_told_apart() {
     let disk = Disk::new(vec![0; 800 << 10], &fills);
     disk.image(&qemu_img, None, 1, false);
     assert_eq!(disk.map(&qemu_img, "data"), [(64 << 10, 64 << 10)]);
-    // A cluster that was changed in part is all zeros too.
+    // A partly changed cluster is all zeros too.
     assert_eq!(disk.map(&qemu_img, "zero"), [(256 << 10, 192 << 10), (576 << 10, 64 << 10)]);
 }
 
@@ -145,15 +143,15 @@ fn holes_and_zeros_are_told_apart() {
 fn a_compressed_image_is_short() {
     let Some([qemu_img]) = programs("a_compressed_image_is_short", ["qemu-img"]) else { return };
     let disk = Disk::new(vec![0; 32 << 20], &[Fill { first: 0, count: 32 << 11, byte: Some(7) }]);
-    // Hundreds of clusters lie in one of the file.
+    // One cluster of the file contains hundreds of them.
     assert!(disk.image(&qemu_img, Some(6), 2, false).len() < 512 << 10);
     let disk = Disk::new(vec![0; 4 << 20], &[Fill { first: 0, count: 4 << 11, byte: None }]);
     let image = disk.image(&qemu_img, Some(6), 2, false);
-    // What cannot be compressed is there as it is.
+    // Incompressible clusters are stored uncompressed.
     assert!(image.len() <= (4 << 20) + (6 << 16), "{} bytes", image.len());
 }
 
-/// Bytes of a disk that nobody has memory for: a stretch of one byte, and zeros.
+/// Content of a disk too large for memory: a range filled with one byte, otherwise zeros.
 struct Vast {
     size_bytes: u64,
     filled: Range<u64>,
