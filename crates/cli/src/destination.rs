@@ -46,7 +46,7 @@ impl Destination {
                 let stream = OpenOptions::new().write(true).custom_flags(flags.bits().cast_signed()).open(path);
                 let stream = stream.map_err(|error| match error.kind() {
                     ErrorKind::ResourceBusy if disk => {
-                        io::Error::new(error.kind(), "it is mounted or in use otherwise")
+                        io::Error::new(error.kind(), "it is mounted or otherwise in use")
                     }
                     _ => error,
                 });

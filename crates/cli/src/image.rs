@@ -186,7 +186,7 @@ pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
         eprintln!("warning: {}: {what}", show_below(path, below));
     }
     if more > 0 {
-        eprintln!("warning: {more} more of these");
+        eprintln!("warning: {more} more warnings like these");
     }
 }
 

@@ -159,7 +159,7 @@ fn start() -> anyhow::Result<()> {
     {
         return Ok(());
     }
-    let output = second.wait_with_output().context("cannot wait for the background process process")?;
+    let output = second.wait_with_output().context("cannot wait for the background process")?;
     let message = String::from_utf8_lossy(&output.stderr);
     let message = message.trim_end().trim_start_matches("pagefold: ");
     bail!("{}", if message.is_empty() { format!("mount ended: {}", output.status) } else { message.to_owned() });

@@ -361,7 +361,7 @@ impl Disks {
         if !snapshots.is_empty() && !with_snapshots {
             let count = if let [_] = snapshots[..] { "1 snapshot" } else { &format!("{} snapshots", snapshots.len()) };
             let what = format!(
-                "disk '{name}' has {count}, such as '{}': drop these first, or together with it (--snapshots)",
+                "disk '{name}' has {count}, such as '{}': drop them first, or together with the disk (--snapshots)",
                 snapshots[0]
             );
             return Err(Failure::new(Code::HasSnapshots, what));
@@ -391,8 +391,9 @@ impl Disks {
         let ram = Arc::clone(self.lock().get(name)?.kind.ram(name, "be resized")?);
         let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
-            let what =
-                format!("disk '{name}' has {before_bytes} bytes: to lose what lies past {size_bytes}, say shrink");
+            let what = format!(
+                "disk '{name}' has {before_bytes} bytes: shrinking it loses the data past {size_bytes}; set shrink to allow this"
+            );
             return Err(Failure::new(Code::WouldShrink, what));
         }
         ram.resize(size_bytes).map_err(|error| {
@@ -419,7 +420,7 @@ impl Disks {
         });
         let all: Vec<_> = std::iter::once(disk).chain(snapshots).collect();
         if let Some((_, new, _)) = all.iter().find(|(_, new, _)| new.len() > MAX_NAME_BYTES) {
-            let what = format!("a snapshot would get name of {} bytes: NBD allows {MAX_NAME_BYTES}", new.len());
+            let what = format!("a snapshot would get a name of {} bytes: NBD allows {MAX_NAME_BYTES}", new.len());
             return Err(Failure::new(Code::InvalidName, what));
         }
         let records = all.iter().map(|(_, new, bytes)| Counted::record(&self.pool, new, *bytes));
@@ -550,7 +551,7 @@ impl Disks {
     /// Frees the memory in the holes of the disks' storage, for at most about `time` and while
     /// `goes_on` returns true.
     pub(crate) fn compact(&self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Compacted, Failure> {
-        let busy = || Failure::new(Code::Busy, "somebody else compacts the disks now: try again when that is done");
+        let busy = || Failure::new(Code::Busy, "another client is already compacting the disks: try again later");
         let _turn = match self.compacting.try_lock() {
             Ok(turn) => turn,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -181,7 +181,7 @@ impl Manage for Managed {
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
         self.disks.rename(name, to)?;
-        self.log.info(&format!("disk '{name}' is named '{to}' now"));
+        self.log.info(&format!("disk '{name}' renamed to '{to}'"));
         Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to) })
     }
 
@@ -207,7 +207,7 @@ impl Manage for Managed {
 
     fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let (instant, held) = self.disks.freeze(name)?;
-        self.log.debug(&format!("disk '{name}' is read as it is at this instant, as export '{}'", instant.export));
+        self.log.debug(&format!("disk '{name}' frozen as export '{}'", instant.export));
         let sockets = self.addresses.iter().filter_map(|address| match address {
             Address::Unix(path) => path.to_str().map(str::to_owned),
             Address::Tcp(_) => None,

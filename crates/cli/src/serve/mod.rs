@@ -318,7 +318,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     spawn("signals", move || signals.forever().for_each(|_| on_signal.begin()))?;
     let control_thread = spawn("control", move || {
         if let Err(error) = control.run() {
-            log.error(&format!("the control socket fails: {error}"));
+            log.error(&format!("the control socket failed: {error}"));
         }
     })?;
     let _watch = Watch::start(Arc::clone(&disks), log).context("cannot start a thread")?;
@@ -378,7 +378,7 @@ fn allow_descriptors(connections: usize, log: Log) {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
     if allowed < needed {
         log.warn(&format!(
-            "{connections} connections may take {needed} open files, and the system allows {allowed}: raise that (ulimit -Hn, \
+            "{connections} connections may need {needed} open files, and the system allows {allowed}: raise the limit (ulimit -Hn, \
              LimitNOFILE=) or lower --max-connections"
         ));
     }
@@ -389,10 +389,10 @@ fn refusal(why: &Refused) -> String {
         Refused::Full(limit) => {
             format!("a client was refused: all {limit} connections that --max-connections allows are in use")
         }
-        Refused::Accept(error) => format!("clients wait until others leave, since none can be accepted: {error}"),
-        Refused::Thread(error) => format!("a client was turned away, since no thread can be started: {error}"),
+        Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
+        Refused::Thread(error) => format!("a client was refused: cannot start a thread: {error}"),
         Refused::Memory => {
-            "a client was turned away: the memory limit leaves no room for more; 'pagefold limit SIZE' sets another"
+            "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
                 .to_owned()
         }
         why => format!("a client was refused: {why:?}"),

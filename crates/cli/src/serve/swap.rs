@@ -34,7 +34,7 @@ pub(crate) fn prepare(log: Log) -> anyhow::Result<()> {
     // Reclaiming memory for this process then starts no I/O.
     if !(spared & configure_io_flusher_behavior(true).is_ok()) {
         log.warn(
-            "--swap: when memory is short the system may kill this server, or have it wait for its own disks; start it with \
+            "--swap: when memory is short the system may kill this server or make it wait for its own disks; start it with \
              CAP_SYS_RESOURCE (root, or AmbientCapabilities=CAP_SYS_RESOURCE)",
         );
     }
@@ -58,7 +58,7 @@ fn lock() -> anyhow::Result<()> {
     locked.with_context(|| {
         let limit = maximum.map_or_else(|| "none".to_owned(), size::show);
         format!(
-            "--swap cannot lock the server's memory: have the limit of locked memory ({limit}) lifted (ulimit -l unlimited, \
+            "--swap cannot lock the server's memory: raise the limit of locked memory ({limit}) (ulimit -l unlimited, \
              LimitMEMLOCK=infinity), or start it with CAP_IPC_LOCK (as root)"
         )
     })

@@ -74,7 +74,7 @@ impl Near {
                     None => ("the server".to_owned(), "pagefold limit SIZE".to_owned()),
                 };
                 let (spent, limit) = (size::show(spent_bytes), size::show(limit_bytes));
-                lines.push(format!("{what} takes {spent} of its limit {limit}; {option} sets another"));
+                lines.push(format!("{what} uses {spent} of its limit of {limit}; raise it with {option}"));
             }
             if reaches(if was_near { FAR_PERCENT } else { NEAR_PERCENT }) {
                 near.insert(name);
@@ -105,7 +105,7 @@ impl Waits {
         for (name, told) in &mut self.0 {
             if told.waits && !names.contains(name.as_str()) {
                 told.waits = false;
-                lines.push(format!("disk '{name}': no write waits for room any more"));
+                lines.push(format!("disk '{name}': writes no longer wait for room"));
             }
         }
         self.0.retain(|_, told| told.waits || now.duration_since(told.at) < WAIT_PAUSE);

@@ -33,7 +33,7 @@ pub(crate) fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Rea
         }
         Some(program) => {
             let advice =
-                format!("it is compressed; have it decompressed: {program} -dc ARCHIVE | pagefold pack - -o IMAGE");
+                format!("it is compressed; decompress it first: {program} -dc ARCHIVE | pagefold pack - -o IMAGE");
             return Err(io::Error::new(ErrorKind::Unsupported, advice));
         }
     })
@@ -76,10 +76,7 @@ impl<R: BufRead> Read for Gzip<R> {
                             self.state = GzipState::Between(source);
                         }
                     } else {
-                        return Err(io::Error::new(
-                            ErrorKind::InvalidData,
-                            "something else follows what gzip has compressed",
-                        ));
+                        return Err(io::Error::new(ErrorKind::InvalidData, "unexpected data after the gzip stream"));
                     }
                 }
             }

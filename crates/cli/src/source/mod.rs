@@ -84,7 +84,7 @@ impl SourceArgs {
     fn read(&self, sources: &[PathBuf], output: Option<&Path>, options: &ScanOptions) -> anyhow::Result<Tree> {
         let from_input = sources.iter().filter(|source| *source == Path::new("-")).count();
         if from_input > 1 {
-            return Err(misuse(anyhow!("standard input (-) can be one source only")));
+            return Err(misuse(anyhow!("standard input (-) can be used for one source only")));
         }
         let mut layers = Vec::new();
         for source in sources {
@@ -284,5 +284,5 @@ fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {
 }
 
 fn parse_seconds(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| format!("'{text}', given or in SOURCE_DATE_EPOCH, is no number of seconds"))
+    text.parse().map_err(|_| format!("'{text}' (from -T or SOURCE_DATE_EPOCH) is not a number of seconds"))
 }
