@@ -38,7 +38,7 @@ use crate::{
     mem::{common_prefix, common_prefix_by, common_prefix_wide, copy, load32, load64, store16},
 };
 
-/// Minimum bytes of a match when found.
+/// Minimum length of a match that the search finds.
 const FOUND: usize = 4;
 
 /// Returns how far before the input's end a match must start so that it can be compared, first
@@ -83,7 +83,7 @@ pub(crate) fn encode_after<F: Format, T: Table>(
     let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
-        // SAFETY: `input`, what is left of `window`, has more than `LAST_START` bytes.
+        // SAFETY: `input`, the rest of `window`, has more than `LAST_START` bytes.
         (writer, anchor) = unsafe { sequences(table, window, before_len, writer) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {

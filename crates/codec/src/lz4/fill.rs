@@ -48,10 +48,10 @@ const NEAR_END: usize = 128;
 /// Literals copied at once.
 const SHORT_LITERALS: usize = 32;
 
-/// Minimum of a match's length, less the shortest, that needs more than the token and one byte.
+/// Minimum match length, less the shortest match's, that needs a second length byte.
 const LONG: usize = 15 + 255;
 
-/// Minimum bytes of a match when found.
+/// Minimum length of a match that the search finds.
 const FOUND: usize = 4;
 
 /// Logarithm of the longest table, 32 KiB, of which a fill uses a part. With 14 instead of 13,

@@ -21,12 +21,11 @@ pub(crate) trait Table {
     /// that begins a byte later, if that is longer.
     const TWICE: usize = 0;
 
-    /// After this many misses the step between positions grows by one byte; the first time after
-    /// 7/3 of it.
+    /// After this many misses the step between positions grows by one byte, the first time after
+    /// 7/3 as many.
     const STEP: usize = 48;
 
-    /// Bytes of a match after its first four that are compared at once: 8 (followed by 32), 32 or
-    /// 64.
+    /// Bytes of a match after its first four that the first step compares: 8 (then 32), 32 or 64.
     const FIRST: usize = 8;
 
     /// Prepares the table for a block of `len` bytes and returns its first position.

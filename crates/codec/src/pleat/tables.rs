@@ -140,7 +140,7 @@ impl LiteralSet {
         bits as usize
     }
 
-    /// Returns a look-up that leaves the context in which a lane begins.
+    /// Returns a look-up whose context is the one in which a lane begins.
     #[inline(always)]
     pub(super) fn first(&self) -> Lookup {
         Lookup(u32::from(self.row_after[0] >> 8) << LITERAL_MAX)
