@@ -27,12 +27,12 @@
 //!    shrinks the gap between the two, since its 3 bytes of token and offset give at least 4 match
 //!    bytes. So a gap of `QUICK_GAP` at a later sequence proves that there was one at every
 //!    sequence before, back to the last whose literals have length bytes. The gap is checked there,
-//!    and where `quick` ends. Lengths with length bytes are checked against the unread input; they
-//!    are checked against the output's end only where `quick` ends, because the input already read
+//!    and where `quick` ends. Runs and matches with length bytes are checked against the unread
+//!    input, and against the output's end only where `quick` ends, because the input already read
 //!    may be overwritten. Literals may overlap themselves, since they are copied forwards.
-//! 5. In place, the output's cache lines are prefetched [`AHEAD`]. If unread input and output are
-//!    in one 4 KiB page, as in all of a 4 KiB block, the processor sees one stream that jumps back
-//!    and forth and prefetches nothing: 3 to 6 % faster at 4 KiB.
+//! 5. In place, the output's cache lines are prefetched [`AHEAD`] bytes in advance. If unread input
+//!    and output are in one 4 KiB page, as in all of a 4 KiB block, the processor sees one stream
+//!    that jumps back and forth and prefetches nothing: 3 to 6 % faster at 4 KiB.
 //! 6. Otherwise the block's first 2 KiB are prefetched at the start, because long literals are
 //!    copied before the processor has detected the direction: 4 to 8 % faster where most of a block
 //!    is literals.

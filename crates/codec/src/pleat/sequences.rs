@@ -163,9 +163,9 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 /// Copies the match of `length` bytes at `to`, and up to 32 bytes more.
 ///
 /// Reading a word that was just stored in two parts is slow. So if the offset is less than a word,
-/// the first four words are computed from the bytes before. All later bytes are copied from the
-/// smallest multiple of the offset that is at least 32: that reaches less than an offset before the
-/// match, where the same bytes repeat.
+/// the first four words are computed from the bytes before. All later bytes are copied from a
+/// distance of the smallest multiple of the offset that is at least 32: that reaches less than an
+/// offset before the match, where the same bytes repeat.
 ///
 /// An offset of 0 means 65,536, where the window has zeros whatever `to` is, and gives zeros: the
 /// first four words are zeros, and the others are copied from 32 bytes back.
