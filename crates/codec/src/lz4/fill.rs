@@ -114,8 +114,8 @@ pub(super) fn fill<const HASHED: u32, const TWICE: bool, const BITS: u32>(
 
 /// The progress within a block.
 ///
-/// Invariants: `base <= next`, and the table's positions from `base` are below `next`; `anchor <=
-/// next`.
+/// Invariants: `base <= next` and `anchor <= next`. The table's positions, counted from `base`, are
+/// below `next`.
 struct Search<const HASHED: u32, const TWICE: bool, const BITS: u32> {
     writer: Writer<Plain>,
     /// The byte of the input from which positions count.

@@ -69,8 +69,8 @@ pub(super) struct TokenSet {
 }
 
 impl TokenSet {
-    /// Returns the symbol that encodes `symbol` in this set, itself or a coarse one, and its `code
-    /// | length << 27`.
+    /// Returns the symbol that encodes `symbol` in this set, itself or a coarse one, and that
+    /// symbol's entry of `encode`.
     #[inline(always)]
     pub(super) fn code(&self, symbol: usize) -> (usize, u32) {
         let code = self.encode[symbol & (SYMBOLS - 1)];
