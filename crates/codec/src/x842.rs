@@ -1,8 +1,9 @@
 //! 842, the format of IBM's POWER7+ compression units and of zram's `842`.
 //!
-//! The implementation is our own, written from the description below, on which Linux's software 842
-//! and IBM's units agree. The format is designed for hardware, which looks up all phrases of a
-//! block at once; in software it is here for comparison, as in zram's table of backends.
+//! The implementation is our own, written from the facts of the format below, on which Linux's
+//! software 842 and IBM's units agree. The format is designed for hardware, which looks up all
+//! phrases of a block at once; in software it is here for comparison, as in zram's table of
+//! backends.
 //!
 //! # Format
 //!
