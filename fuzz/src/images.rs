@@ -1,4 +1,4 @@
-//! Small sound images, of every codec and layout between them.
+//! Small valid images that cover every codec and layout.
 
 use std::{
     fs::{self, File},
@@ -13,8 +13,8 @@ fn node(kind: NodeKind) -> Node {
     Node { kind, permissions: 0o644, uid: 0, gid: 0, mtime_s: 1, mtime_nsec: 0, xattrs }
 }
 
-/// Images of a directory with files of the lengths `lens`, in blocks of `block_bytes`. Their
-/// checksum's feature is off, so that what it covers can be edited.
+/// Returns images of a directory with files of the lengths `lens`, in blocks of `block_bytes`.
+/// Their checksum feature is off, so that the covered bytes can be edited.
 pub fn images(block_bytes: u32, lens: &[usize]) -> Vec<Vec<u8>> {
     let mut tree = Tree::new(node(NodeKind::Directory(Default::default())));
     let below = tree.add(tree.root(), b"directory", node(NodeKind::Directory(Default::default()))).unwrap();
@@ -48,8 +48,8 @@ pub fn images(block_bytes: u32, lens: &[usize]) -> Vec<Vec<u8>> {
     .collect()
 }
 
-/// Images of what our builder does not write: encoded extents, directories without `.`, a metadata
-/// box. Their checksum's feature is off too.
+/// Returns images with features that our builder does not write: encoded extents, directories
+/// without `.`, a metadata box. Their checksum feature is off too.
 pub fn foreign_images() -> Vec<Vec<u8>> {
     let images: [&[u8]; 3] = [
         include_bytes!("../../crates/erofs/tests/images/zstd-extents.erofs"),

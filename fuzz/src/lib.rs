@@ -1,7 +1,7 @@
-//! What the fuzz targets share: which codec, and pages from bytes.
+//! Helpers that the fuzz targets share: the choice of codec, and pages from bytes.
 //!
-//! A target runs with one codec, named by `PAGEFOLD_CODEC`; `run` calls it for every name that
-//! [`names`] has, so a new codec is fuzzed as soon as it has a name.
+//! A target runs with one codec, named by `PAGEFOLD_CODEC`. `run` runs it for every name that
+//! [`names`] returns, so a new codec is fuzzed as soon as it has a name.
 
 mod images;
 
@@ -17,7 +17,7 @@ pub use images::{foreign_images, images};
 /// The cluster codecs to fuzz.
 pub const CLUSTER_CODECS: [&str; 5] = ["lz4", "lz4hc", "lzma", "deflate", "zstd"];
 
-/// The cluster codec of a name, at a level that is fast.
+/// Returns the cluster codec of a name, at a fast level.
 pub fn cluster_codec(name: &str) -> ClusterCodec {
     match name {
         "lz4" => ClusterCodec::Lz4,
@@ -29,8 +29,8 @@ pub fn cluster_codec(name: &str) -> ClusterCodec {
     }
 }
 
-/// The codecs to fuzz: every name that stands for one, and for those with levels the lowest and the
-/// highest.
+/// Returns the codecs to fuzz: every codec's name; for those with levels, the lowest and the
+/// highest level.
 pub fn names() -> Vec<String> {
     let mut names = Vec::new();
     for &name in NAMES {
@@ -50,13 +50,12 @@ pub fn names() -> Vec<String> {
 pub static CODEC: LazyLock<Arc<dyn Codec>> =
     LazyLock::new(|| codec(&std::env::var("PAGEFOLD_CODEC").expect("PAGEFOLD_CODEC names the codec to fuzz")));
 
-/// A dictionary that libzstd trained on pages of words and hexadecimal numbers. To train one here
-/// takes longer than hundreds of runs.
+/// A dictionary that libzstd trained on pages of words and hexadecimal numbers. Training one here
+/// would take longer than hundreds of runs.
 const DICTIONARY: &[u8] = include_bytes!("dictionary");
 
-/// The codec of a name. If it takes a dictionary it has one: that of libzstd with the entropy
-/// tables at its front, or without them. Tokens and palettes are fitted to pages of the
-/// dictionary's own.
+/// Returns the codec of a name. A codec with dictionaries gets libzstd's, with the entropy tables
+/// at its front or without them. Tokens and palettes are fitted to the dictionary's own pages.
 pub fn codec(name: &str) -> Arc<dyn Codec> {
     let codec = by_name(name).expect("a name of a codec");
     let front = if name == "zstd-dict" { 0 } else { 1024 };
@@ -75,8 +74,8 @@ pub fn codec(name: &str) -> Arc<dyn Codec> {
     }
 }
 
-/// A page that starts with `data`. Its first byte says what comes after: zeros, the data again and
-/// again, or the data again with a number changed each time, as records have it.
+/// Returns a page that starts with `data`. Its first byte selects what follows: zeros, the data
+/// repeated, or the data repeated with a number that changes each time, as in records.
 pub fn page(data: &[u8]) -> Page {
     let mut page = [0; PAGE_SIZE];
     let Some((mode, data)) = data.split_first().filter(|(_, data)| !data.is_empty()) else { return page };

@@ -1,19 +1,20 @@
-//! Prints the tokens and palettes that `fold` would have if they were fitted to files of pages: the
-//! constants of `fold/tables.rs` and `fold/literals.rs` (docs/fold.md, "Fitting").
+//! Prints the tokens and palettes of `fold`, fitted to files of pages, as the constants of
+//! `fold/tables.rs` and `fold/literals.rs` (docs/fold.md, "Fitting").
 //!
 //! usage: fold-tables HEAPS_WEIGHT FILE…
 //!
-//! Each file is a kind of data, and its compressed bytes count as much as those of another; those
-//! of a heap, whose file's name begins with `heap`, count HEAPS_WEIGHT times.
+//! Each file is a kind of data, and the compressed bytes of all kinds have equal weight, except
+//! that those of a heap, a file whose name begins with `heap`, count HEAPS_WEIGHT times.
 
 use std::{env, fs, path::PathBuf};
 
 use pagefold_codec::{Codec, Fold, FoldTables, PAGE_SIZE, Page, same_filled};
 
-/// Pages of a file, every second one. Those between them tell how good the tables are.
+/// Maximum pages of a file; every second page is used. The others can measure how good the tables
+/// are.
 const PAGES: usize = 600;
 
-/// The weight of a page if the kind's compressed bytes were 1. 600 pages leave it three digits.
+/// The weight of a page if the kind's compressed bytes were 1. It leaves 600 pages three digits.
 const WEIGHT: u64 = 1_000_000_000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

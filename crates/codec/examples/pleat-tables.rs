@@ -1,9 +1,10 @@
-//! Trains tables of `pleat` and writes them to a file; so were the built-in ones made
-//! (docs/pleat.md says of what).
+//! Trains tables of `pleat` and writes them to a file. The built-in tables were made with it
+//! (docs/pleat.md lists the input).
 //!
 //! usage: pleat-tables OUT DICTIONARY_BYTES FILE…
 //!
-//! Each file gives equally many pages, spread evenly over it; same-filled ones are left out.
+//! Each file contributes the same number of pages, evenly spread over it; same-filled ones are left
+//! out.
 
 use std::{env, fs};
 

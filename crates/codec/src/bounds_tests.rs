@@ -1,15 +1,15 @@
-//! What is written stays inside the output, whatever its length: every codec, with guards around
-//! it.
+//! Writes stay inside the output, whatever its length: tests every codec, with guards around the
+//! output.
 
 use crate::{NAMES, PAGE_SIZE, Page, by_name};
 
 const GUARD: u8 = 0xC3;
 const GUARDS: usize = 256;
 
-/// No object of a page is longer (`docs/codecs.md`).
+/// No object of a page is longer than this (`docs/codecs.md`).
 const LONGEST: usize = 4424;
 
-/// Pages that take an encoder to its limits: noise, matches of the shortest length everywhere, one
+/// Pages that push an encoder to its limits: noise, matches of the shortest length everywhere, one
 /// hash for many places, runs of literals and lengths around those that take another byte, and
 /// zeros.
 fn pages() -> Vec<Page> {
@@ -21,13 +21,13 @@ fn pages() -> Vec<Page> {
         })
     };
     let mut pages = vec![noise(), [0; PAGE_SIZE], std::array::from_fn(|at| (at % 7) as u8)];
-    // Matches of four at offsets that take two bytes, a literal between them.
+    // Matches of four at offsets of two bytes, with a literal between them.
     let mut short = noise();
     for at in (300..PAGE_SIZE - 4).step_by(5) {
         short.copy_within(at - 300..at - 296, at);
     }
     pages.push(short);
-    // Four bytes that come again and again, other bytes behind them each time.
+    // The same four bytes again and again, followed by different bytes each time.
     let mut crowded = noise();
     for at in (0..PAGE_SIZE).step_by(8) {
         crowded[at..at + 4].copy_from_slice(b"hash");
@@ -49,7 +49,7 @@ fn pages() -> Vec<Page> {
 fn every_codec_keeps_to_every_output() {
     for &name in NAMES.iter().filter(|name| !name.contains("LEVEL")) {
         let mut stream = by_name(name).unwrap().stream().unwrap();
-        // The C libraries' check themselves, and take longer.
+        // The C libraries check themselves, and take longer.
         let is_ours = !["zstd", "deflate", "lz4hc"].iter().any(|other| name.starts_with(other));
         for (number, page) in pages().iter().enumerate() {
             let mut roomy = [0; 2 * PAGE_SIZE];

@@ -1,4 +1,4 @@
-//! The interface every page codec has.
+//! The interface of every page codec.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub const PAGE_SIZE: usize = 4096;
 /// One page.
 pub type Page = [u8; PAGE_SIZE];
 
-/// Which format an object's bytes have. A number, once given, keeps its meaning.
+/// The format of an object's bytes. A number never changes its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -27,7 +27,7 @@ pub enum CodecId {
     Pleat = 4,
     /// LZO1X, bitstream version 0.
     Lzo = 5,
-    /// LZO1X with runs of zeros, bitstream version 1; decodes version 0 too.
+    /// LZO1X with runs of zeros, bitstream version 1. Its decoder also reads version 0.
     LzoRle = 6,
     /// A raw DEFLATE stream.
     Deflate = 7,
@@ -35,23 +35,23 @@ pub enum CodecId {
     X842 = 8,
 }
 
-/// An object that is not what its codec writes.
+/// An object that its codec cannot have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt object: {what}")]
 #[non_exhaustive]
 pub struct Corrupt {
-    /// What was found wrong.
+    /// What is wrong with it.
     pub what: &'static str,
 }
 
 impl Corrupt {
-    /// An object in which `what` was found wrong.
+    /// Returns the error for an object in which `what` is wrong.
     pub const fn new(what: &'static str) -> Self {
         Self { what }
     }
 }
 
-/// A stream could not be made, for want of memory.
+/// A stream could not be created: out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("out of memory for a {codec} stream")]
 #[non_exhaustive]
@@ -61,7 +61,7 @@ pub struct StreamError {
 }
 
 impl StreamError {
-    /// No memory for a stream of `codec`.
+    /// Returns the error for a stream of `codec`.
     pub const fn new(codec: &'static str) -> Self {
         Self { codec }
     }
@@ -69,31 +69,32 @@ impl StreamError {
 
 /// A page codec: an immutable description that any number of threads share.
 pub trait Codec: Send + Sync + fmt::Debug {
-    /// The format of the objects it makes. Every stream of a codec with this id (and these tables)
+    /// Returns the format of its objects. Every stream of a codec with this id (and these tables)
     /// decodes them.
     fn id(&self) -> CodecId;
 
-    /// The name that [`by_name`](crate::by_name) takes, parameters included: `lz4`, `zstd-3`.
+    /// Returns the name that [`by_name`](crate::by_name) accepts, parameters included: `lz4`,
+    /// `zstd-3`.
     fn name(&self) -> String;
 
-    /// Whether a page takes it more than about 50 µs, so that whoever has other things to do should
+    /// Returns whether a page takes more than about 50 µs, so that a thread with other work should
     /// not wait for it.
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// The tables that its objects share, if they can be replaced by others that were trained on a
-    /// store's own pages.
+    /// Returns the tables that its objects share, if tables trained on a store's own pages can
+    /// replace them.
     fn tables(&self) -> Option<Tables> {
         None
     }
 
-    /// A new working state. Allocates; call it outside the hot path and keep the result.
+    /// Creates a working state. Allocates; call it outside the hot path and keep the result.
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError>;
 }
 
-/// For tests and fuzzing: a stream of `codec` for each build of its hot loops that this CPU can
-/// run. All give the same results.
+/// Returns a stream of `codec` for each build of its hot loops that this CPU can run, for tests and
+/// fuzzing. All builds give the same results.
 #[cfg(any(test, fuzzing))]
 pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>, StreamError> {
     Ok(match (codec.id(), codec.tables()) {
@@ -104,23 +105,23 @@ pub fn streams_of_every_build(codec: &dyn Codec) -> Result<Vec<Box<dyn Stream>>,
     })
 }
 
-/// One thread's working state of a [`Codec`].
+/// The working state of a [`Codec`] for one thread.
 pub trait Stream: Send {
     /// Compresses `page` into the front of `out` and returns the length of the object, at most
-    /// `out.len()`. `None`: the object would not fit, and `out` holds unspecified bytes. `out` may
-    /// have any length, 0 included.
+    /// `out.len()`. If the object does not fit, returns `None` and `out` holds unspecified bytes.
+    /// `out` may have any length, including 0.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
 
     /// Decodes `object` to exactly one page. `object` is untrusted: any bytes give a page or
-    /// [`Corrupt`], in bounded time, with nothing read or written outside the two buffers. After an
-    /// error `page` holds unspecified bytes (never uninitialised memory).
+    /// [`Corrupt`] in bounded time, and no access goes outside the two buffers. After an error
+    /// `page` holds unspecified bytes (never uninitialised memory).
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt>;
 
-    /// Works with other tables of its codec from now on, both ways. Takes no memory; copies a
-    /// dictionary, at most 60 KiB, now or at the next page. A stream of a codec without
-    /// [tables](Codec::tables), or with those of another kind, does nothing.
+    /// Switches to other tables of its codec, for both directions. Does not allocate; copies a
+    /// dictionary, at most 60 KiB, now or at the next page. Does nothing if the codec has no
+    /// [tables](Codec::tables) or the tables are of another kind.
     fn set_tables(&mut self, _tables: &Tables) {}
 
-    /// Heap bytes that this stream holds, for the store's accounts.
+    /// Returns the heap bytes that this stream uses, for the store's accounting.
     fn memory_bytes(&self) -> usize;
 }

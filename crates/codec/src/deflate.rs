@@ -1,4 +1,4 @@
-//! DEFLATE (RFC 1951) by libdeflate: raw blocks, with no header and no sum.
+//! DEFLATE (RFC 1951) by libdeflate: raw blocks, without header or checksum.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use libdeflater::{CompressionLvl, Compressor, Decompressor};
 
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 
-/// Heap bytes of libdeflate's encoder at a level, and of its decoder, which does not report them:
-/// measured with `mallinfo2` on 64-bit Linux.
+/// Heap bytes of libdeflate's encoder at a level, and of its decoder. libdeflate does not report
+/// them; they were measured with `mallinfo2` on 64-bit Linux.
 const fn encoder_bytes(level: i32) -> usize {
     match level {
         1 => 200 << 10,
@@ -24,7 +24,7 @@ pub struct Deflate {
 }
 
 impl Deflate {
-    /// DEFLATE at `level`, 1 to 12; `None` outside that.
+    /// Returns DEFLATE at `level`, 1 to 12; `None` for any other level.
     pub fn new(level: i32) -> Option<Self> {
         let level = (1..=12).contains(&level).then(|| CompressionLvl::new(level).ok()).flatten()?;
         Some(Self { level })
@@ -36,7 +36,7 @@ impl Deflate {
 }
 
 impl Default for Deflate {
-    /// libdeflate's own default, 6.
+    /// Returns libdeflate's own default, level 6.
     fn default() -> Self {
         Self { level: CompressionLvl::default() }
     }

@@ -1,23 +1,22 @@
-//! Bytes that pages of one store have in common, given to an encoder and a decoder beforehand.
+//! Bytes that the pages of a store have in common, given to encoder and decoder in advance.
 
 use crate::{PAGE_SIZE, Page, Tables, tables::worth_it};
 
-/// Most bytes of a dictionary that training makes.
+/// Maximum size in bytes of a trained dictionary.
 pub(crate) const LARGEST: usize = 110 << 10;
 
-/// Sizes of dictionary that training tries. Matches in a dictionary cost a page more than matches
-/// in the page, and a large one drives the page out of the first-level cache, so more is not always
-/// better.
+/// Dictionary sizes that training tries. A match in the dictionary costs more than a match in the
+/// page, and a large dictionary evicts the page from the L1 cache, so larger is not always better.
 const SIZES: [usize; 3] = [16 << 10, 60 << 10, LARGEST];
 
-/// One sample page of this many is held out: dictionaries are made from the others and judged on
+/// One in this many sample pages is held out: dictionaries are built from the others and judged on
 /// these.
 const HELD_OUT: usize = 8;
 
-/// Fewer sample pages than this say nothing.
+/// Fewer sample pages than this are not representative.
 const SAMPLE_LEAST: usize = 64;
 
-/// A dictionary. It belongs to a store: objects made with it can be decoded with it only.
+/// A dictionary. It belongs to a store: objects made with it can only be decoded with it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Dictionary {
     bytes: Vec<u8>,
@@ -25,31 +24,32 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// A dictionary of these bytes: what training found, read back, or any bytes likely to be in
-    /// pages.
+    /// Creates a dictionary from these bytes: the result of training, read back, or any bytes that
+    /// are likely to occur in pages.
     pub fn new(bytes: Vec<u8>) -> Self {
         let id = fnv1a(&bytes);
         Self { bytes, id }
     }
 
-    /// Its content.
+    /// Returns its content.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// A number that tells dictionaries apart: FNV-1a of the content. Equal content has an equal
-    /// id, so a dictionary that was kept beside its objects can be known again.
+    /// Returns a number that distinguishes dictionaries: FNV-1a of the content. Equal contents have
+    /// equal ids, so a dictionary that was saved beside its objects can be recognised.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// The tables that `with` makes of the dictionary with which pages like those of `sample`
-    /// become smallest; `None` if none helps, or there is no memory.
+    /// Returns the tables, built by `with` from a dictionary, that make pages like those of
+    /// `sample` smallest. Returns `None` if no dictionary helps or memory runs out.
     ///
-    /// Candidates are plain sample pages spread over the sample and, with the feature `zstd`, those
-    /// that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than asked for), both
-    /// of several sizes. They are made from seven eighths of the sample and judged on the rest: it
-    /// helps if they become at least a fiftieth smaller than with `current`.
+    /// The candidates are plain sample pages spread over the sample and, with the feature `zstd`,
+    /// dictionaries that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than
+    /// requested), both in several sizes. They are built from seven eighths of the sample and
+    /// judged on the rest: a dictionary helps if it makes those pages at least 2 % smaller than
+    /// `current` does.
     pub(crate) fn train(sample: &[&Page], current: &Tables, with: impl Fn(Self) -> Option<Tables>) -> Option<Tables> {
         let (held_out, training) = held_out(sample)?;
         let bytes_of = |tables: &Tables| {
@@ -68,8 +68,8 @@ impl Dictionary {
     }
 }
 
-/// The pages of `sample` that judge, and those that dictionaries are made from. `None` if there are
-/// too few.
+/// Splits `sample` into the pages that judge and the pages that dictionaries are built from.
+/// Returns `None` if there are too few.
 pub(crate) fn held_out<'a>(sample: &[&'a Page]) -> Option<(Vec<&'a Page>, Vec<&'a Page>)> {
     if sample.len() < SAMPLE_LEAST {
         return None;
@@ -82,7 +82,7 @@ pub(crate) fn held_out<'a>(sample: &[&'a Page]) -> Option<(Vec<&'a Page>, Vec<&'
     Some((pages(true), pages(false)))
 }
 
-/// Dictionaries of the `sizes` or shorter ones.
+/// Returns candidate dictionaries of these `sizes` or shorter.
 pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
     #[cfg(feature = "zstd")]
     let all: Vec<u8> = training.iter().flat_map(|page| page.iter().copied()).collect();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::{Codec, Corrupt, by_name};
 
-    /// The codecs with dictionaries, and what they are without.
+    /// The codecs with dictionaries, each with its name without one.
     const CODECS: &[(&str, &str)] = &[
         ("lz4-dict", "lz4"),
         #[cfg(feature = "zstd")]
@@ -115,7 +115,7 @@ mod tests {
         #[cfg(feature = "zstd")]
         ("zstd--7-dict", "zstd--7"),
     ];
-    /// With tokens and palettes beside its dictionary; pages of noise have no object.
+    /// Has tokens and palettes beside its dictionary. Pages of noise have no object.
     const FOLD: (&str, &str) = ("fold-dict", "fold");
 
     fn train(name: &str, pages: &[Page]) -> Option<Tables> {
@@ -123,7 +123,7 @@ mod tests {
         by_name(name).unwrap().tables().expect("a codec with dictionaries").train_beyond(&sample)
     }
 
-    /// Pages of noise, each with three of sixteen 512-byte pieces that they share.
+    /// Pages of noise that each contain three of sixteen shared 512-byte pieces.
     fn alike() -> Vec<Page> {
         let mut state = 3u64;
         let mut byte = || {
@@ -166,7 +166,8 @@ mod tests {
             assert_eq!(codec.name(), name);
             let object = compressed(&*codec, &pages[7]);
             assert!(object.len() < PAGE_SIZE * 3 / 4, "{name}: {} bytes", object.len());
-            // Another stream of the same codec decodes it; one without the dictionary does not.
+            // Another stream of the same codec decodes it. A stream without the dictionary does
+            // not.
             let mut back = [0; PAGE_SIZE];
             codec.stream().unwrap().decompress(&object, &mut back).unwrap();
             assert_eq!(back, pages[7]);
@@ -175,7 +176,7 @@ mod tests {
             let dictionary = tables.dictionary().expect("trained");
             let of_dictionary = Dictionary::new(dictionary.bytes().to_vec()).id();
             assert!(tables.id() == of_dictionary || name == "fold-dict", "{name}");
-            // What was trained once is not worth training again.
+            // Training again on the same pages is not worth it.
             assert!(tables.train_beyond(&pages.iter().collect::<Vec<_>>()).is_none(), "{name}");
         }
     }
@@ -191,8 +192,8 @@ mod tests {
         assert!(train("lz4-dict", &pages[..SAMPLE_LEAST]).is_some());
     }
 
-    /// One stream goes from tables to tables, as a store's does, and makes and reads what a new one
-    /// of each does.
+    /// One stream switches between tables, as a store's does, and encodes and decodes like a new
+    /// stream of each.
     #[test]
     fn a_stream_is_set_to_other_dictionaries_and_to_none() {
         let (pages, noise) = (alike(), noise(4));

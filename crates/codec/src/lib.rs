@@ -1,4 +1,4 @@
-//! Page codecs: one 4 KiB page to bytes, and back from bytes nobody trusts.
+//! Page codecs: they compress one 4 KiB page and decode untrusted bytes back to a page.
 //!
 //! ```
 //! use pagefold_codec::{PAGE_SIZE, by_name};
@@ -15,25 +15,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Codec`] is a shared, immutable description (its name, level, tables); a [`Stream`] is one
-//! thread's working state, made once outside the hot path and used again for every page. No codec
-//! does I/O, starts a thread, or allocates in [`Stream::compress`] or [`Stream::decompress`].
+//! A [`Codec`] is a shared, immutable description (name, level, tables). A [`Stream`] is the
+//! working state of one thread: created once outside the hot path and reused for every page. No
+//! codec does I/O, starts a thread, or allocates in [`Stream::compress`] or [`Stream::decompress`].
 //!
 //! # Features
 //!
 //! Without features the crate needs no C library: `fold`, `fold-dict`, `lz4`, `lz4-dict`, `lz4dyn`,
-//! `lzo`, `lzo-rle`, `842` and `pleat` are Rust. Each feature adds a C library:
+//! `lzo`, `lzo-rle`, `842` and `pleat` are written in Rust. Each feature adds a C library:
 //!
 //! | feature | library | adds |
 //! |---|---|---|
-//! | `zstd` | libzstd | `zstd`, `zstd-dict`, clusters; candidates of ZDICT when dictionaries are trained |
+//! | `zstd` | libzstd | `zstd`, `zstd-dict`, clusters; ZDICT candidates in dictionary training |
 //! | `deflate` | libdeflate | `deflate`, clusters |
 //! | `lz4hc` | liblz4 | `lz4hc`, clusters |
 //! | `lzma` | liblzma | clusters |
 //!
-//! [`by_name`] answers [`NameError::NotBuilt`] for a codec whose feature is off.
+//! [`by_name`] returns [`NameError::NotBuilt`] for a codec whose feature is off.
 
-#[cfg(all(test, not(miri)))] // Thousands of pages by C libraries too.
+#[cfg(all(test, not(miri)))] // Runs thousands of pages through C libraries.
 mod bounds_tests;
 pub mod cluster;
 mod codec;
@@ -53,7 +53,7 @@ mod memory_tests;
 mod names;
 mod pleat;
 mod same;
-#[cfg(all(test, not(miri)))] // C libraries too.
+#[cfg(all(test, not(miri)))] // Calls C libraries.
 mod same_bytes_tests;
 mod tables;
 mod x842;

@@ -1,4 +1,4 @@
-//! LZ4 with a dictionary: blocks whose matches may begin in bytes that lie before the page (lz4's
+//! LZ4 with a dictionary: blocks whose matches may begin in bytes before the page (lz4's
 //! `LZ4_loadDict` and `LZ4_decompress_safe_usingDict`; the block format is the same).
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!                    <--- offset --- match
 //! ```
 //!
-//! It is compressed and decoded as LZ4 is, in the window.
+//! The page is encoded and decoded in this window as plain LZ4 would be.
 
 use std::{fmt, sync::Arc};
 
@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// Bytes of a dictionary that matches of a page can reach: positions of the window, and so offsets,
-/// fit 16 bits.
+/// Bytes of a dictionary that matches of a page can reach: positions in the window, and therefore
+/// offsets, fit in 16 bits.
 const REACH: usize = (1 << 16) - PAGE_SIZE;
 
 /// LZ4 with a dictionary.
@@ -31,21 +31,23 @@ pub struct Lz4Dict {
 }
 
 impl Lz4Dict {
-    /// With the tables' dictionary; it decodes only what was made with the same. The default is
-    /// without a dictionary, for a store that trains some: objects are then those of LZ4.
+    /// Returns the codec with the tables' dictionary. It decodes only objects made with the same
+    /// dictionary. The default has no dictionary, for a store that trains one later: its objects
+    /// are plain LZ4.
     pub fn with_tables(tables: Arc<Lz4Tables>) -> Self {
         Self { tables }
     }
 }
 
-/// What the objects of `lz4-dict` share: a dictionary, and where its sequences are; or none yet.
+/// What the objects of `lz4-dict` share: a dictionary and the positions of its sequences, or
+/// nothing yet.
 #[derive(Default)]
 pub struct Lz4Tables {
     found: Option<(Dictionary, Box<DictionaryPositions>)>,
 }
 
 impl Lz4Tables {
-    /// With the last 60 KiB of `dictionary`.
+    /// Creates tables from the last 60 KiB of `dictionary`.
     pub fn new(dictionary: Dictionary) -> Self {
         let bytes = dictionary.bytes();
         let reached = bytes[bytes.len().saturating_sub(REACH)..].to_vec();
@@ -53,12 +55,12 @@ impl Lz4Tables {
         Self { found: Some((Dictionary::new(reached), positions)) }
     }
 
-    /// The dictionary, if there is one.
+    /// Returns the dictionary, if there is one.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         self.found.as_ref().map(|(dictionary, _)| dictionary)
     }
 
-    /// Heap bytes.
+    /// Returns the heap bytes.
     pub fn memory_bytes(&self) -> usize {
         let of = |dictionary: &Dictionary| dictionary.bytes().len() + size_of::<DictionaryPositions>();
         size_of::<Self>() + self.dictionary().map_or(0, of)
@@ -97,13 +99,14 @@ impl Codec for Lz4Dict {
 struct Lz4DictStream {
     plain: Lz4Stream,
     tables: Arc<Lz4Tables>,
-    /// The dictionary, as soon as it is needed, and a page after it.
+    /// The dictionary, once loaded, followed by a page.
     window: Box<[u8]>,
     is_loaded: bool,
 }
 
 impl Lz4DictStream {
-    /// The window and the dictionary in it, if there is one.
+    /// Returns the window, loading the dictionary into it if needed. Returns `None` without a
+    /// dictionary.
     #[inline(always)]
     fn load(&mut self) -> Option<(&mut [u8], usize, &DictionaryPositions, &mut Positions)> {
         let (dictionary, positions) = self.tables.found.as_ref()?;
@@ -158,7 +161,7 @@ mod tests {
         Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary))))
     }
 
-    /// A page made of pieces of the dictionary and of other bytes.
+    /// A page that mixes pieces of the dictionary with other bytes.
     fn page(dictionary: &[u8], pieces: &[(usize, usize, u8)]) -> Page {
         let bytes: Vec<u8> = pieces
             .iter()
@@ -197,7 +200,7 @@ mod tests {
             prop_assert_eq!(codec.stream().unwrap().compress(&page, &mut vec![0; len - 1]), None);
         }
 
-        /// What liblz4 makes is read, and any bytes are decoded as liblz4 decodes them.
+        /// Decodes liblz4's blocks, and decodes any bytes as liblz4 does.
         #[test]
         fn blocks_are_decoded_as_by_liblz4(
             dictionary in prop::collection::vec(any::<u8>(), 1..3000),

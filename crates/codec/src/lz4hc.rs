@@ -1,11 +1,11 @@
 //! LZ4's block format by liblz4's high-compression encoder (lz4's `lib/lz4hc.h`). Any LZ4 decoder
-//! reads its objects, so they carry LZ4's id.
+//! reads its objects, so they have LZ4's id.
 
 use lzzzz::lz4_hc;
 
 use crate::{Codec, CodecId, Corrupt, Lz4, Page, Stream, StreamError};
 
-/// Bytes of liblz4's encoder state (`LZ4_STREAMHCSIZE`), of which it keeps one a thread.
+/// Size of liblz4's encoder state (`LZ4_STREAMHCSIZE`), one per thread.
 const STATE_BYTES: usize = 4 * (1 << 15) + 2 * (1 << 16) + 56;
 
 /// LZ4 by liblz4's high-compression encoder, at one level.
@@ -15,27 +15,27 @@ pub struct Lz4Hc {
 }
 
 impl Lz4Hc {
-    /// The encoder at `level`, 1 to 12; `None` outside that.
+    /// Returns the encoder at `level`, 1 to 12; `None` for any other level.
     pub fn new(level: i32) -> Option<Self> {
         (1..=lz4_hc::CLEVEL_MAX).contains(&level).then_some(Self { level })
     }
 
-    /// Compresses all of `input` into the front of `out` and returns the block's length; `None` if
-    /// it does not fit, with `out` then unspecified. Blocks have at most 2,113,929,216 bytes of
-    /// input.
+    /// Compresses all of `input` into the front of `out` and returns the block's length. If it does
+    /// not fit, returns `None` and `out` holds unspecified bytes. A block holds at most
+    /// 2,113,929,216 bytes of input.
     pub fn compress(&self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         lz4_hc::compress(input, out, self.level).ok().filter(|&len| len > 0)
     }
 
-    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of
-    /// `input` and the block's length. `None`: nothing fits.
+    /// Compresses as much of the front of `input` as fits in `out`, and returns the number of input
+    /// bytes consumed and the block's length. Returns `None` if nothing fits.
     pub fn compress_fill(&self, input: &[u8], out: &mut [u8]) -> Option<(usize, usize)> {
         lz4_hc::compress_fill(input, out, self.level).ok().filter(|&(_, len)| len > 0)
     }
 }
 
 impl Default for Lz4Hc {
-    /// The level that liblz4 itself takes for its default, 9.
+    /// Returns liblz4's own default, level 9.
     fn default() -> Self {
         Self { level: lz4_hc::CLEVEL_DEFAULT }
     }

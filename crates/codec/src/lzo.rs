@@ -1,9 +1,9 @@
 //! LZO1X, the format of zram's `lzo`, and its variant with runs of zeros, zram's default `lzo-rle`.
 //!
-//! Our own encoder and decoder, from the description of the format in Linux's
-//! `Documentation/staging/lzo.rst`; the stream is that of LZO1X (bitstream version 0) and of
-//! LZO-RLE (version 1), readable by and from other implementations. [`mod@format`] has the
-//! instructions, [`encode`] and [`decode`] what is done with them.
+//! The encoder and decoder are our own, written from the description of the format in Linux's
+//! `Documentation/staging/lzo.rst`. The streams are LZO1X (bitstream version 0) and LZO-RLE
+//! (version 1), interoperable both ways with other implementations. [`mod@format`] has the
+//! instructions; [`encode`] and [`decode`] use them.
 
 mod decode;
 mod encode;
@@ -13,7 +13,7 @@ use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
 use encode::Encoder;
 use format::Version;
 
-/// LZO1X, as LZO1X-1 compresses: greedily and fast.
+/// LZO1X, compressed as LZO1X-1 does: greedily and fast.
 #[derive(Clone, Copy, Debug)]
 pub struct Lzo(Version);
 

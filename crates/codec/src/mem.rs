@@ -1,40 +1,41 @@
-//! Unaligned loads and stores, and copies that write more than asked: what the match loops of the
-//! codecs are made of.
+//! Unaligned loads and stores, and copies that write more than requested: the building blocks of
+//! the codecs' match loops.
 //!
-//! All of it is by raw pointer, because an LZ decoder's source and destination are parts of one
-//! buffer and may overlap; `&` and `&mut` to them at once would be undefined behaviour. A codec
-//! checks its bounds once for several of these. Integers are little-endian on every machine.
-#![allow(unsafe_code)] // Unaligned access without a bounds check for each; the callers check once a sequence.
+//! All functions take raw pointers, because an LZ decoder's source and destination are parts of one
+//! buffer and may overlap; holding `&` and `&mut` to them at once would be undefined behaviour. A
+//! codec checks its bounds once for several of these calls. Integers are little-endian on every
+//! machine.
+#![allow(unsafe_code)] // Unaligned access; callers check bounds once per sequence.
 
 use crate::{PAGE_SIZE, Page};
 
-/// The 16 bits at `p`.
+/// Loads the 16 bits at `p`.
 ///
 /// # Safety
 /// 2 bytes from `p` can be read.
 #[inline(always)]
 pub(crate) unsafe fn load16(p: *const u8) -> u16 {
-    // SAFETY: the caller's; the read is unaligned.
+    // SAFETY: upheld by the caller; the read is unaligned.
     u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
 }
 
-/// The 32 bits at `p`.
+/// Loads the 32 bits at `p`.
 ///
 /// # Safety
 /// 4 bytes from `p` can be read.
 #[inline(always)]
 pub(crate) unsafe fn load32(p: *const u8) -> u32 {
-    // SAFETY: the caller's; the read is unaligned.
+    // SAFETY: upheld by the caller; the read is unaligned.
     u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
 }
 
-/// The 64 bits at `p`.
+/// Loads the 64 bits at `p`.
 ///
 /// # Safety
 /// 8 bytes from `p` can be read.
 #[inline(always)]
 pub(crate) unsafe fn load64(p: *const u8) -> u64 {
-    // SAFETY: the caller's; the read is unaligned.
+    // SAFETY: upheld by the caller; the read is unaligned.
     u64::from_le(unsafe { p.cast::<u64>().read_unaligned() })
 }
 
@@ -44,7 +45,7 @@ pub(crate) unsafe fn load64(p: *const u8) -> u64 {
 /// 2 bytes from `p` can be written.
 #[inline(always)]
 pub(crate) unsafe fn store16(p: *mut u8, value: u16) {
-    // SAFETY: the caller's; the write is unaligned.
+    // SAFETY: upheld by the caller; the write is unaligned.
     unsafe { p.cast::<u16>().write_unaligned(value.to_le()) }
 }
 
@@ -54,7 +55,7 @@ pub(crate) unsafe fn store16(p: *mut u8, value: u16) {
 /// 4 bytes from `p` can be written.
 #[inline(always)]
 pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
-    // SAFETY: the caller's; the write is unaligned.
+    // SAFETY: upheld by the caller; the write is unaligned.
     unsafe { p.cast::<u32>().write_unaligned(value.to_le()) }
 }
 
@@ -64,30 +65,30 @@ pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
 /// 8 bytes from `p` can be written.
 #[inline(always)]
 pub(crate) unsafe fn store64(p: *mut u8, value: u64) {
-    // SAFETY: the caller's; the write is unaligned.
+    // SAFETY: upheld by the caller; the write is unaligned.
     unsafe { p.cast::<u64>().write_unaligned(value.to_le()) }
 }
 
 /// Copies `N` bytes (8, 16, 32: one or two registers). All are read before the first is written, so
-/// the two may overlap.
+/// source and destination may overlap.
 ///
 /// # Safety
 /// `N` bytes can be read from `src` and written to `dst`.
 #[inline(always)]
 pub(crate) unsafe fn copy<const N: usize>(src: *const u8, dst: *mut u8) {
-    // SAFETY: the caller's; arrays of bytes need no alignment.
+    // SAFETY: upheld by the caller; arrays of bytes need no alignment.
     unsafe { dst.cast::<[u8; N]>().write(src.cast::<[u8; N]>().read()) }
 }
 
-/// Copies `len` bytes, rounded up to `STEP` and at least `STEP` (16, 32), 16 at a time. Bytes that
-/// an earlier step wrote are read by later ones: with `dst - src` of 16 or more and less than
-/// `len`, the distance repeats as an LZ match does.
+/// Copies `len` bytes, rounded up to `STEP` and at least `STEP` (16, 32), 16 at a time. Later steps
+/// read bytes that earlier steps wrote: if `dst - src` is at least 16 and less than `len`, the
+/// bytes repeat at that distance, as an LZ match requires.
 ///
 /// # Safety
 /// `len.next_multiple_of(STEP).max(STEP)` bytes can be read from `src` and written to `dst`.
 #[inline(always)]
 pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *mut u8, len: usize) {
-    // SAFETY: `end` is at most `len` bytes on, inside what the caller gave.
+    // SAFETY: `end` is `len` bytes further, inside the caller's buffer.
     let end = unsafe { dst.add(len) };
     loop {
         // SAFETY: each step but the first starts before `end`, so it stays within `len` rounded up.
@@ -105,15 +106,16 @@ pub(crate) unsafe fn wild_copy<const STEP: usize>(mut src: *const u8, mut dst: *
     }
 }
 
-/// Copies `len` bytes, rounded up to 32 and at least 64. Of a block's literals with length bytes
-/// most are under 64, and no branch asks how far; of more the system's copy is quicker than a loop.
+/// Copies `len` bytes, rounded up to 32 and at least 64. Most literal runs with length bytes are
+/// shorter than 64 and need no branch on their length. Beyond 256 bytes the system's copy is faster
+/// than a loop.
 ///
 /// # Safety
-/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`. Where the two overlap,
-/// `dst` lies before `src`.
+/// `(len + 31).max(64)` bytes can be read from `src` and written to `dst`. If the two overlap,
+/// `dst` is before `src`.
 #[inline(always)]
 pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         copy::<16>(src, dst);
         copy::<16>(src.add(16), dst.add(16));
@@ -129,13 +131,13 @@ pub(crate) unsafe fn copy_literals(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on.
+/// Returns how many bytes from `a`, before `a_end`, equal those from `b`.
 ///
 /// # Safety
-/// `a <= a_end`; the bytes `a..a_end` can be read, and as many from `b`.
+/// `a <= a_end`; the bytes `a..a_end` can be read, and the same number from `b`.
 #[inline(always)]
 pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
-    // SAFETY: the caller's: both lie in one buffer, `a` first.
+    // SAFETY: upheld by the caller: both are in one buffer, `a` first.
     let len = unsafe { a_end.offset_from_unsigned(a) };
     let mut at = 0;
     while at + 8 <= len {
@@ -153,15 +155,14 @@ pub(crate) unsafe fn common_prefix(a: *const u8, b: *const u8, a_end: *const u8)
     at
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by steps of 8, 32 and 64:
-/// most matches end within the first, most others within the second, and a step has no branch on
-/// where the two differ.
+/// Does the same as [`common_prefix`] in steps of 8, 32 and 64: most matches end within the first,
+/// most others within the second, and no step branches on where the two differ.
 ///
 /// # Safety
-/// As [`common_prefix`]'s, and at least 8 bytes lie before `a_end`.
+/// As for [`common_prefix`], and at least 8 bytes are before `a_end`.
 #[inline(always)]
 pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
-    // SAFETY: the caller's; each step was compared with what is left.
+    // SAFETY: upheld by the caller; each step was checked against the bytes left.
     unsafe {
         let diff = load64(a) ^ load64(b);
         if diff != 0 {
@@ -192,14 +193,15 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
     }
 }
 
-/// [`common_prefix_wide`] by a first step of `FIRST` bytes, 32 or 64: a branch less that depends on where the two differ.
+/// Does the same as [`common_prefix_wide`] with a first step of `FIRST` bytes, 32 or 64: one branch
+/// less that depends on where the two differ.
 ///
 /// # Safety
-/// As [`common_prefix`]'s, and at least `FIRST` bytes lie before `a_end`.
+/// As for [`common_prefix`], and at least `FIRST` bytes are before `a_end`.
 #[inline(always)]
 pub(crate) unsafe fn common_prefix_by<const FIRST: usize>(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
     const { assert!(FIRST == 32 || FIRST == 64) };
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         {
@@ -214,14 +216,14 @@ pub(crate) unsafe fn common_prefix_by<const FIRST: usize>(a: *const u8, b: *cons
     }
 }
 
-/// The rest of a long match, out of the way of short ones.
+/// Compares the rest of a long match, out of line so as not to slow short ones.
 ///
 /// # Safety
-/// As [`common_prefix`]'s.
+/// As for [`common_prefix`].
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 unsafe fn common_prefix_by_32(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
-    // SAFETY: the caller's; each step was compared with what is left.
+    // SAFETY: upheld by the caller; each step was checked against the bytes left.
     unsafe {
         let len = a_end.offset_from_unsigned(a);
         let mut at = 0;
@@ -236,17 +238,18 @@ unsafe fn common_prefix_by_32(a: *const u8, b: *const u8, a_end: *const u8) -> u
     }
 }
 
-/// A bit for each of the `16 * N` bytes at `a`, up to 64, that is not as at `b`.
+/// Returns a mask with a bit for each of the `16 * N` bytes at `a`, up to 64, that differs from
+/// `b`.
 ///
 /// # Safety
-/// `16 * N` bytes from both can be read.
+/// `16 * N` bytes can be read from both.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn differences<const N: usize>(a: *const u8, b: *const u8) -> u64 {
     use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8};
     let mut mask = 0;
     for at in 0..N {
-        // SAFETY: the caller's; every x86-64 processor has SSE2.
+        // SAFETY: upheld by the caller; every x86-64 processor has SSE2.
         let equal = unsafe {
             let (a, b) = (_mm_loadu_si128(a.add(16 * at).cast()), _mm_loadu_si128(b.add(16 * at).cast()));
             _mm_movemask_epi8(_mm_cmpeq_epi8(a, b))
@@ -264,8 +267,8 @@ pub(crate) fn prefetch(page: &Page) {
     }
 }
 
-/// Hints that the first 2 KiB of `block`, or all of it, are about to be read; its first 64 bytes
-/// are read at once.
+/// Hints that the first 2 KiB of `block`, or all of it if shorter, are about to be read. Skips the
+/// first 64 bytes, which are read immediately.
 #[inline(always)]
 pub(crate) fn prefetch_front(block: &[u8]) {
     for at in (64..block.len().min(2048)).step_by(64) {
@@ -273,7 +276,7 @@ pub(crate) fn prefetch_front(block: &[u8]) {
     }
 }
 
-/// Hints that the line of `p`, which may be anywhere, is about to be read or written.
+/// Hints that the cache line at `p`, which may be any address, is about to be read or written.
 #[inline(always)]
 pub(crate) fn prefetch_line(p: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -285,10 +288,10 @@ pub(crate) fn prefetch_line(p: *const u8) {
     let _ = p;
 }
 
-/// Bytes of a page that [`sampled_zeros`] looks at.
+/// Bytes of a page that [`sampled_zeros`] examines.
 pub(crate) const ZEROS_SAMPLED: usize = PAGE_SIZE / 16;
 
-/// How many of the first 16 bytes of every 256 are zero.
+/// Counts the zero bytes among the first 16 bytes of every 256.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn sampled_zeros(page: &Page) -> usize {
     use std::arch::x86_64::{
@@ -307,7 +310,7 @@ pub(crate) fn sampled_zeros(page: &Page) -> usize {
     }
 }
 
-/// How many of the first 16 bytes of every 256 are zero.
+/// Counts the zero bytes among the first 16 bytes of every 256.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn sampled_zeros(page: &Page) -> usize {
     page.as_chunks::<256>().0.iter().flat_map(|part| &part[..16]).filter(|&&byte| byte == 0).count()
@@ -321,7 +324,7 @@ mod tests {
     fn integers_are_little_endian_at_any_alignment() {
         let mut bytes: [u8; 12] = std::array::from_fn(|at| at as u8);
         for at in 0..4 {
-            // SAFETY: 8 bytes from `at < 4` lie in the 12.
+            // SAFETY: 8 bytes from `at < 4` are inside the 12.
             unsafe {
                 let p = bytes.as_mut_ptr().add(at);
                 assert_eq!(load16(p), u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()));

@@ -1,6 +1,5 @@
-//! A little of everything that the codecs written here do by raw pointer, without a library to
-//! compare with and with few pages, so that an interpreter which checks every access can run it:
-//! `scripts/miri`.
+//! Exercises all raw-pointer code of the codecs written here, without a library to compare with and
+//! with few pages, so that an interpreter that checks every access can run it: `scripts/miri`.
 
 use std::{
     ops::Range,
@@ -12,7 +11,7 @@ use crate::{
     lz4::{Lz4Encoder, Matches, compress_bound, decompress, decompress_in_place, decompress_partial, in_place_margin},
 };
 
-/// Numbers that look random, the same on every run.
+/// Returns pseudo-random numbers, the same on every run.
 fn numbers() -> impl Iterator<Item = u32> {
     std::iter::successors(Some(0x2545_F491_u32), |&state| {
         let state = state ^ state << 13;
@@ -21,8 +20,8 @@ fn numbers() -> impl Iterator<Item = u32> {
     })
 }
 
-/// Text, code, words, numbers without a pattern, and long runs: one page each. An interpreter gets
-/// the first three of less content, again and again: one long match, which takes it no time.
+/// Text, code, words, numbers without a pattern, and long runs: one page each. For an interpreter,
+/// the first three repeat a shorter content: one long match, which takes it no time.
 pub(crate) static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
     const CONTENT: usize = if cfg!(miri) { 700 } else { PAGE_SIZE };
     let page = |bytes: Vec<u8>| std::array::from_fn(|at| bytes[at % bytes.len()]);
@@ -45,7 +44,7 @@ pub(crate) static PAGES: LazyLock<[Page; 5]> = LazyLock::new(|| {
     ]
 });
 
-/// Pages come back, and damage to an object stays inside the buffers.
+/// Checks that pages round-trip and that damage to an object stays inside the buffers.
 fn check(name: &str) {
     check_codec(&*by_name(name).unwrap());
 }
@@ -57,9 +56,9 @@ fn check_codec(codec: &dyn Codec) {
 fn check_pages(codec: &dyn Codec, pages: &[Page]) {
     let mut stream = codec.stream().unwrap();
     for page in pages {
-        // Of its exact size on the heap, so that any access past it is seen.
+        // On the heap with its exact size, so that any access past it is detected.
         let mut roomy = vec![0; 2 * PAGE_SIZE].into_boxed_slice();
-        // Some give up where a page does not get smaller.
+        // Some codecs return `None` for a page that does not shrink.
         let Some(len) = stream.compress(page, &mut roomy) else { continue };
         let mut exact = vec![0; len].into_boxed_slice();
         stream.compress(page, &mut exact);
@@ -84,8 +83,8 @@ fn lz4() {
 
 #[test]
 fn lz4_with_a_dictionary() {
-    // Parts of two pages, one of the least length, and one of the most, which takes an interpreter
-    // minutes.
+    // Parts of two pages, one of minimum length, and one of maximum length, which takes an
+    // interpreter minutes.
     let long = if cfg!(miri) { PAGES[1].to_vec() } else { PAGES.concat().repeat(3) };
     for dictionary in [[&PAGES[0][900..1500], &PAGES[2][..777]].concat(), vec![7], long] {
         check_codec(&Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary)))));
@@ -115,7 +114,7 @@ fn fold() {
 #[test]
 fn pleat() {
     check("pleat");
-    // Literals that get a code of their own.
+    // Literals that get a separate code in the object.
     let mut rare = [0; PAGE_SIZE];
     let bytes = numbers().map(|number| 0x90 + (number % 9 * (number >> 8) % 9) as u8);
     rare[..600].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
@@ -132,7 +131,8 @@ fn x842() {
     check("842");
 }
 
-/// `block` at the end of a buffer with `margin` bytes more than the output, and where it lies.
+/// Returns a buffer that ends with `block` and has `margin` bytes more than the output, and the
+/// block's range.
 fn tail(block: &[u8], out_len: usize, margin: usize) -> (Box<[u8]>, Range<usize>) {
     let len = (out_len + margin).max(block.len());
     let mut buffer = vec![0; len - block.len()];

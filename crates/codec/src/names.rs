@@ -1,4 +1,4 @@
-//! From a codec's name to the codec.
+//! Looks codecs up by name.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::Lz4Hc;
 use crate::Zstd;
 use crate::{Codec, Fold, FoldDict, Lz4, Lz4Dict, Lz4Dyn, Lzo, Page, Pleat, X842};
 
-/// The names that [`by_name`] takes in this build, one a codec, for help texts.
+/// The names that [`by_name`] accepts in this build, one per codec, for help texts.
 pub const NAMES: &[&str] = &[
     "fold",
     "fold-dict",
@@ -46,20 +46,20 @@ pub enum NameError {
     /// No codec has this name.
     #[error("unknown codec '{name}'; known are {}; levels are 1 to 12, of zstd -7 to 22", NAMES.join(", "))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
     /// The codec exists, but was not compiled in.
     #[error("codec '{name}' is not in this build: it needs the feature '{feature}' of pagefold-codec")]
     NotBuilt {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
         /// The Cargo feature that adds it.
         feature: &'static str,
     },
 }
 
-/// The codec that `name` stands for.
+/// Returns the codec called `name`.
 ///
 /// # Errors
 /// [`NameError::Unknown`]; [`NameError::NotBuilt`] if the feature that the codec needs is off.
@@ -113,10 +113,10 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Codec>, NameError> {
     }
 }
 
-/// The codec that `name` stands for, trained on the pages of `sample` where it has something to
-/// train. Names mean what they mean to [`by_name`], but those with `-dict` at the end get a
-/// dictionary of the sample, or none if none helps; and there is `pleat-trained`, with tables
-/// trained on the sample, or the built-in ones if those do not help.
+/// Returns the codec called `name`, trained on the pages of `sample` if it can be trained. Accepts
+/// the names of [`by_name`]. A name ending in `-dict` gets a dictionary from the sample, or none if
+/// none helps. `pleat-trained` gets tables trained on the sample, or the built-in ones if training
+/// does not help.
 pub fn trained(name: &str, sample: &[&Page]) -> Result<Arc<dyn Codec>, NameError> {
     let codec = match name {
         "pleat-trained" => by_name("pleat")?,

@@ -1,14 +1,13 @@
-//! Pages that are one 8-byte word again and again: zram's "same-filled" pages, stored as that word
-//! alone.
+//! Pages that repeat one 8-byte word: zram's "same-filled" pages, stored as that word alone.
 
 use crate::{PAGE_SIZE, Page};
 
-/// The 8-byte word (little-endian) that fills `page`, or `None` if no one word does.
+/// Returns the 8-byte word (little-endian) that fills `page`, or `None` if no single word does.
 ///
-/// A page is filled with one word if it equals itself 8 bytes on: one `memcmp`, with the vectors
-/// that the C library chose for this processor, which stops at the first difference. The second and
-/// the last word are looked at before: most pages differ there, and pages that begin with zeros and
-/// carry a tail are common in heaps.
+/// A page is filled with one word if it equals itself shifted by 8 bytes: one `memcmp`, with the
+/// vectors that the C library selected for this processor, which stops at the first difference. The
+/// second and the last word are checked first: most pages differ there, and pages that begin with
+/// zeros and end in other data are common in heaps.
 #[must_use]
 pub fn same_filled(page: &Page) -> Option<u64> {
     let (words, _) = page.as_chunks::<8>();
@@ -17,8 +16,8 @@ pub fn same_filled(page: &Page) -> Option<u64> {
     same.then_some(u64::from_le_bytes(first))
 }
 
-/// Fills `page` with `word`: what [`same_filled`] found, undone. At memset's speed when the word is
-/// one byte over and over, at 0.6 of it else (memset stores 64 bytes at once, this 16).
+/// Fills `page` with `word`: the inverse of [`same_filled`]. Runs at memset's speed if all bytes of
+/// the word are equal, otherwise at 60 % of it (memset stores 64 bytes at a time, this loop 16).
 pub fn fill(page: &mut Page, word: u64) {
     let bytes = word.to_le_bytes();
     if bytes == [bytes[0]; 8] {

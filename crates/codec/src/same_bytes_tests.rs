@@ -1,9 +1,9 @@
-//! The same objects on every machine: whichever instructions a CPU has, and on other architectures
-//! (`scripts/aarch64`).
+//! Checks that every machine makes the same objects, whatever the CPU's instructions, and on other
+//! architectures (`scripts/aarch64`).
 
 use crate::{NAMES, PAGE_SIZE, Page, by_name, memory_tests::PAGES, streams_of_every_build};
 
-/// Pages that begin as one kind and end as another, with every cut between sectors.
+/// Pages that begin as one kind and end as another, cut at each sector boundary.
 fn pages() -> impl Iterator<Item = Page> {
     PAGES.iter().flat_map(|front| {
         PAGES.iter().flat_map(move |back| {
@@ -16,10 +16,10 @@ fn pages() -> impl Iterator<Item = Page> {
     })
 }
 
-/// The FNV-1a hash of all objects; a page that does not shrink counts as an empty one.
+/// The FNV-1a hash of all objects; a page that does not shrink counts as an empty object.
 ///
-/// A codec's sum changes if its format or its search for matches does. What a codec trains is not
-/// here: training takes logarithms, which C libraries round differently.
+/// A codec's sum changes if its format or its search for matches does. Trained codecs are not
+/// tested here: training uses logarithms, which C libraries round differently.
 const SUMS: &[(&str, u64)] = &[
     ("fold", 0x0898_4553_a934_f18f),
     ("lz4", 0x314c_9233_19f4_60d8),

@@ -1,4 +1,4 @@
-//! What the objects of a store share beside their codec: tables or a dictionary, which can be
+//! What the objects of a store share besides their codec: tables or a dictionary, which can be
 //! trained on its pages.
 
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use crate::{Codec, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, P
 #[cfg(feature = "zstd")]
 use crate::{Zstd, ZstdTables};
 
-/// Tables that objects share and do not name: an object is decoded with those it was made with.
-/// (With others it gives an error or another page, never anything worse.)
+/// Tables that objects share but do not name: an object must be decoded with the tables it was made
+/// with. (Other tables give an error or another page, never anything worse.)
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Tables {
@@ -24,8 +24,8 @@ pub enum Tables {
 }
 
 impl Tables {
-    /// A hash of what is in them: equal tables have equal ids, on every machine. 0 if they are no
-    /// dictionary yet.
+    /// Returns a hash of the content: equal tables have equal ids, on every machine. Returns 0 if
+    /// there is no dictionary yet.
     pub fn id(&self) -> u32 {
         match self {
             Self::Pleat(tables) => tables.id(),
@@ -36,7 +36,8 @@ impl Tables {
         }
     }
 
-    /// The dictionary, of a codec for which that is all.
+    /// Returns the dictionary, if there is one. Returns `None` for `pleat`, whose tables include
+    /// theirs.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         match self {
             Self::Pleat(_) => None,
@@ -47,7 +48,7 @@ impl Tables {
         }
     }
 
-    /// Heap bytes of the tables, with what was made of them for all streams.
+    /// Returns the heap bytes of the tables, including what all streams derive from them.
     pub fn memory_bytes(&self) -> usize {
         match self {
             Self::Pleat(tables) => tables.memory_bytes(),
@@ -58,7 +59,7 @@ impl Tables {
         }
     }
 
-    /// The codec whose objects share these tables.
+    /// Returns the codec whose objects share these tables.
     pub fn codec(&self) -> Arc<dyn Codec> {
         match self {
             Self::Pleat(tables) => Arc::new(Pleat::with_tables(Arc::clone(tables))),
@@ -69,12 +70,11 @@ impl Tables {
         }
     }
 
-    /// Tables of the same codec, trained on `sample`. Takes seconds; not for the hot path.
-    /// Same-filled pages should be left out.
+    /// Trains tables of the same codec on `sample`. Takes seconds; not for the hot path. The caller
+    /// should leave out same-filled pages.
     ///
-    /// `None`: training does not help. That is judged by every eighth page of the sample, which is
-    /// kept from training: the new tables must make these at least a fiftieth smaller than `self`
-    /// does.
+    /// Returns `None` if training does not help. Every eighth page of the sample is held out to
+    /// judge that: the new tables must make those pages at least 2 % smaller than `self` does.
     pub fn train_beyond(&self, sample: &[&Page]) -> Option<Self> {
         match self {
             Self::Pleat(current) => {
@@ -92,8 +92,8 @@ impl Tables {
     }
 }
 
-/// Whether making the same pages `bytes` instead of `before` long is worth new tables or a longer
-/// dictionary: a fiftieth less is.
+/// Returns whether reducing the same pages from `before` to `bytes` justifies new tables or a
+/// longer dictionary: 2 % does.
 pub(crate) fn worth_it(bytes: usize, before: usize) -> bool {
     bytes * 50 <= before * 49
 }

@@ -1,13 +1,15 @@
 //! 842, the format of IBM's POWER7+ compression units and of zram's `842`.
 //!
-//! Our own, from the facts of the format below, which are those that Linux's software 842 and IBM's
-//! units agree on. It is made for hardware, which looks at all phrases of a block at once; in
-//! software it is here to be compared with, as in zram's table of backends.
+//! The implementation is our own, written from the facts of the format below, on which Linux's
+//! software 842 and IBM's units agree. The format is designed for hardware, which looks up all
+//! phrases of a block at once; in software it is here for comparison, as in zram's table of
+//! backends.
 //!
 //! # Format
 //!
-//! A stream of bits, highest bit first. It consists of templates, 5 bits each with their operands,
-//! and each stands for 8 bytes, a block. A block's half is 4 bytes, in one of five ways:
+//! A stream of bits, highest bit first. It consists of templates of 5 bits, each followed by its
+//! operands. Each template encodes 8 bytes, a block. Each half of a block, 4 bytes, is encoded in
+//! one of five ways:
 //!
 //! ```text
 //! 0   4 bytes as they are                      32 bits
@@ -17,7 +19,7 @@
 //! 4   an index of 4 bytes                       9 bits
 //! ```
 //!
-//! | template | operands | what it stands for |
+//! | template | operands | meaning |
 //! |---|---|---|
 //! | 5·a + b, 0 to 24 | those of way a, then of way b | the two halves |
 //! | 25 | an index of 8 bytes, 8 bits | the block |
@@ -26,10 +28,10 @@
 //! | 29 | n, 3 bits, and n bytes | a tail shorter than a block |
 //! | 30 | a sum of 32 bits | the end |
 //!
-//! An index is a place in a ring of what was decoded before this block: 256 pairs of bytes, 512
-//! fours or 256 eights; what was decoded at position p is at place p mod the ring's bytes, in units
+//! An index is a place in a ring of the bytes decoded before this block: 256 pairs of bytes, 512
+//! fours or 256 eights. The byte decoded at position p is at place p mod the ring's size, in units
 //! of the phrase, until it is overwritten. The sum is CRC-32 with the polynomial 0x04c11db7,
-//! highest bit first, begun with 0 and not inverted. The stream is filled with zero bits to a
+//! highest bit first, starting at 0 and not inverted. The stream is padded with zero bits to a
 //! multiple of 8 bytes.
 
 mod bits;
@@ -43,7 +45,7 @@ use encode::Encoder;
 /// Bytes of a block.
 const BLOCK: usize = 8;
 
-/// Bytes of the rings of 2, 4 and 8-byte phrases.
+/// Sizes in bytes of the rings of 2, 4 and 8-byte phrases.
 const RING2: usize = 2 << INDEX2_BITS;
 const RING4: usize = 4 << INDEX4_BITS;
 const RING8: usize = 8 << INDEX8_BITS;
@@ -56,7 +58,7 @@ const REPEAT_BITS: u32 = 6;
 const TAIL_BITS: u32 = 3;
 const SUM_BITS: u32 = 32;
 
-/// The templates that are not two halves.
+/// The templates other than two halves.
 const WHOLE: u64 = 25;
 const REPEAT: u64 = 27;
 const ZEROS: u64 = 28;

@@ -1,25 +1,24 @@
 #![allow(unsafe_code)]
 //! liblzo2's LZO1X-1. Unsafe because a C library is opened by name and called through its published
-//! interface (`lzo/lzo1x.h`); every call's buffer rules are kept here, so that callers need no
-//! unsafe.
+//! interface (`lzo/lzo1x.h`). This module upholds the buffer rules of every call, so that callers
+//! need no unsafe code.
 
 use std::ffi::{CStr, c_int, c_void};
 
 type Compress = unsafe extern "C" fn(*const u8, usize, *mut u8, *mut usize, *mut c_void) -> c_int;
 type Decompress = Compress;
 
-/// Bytes of working memory that `lzo1x_1_compress` asks for (`LZO1X_1_MEM_COMPRESS`: 16384
-/// pointers).
+/// Working memory of `lzo1x_1_compress`, in pointers (`LZO1X_1_MEM_COMPRESS`: 16384 pointers).
 const WORK_POINTERS: usize = 16384;
 
-/// liblzo2, opened. It stays loaded until the process ends.
+/// liblzo2, opened. It stays loaded until the process exits.
 #[derive(Clone, Copy, Debug)]
 pub struct Liblzo2 {
     compress: Compress,
     decompress_safe: Decompress,
 }
 
-/// Working memory of one compressing thread.
+/// The working memory of one compressing thread.
 #[derive(Debug)]
 pub struct Liblzo2Work(Box<[usize; WORK_POINTERS]>);
 
@@ -37,9 +36,9 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 }
 
 impl Liblzo2 {
-    /// The library, if this machine has `liblzo2.so.2`.
+    /// Opens the library, if the machine has `liblzo2.so.2`.
     pub fn open() -> Option<Self> {
-        // SAFETY: the name ends with a zero byte, and liblzo2's initialisers touch nothing but the
+        // SAFETY: the name ends with a zero byte, and liblzo2's initialisers access nothing but the
         // library itself.
         let handle = unsafe { libc::dlopen(c"liblzo2.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
@@ -47,9 +46,9 @@ impl Liblzo2 {
         }
         let compress = symbol(handle, c"lzo1x_1_compress")?;
         let decompress = symbol(handle, c"lzo1x_decompress_safe")?;
-        // SAFETY: both symbols are functions of this very type in every liblzo2.so.2 (lzo1x.h,
+        // SAFETY: both symbols are functions of exactly this type in every liblzo2.so.2 (lzo1x.h,
         // where `lzo_uint` is a pointer-sized integer on 64-bit machines), and a function pointer
-        // is as wide as a data pointer here.
+        // has the size of a data pointer here.
         let (compress, decompress_safe) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, Compress>(compress),
@@ -59,7 +58,7 @@ impl Liblzo2 {
         Some(Self { compress, decompress_safe })
     }
 
-    /// The most bytes that LZO1X-1 makes of `len` bytes, from the library's own documentation.
+    /// Returns the maximum output of LZO1X-1 for `len` bytes, from the library's documentation.
     pub const fn bound(len: usize) -> usize {
         len + len / 16 + 64 + 3
     }
@@ -71,9 +70,8 @@ impl Liblzo2 {
     pub fn compress(&self, work: &mut Liblzo2Work, input: &[u8], out: &mut [u8]) -> usize {
         assert!(out.len() >= Self::bound(input.len()), "liblzo2 writes without looking at the room left");
         let mut len = out.len();
-        // SAFETY: `input` is readable for its length; `out` has the worst case's room (asserted
-        // above); the working memory has the size that the library asks for and is aligned as it
-        // uses it, for pointers.
+        // SAFETY: `input` is readable for its length; `out` has room for the worst case (asserted
+        // above); the working memory has the required size and pointer alignment.
         let status = unsafe {
             (self.compress)(input.as_ptr(), input.len(), out.as_mut_ptr(), &raw mut len, work.0.as_mut_ptr().cast())
         };
@@ -81,11 +79,12 @@ impl Liblzo2 {
         len
     }
 
-    /// Decodes `input` into `out` and returns the bytes written; on an error, the library's status.
+    /// Decodes `input` into `out` and returns the bytes written, or the library's status on an
+    /// error.
     pub fn decompress_safe(&self, input: &[u8], out: &mut [u8]) -> Result<usize, i32> {
         let mut len = out.len();
         // SAFETY: the safe decoder reads only `input` and writes at most `len` bytes of `out`; it
-        // takes no working memory.
+        // uses no working memory.
         let status = unsafe {
             (self.decompress_safe)(input.as_ptr(), input.len(), out.as_mut_ptr(), &raw mut len, std::ptr::null_mut())
         };

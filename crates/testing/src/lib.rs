@@ -1,5 +1,5 @@
-//! What the project's tests share: finding the real programs to test with, and saying so loudly
-//! when one is missing.
+//! Helpers that the project's tests share: they find the real programs to test with, and report
+//! loudly when one is missing.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -8,11 +8,11 @@ use std::{
     process::Command,
 };
 
-/// Says that `test` did not run, and why. With `PAGEFOLD_MUST_RUN=1` in the environment (as in CI),
-/// it panics instead: there, what the machine can have must not be skipped.
+/// Reports that `test` did not run, and why.
 ///
 /// # Panics
-/// See above.
+/// With `PAGEFOLD_MUST_RUN=1` in the environment (as in CI), where nothing that the machine can
+/// provide may be skipped.
 pub fn skip(test: &str, why: &str) {
     if env::var_os("PAGEFOLD_MUST_RUN").is_some_and(|value| value == "1") {
         panic!("{test} must run here, but: {why}");
@@ -20,13 +20,13 @@ pub fn skip(test: &str, why: &str) {
     skip_for_good(test, why);
 }
 
-/// Says that `test` did not run for a reason that no installing mends (a kernel without a feature,
-/// no root).
+/// Reports that `test` did not run for a reason that no installation can fix (a missing kernel
+/// feature, no root).
 pub fn skip_for_good(test: &str, why: &str) {
     eprintln!("\nSKIPPED: {test}: {why}");
 }
 
-/// The programs' paths, or `None` after [`skip`]ping `test`, if one is not on the `PATH`.
+/// Returns the programs' paths. If one is not on the `PATH`, [`skip`]s `test` and returns `None`.
 pub fn programs<const N: usize>(test: &str, names: [&str; N]) -> Option<[PathBuf; N]> {
     let mut found = names.map(PathBuf::from);
     for path in &mut found {
@@ -41,12 +41,12 @@ pub fn programs<const N: usize>(test: &str, names: [&str; N]) -> Option<[PathBuf
     Some(found)
 }
 
-/// Copies a program that is to be run from `target`. Another process writes it: while this one has
-/// a file open for writing, a child that another thread has just forked has it too, and a program
-/// that is being written cannot be run (`ETXTBSY`).
+/// Copies a program so that it can be run from `target`. A separate process writes it: while this
+/// process has a file open for writing, a child that another thread has just forked has it open
+/// too, and a program that is open for writing cannot be run (`ETXTBSY`).
 ///
 /// # Panics
-/// It cannot be copied.
+/// If it cannot be copied.
 pub fn copy_program(program: impl AsRef<Path>, target: impl AsRef<Path>) {
     let status = Command::new("cp").arg(program.as_ref()).arg(target.as_ref()).status().expect("cp starts");
     assert!(status.success(), "cp to {}: {status}", target.as_ref().display());

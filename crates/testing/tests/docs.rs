@@ -1,4 +1,4 @@
-//! What holds for all pages of the project: their links lead somewhere, and their prose fits.
+//! Checks all pages of the project: their links have targets, and their prose fits the line length.
 
 use std::{
     collections::HashSet,
@@ -6,14 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Columns of a line of prose. Tables, code and a single long word may have more.
+/// Maximum columns of a line of prose. Tables, code and a single long word may be wider.
 const COLUMNS: usize = 100;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
 }
 
-/// The pages: Markdown at the root, in `docs` and below.
+/// Returns the pages: Markdown at the root, in `docs` and below.
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
     let mut folders = vec![root().join("docs")];
@@ -36,8 +36,8 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// All files and folders of the project, `/` at their fronts; without what is built and what begins
-/// with a dot.
+/// Returns all files and folders of the project, with a leading `/`, except build output and names
+/// that begin with a dot.
 fn paths() -> Vec<String> {
     let mut paths = Vec::new();
     let mut folders = vec![(root(), String::new())];
@@ -57,7 +57,7 @@ fn paths() -> Vec<String> {
     paths
 }
 
-/// The lines of a page outside of code, with their numbers.
+/// Returns the lines of a page outside code, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(at, line)| {
@@ -69,7 +69,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What a heading is linked by: its letters and digits in lower case, spaces as hyphens.
+/// Returns the anchor of a heading: its letters and digits in lower case, spaces as hyphens.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
@@ -80,7 +80,7 @@ fn anchors(text: &str) -> HashSet<String> {
     prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| anchor(line)).collect()
 }
 
-/// The targets of a line's links.
+/// Returns the targets of a line's links.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
 }
@@ -118,7 +118,7 @@ fn files_that_the_architecture_names_are_there() {
             continue;
         }
         seen += 1;
-        // The page leaves out folders that are clear from what stands before.
+        // The page omits folders that are clear from the context.
         let end = format!("/{name}");
         assert!(paths.iter().any(|path| path.ends_with(&end)), "ARCHITECTURE.md names {name}");
     }

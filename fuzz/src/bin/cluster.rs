@@ -1,6 +1,6 @@
-//! Cluster codecs. Any bytes give a decoder's output or an error, which depend on the bytes alone,
-//! and whoever wants the front gets that of the whole. An encoder's cluster holds as much of the
-//! input as it says, and depends on it alone.
+//! Cluster codecs. Any bytes give a decoder's output or an error, which depend only on the bytes,
+//! and decoding a prefix gives the prefix of the whole. An encoder's cluster holds as much of the
+//! input as reported and depends only on the input.
 #![no_main]
 
 use std::{cell::RefCell, sync::LazyLock};
@@ -22,8 +22,8 @@ thread_local! {
     static DECODER: RefCell<ClusterDecoder> = RefCell::default();
 }
 
-/// The first `len` bytes of what `cluster` decodes to, from a buffer of its exact size, which held
-/// `filler`.
+/// Returns the first `len` bytes of the content of `cluster`, decoded in a buffer of exactly this
+/// size that was filled with `filler`.
 fn decode(cluster: &[u8], len: usize, extent: Portion, filler: u8) -> Option<Box<[u8]>> {
     let mut out = vec![filler; len].into_boxed_slice();
     let done = DECODER.with_borrow_mut(|decoder| decoder.decode(CODEC.format(), cluster, &mut out, extent, LIMITS));

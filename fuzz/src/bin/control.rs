@@ -1,5 +1,5 @@
-//! A client of the control socket sends any lines: each gets one answer, and one that is refused
-//! has changed nothing.
+//! A client of the control socket sends arbitrary lines: each gets one reply, and a rejected one
+//! changes nothing.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

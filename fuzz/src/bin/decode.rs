@@ -1,6 +1,5 @@
-//! Any bytes into a decoder give a page or an error; which of them, and which page, depends on the
-//! bytes alone, and on the tables that the stream is set to: not on the build of the decoder that
-//! the CPU can run.
+//! Any bytes give a decoder's page or an error. Which of them, and which page, depends only on the
+//! bytes and on the stream's tables, not on the CPU's build of the decoder.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! A tree and options from the input: what is built of them is read back and holds the same,
-//! whatever the threads.
+//! Builds an image of a tree, with options from the input, and reads it back: the content must be
+//! equal, whatever the number of threads.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A sound image is edited, then checked and extracted: what is found sound must be extracted.
+//! A valid image is edited, then checked and extracted: an image that passes the check must
+//! extract.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -27,7 +28,7 @@ fuzz_target!(|input: &[u8]| {
         ExtractOptions { threads: 1, owners: false, permissions: true, xattrs: false, max_bytes: Some(64 << 20) };
     let extracted = image.extract(&target.path().join("out"), &options);
     if sound {
-        // A name or a time that is sound in an image may still be none for the file system, and a
+        // A name or a time that is valid in an image may be invalid in the file system, and a
         // device needs root.
         assert!(extracted.is_ok());
     }

@@ -1,4 +1,4 @@
-//! Any bytes are opened, checked and read.
+//! Opens, checks and reads arbitrary bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Fixed-size output is filled by as much of the input as is said, and decodes to it. For the
-//! codecs of LZ4's format.
+//! A fixed-size output holds as much of the input as reported, and decodes to it. Tests the codecs
+//! of LZ4's format.
 #![no_main]
 
 use std::cell::RefCell;
@@ -23,7 +23,7 @@ fuzz_target!(|data: &[u8]| {
             use Lz4Matches::{Long, LongMost, Longest, Most, Short};
             let matches = [Most, Short, Long, LongMost, Longest][usize::from(sizes[2] >> 5) % 5];
             let (taken, len) = encoder.compress_fill(&input, &mut out, matches).expect("room for something");
-            // No block has one byte less than some lengths take; otherwise the output is full.
+            // No block has certain lengths, so one byte may be left; otherwise the output is full.
             assert!(
                 taken == input.len() || len + 1 >= room,
                 "{len} of {room} bytes filled by {taken} of {}",

@@ -1,6 +1,6 @@
-//! A block at the end of the buffer it is decoded in gives what it gives elsewhere: any bytes and
-//! any margin an error or the same output, a sound block with the margin that is promised to be
-//! enough the same output.
+//! A block at the end of the buffer in which it is decoded gives the same output as in a separate
+//! one. Any bytes with any margin give an error or that output; a valid block with the documented
+//! margin always gives that output.
 #![no_main]
 
 use std::cell::RefCell;
@@ -16,8 +16,8 @@ thread_local! {
     static ENCODER: RefCell<Lz4Encoder> = RefCell::new(Lz4Encoder::new());
 }
 
-/// The output of `block`, which ends `margin` bytes after where the output does, or `None` after an
-/// error. The buffer has not a byte more than it needs, so that a sanitizer sees any access past
+/// Returns the output of `block`, which ends `margin` bytes after the output's end, or `None` after
+/// an error. The buffer has exactly the size needed, so that a sanitizer detects any access past
 /// it.
 fn in_place(block: &[u8], out_len: usize, margin: usize) -> Option<Vec<u8>> {
     let len = (out_len + margin).max(block.len());

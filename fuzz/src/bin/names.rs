@@ -1,4 +1,5 @@
-//! Prints the names of the codecs to fuzz, one a line: of pages, or with `cluster` of clusters.
+//! Prints the names of the codecs to fuzz, one per line: page codecs, or with `cluster`, cluster
+//! codecs.
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some("cluster") {

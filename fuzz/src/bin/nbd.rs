@@ -1,4 +1,4 @@
-//! A peer sends any bytes: alone, or after a negotiation that reaches the transmission phase.
+//! A peer sends arbitrary bytes: alone, or after a negotiation that reaches the transmission phase.
 #![no_main]
 
 use std::{
@@ -11,7 +11,8 @@ use libfuzzer_sys::fuzz_target;
 use pagefold_disk::{Pool, PoolConfig, RamDisk};
 use pagefold_serve::{Export, Exports, Limits, Transport, protocol::OptionHeader, serve_stream};
 
-/// A stream in memory: all that the peer sends is there from the start, then it is gone.
+/// A stream in memory: everything the peer sends is available from the start, then the peer is
+/// gone.
 struct Script(Mutex<Cursor<Vec<u8>>>);
 
 impl Transport for Script {
@@ -52,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else { return };
     let mut input = if first & 1 == 0 { negotiation(first & 2 != 0) } else { Vec::new() };
     input.extend(rest);
-    // With and without memory for more than the least.
+    // With and without memory beyond the minimum.
     let mut limits = Limits::default();
     if first & 4 != 0 {
         limits.memory_bytes = 0;

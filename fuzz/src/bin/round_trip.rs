@@ -1,5 +1,5 @@
-//! Every page comes back from what it was compressed to, nothing is written past the object, and
-//! the object depends on the page alone: not on the build of the encoder that the CPU can run.
+//! Every page round-trips, nothing is written past the object, and the object depends only on the
+//! page, not on the CPU's build of the encoder.
 #![no_main]
 
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
     let room = usize::from(u16::from_le_bytes(*room)) % (PAGE_SIZE + PAGE_SIZE / 4);
     let page = page(data);
     STREAMS.with_borrow_mut(|streams| {
-        // Of its exact size on the heap, where a sanitizer sees any access past it.
+        // On the heap with its exact size, so that a sanitizer detects any access past it.
         let mut out = vec![0x5a; room].into_boxed_slice();
         let fitted = streams[0].compress(&page, &mut out);
         let mut back = [0; PAGE_SIZE];
@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(stream.compress(&page, &mut again), fitted, "the same page, another length");
             let mut roomy = vec![0; 2 * PAGE_SIZE];
             let Some(len) = stream.compress(&page, &mut roomy) else {
-                // An object of it is shorter than a page, or there is none.
+                // `fold`'s object of a page is shorter than the page, or there is none.
                 assert!(fitted.is_none() && CODEC.id() == CodecId::Fold, "two pages are room enough");
                 continue;
             };

@@ -1,5 +1,5 @@
-//! Writes the first inputs of each target into a folder, one folder a target and codec, for `run`
-//! to begin with.
+//! Writes the initial inputs of each target into a folder, with a folder per target and codec, as
+//! starting points for `run`.
 
 use std::{fs, io, path::Path};
 
@@ -16,7 +16,7 @@ fn pages() -> [Vec<u8>; 4] {
     ]
 }
 
-/// Each command of the control socket.
+/// One of each command of the control socket.
 const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"limit_bytes":4096,"read_only":true}
 {"id":"b","command":"list"}
 {"command":"stat","name":"a"}
@@ -46,7 +46,7 @@ fn main() -> io::Result<()> {
             fs::write(folder.join(target).join(format!("seed-{number}")), [sizes, page].concat())?;
         }
     }
-    // A page to compress, and a block as it is: what comes before them is in `in_place.rs`.
+    // A page to compress, and a block as it is. `in_place.rs` defines the bytes before them.
     let in_place = folder.join("in_place");
     fs::create_dir_all(&in_place)?;
     let mut encoder = Lz4Encoder::new();
@@ -69,7 +69,7 @@ fn main() -> io::Result<()> {
             }
         }
     }
-    // As in `cluster.rs`: what to do, how often the page is repeated, and a length.
+    // As in `cluster.rs`: the mode, how often the page is repeated, and a length.
     let [low, high] = (PAGE_SIZE as u16).to_le_bytes();
     for name in pagefold_fuzz::CLUSTER_CODECS {
         let folder = folder.join("cluster").join(name);
@@ -84,7 +84,7 @@ fn main() -> io::Result<()> {
             }
         }
     }
-    // Short enough for the inputs that are tried.
+    // Small enough for the inputs that the fuzzer tries.
     let whole = folder.join("erofs_image");
     fs::create_dir_all(&whole)?;
     let images = [pagefold_fuzz::images(512, &[0, 50, 1500]), pagefold_fuzz::foreign_images()].concat();

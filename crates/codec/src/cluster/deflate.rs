@@ -44,8 +44,8 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// libdeflate decodes all or nothing, so a prefix is found by decoding the whole into a buffer
-    /// that doubles up to `max_content_bytes`.
+    /// Decodes `src` into `dst`. libdeflate decodes all or nothing, so a prefix is found by
+    /// decoding the whole into a buffer that doubles up to `max_content_bytes`.
     pub(super) fn decode(
         &mut self,
         src: &[u8],

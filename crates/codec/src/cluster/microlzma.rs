@@ -1,6 +1,6 @@
 #![allow(unsafe_code)]
 //! MicroLZMA clusters by liblzma (`lzma/container.h`, `lzma_microlzma_encoder` and `_decoder`).
-//! Unsafe because liblzma's interface is C structures with raw pointers and no safe binding has
+//! Unsafe because liblzma's interface is C structures with raw pointers, and no safe binding has
 //! these two functions.
 
 use std::mem::MaybeUninit;
@@ -16,8 +16,8 @@ use crate::Corrupt;
 /// A `lzma_stream` that is ended when dropped. Initialising it again keeps its allocations.
 struct Stream(Box<lzma_stream>);
 
-// SAFETY: liblzma ties a stream to no thread; all its state hangs from the structure, which is
-// owned here and reached through `&mut` only.
+// SAFETY: liblzma ties a stream to no thread; all its state is reachable only through the
+// structure, which is owned here and accessed only through `&mut`.
 unsafe impl Send for Stream {}
 
 impl Stream {
@@ -27,16 +27,16 @@ impl Stream {
         Self(Box::new(unsafe { MaybeUninit::<lzma_stream>::zeroed().assume_init() }))
     }
 
-    /// Runs an initialised coder over `src` and `dst` in one call and returns liblzma's code and
-    /// the two counts.
+    /// Runs an initialised coder over `src` and `dst` in one call. Returns liblzma's code and the
+    /// numbers of bytes read and written.
     fn run(&mut self, src: &[u8], dst: &mut [u8]) -> (lzma_ret, usize, usize) {
         self.0.next_in = src.as_ptr();
         self.0.avail_in = src.len();
         self.0.next_out = dst.as_mut_ptr();
         self.0.avail_out = dst.len();
-        // SAFETY: the stream was initialised by its caller; liblzma reads at most `avail_in` bytes
-        // and writes at most `avail_out`, which are the slices' lengths, and keeps neither pointer
-        // past the call's use: they are cleared below before the slices' borrows end.
+        // SAFETY: the stream was initialised by its caller. liblzma reads at most `avail_in` bytes
+        // and writes at most `avail_out`, the slices' lengths. It keeps neither pointer past the
+        // call's use: they are cleared below before the slices' borrows end.
         let code = unsafe { lzma_code(&mut *self.0, LZMA_FINISH) };
         let counts = (src.len() - self.0.avail_in, dst.len() - self.0.avail_out);
         self.0.next_in = std::ptr::null();
@@ -50,7 +50,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is zeroed or was initialised by liblzma; both may be ended, and it is
-        // not used after.
+        // not used afterwards.
         unsafe { lzma_end(&mut *self.0) }
     }
 }
@@ -72,7 +72,7 @@ impl Encoder {
         if !(4096..=8 << 20).contains(&dict_bytes) {
             return Err(error("dictionaries are 4 KiB to 8 MiB"));
         }
-        // SAFETY: the structure is plain integers, enums that have a 0 variant as integers, and
+        // SAFETY: the structure is plain integers, enums stored as integers with a 0 variant, and
         // nullable pointers.
         let mut options = Box::new(unsafe { MaybeUninit::<lzma_options_lzma>::zeroed().assume_init() });
         // SAFETY: `options` is a live, exclusive structure for liblzma to fill.

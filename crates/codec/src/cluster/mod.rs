@@ -1,13 +1,13 @@
-//! Cluster codecs: as much input as fits into an output of fixed size, and back.
+//! Cluster codecs: they fit as much input as possible into an output of fixed size, and decode it.
 //!
-//! A filesystem that stores fixed-size physical clusters asks a compressor the question the other
-//! way round: not "how long does this become" but "how much of it fits" (Gao et al., *EROFS: A
-//! Compression-friendly Readonly File System for Resource-scarce Devices*, USENIX ATC 2019, section
-//! 3.1). LZ4 and MicroLZMA answer it in one pass; Zstandard and DEFLATE answer it by search.
+//! A filesystem with fixed-size physical clusters asks a compressor the opposite question: not "how
+//! long is the output" but "how much of the input fits" (Gao et al., *EROFS: A Compression-friendly
+//! Readonly File System for Resource-scarce Devices*, USENIX ATC 2019, section 3.1). LZ4 and
+//! MicroLZMA answer it in one pass; Zstandard and DEFLATE search for the answer.
 //!
-//! LZ4 is always there. Each other format needs the crate's feature `lzma`, `deflate` or `zstd`, and
-//! LZ4's high-compression search needs `lz4hc`; without it, encoders and decoders answer with an
-//! error that names the feature.
+//! LZ4 is always available. Each other format needs the crate's feature `lzma`, `deflate` or
+//! `zstd`, and LZ4's high-compression search needs `lz4hc`. Without it, encoders and decoders
+//! return an error that names the feature.
 
 #[cfg(feature = "deflate")]
 mod deflate;
@@ -26,7 +26,8 @@ use crate::Corrupt;
 pub enum ClusterFormat {
     /// LZ4 block format.
     Lz4,
-    /// LZMA without headers, its first byte the complement of the properties (liblzma's MicroLZMA).
+    /// LZMA without headers; its first byte is the complement of the properties (liblzma's
+    /// MicroLZMA).
     MicroLzma,
     /// Raw DEFLATE (RFC 1951).
     Deflate,
@@ -34,14 +35,14 @@ pub enum ClusterFormat {
     Zstd,
 }
 
-/// What an encoder is asked for.
+/// The kind of encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterCodec {
     /// LZ4's fast compressor.
     Lz4,
     /// LZ4's high-compression search at level 1 to 12.
     Lz4Hc(i32),
-    /// MicroLZMA at preset 0 to 9 with this dictionary, in bytes (4 KiB to 8 MiB).
+    /// MicroLZMA at preset 0 to 9 with a dictionary of this size in bytes (4 KiB to 8 MiB).
     MicroLzma {
         /// liblzma's preset.
         preset: u32,
@@ -62,9 +63,9 @@ pub enum ClusterCodec {
 /// The outcome of filling one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filled {
-    /// Bytes of the input that the cluster holds.
+    /// Input bytes that the cluster holds.
     pub consumed: usize,
-    /// Bytes of the output that were written, from its front.
+    /// Output bytes written, from the front.
     pub written: usize,
 }
 
@@ -76,32 +77,32 @@ pub struct Filled {
 pub struct EncoderError {
     /// The codec's name.
     pub codec: &'static str,
-    /// What was wrong.
+    /// What is wrong.
     pub what: &'static str,
 }
 
-/// One thread's encoder of fixed-size clusters.
+/// An encoder of fixed-size clusters for one thread.
 pub trait ClusterEncoder: Send {
-    /// Compresses as long a prefix of `src` as fits into `dst`. `None`: nothing was gained (the
-    /// bytes written are not fewer than those consumed); `dst` then holds unspecified bytes. The
+    /// Compresses the longest prefix of `src` that it can fit into `dst`. If nothing is gained (not
+    /// fewer bytes written than consumed), returns `None` and `dst` holds unspecified bytes. The
     /// first byte written is never 0, so that a reader can find the start of a cluster that is
-    /// padded in front. The result depends on `src`, `dst.len()` and the calls since
-    /// [`restart`](ClusterEncoder::restart) only.
+    /// padded in front. The result depends only on `src`, `dst.len()` and the calls since
+    /// [`restart`](ClusterEncoder::restart).
     fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled>;
 
-    /// As [`fill`](ClusterEncoder::fill), with several times the effort, so that a little more
-    /// fits. `None` also if this encoder has no such way.
+    /// Does the same as [`fill`](ClusterEncoder::fill) with several times the effort, to fit a
+    /// little more. Also returns `None` if this encoder has no such mode.
     fn fill_harder(&mut self, _src: &[u8], _dst: &mut [u8]) -> Option<Filled> {
         None
     }
 
-    /// Forgets what earlier clusters taught the encoder, so that what follows does not depend on
-    /// them.
+    /// Forgets what the encoder learned from earlier clusters, so that the output no longer depends
+    /// on them.
     fn restart(&mut self) {}
 }
 
 impl ClusterCodec {
-    /// The format of what this codec writes.
+    /// Returns the format that this codec writes.
     pub fn format(self) -> ClusterFormat {
         match self {
             Self::Lz4 | Self::Lz4Hc(_) => ClusterFormat::Lz4,
@@ -111,7 +112,7 @@ impl ClusterCodec {
         }
     }
 
-    /// A new encoder. Allocates; one encoder serves any number of clusters.
+    /// Creates an encoder. Allocates; one encoder serves any number of clusters.
     pub fn encoder(self) -> Result<Box<dyn ClusterEncoder>, EncoderError> {
         Ok(match self {
             Self::Lz4 => Box::<lz4::Fast>::default(),
@@ -144,7 +145,7 @@ const NEEDS_DEFLATE: &str = "deflate is not in this build: it needs the feature 
 #[cfg(not(feature = "zstd"))]
 const NEEDS_ZSTD: &str = "zstd is not in this build: it needs the feature 'zstd' of pagefold-codec";
 
-/// How much of a cluster's content is asked for.
+/// How much of a cluster's content is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
     /// All of it: the content is exactly as long as the buffer.
@@ -153,7 +154,8 @@ pub enum Portion {
     Prefix,
 }
 
-/// One thread's decoder of clusters in any format. Its contexts are made when first used and kept.
+/// A decoder of clusters in any format, for one thread. Its contexts are created on first use and
+/// kept.
 #[derive(Default)]
 pub struct ClusterDecoder {
     #[cfg(feature = "lzma")]
@@ -165,16 +167,16 @@ pub struct ClusterDecoder {
 }
 
 impl ClusterDecoder {
-    /// Decodes `src` into the whole of `dst`. `src` is untrusted: any bytes give a full buffer or
-    /// [`Corrupt`], in time linear in the two lengths and with nothing touched outside them. After
-    /// an error `dst` holds unspecified bytes.
+    /// Decodes `src` into all of `dst`. `src` is untrusted: any bytes give a full buffer or
+    /// [`Corrupt`], in time linear in the two lengths, and no access goes outside them. After an
+    /// error `dst` holds unspecified bytes.
     ///
-    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats say it
-    /// themselves); it is allocated, so the caller bounds it. `max_content_bytes` bounds what
-    /// DEFLATE may decode to find a prefix.
+    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats encode it); it is
+    /// allocated, so the caller must bound it. `max_content_bytes` bounds how much DEFLATE may
+    /// decode to find a prefix.
     ///
     /// # Errors
-    /// [`Corrupt`]; it also says so if the format's feature is off.
+    /// [`Corrupt`], also if the format's feature is off.
     pub fn decode(
         &mut self,
         format: ClusterFormat,

@@ -1,31 +1,35 @@
-//! Fixed-size output from a compressor that has only fixed-size input.
+//! Fixed-size output from a compressor that only accepts fixed-size input.
 //!
 //! ```text
 //! fits := 0; too_long := len(src) + 1; n := the length that filled the last cluster
 //! repeat:
 //!     s := size of compress(src[..n])
-//!     if s <= capacity: keep it, fits := n; stop if n is all there is, or if it fills the cluster but for a few bytes and more
-//!         than a little is left; all of src is tried where little is
+//!     if s <= capacity: keep it, fits := n
+//!         stop if n is all there is, or if only a few bytes of the cluster are free and more than
+//!             a little of src is left; if only a little is left, try all of src
 //!     else too_long := n
-//!     n := where the line through the last two trials has nearly the capacity; if that is not between fits and too_long, the line
-//!         through those two; if that neither, or there are not two, the line from 0 to the last; then the middle
+//!     n := the first of these that is between fits and too_long:
+//!         where the line through the last two trials has nearly the capacity
+//!         where the line through fits and too_long has
+//!         where the line from 0 through the last trial has
+//!         the middle
 //! ```
 //!
-//! A compressed size grows almost linearly with the input, so that a few trials fill a cluster to
+//! Compressed size grows almost linearly with the input, so a few trials fill a cluster to within
 //! 1/1024.
 
 use super::Filled;
 
-/// Trials before the best length found is taken as it is.
+/// Maximum number of trials; then the best length found is used.
 const MAX_TRIALS: u32 = 16;
 
-/// A cluster is full if less than this part of it is free.
+/// A cluster is full if less than one part in this many is free.
 const SLACK: usize = 1024;
 
-/// Lengths nearer to each other than this part of them are the same.
+/// Lengths closer together than one part in this many are equal.
 const RESOLUTION: usize = 8192;
 
-/// A length of input, and what it was compressed to.
+/// A length of input and its compressed size.
 #[derive(Clone, Copy)]
 struct Trial {
     len: usize,
@@ -33,23 +37,24 @@ struct Trial {
 }
 
 impl Trial {
-    /// Bytes of output for each of input between two trials.
+    /// Returns the bytes of output per byte of input between two trials.
     fn slope(self, other: Self) -> f64 {
         (self.size as f64 - other.size as f64) / (self.len as f64 - other.len as f64)
     }
 
-    /// Bytes of output for each of input.
+    /// Returns the bytes of output per byte of input.
     fn mean(self) -> f64 {
         self.size as f64 / self.len as f64
     }
 
-    /// The length that comes to `size`, if each byte from here on comes to `slope`.
+    /// Returns the length that compresses to `size`, if each byte from here on compresses to
+    /// `slope`.
     fn length_of(self, size: usize, slope: f64) -> usize {
         (self.len as f64 + (size as f64 - self.size as f64) / slope) as usize
     }
 }
 
-/// The search's memory: two outputs, so that the best survives the next trial.
+/// The state of a search: two outputs, so that the best survives the next trial.
 #[derive(Default)]
 pub(super) struct Search {
     best: Vec<u8>,
@@ -63,7 +68,7 @@ impl Search {
     }
 
     /// Fills `dst` with a prefix of `src`. `compress` returns the length of its output, or `None`
-    /// when that does not fit.
+    /// if that does not fit.
     pub(super) fn fill(
         &mut self,
         src: &[u8],
@@ -71,12 +76,12 @@ impl Search {
         mut compress: impl FnMut(&[u8], &mut [u8]) -> Option<usize>,
     ) -> Option<Filled> {
         let capacity = dst.len();
-        // Room to see how far a trial overshoots.
+        // Leaves room to measure by how much a trial overshoots.
         self.trial.resize(capacity * 2 + 64, 0);
         self.best.resize(self.trial.len(), 0);
         let mut fits = Filled { consumed: 0, written: 0 };
         let mut too_long = src.len() + 1;
-        // What `too_long` came to.
+        // Compressed size of `too_long`.
         let mut excess = None;
         let mut before = None;
         let aim = capacity - capacity / (2 * SLACK);
@@ -97,7 +102,7 @@ impl Search {
                         if !little_left || too_long <= src.len() {
                             break;
                         }
-                        // The rest would take a cluster of its own.
+                        // The rest would need another cluster.
                         guess = src.len();
                         continue;
                     }
@@ -114,7 +119,7 @@ impl Search {
             let line = low.zip(high).map(|(low, high)| low.length_of(aim, low.slope(high)));
             let mean = this.map(Trial::mean);
             let near = this.zip(before).map(|(this, before)| this.slope(before));
-            // Nothing says yet where it is too long: not too far at once.
+            // No length is known to be too long yet: limit the step.
             let near =
                 if too_long > src.len() { near.zip(mean).map(|(near, mean)| near.max(mean / 2.0)) } else { near };
             let along = |slope| this.map(|this| this.length_of(aim, slope));
@@ -142,7 +147,7 @@ impl Search {
 mod tests {
     use super::*;
 
-    /// A compressor that halves what comes before 4 KiB, and makes what comes after much smaller.
+    /// A compressor that halves the first 4 KiB and makes the rest much smaller.
     fn compressor(src: &[u8], dst: &mut [u8]) -> Option<usize> {
         let len = src.len().min(4096) / 2 + src.len().saturating_sub(4096) / 8 + 1;
         dst.get_mut(..len)?.fill(1);
@@ -155,8 +160,8 @@ mod tests {
 
     #[test]
     fn input_that_changes_takes_few_trials() {
-        // Compressed ever better the longer it is, as XML is: a line to a far trial meets the
-        // capacity far too late.
+        // Compresses better the longer the input is, as XML does: a line to a distant trial reaches
+        // the capacity far too late.
         let size = |len: usize| ((len as f64).powf(0.75) * 3.0) as usize;
         let mut trials = 0;
         let filled = Search::default().fill(&vec![0; 4 << 20], &mut vec![0; 200 << 10], |src, dst| {
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn all_that_fits_is_taken() {
-        // 20,479 bytes are the most.
+        // The most that fits is 20,479 bytes.
         for len in (3..20_479).step_by(61).chain(20_300..20_480) {
             assert_eq!(fill(len), len);
         }

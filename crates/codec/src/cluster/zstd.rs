@@ -1,5 +1,5 @@
-//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, no checksum, and its
-//! content size, without which erofs-utils does not read it (2 or 4 bytes).
+//! Zstandard clusters (RFC 8878) by libzstd: one frame with its magic number, without checksum, and
+//! with its content size (2 or 4 bytes), which erofs-utils requires.
 
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
@@ -45,7 +45,7 @@ impl ClusterEncoder for Encoder {
     }
 }
 
-/// Windows are no longer than the longest content of a cluster, 12 MiB, need be.
+/// Windows need not exceed the longest content of a cluster, 12 MiB.
 const MAX_WINDOW_LOG: u32 = 24;
 
 pub(super) struct Decoder {
@@ -56,7 +56,7 @@ impl Decoder {
     pub(super) fn new() -> Result<Self, Corrupt> {
         const NO_CONTEXT: Corrupt = Corrupt { what: "out of memory for a zstd context" };
         let mut context = DCtx::try_create().ok_or(NO_CONTEXT)?;
-        // A prefix is decoded by way of a buffer of the window's length, which the frame chooses.
+        // A prefix is decoded through a buffer of the window's length, which the frame specifies.
         context.set_parameter(DParameter::WindowLogMax(MAX_WINDOW_LOG)).map_err(|_| NO_CONTEXT)?;
         Ok(Self { context })
     }
@@ -90,7 +90,7 @@ impl Decoder {
 mod tests {
     use super::*;
 
-    /// A frame of one stored byte whose window is said to have `1 << log` bytes.
+    /// A frame of one stored byte that declares a window of `1 << log` bytes.
     fn frame(log: u8) -> [u8; 10] {
         [0x28, 0xb5, 0x2f, 0xfd, 0, (log - 10) << 3, 0b1001, 0, 0, b'a']
     }

@@ -1,30 +1,31 @@
-//! How far two places of a page are equal. Every build gives the same lengths.
-#![allow(unsafe_code)] // Whole registers are loaded on both sides of a place.
+//! Compares two places of a page. Every build gives the same lengths.
+#![allow(unsafe_code)] // Loads whole registers on both sides of a place.
 
 use crate::mem;
 
-/// The most that is looked at before a place.
+/// Maximum number of bytes compared before a place.
 pub(super) const BACK: usize = 32;
 
-/// Compares the bytes at a place with those `offset` before it.
+/// Compares the bytes at a place with those `offset` bytes before it.
 pub(super) trait Compare {
-    /// How many are compared forward, at most 64.
+    /// Number of bytes compared forward, at most 64.
     const BYTES: usize;
 
-    /// How many of `BYTES` from `p` on are equal, up to the first that differs.
+    /// Returns how many of the `BYTES` bytes from `p` are equal, up to the first that differs.
     ///
     /// # Safety
-    /// `BYTES` can be read from `p` and from `p - offset`, and the CPU has the features.
+    /// `BYTES` bytes can be read from `p` and from `p - offset`, and the CPU has the features.
     unsafe fn forward(p: *const u8, offset: usize) -> usize;
 
-    /// How many of the [`BACK`] before `p` are equal, from the last to the first that differs.
+    /// Returns how many of the [`BACK`] bytes before `p` are equal, from the last to the first that
+    /// differs.
     ///
     /// # Safety
     /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has the features.
     unsafe fn backward(p: *const u8, offset: usize) -> usize;
 }
 
-/// A word at a time, on every machine.
+/// Compares a word at a time, on every machine.
 pub(super) struct Words;
 
 impl Compare for Words {
@@ -32,7 +33,7 @@ impl Compare for Words {
 
     #[inline(always)]
     unsafe fn forward(p: *const u8, offset: usize) -> usize {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         difference.trailing_zeros() as usize / 8
     }
@@ -41,7 +42,7 @@ impl Compare for Words {
     unsafe fn backward(p: *const u8, offset: usize) -> usize {
         let mut equal = 0;
         while equal < BACK {
-            // SAFETY: the caller's; `equal + 8` is at most BACK.
+            // SAFETY: upheld by the caller; `equal + 8` is at most BACK.
             let difference = unsafe {
                 let p = p.sub(equal + 8);
                 mem::load64(p) ^ mem::load64(p.sub(offset))
@@ -64,7 +65,7 @@ mod x86 {
 
     use super::{BACK, Compare};
 
-    /// 32 bytes at a time.
+    /// Compares 32 bytes at a time.
     pub(in super::super) struct Avx2;
 
     impl Compare for Avx2 {
@@ -72,18 +73,18 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn forward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { differences32(p, offset) }.trailing_zeros() as usize
         }
 
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
     }
 
-    /// 64 bytes at a time.
+    /// Compares 64 bytes at a time.
     pub(in super::super) struct Avx512;
 
     impl Compare for Avx512 {
@@ -91,37 +92,37 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn forward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { differences64(p, offset) }.trailing_zeros() as usize
         }
 
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the caller's; AVX-512 includes AVX2.
+            // SAFETY: upheld by the caller; AVX-512 includes AVX2.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
     }
 
-    /// A bit for each of 32 bytes: 1 if it differs.
+    /// Returns a bit for each of 32 bytes: 1 if it differs.
     ///
     /// # Safety
-    /// They can be read from `p` and from `p - offset`.
+    /// 32 bytes can be read from `p` and from `p - offset`.
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn differences32(p: *const u8, offset: usize) -> u32 {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let (here, there) = unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.sub(offset).cast())) };
         !(_mm256_movemask_epi8(_mm256_cmpeq_epi8(here, there)) as u32)
     }
 
-    /// A bit for each of 64 bytes: 1 if it differs.
+    /// Returns a bit for each of 64 bytes: 1 if it differs.
     ///
     /// # Safety
-    /// They can be read from `p` and from `p - offset`.
+    /// 64 bytes can be read from `p` and from `p - offset`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn differences64(p: *const u8, offset: usize) -> u64 {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let (here, there) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.sub(offset).cast())) };
         _mm512_cmpneq_epi8_mask(here, there)
     }

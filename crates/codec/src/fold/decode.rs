@@ -1,5 +1,5 @@
-//! The decoder: the way into all builds, and the loop of those without AVX-512. With it,
-//! [`sequences`] reads the tokens and [`window`] copies what they say.
+//! The decoder: the entry point of all builds, and the loop of those without AVX-512. With AVX-512,
+//! [`sequences`] reads the tokens and [`window`] copies their bytes.
 //!
 //! ```text
 //! while the page is not full:
@@ -11,24 +11,23 @@
 //! the rest of the literals end the page
 //! ```
 //!
-//! What differs from that in this loop, and what each brought (decoding speed, geometric mean over
-//! nine kinds of pages, in the order of the work; the log in `docs/log/fold.md` has the command):
+//! How this loop differs from that, and the gain in decoding speed (geometric mean over nine kinds
+//! of pages; the log in `docs/log/fold.md` has the command):
 //!
-//! 1. Extra bits and tokens are first copied to the middle of a buffer, which has room on both
-//!    sides for as far as any run of tokens can make the cursors go, and so are literals. So no
-//!    token needs a check of the input; one check at the end finds that each cursor stopped where
-//!    it must. Only where literals are many and not coded are they read where they lie, and their
-//!    end is looked at for every token (half-random pages +3 to +8 %).
-//! 2. The offset is chosen by conditional moves. Which of the three it is cannot be predicted (+28
-//!    %).
-//! 3. All tokens but the page's last few go through [`fast`], a function of its own whose state
-//!    stays in registers; the others go through [`careful`] (+5 %). Table and buffer are at fixed
-//!    places from one pointer, which leaves a register to the loop (+3 %).
-//! 4. [`fast`] copies 16 bytes of each match before it looks at the length in pages of words, and 32
-//!    in others: a branch on the length is mispredicted where lengths vary, but bytes copied for
-//!    nothing are loads that wait for stores where offsets are short (+4 %).
-//! 5. END has a run that fits nowhere, so that the loop need not look for it.
-#![allow(unsafe_code)] // The cursors and the page are checked once a token, not once for each of its copies.
+//! 1. Extra bits and tokens are first copied to the middle of a buffer with room on both sides for
+//!    any sequence of tokens, and literals are copied likewise. So no token needs a check of the
+//!    input; one check at the end verifies that each cursor stopped in the right place. Literals
+//!    are read in place only if there are many and they are not coded; then every token checks for
+//!    their end (half-random pages +3 to +8 %).
+//! 2. Conditional moves select the offset. Which of the three it is cannot be predicted (+28 %).
+//! 3. All tokens but the page's last few go through [`fast`], a separate function whose state stays
+//!    in registers; the others go through [`careful`] (+5 %). Table and buffer are at fixed offsets
+//!    from one pointer, which frees a register for the loop (+3 %).
+//! 4. [`fast`] copies 16 bytes of each match before it reads the length in pages of words, and 32
+//!    in others: a branch on the length is mispredicted where lengths vary, but bytes copied
+//!    unnecessarily are loads that wait for stores where offsets are short (+4 %).
+//! 5. END has a run that never fits, so the loop need not test for it.
+#![allow(unsafe_code)] // The cursors and the page are checked once per token, not for each of its copies.
 
 use core::hint::select_unpredictable;
 
@@ -45,18 +44,18 @@ use super::{
 };
 use crate::{Corrupt, PAGE_SIZE, Page, mem};
 
-/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more, so there are at most
-/// this many, END included.
+/// Maximum number of tokens, including END: every token but [`END`] fills at least [`LENGTH_MIN`]
+/// bytes of the page.
 const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 
-/// Room before the object: the tokens are read backwards.
+/// Room before the object; the tokens are read backwards.
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
-/// Room after it: the extra bits of as many tokens, and what is read at once.
+/// Room after the object: for the extra bits of that many tokens and for the width of a load.
 const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 128).next_multiple_of(64);
 
-/// From so many literals on, if they are not coded, a copy of them costs more than a check for each
-/// token ([`fast`]).
+/// With at least this many literals, if they are not coded, copying them costs more than a check
+/// for each token ([`fast`]).
 const DIRECT_MIN: usize = 1792;
 
 const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
@@ -66,28 +65,28 @@ const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" }
 
 pub(super) struct Decoder {
     isa: Isa,
-    /// Those of the format. In here, they are reached by the same pointer as the input; and the
-    /// compiler does not compute a token's source from the token, by more instructions than the
-    /// load takes.
+    /// The format's tokens. In this structure, the same pointer reaches them and the input. It also
+    /// stops the compiler from computing a token's source from the token, which takes more
+    /// instructions than the load.
     tokens: [[Token; 256]; 2],
     /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
-    /// With AVX-512.
+    /// Present with AVX-512.
     #[cfg(target_arch = "x86_64")]
     sequences: Option<Box<Sequences>>,
 }
 
-/// Where the three streams and the page stand between two tokens.
+/// The state of the three streams and the page between two tokens.
 struct Cursor {
     /// The next byte of the page to write.
     at: usize,
-    /// The next literal, and where they end.
+    /// The next literal, and the end of the literals.
     literals: *const u8,
     literals_end: *const u8,
     /// The next token.
     token: *const u8,
-    /// Where the extra bits begin, and how many are used.
+    /// The start of the extra bits, and how many are used.
     bits: *const u8,
     bit: usize,
     last: usize,
@@ -114,7 +113,8 @@ impl Decoder {
         size_of::<Self>() + sequences
     }
 
-    /// All tokens are read before any byte is copied, so that literals need no check.
+    /// Returns whether all tokens are read before any byte is copied, so that literals need no
+    /// check.
     fn reads_tokens_first(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self.sequences.is_some();
@@ -122,21 +122,21 @@ impl Decoder {
         return false;
     }
 
-    /// Decodes objects of `format` from now on.
+    /// Switches to objects of `format`.
     pub(super) fn set_format(&mut self, format: &Format) {
         self.tokens = decoder_tokens(format);
     }
 
-    /// See [`Stream::decompress`](crate::Stream::decompress). `format` is the one that was set
+    /// See [`Stream::decompress`](crate::Stream::decompress). `format` must be the one that was set
     /// last.
     pub(super) fn decode(&mut self, format: &Format, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
         let page = page.as_mut_ptr();
-        // SAFETY: a page, with nothing before it.
+        // SAFETY: `page` is a page, and matches reach nothing before it.
         unsafe { self.decode_to::<0>(format, object, page, page) }
     }
 
-    /// As [`decode`](Self::decode), of an object whose matches may begin in the `REACH` bytes that
-    /// `window` begins with. A page follows them there, which may be overwritten.
+    /// Does the same as [`decode`](Self::decode) for an object whose matches may begin in the first
+    /// `REACH` bytes of `window`. The page after those bytes may be overwritten.
     pub(super) fn decode_after<const REACH: usize>(
         &mut self,
         format: &Format,
@@ -150,8 +150,8 @@ impl Decoder {
     }
 
     /// # Safety
-    /// `to` and `page` are pages that can be written, the same or apart. `REACH` bytes can be read
-    /// before `to`.
+    /// `to` and `page` are writable pages, the same or disjoint. `REACH` bytes before `to` can be
+    /// read.
     unsafe fn decode_to<const REACH: usize>(
         &mut self,
         format: &Format,
@@ -183,9 +183,9 @@ impl Decoder {
         if let Some(sequences) = &mut self.sequences {
             let from = if direct { body } else { &self.literals[..] };
             let tokens = &format.tokens[usize::from(words)];
-            // SAFETY: the stream found the features before it chose the build. The rest of the
-            // object lies at `FRONT` in `input`, which has room for `parse` on both sides of it.
-            // `from` has `literals` bytes and SLACK more. The pages are the caller's.
+            // SAFETY: the stream detected the features before it selected the build. The rest of
+            // the object is at `FRONT` in `input`, which has room for `parse` on both sides. `from`
+            // has `literals` bytes plus SLACK. The pages are the caller's.
             return unsafe {
                 decode_by_window::<REACH>(sequences, tokens, &self.input, rest.len(), from, literals, to, page)
             }
@@ -193,8 +193,8 @@ impl Decoder {
         }
 
         let this = &raw const *self;
-        // SAFETY: the rest of the object lies at `FRONT` in `input`; `literals` bytes are in
-        // `coded` or were put in `self.literals`.
+        // SAFETY: the rest of the object is at `FRONT` in `input`; `literals` bytes are in `coded`
+        // or were put in `self.literals`.
         let (mut cursor, bits) = unsafe {
             let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
             let end = bits.add(rest.len());
@@ -212,12 +212,11 @@ impl Decoder {
             (cursor, bits)
         };
         loop {
-            // SAFETY: the cursor is that of `input` and moves by whole tokens only. Each of them
-            // but END takes LENGTH_MIN bytes of the page or more, and both functions stop when it
-            // is full. That bounds what all of them together can take: TOKENS_MAX tokens, BITS_MAX
-            // bits each, and a page of literals. `input` has room for it in front and behind,
-            // `self.literals` behind; `direct` literals have SLACK bytes of the object behind them,
-            // and their end is looked at.
+            // SAFETY: the cursor belongs to `input` and only moves by whole tokens. Each token but
+            // END fills at least LENGTH_MIN bytes of the page, and both functions stop when it is
+            // full. That bounds the total: TOKENS_MAX tokens, BITS_MAX bits each, and a page of
+            // literals. `input` has room for that before and after, `self.literals` after; `direct`
+            // literals have SLACK bytes of the object after them, and their end is checked.
             unsafe { (*this).isa.fast::<REACH>(words, direct, this, &mut cursor, to) };
             if cursor.at >= PAGE_SIZE {
                 break;
@@ -235,7 +234,7 @@ impl Decoder {
         if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 {
             return Err(LENGTHS);
         }
-        // SAFETY: `rest` bytes are left of the page, and as many literals. The pages are the
+        // SAFETY: `rest` bytes of the page and `rest` literals are left. The pages are the
         // caller's.
         unsafe {
             cursor.literals.copy_to_nonoverlapping(to.add(cursor.at), rest);
@@ -247,15 +246,15 @@ impl Decoder {
     }
 }
 
-/// Decodes all sequences and the literals behind them. The rest of the object is `rest_len` bytes
-/// at [`FRONT`] in `input`.
+/// Decodes all sequences and the literals after them. The rest of the object is `rest_len` bytes at
+/// [`FRONT`] in `input`.
 ///
 /// # Safety
-/// `rest_len` is at most a page; `literals` has `literals_len` bytes and [`SLACK`] more. `to` and
+/// `rest_len` is at most a page; `literals` has `literals_len` bytes plus [`SLACK`]. `to` and
 /// `page` are as for [`Decoder::decode_to`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
-#[expect(clippy::too_many_arguments)] // All that the decoder knows by then.
+#[expect(clippy::too_many_arguments)] // The caller has computed all of these.
 unsafe fn decode_by_window<const REACH: usize>(
     sequences: &mut Sequences,
     tokens: &Tokens,
@@ -267,7 +266,7 @@ unsafe fn decode_by_window<const REACH: usize>(
     page: *mut u8,
 ) -> Option<()> {
     const { assert!(FRONT >= sequences::FRONT && BACK >= sequences::BACK) };
-    // SAFETY: `input` goes on as far as `parse` asks for on both sides of the rest.
+    // SAFETY: `input` extends far enough for `parse` on both sides of the rest.
     let sums = unsafe {
         let bits = input.as_ptr().add(FRONT);
         sequences.parse(&tokens.fields, REACH, bits, bits.add(rest_len))?
@@ -277,12 +276,12 @@ unsafe fn decode_by_window<const REACH: usize>(
     if sums.literals + left != literals_len || sums.bits.div_ceil(8) + tokens_len != rest_len {
         return None;
     }
-    // SAFETY: the tokens come to `sums.bytes`, at most a page, and the literals are as many as they
-    // and the end need. No match begins more than REACH bytes before the page, and none before it
-    // if the sums say so.
+    // SAFETY: the tokens produce `sums.bytes`, at most a page, and there are as many literals as
+    // they and the end need. No match begins more than REACH bytes before the page, and none before
+    // it if the sums say so.
     unsafe {
         let (readable, literals) = (literals.len(), literals.as_ptr());
-        // One call: with two, the copy of long tokens would not be inlined.
+        // A single call: with two, the copy of long tokens would not be inlined.
         let beyond = REACH > 0 && sums.beyond;
         let made = if beyond { to } else { page };
         window::copy(sequences, sums.tokens, beyond, literals, readable, made);
@@ -300,7 +299,7 @@ fn decoder_tokens(format: &Format) -> [[Token; 256]; 2] {
 
 impl Isa {
     /// # Safety
-    /// That of [`fast`].
+    /// As for [`fast`].
     unsafe fn fast<const REACH: usize>(
         self,
         words: bool,
@@ -309,7 +308,8 @@ impl Isa {
         cursor: &mut Cursor,
         page: *mut u8,
     ) {
-        // SAFETY: the caller's; the stream found BMI and AVX2 before it chose the build.
+        // SAFETY: upheld by the caller; the stream detected BMI and AVX2 before it selected the
+        // build.
         unsafe {
             match (self, words, direct) {
                 #[cfg(target_arch = "x86_64")]
@@ -330,38 +330,38 @@ impl Isa {
 }
 
 /// # Safety
-/// That of [`fast`].
+/// As for [`fast`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "bmi1,bmi2,avx2")]
-#[inline(never)] // Inlined, it would share its registers with `decode`.
+#[inline(never)] // Inlined, it would compete with `decode` for registers.
 unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
 }
 
 /// # Safety
-/// That of [`fast`].
-#[inline(never)] // Inlined, it would share its registers with `decode`.
+/// As for [`fast`].
+#[inline(never)] // Inlined, it would compete with `decode` for registers.
 unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
 }
 
-/// 57 bits or more from `bit` on.
+/// Returns at least 57 bits from `bit` on.
 ///
 /// # Safety
-/// 8 bytes can be read from the one that `bit` is in.
+/// 8 bytes can be read from the byte that contains `bit`.
 #[inline(always)]
 unsafe fn extra_bits(bits: *const u8, bit: usize) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { mem::load64(bits.add(bit >> 3)) >> (bit & 7) }
 }
 
@@ -376,20 +376,20 @@ impl Token {
         ((extra >> (self.run_shift & 63)) as u32 & self.run_mask) as usize + self.run_base as usize
     }
 
-    /// The new offset; 0 where the token has none.
+    /// Returns the new offset, or 0 if the token has none.
     #[inline(always)]
     fn offset(&self, extra: u64) -> usize {
         (((extra << 3) >> (self.offset_shift & 63)) as u32 & self.offset_mask) as usize
     }
 }
 
-/// Decodes tokens until the page is nearly full, or a run comes too near its end, as END's does.
-/// With `CHECKED`, also until there are no literals. Leaves `at` past [`PAGE_SIZE`] if a token was
-/// corrupt.
+/// Decodes tokens until the page is nearly full or a run ends too near the page's end, as END's
+/// does. With `CHECKED`, also stops when no literals are left. Leaves `at` past [`PAGE_SIZE`] if a
+/// token was corrupt.
 ///
 /// # Safety
-/// `page` is a page to write, REACH bytes can be read before it, `decoder` is the one whose `input`
-/// the cursor is at. The cursor's streams can be read as far as the tokens that fill the page
+/// `page` is a writable page, REACH bytes can be read before it, and the cursor belongs to
+/// `decoder`'s `input`. The cursor's streams can be read as far as the tokens that fill the page
 /// reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
 unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
@@ -398,18 +398,18 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     page: *mut u8,
 ) {
     let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
-    // SAFETY: for the reads of the streams, the caller's; less than 64 bytes are read past a run,
-    // and after `CHECKED` found literals left, 48. For the page, in each round:
-    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of 16 or
-    //   less, COPIED bytes of the match after it.
-    // - With a run of 48 or less, `at + 48 + 32 <= PAGE_SIZE`: so do 48 literals and COPIED bytes
+    // SAFETY: the caller upholds the reads of the streams; less than 64 bytes are read past a run,
+    // and 48 after `CHECKED` found literals left. For the page, in each round:
+    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of at most
+    //   16, COPIED bytes of the match after it.
+    // - With a run of at most 48, `at + 48 + 32 <= PAGE_SIZE`: 48 literals fit, and COPIED bytes
     //   after them.
-    // - With a longer one, `at + run + 64 + COPIED <= PAGE_SIZE`: so do the run, rounded up, and
+    // - With a longer run, `at + run + 64 + COPIED <= PAGE_SIZE`: the run fits, rounded up, and
     //   COPIED bytes after it.
-    // - A match begins at `op`, and `1 <= offset <= at + REACH` there, so its source lies in the
-    //   page or before it, before `op`.
-    // - More than COPIED bytes of a match are only written once its end, and 64 bytes after it, are
-    //   seen to lie in the page.
+    // - A match begins at `op`, and `1 <= offset <= at + REACH` there, so its source is in the page
+    //   or before it, and before `op`.
+    // - More than COPIED bytes of a match are only written after a check that its end, and 64 bytes
+    //   after it, are in the page.
     unsafe {
         while at <= PAGE_SIZE - 16 - COPIED {
             let t = &(*decoder).tokens[usize::from(COPIED == 16)][usize::from(*token)];
@@ -500,17 +500,17 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
     *cursor = Cursor { at, literals, literals_end, token, bits, bit, last, before };
 }
 
-/// What [`careful`] found.
+/// The result of [`careful`].
 enum Step {
     Token,
     End,
     Corrupt,
 }
 
-/// Decodes any one token, with every bound checked.
+/// Decodes a single token of any kind, with every bound checked.
 ///
 /// # Safety
-/// That of [`fast`]; the page is not full.
+/// As for [`fast`]; the page is not full.
 #[cold]
 #[inline(never)]
 unsafe fn careful<const REACH: usize>(
@@ -519,8 +519,8 @@ unsafe fn careful<const REACH: usize>(
     cursor: &mut Cursor,
     page: *mut u8,
 ) -> Step {
-    // SAFETY: for the reads of the streams, the caller's. `at + run + length <= PAGE_SIZE`, and
-    // `1 <= offset <= at + REACH` where the match begins.
+    // SAFETY: the caller upholds the reads of the streams. `at + run + length <= PAGE_SIZE`, and `1
+    // <= offset <= at + REACH` where the match begins.
     unsafe {
         let token = *cursor.token;
         cursor.token = cursor.token.sub(1);
@@ -562,13 +562,13 @@ unsafe fn careful<const REACH: usize>(
 /// Copies a match of any offset and length to `op`. May overwrite `room` bytes after it.
 ///
 /// # Safety
-/// `1 <= offset`; `op - offset` to `op + length + room` lie in one buffer.
+/// `1 <= offset`; `op - offset` to `op + length + room` is inside one buffer.
 #[cold]
 #[inline(never)]
 unsafe fn copy_match(op: *mut u8, offset: usize, length: usize, room: usize) {
     let mut done = 0;
     // SAFETY: `start_match` writes 32 bytes, which fit in `length + room`; `extend_match` writes
-    // less than 32 bytes past the length that it is given; what is left is written to the byte.
+    // less than 32 bytes past the length that it is given; the rest is written to the byte.
     unsafe {
         if room >= 32 {
             start_match(op, offset);
@@ -595,20 +595,20 @@ unsafe fn copy_match(op: *mut u8, offset: usize, length: usize, room: usize) {
     }
 }
 
-/// The smallest multiple of an offset below 8 that is 8 or more.
+/// The smallest multiple of an offset below 8 that is at least 8.
 static MULTIPLE_FROM_8: [u8; 8] = [0, 8, 8, 9, 8, 10, 12, 14];
 
-/// The largest multiple of an offset below 16 that is 16 or less.
+/// The largest multiple of an offset below 16 that is at most 16.
 static MULTIPLE_TO_16: [u8; 16] = [0, 16, 16, 15, 16, 15, 12, 14, 16, 9, 10, 11, 12, 13, 14, 15];
 
 /// Writes the first 32 bytes of a match.
 ///
 /// # Safety
-/// `1 <= offset`; `op - offset` to `op + 32` lie in one buffer.
+/// `1 <= offset`; `op - offset` to `op + 32` is inside one buffer.
 #[inline(always)]
 unsafe fn start_match(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's. Each step reads what lies before it: `back` is a multiple of the
-    // offset, 8 or more, and not more than 8 bytes beyond the offset, which are written by then.
+    // SAFETY: upheld by the caller. Each step reads earlier bytes: `back` is a multiple of the
+    // offset, at least 8, and at most 8 bytes beyond the offset, which are written by then.
     unsafe {
         let mut back = offset;
         let mut done = 0;
@@ -626,17 +626,16 @@ unsafe fn start_match(op: *mut u8, offset: usize) {
     }
 }
 
-/// Goes on with a match of which the first 32 bytes are written, past its end by less than 32
-/// bytes.
+/// Continues a match whose first 32 bytes are written, and writes less than 32 bytes past its end.
 ///
 /// # Safety
-/// `1 <= offset`, `32 < length`; `op - offset` to `op + length + 32` lie in one buffer.
+/// `1 <= offset`, `32 < length`; `op - offset` to `op + length + 32` is inside one buffer.
 #[cold]
 #[inline(never)]
 unsafe fn extend_match(op: *mut u8, offset: usize, length: usize) {
     let mut done = 32;
-    // SAFETY: the caller's; each step begins before the match's end. A step of 32 bytes reads what
-    // lies 32 bytes or more before it, one of 16 bytes what lies 16 bytes or more before it.
+    // SAFETY: upheld by the caller; each step begins before the match's end. A step of 32 bytes
+    // reads bytes at least 32 before it, a step of 16 bytes at least 16 before it.
     unsafe {
         if offset >= 32 {
             while done < length {
@@ -649,8 +648,8 @@ unsafe fn extend_match(op: *mut u8, offset: usize, length: usize) {
                 done += 16;
             }
         } else {
-            // The 16 bytes at `op` repeat at every multiple of the offset: keep them in a register,
-            // and read none back.
+            // The 16 bytes at `op` repeat at every multiple of the offset: keep them in a register
+            // instead of reading them back.
             let pattern = op.cast::<[u8; 16]>().read();
             let step = usize::from(MULTIPLE_TO_16[offset]);
             done = step;

@@ -16,8 +16,9 @@ pub struct FoldDict {
 }
 
 impl FoldDict {
-    /// With these tables; it decodes only what was made with the same. The default has none, for a
-    /// store that trains some: objects are then those of [`Fold`](crate::Fold).
+    /// Returns the codec with these tables. It decodes only objects made with the same tables. The
+    /// default has none, for a store that trains some later: its objects are those of
+    /// [`Fold`](crate::Fold).
     pub fn with_tables(tables: Arc<FoldTables>) -> Self {
         Self { tables }
     }
@@ -45,8 +46,8 @@ pub(super) struct FoldDictStream {
     pub(super) encoder: Box<Encoder>,
     decoder: Box<Decoder>,
     tables: Arc<FoldTables>,
-    /// Zeros, the dictionary as soon as it is needed, a page after it, and the room around them
-    /// that the encoder needs.
+    /// Zeros, the dictionary once loaded, a page after it, and the room around them that the
+    /// encoder needs.
     window: Box<[u8]>,
     is_loaded: bool,
 }

@@ -1,6 +1,6 @@
 //! The literals' code (`docs/fold.md`, "Literals"): half a byte for each of sixteen common values,
-//! five bits for each of 32 less common ones, and one or two bits for every literal that say which
-//! of these it is, or neither.
+//! five bits for each of 32 less common ones, and one or two bits per literal that say which of
+//! these it is, or neither.
 //!
 //! ```text
 //! for each literal:
@@ -9,28 +9,29 @@
 //!     else it is the next whole byte
 //! ```
 //!
-//! The parts (bits, codes, whole bytes) are apart, so that many literals are merged at once: 64 by
-//! AVX-512's expansion of bytes under a mask, 8 by a shuffle for each of the 256 patterns that
-//! eight bits have.
-#![allow(unsafe_code)] // Loads and stores of whole registers past the ends, where both sides have room for it.
+//! The parts (bits, codes, whole bytes) are separate, so that many literals are merged at once: 64
+//! by AVX-512's byte expansion under a mask, or 8 by a shuffle for each of the 256 patterns of
+//! eight bits.
+#![allow(unsafe_code)] // Whole-register loads and stores past the ends, where both sides have room.
 
 use super::Isa;
 use crate::PAGE_SIZE;
 
-/// How many palettes there are. 0 in a header means that the literals are not coded.
+/// Number of palettes. 0 in a header means that the literals are not coded.
 pub(super) const PALETTES_COUNT: usize = 7;
 
-/// How far past the literals of a page the functions here and the decoder's loop read and write.
+/// How many bytes past the literals of a page the functions here and the decoder's loop read and
+/// write.
 pub(super) const SLACK: usize = 64;
 
-/// The values of a palette, in the order of their codes. All differ.
+/// The values of a palette, in the order of their codes. All are different.
 #[derive(Clone, Copy)]
 pub(super) struct Palette {
     pub(super) first: [u8; FIRST],
     pub(super) second: [u8; SECOND],
 }
 
-/// Values of four bits, and of five.
+/// Number of values coded in four bits, and in five.
 pub(super) const FIRST: usize = 16;
 pub(super) const SECOND: usize = 32;
 
@@ -54,7 +55,7 @@ pub(super) const PALETTES: Values = [
     Palette::new(b"\x00\x01\x02\x03\x04\x05\x06\x08\x09\x11\x19!)AIi", b"\x07\x0a\x0b\x0c\x0d\x0e\x0f\x10\x1519QYaqy\x81\x89\x91\x99\xa1\xa9\xb1\xb9\xc1\xc9\xd1\xd9\xe1\xe9\xf1\xf9"),
 ];
 
-/// The palettes, and what is looked up to code with them.
+/// The palettes, and the lookup tables to code with them.
 pub(super) struct Palettes {
     pub(super) values: Values,
     codes: [Codes; PALETTES_COUNT],
@@ -65,8 +66,8 @@ pub(super) struct Palettes {
     rows: [x86::Rows; PALETTES_COUNT],
 }
 
-/// Each value's code in a palette: its place among the first; [`FIRST`] and its place among the
-/// second; or [`WHOLE`].
+/// Each value's code in a palette: its index among the first values, or [`FIRST`] plus its index
+/// among the second, or [`WHOLE`].
 #[derive(Clone, Copy)]
 struct Codes([u8; 256]);
 
@@ -98,12 +99,12 @@ impl Palettes {
         }
     }
 
-    /// The palette, from 1 on, that codes a sample of `literals` best, or 0 where none is worth the
-    /// time it takes.
+    /// Returns the palette, from 1, that codes a sample of `literals` best, or 0 if none is worth
+    /// its time.
     pub(super) fn choose(&self, literals: &[u8]) -> usize {
-        /// The scores of as many fit the bytes of a word.
+        /// The scores of this many literals fit in the bytes of a word.
         const SAMPLE: usize = 127;
-        /// Of a literal, from which on the code saves space.
+        /// Score per literal, in percent, above which the code saves space.
         const SCORE_PERCENT: usize = 82;
         if literals.len() < 32 {
             return 0;
@@ -124,15 +125,15 @@ impl Palettes {
         best
     }
 
-    /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1 on. Returns
-    /// the section's bytes.
+    /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1. Returns the
+    /// section's length in bytes.
     pub(super) fn pack(&self, isa: Isa, palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
         let palette = (palette - 1) % PALETTES_COUNT;
         let codes = &self.codes[palette];
         let count = count.min(PAGE_SIZE);
         match isa {
-            // SAFETY: the stream found the features before it chose the build; `count` is at most a
-            // page.
+            // SAFETY: the stream detected the features before it selected the build; `count` is at
+            // most a page.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::pack_avx512(codes, literals, count, out) },
             // SAFETY: as above.
@@ -142,14 +143,14 @@ impl Palettes {
         }
     }
 
-    /// Writes the `count` literals, at most a page, that begin `coded` in `palette`'s code, counted
-    /// from 1, to `out`. Returns how many bytes of `coded` they took, or `None` if it is too short
-    /// or has a bit too much; `out` may then hold anything.
+    /// Decodes the `count` literals, at most a page, at the start of `coded`, from the code of
+    /// `palette`, numbered from 1, to `out`. Returns how many bytes of `coded` they used, or `None`
+    /// if it is too short or has a superfluous bit; `out` then holds unspecified bytes.
     pub(super) fn unpack(&self, isa: Isa, palette: usize, coded: &[u8], count: usize, out: &mut Room) -> Option<usize> {
         let palette = &self.values[(palette - 1) % PALETTES_COUNT];
         let (bits, body) = coded.split_at_checked(count.min(PAGE_SIZE).div_ceil(8))?;
         let body_len = match isa {
-            // SAFETY: the stream found the features before it chose the build.
+            // SAFETY: the stream detected the features before it selected the build.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::unpack_avx512(palette, bits, body, count, out) },
             // SAFETY: as above.
@@ -161,8 +162,8 @@ impl Palettes {
     }
 }
 
-/// For each eight bits: which of 16 bytes become the eight literals that the bits speak of. The
-/// first eight are whole bytes, the others the palette's.
+/// For each pattern of eight bits: which of 16 bytes become the eight literals. The first eight are
+/// whole bytes, the others the palette's.
 static MERGES: [[u8; 8]; 256] = {
     let mut merges = [[0; 8]; 256];
     let mut bits = 0;
@@ -183,21 +184,21 @@ static MERGES: [[u8; 8]; 256] = {
     merges
 };
 
-/// Literals of a group: as many as a word has bits.
+/// Literals in a group: the bits of a word.
 const GROUP: usize = 64;
 
-/// Most bytes that a group is read from, whatever it holds: 32 for its halves, 8 for second bits,
-/// 40 for codes of five bits, and 64 from wherever the last part begins.
+/// Maximum bytes read for a group, whatever it holds: 32 for its halves, 8 for second bits, 40 for
+/// codes of five bits, and 64 from the start of the last part.
 const GROUP_READ: usize = GROUP / 2 + GROUP / 8 + 5 * GROUP / 8 + GROUP;
 
-/// Room for a page's literals, coded or not, and for what is read and written past them.
+/// Room for a page's literals, coded or not, and for reads and writes past them.
 pub(super) type Room = [u8; ROOM];
 
 const ROOM: usize = PAGE_SIZE + PAGE_SIZE / 4 + 4 * SLACK;
 
 pub(super) const EMPTY: Room = [0; ROOM];
 
-/// Codes literals one by one.
+/// Codes literals one at a time.
 fn pack_portable(codes: &Codes, literals: &Room, count: usize, out: &mut Room) -> usize {
     let mut end = count.div_ceil(8);
     for (group, bits) in literals[..count].chunks(GROUP).zip((0..end).step_by(8)) {
@@ -225,8 +226,8 @@ fn pack_portable(codes: &Codes, literals: &Room, count: usize, out: &mut Room) -
     end
 }
 
-/// Codes those of a group's literals that are not among the palette's first values. Returns the
-/// bytes.
+/// Codes those of a group's literals that are not among the palette's first values. Returns their
+/// length in bytes.
 fn pack_rare(codes: &Codes, rare: &[u8], out: &mut [u8]) -> usize {
     let mut whole = [0; GROUP];
     let (mut whole_len, mut bits) = (0, 0_u64);
@@ -256,7 +257,7 @@ fn pack_rare(codes: &Codes, rare: &[u8], out: &mut [u8]) -> usize {
     end + whole_len
 }
 
-/// A group's literals by eights, byte by byte.
+/// Decodes a group's literals by eights, byte by byte.
 fn unpack_portable(palette: &Palette, bits: &[u8], body: &[u8], count: usize, out: &mut Room) -> Option<usize> {
     groups(bits, body, count, out, |group, out| {
         let mut common = [0; GROUP];
@@ -280,7 +281,7 @@ fn unpack_portable(palette: &Palette, bits: &[u8], body: &[u8], count: usize, ou
     })
 }
 
-/// Where `bits` has a 1, the next of `ones`; else the next of `zeros`.
+/// For each bit, takes the next of `ones` if it is 1, otherwise the next of `zeros`.
 fn merge(bits: u64, ones: &[u8; GROUP], zeros: &[u8; GROUP], out: &mut [u8; GROUP]) {
     let (mut at_one, mut at_zero) = (0, 0);
     for (bits, out) in bits.to_le_bytes().into_iter().zip(out.as_chunks_mut::<8>().0) {
@@ -296,11 +297,11 @@ fn merge(bits: u64, ones: &[u8; GROUP], zeros: &[u8; GROUP], out: &mut [u8; GROU
 
 /// The parts of a group of literals.
 struct Group<'a> {
-    /// Halves, and what follows.
+    /// The halves and the following parts.
     bytes: &'a [u8; GROUP_READ],
     /// A bit for each literal: 1 if it is not one of the palette's first values.
     is_rare: u64,
-    /// A bit for each of those: 1 if it is none of the second values either.
+    /// A bit for each of those: 1 if it is not one of the second values either.
     is_whole: u64,
     /// Where in `bytes` the codes of five bits begin, at most GROUP_READ - 2 * GROUP + 24; and the
     /// whole bytes, at most GROUP_READ - GROUP.
@@ -308,8 +309,8 @@ struct Group<'a> {
     whole: usize,
 }
 
-/// Calls `merge` for each group, with where to write 64 literals. Returns the bytes that the groups
-/// took.
+/// Calls `merge` for each group, with the place to write 64 literals. Returns the number of bytes
+/// that the groups used.
 #[inline(always)]
 fn groups(
     bits: &[u8],
@@ -346,7 +347,7 @@ fn groups(
         };
         let codes = second_bits + rare.div_ceil(8);
         let word = u64::from_le_bytes(*bytes[second_bits..].first_chunk().expect("eight bytes"));
-        // As many bits as there are in the bytes; then those that there may be.
+        // All bits in the bytes, then those that may be set.
         let word = word & u64::MAX.unbounded_shr((GROUP - rare.next_multiple_of(8)) as u32);
         let is_whole = word & u64::MAX.unbounded_shr((GROUP - rare) as u32);
         if word != is_whole {
@@ -371,8 +372,8 @@ mod x86 {
     /// The code in [`Rows`] of a value that is not among the first.
     const RARE: u8 = FIRST as u8;
 
-    /// The codes of a palette's first values, changed by [`RARE`], in rows: those of the values
-    /// whose high half is the row's, by the low half. 0 for other values.
+    /// The codes of a palette's first values, XORed with [`RARE`], in rows. A row holds the values
+    /// with its high half, indexed by the low half. 0 for other values.
     pub(super) struct Rows {
         count: usize,
         rows: [(u8, [u8; 16]); 16],
@@ -404,7 +405,7 @@ mod x86 {
         out
     }
 
-    /// For each eight bits, the places of those that are 1.
+    /// For each pattern of eight bits, the places of the ones.
     static SPLITS: [[u8; 8]; 256] = {
         let mut out = [[0; 8]; 256];
         let mut bits = 0;
@@ -422,14 +423,14 @@ mod x86 {
         out
     };
 
-    /// The codes of 32 literals: their places among the first values, or [`RARE`].
+    /// Returns the codes of 32 literals: their indices among the first values, or [`RARE`].
     #[target_feature(enable = "avx2")]
     #[inline]
     fn codes_of(rows: &Rows, literals: __m256i) -> __m256i {
         let mut codes = _mm256_set1_epi8(RARE as i8);
         for (high, row) in &rows.rows[..rows.count] {
-            // The high half becomes 7 where it is the row's, and 8 or more elsewhere, for which the
-            // shuffle gives 0.
+            // The high half becomes 7 in the row's own bytes and at least 8 elsewhere, for which
+            // the shuffle gives 0.
             let at = _mm256_xor_si256(literals, _mm256_set1_epi8((high << 4) as i8));
             let at = _mm256_adds_epu8(at, _mm256_set1_epi8(0x70));
             // SAFETY: a row has 16 bytes.
@@ -457,8 +458,8 @@ mod x86 {
             let (mut codes_len, mut whole_len) = (0, 0);
             let mut wide = 0;
             // SAFETY: `count` is at most a page, so all reads of literals and all writes are less
-            // than GROUP past what the coded literals of a page may take. In `codes` and `whole`, 8
-            // bytes are written at 56 or below.
+            // than GROUP past the maximum size of a page's coded literals. In `codes` and `whole`,
+            // 8 bytes are written at 56 or below.
             unsafe {
                 for half in [0, 32] {
                     let here = _mm256_loadu_si256(literals.as_ptr().add(group + half).cast());
@@ -498,7 +499,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// None beyond the features.
+    /// None beyond the CPU features.
     #[target_feature(enable = "avx2,bmi2,popcnt")]
     pub(super) unsafe fn unpack_avx2(
         palette: &Palette,
@@ -530,8 +531,8 @@ mod x86 {
             let (mut second, mut rare) = ([0_u8; GROUP + 8], [0_u8; GROUP + 8]);
             let rare_len = group.is_rare.count_ones() as usize;
             for at in (0..rare_len).step_by(8) {
-                // SAFETY: `at` is at most 56: eight bytes from 75 of GROUP_READ on are read at
-                // most.
+                // SAFETY: `at` is at most 56, so at most eight bytes from 75 of GROUP_READ are
+                // read.
                 unsafe {
                     let codes = mem::load64(group.bytes.as_ptr().add(group.codes + at / 8 * 5));
                     let codes = _mm_cvtsi64_si128(_pdep_u64(codes, 0x1F1F_1F1F_1F1F_1F1F) as i64);
@@ -540,7 +541,7 @@ mod x86 {
                     _mm_storel_epi64(second.as_mut_ptr().add(at).cast(), values);
                 }
             }
-            // SAFETY: 64 bytes can be read from `whole` on, and 8 more behind `rare`, `second` and
+            // SAFETY: 64 bytes can be read from `whole`, and 8 more after `rare`, `second` and
             // `common`; 64 are written.
             unsafe {
                 let whole = group.bytes.as_ptr().add(group.whole);
@@ -550,18 +551,17 @@ mod x86 {
         })
     }
 
-    /// As [`super::merge`], of the first `len` bits, rounded up to a multiple of 8.
+    /// Does the same as [`super::merge`] for the first `len` bits, rounded up to a multiple of 8.
     ///
     /// # Safety
-    /// As many bytes can be written to `out`, and read from the others, from 8 bytes before the
-    /// last of them on.
+    /// That many bytes can be written to `out` and read from each of the others.
     #[target_feature(enable = "avx2,popcnt")]
     #[inline]
     unsafe fn merge(bits: u64, len: usize, ones: *const u8, zeros: *const u8, out: *mut u8) {
         let (mut at_one, mut at_zero) = (0, 0);
         for at in (0..len).step_by(8) {
             let bits = (bits >> at) as u8;
-            // SAFETY: the caller's: both are at most `at`.
+            // SAFETY: upheld by the caller: both are at most `at`.
             unsafe {
                 let one = _mm_loadl_epi64(ones.add(at_one).cast());
                 let zero = _mm_loadl_epi64(zeros.add(at_zero).cast());
@@ -575,7 +575,7 @@ mod x86 {
         }
     }
 
-    /// Of eight bytes, the lowest five: eight codes of five bits.
+    /// Takes the lowest five of every eight bytes: eight codes of five bits.
     static FIVES: [u8; GROUP] = {
         let mut out = [0; GROUP];
         let mut at = 0;
@@ -586,7 +586,7 @@ mod x86 {
         out
     };
 
-    /// Eight bytes from each fifth on.
+    /// Takes eight bytes from every fifth.
     static FROM_FIVES: [u8; GROUP] = {
         let mut out = [0; GROUP];
         let mut at = 0;
@@ -605,7 +605,7 @@ mod x86 {
         let out = out.as_mut_ptr();
         let mut end = count.div_ceil(8);
         // SAFETY: `count` is at most a page, so all reads of literals and all writes are less than
-        // GROUP past what the coded literals of a page may take.
+        // GROUP past the maximum size of a page's coded literals.
         unsafe {
             let tables: [__m512i; 4] = core::array::from_fn(|at| _mm512_loadu_si512(table.add(64 * at).cast()));
             let fives = _mm512_loadu_si512(FIVES.as_ptr().cast());
@@ -637,7 +637,7 @@ mod x86 {
                 let is_second = is_second & u64::MAX.unbounded_shr(64 - rare);
                 let codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(FIRST as i8));
                 let codes = _mm512_maskz_compress_epi8(is_second, codes);
-                // Two codes to ten bits, four to twenty, eight to forty.
+                // Joins two codes to ten bits, four to twenty, eight to forty.
                 let codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x2001));
                 let codes = _mm512_madd_epi16(codes, _mm512_set1_epi32(0x0400_0001));
                 let codes = _mm512_or_si512(
@@ -655,7 +655,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// None beyond the features.
+    /// None beyond the CPU features.
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
     pub(super) unsafe fn unpack_avx512(
         palette: &Palette,
@@ -664,7 +664,7 @@ mod x86 {
         count: usize,
         out: &mut Room,
     ) -> Option<usize> {
-        // SAFETY: there are 16 values, and 32, and 64 places.
+        // SAFETY: the arrays have 16, 32 and 64 bytes.
         let (first, second, from_fives) = unsafe {
             let first = _mm_loadu_si128(palette.first.as_ptr().cast());
             let second = _mm256_loadu_si256(palette.second.as_ptr().cast());
@@ -674,8 +674,8 @@ mod x86 {
         // The places of eight codes in a word.
         let fives = _mm512_set1_epi64(0x231E_1914_0F0A_0500);
         groups(bits, body, count, out, |group, out| {
-            // SAFETY: the group has 32 bytes for halves at its start, and 64 from `codes` and
-            // `whole` on.
+            // SAFETY: the group has 32 bytes for halves at its start, and 64 from `codes` and from
+            // `whole`.
             unsafe {
                 let from = group.bytes.as_ptr();
                 let halves = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.cast()));

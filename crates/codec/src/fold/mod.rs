@@ -1,18 +1,18 @@
-//! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; the designs that were
-//! tried before it, with their figures, are in `docs/log/fold.md`.
+//! `fold`: the fast page codec of pagefold. Its format is in `docs/fold.md`; earlier designs, with
+//! their figures, are in `docs/log/fold.md`.
 //!
-//! It is an LZ77 codec for pages of 4 KiB and nothing else. Three facts about the pages of running
-//! programs shape it:
+//! It is an LZ77 codec for pages of 4 KiB only. Three properties of running programs' pages shape
+//! it:
 //!
-//! - the distance of a match is that of the match before, or of the one before that, in half of all
-//!   cases, so these two need no offset;
-//! - the rest are short and multiples of eight, as records and pointers are;
-//! - literals between two matches are few: the low bytes of a pointer, a counter.
+//! - half of all matches have the same distance as one of the two matches before, so these two need
+//!   no offset;
+//! - the other distances are mostly short and multiples of eight, as records and pointers are;
+//! - there are few literals between two matches: the low bytes of a pointer, a counter.
 //!
-//! Literals come first in an object, common ones in half a byte. A token is one byte and says where
-//! the offset comes from, how many literals come first, and how long the match is; what it leaves
-//! open follows in a stream of bits. Literals, bits and tokens are apart from each other, so that
-//! the decoder knows the next token's place before it has looked at this one.
+//! Literals come first in an object, common ones in half a byte. A token is one byte and encodes
+//! the source of the offset, the number of literals before the match, and the match's length. A
+//! stream of bits completes it. Literals, bits and tokens are separate, so that the decoder knows
+//! the next token's place before it has examined the current one.
 
 mod compare;
 mod decode;
@@ -23,7 +23,7 @@ mod literals;
 mod sequences;
 mod shared;
 mod tables;
-#[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each, and has `memory_tests`.
+#[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each and runs `memory_tests`.
 mod tests;
 mod tokens;
 mod train;
@@ -39,14 +39,14 @@ use self::{
 pub use self::{dict::FoldDict, shared::FoldTables};
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 
-/// What the numbers of tokens and palettes stand for.
+/// The meaning of the numbers of tokens and palettes.
 struct Format {
-    /// Those of pages of words come second.
+    /// The second is for pages of words.
     tokens: [Tokens; 2],
     palettes: Palettes,
 }
 
-/// That of pages without tables.
+/// The format of pages without tables.
 static FIXED: Format =
     Format { tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1])], palettes: Palettes::new(PALETTES) };
 
@@ -68,17 +68,17 @@ impl Codec for Fold {
     }
 }
 
-/// Which build of the hot loops a stream runs. All give the same bytes.
+/// Which build of the hot loops a stream runs. All builds give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
-    /// What the compiler's target has.
+    /// The features of the compiler's target.
     Portable,
-    /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that do not touch the
-    /// flags, bit counts without a special case for zero, deposited bits, 32 bytes at once.
+    /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that leave the flags
+    /// alone, bit counts without a special case for zero, bit deposit, 32 bytes at once.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same, with AVX-512 for literals, tokens, long matches, and all of decoding (F, BW, CD,
-    /// VBMI, VBMI2).
+    /// The same, with AVX-512 (F, BW, CD, VBMI, VBMI2) for literals, tokens, long matches, and all
+    /// of decoding.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -102,7 +102,7 @@ impl Isa {
         Self::Portable
     }
 
-    /// The builds that this CPU can run.
+    /// Returns the builds that this CPU can run.
     #[cfg(any(test, fuzzing))]
     fn all_of_this_cpu() -> Vec<Self> {
         let best = Self::of_this_cpu();
@@ -121,17 +121,17 @@ impl Isa {
 struct FoldStream {
     encoder: Box<Encoder>,
     decoder: Box<Decoder>,
-    /// A page, and the room around it that the encoder needs.
+    /// A page, with the room around it that the encoder needs.
     window: Box<[u8]>,
 }
 
-/// A stream of each build that this CPU can run.
+/// Returns a stream of each build that this CPU can run.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build() -> Vec<Box<dyn Stream>> {
     Isa::all_of_this_cpu().into_iter().map(|isa| Box::new(FoldStream::new(isa)) as Box<dyn Stream>).collect()
 }
 
-/// The same, with these tables.
+/// Does the same with these tables.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build_with(tables: &std::sync::Arc<FoldTables>) -> Vec<Box<dyn Stream>> {
     let stream = |isa| Box::new(dict::FoldDictStream::new(isa, std::sync::Arc::clone(tables))) as Box<dyn Stream>;
@@ -149,7 +149,8 @@ impl FoldStream {
 }
 
 impl Stream for FoldStream {
-    /// An object is shorter than a page, so `None` also means that the page does not compress.
+    /// Also returns `None` if the page does not compress, since an object is always shorter than a
+    /// page.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.encoder.encode(&FIXED, &mut self.window, page, out)
     }

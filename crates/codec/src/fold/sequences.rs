@@ -1,25 +1,24 @@
-//! What all of a page's tokens say, for [`window`](super::window): sixteen tokens at a time, by
-//! AVX-512.
+//! Reads all of a page's tokens for [`window`](super::window), sixteen at a time, by AVX-512.
 //!
 //! ```text
 //! for each sixteen tokens:
-//!     widths of length, run and offset, and what they begin at := by the token's number
-//!     where each token's extra bits begin := the sum of all widths before
-//!     length, run, offset := their bases and the bits there
-//!     where each token's bytes begin := the sum of all runs and lengths before
-//!     offset, if it repeats := that of the token found by going from token to token, all at once
-//!     stop at END, or at the first token that begins at the page's end or behind it
+//!     widths and bases of length, run and offset := by the token's number
+//!     start of each token's extra bits := the sum of all previous widths
+//!     length, run, offset := their bases plus the bits there
+//!     start of each token's bytes := the sum of all previous runs and lengths
+//!     a repeated offset := that of the token found by following links, all tokens at once
+//!     stop at END, or at the first token that begins at or after the page's end
 //! ```
 //!
-//! What makes that quick:
+//! Speed:
 //!
-//! 1. A table has a byte for each token, so 64 tokens are looked up by two permutations of 128
-//!    bytes, not by 64 loads.
-//! 2. The extra bits of sixteen tokens lie in 64 bytes, in 128 at most: a permutation brings four
-//!    of them to each token.
-//! 3. These four also have the offset's bits, unless one of the sixteen tokens has more than 25 (+3
-//!    to +4 % on heaps).
-#![allow(unsafe_code)] // Loads and stores of whole registers; the streams have room around them.
+//! 1. A table has a byte for each token, so two permutations of 128 bytes look 64 tokens up,
+//!    instead of 64 loads.
+//! 2. The extra bits of sixteen tokens are in 64 bytes, at most 128: a permutation brings four of
+//!    them to each token.
+//! 3. These four also contain the offset's bits, unless one of the sixteen tokens has more than 25
+//!    bits (+3 to +4 % on heaps).
+#![allow(unsafe_code)] // Whole-register loads and stores; the streams have room around them.
 
 use core::arch::x86_64::*;
 
@@ -29,26 +28,26 @@ use super::{
 };
 use crate::PAGE_SIZE;
 
-/// Every token but [`END`] fills [`LENGTH_MIN`] bytes of the page or more: so many tokens do, and
-/// one is behind them.
+/// Maximum number of tokens, plus one entry after them: every token but [`END`] fills at least
+/// [`LENGTH_MIN`] bytes of the page.
 const TOKENS_MAX: usize = PAGE_SIZE.div_ceil(LENGTH_MIN) + 1;
 
-/// Tokens of a register of 32-bit numbers.
+/// Tokens in a register of 32-bit numbers.
 const LANES: usize = 16;
 
-/// Tokens that are looked up at once.
+/// Tokens looked up at once.
 const BLOCK: usize = 64;
 
-/// How far [`Sequences::parse`] reads before the tokens' end.
+/// How many bytes before the tokens' end [`Sequences::parse`] may read.
 pub(super) const FRONT: usize = TOKENS_MAX.next_multiple_of(BLOCK);
 
-/// How far it reads from the first extra bit on.
+/// How many bytes from the first extra bit it may read.
 pub(super) const BACK: usize = TOKENS_MAX * BITS_MAX / 8 + 2 * BLOCK;
 
-/// In place of a total, behind the last token: more than any token's.
+/// Replaces the total after the last token: greater than any token's.
 const STOP: i32 = i32::MAX;
 
-/// So many bits can be told from four bytes, wherever in the first of them they begin.
+/// Number of bits that four bytes always contain, wherever in the first byte they begin.
 const NARROW_BITS: i32 = 32 - 7;
 
 /// 63 down to 0: tokens are read backwards.
@@ -67,38 +66,37 @@ type Column = [u32; COLUMN];
 
 const COLUMN: usize = TOKENS_MAX.next_multiple_of(LANES);
 
-/// The tokens of a page, a column for each thing that [`window`](super::window) wants to know of
-/// them.
+/// The tokens of a page: a column for each property that [`window`](super::window) needs.
 #[repr(C, align(64))]
 pub(super) struct Sequences {
-    /// Run and length together. Behind the last token, [`STOP`].
+    /// Run plus length. After the last token, [`STOP`].
     pub(super) totals: Column,
-    /// All runs before. Behind the last token too.
+    /// Sum of all previous runs. Also set after the last token.
     pub(super) literals: Column,
     /// The run, modulo 256, in each of four bytes.
     pub(super) run_bytes: Column,
     /// Run and length, modulo 256, in each of four bytes.
     pub(super) total_bytes: Column,
-    /// [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far; and the length.
+    /// [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far; plus the length.
     pub(super) orders: Column,
-    /// Of a far match, where in the page the [`WINDOW`] bytes begin that end with its source;
-    /// signed. Of others, 0.
+    /// For a far match, the start in the page of the [`WINDOW`] bytes that end with its source;
+    /// signed. For others, 0.
     pub(super) sources: Column,
 }
 
-/// What the tokens come to.
+/// The totals over all tokens.
 pub(super) struct Sums {
-    /// Tokens, END not among them.
+    /// Number of tokens, without END.
     pub(super) tokens: usize,
-    /// All runs.
+    /// Sum of all runs.
     pub(super) literals: usize,
-    /// All runs and lengths: where the page's last match ends. May be more than a page.
+    /// Sum of all runs and lengths: the end of the page's last match. May exceed a page.
     pub(super) bytes: usize,
-    /// All extra bits.
+    /// Number of extra bits.
     pub(super) bits: usize,
-    /// A match begins before the page.
+    /// Whether a match begins before the page.
     pub(super) beyond: bool,
-    /// END follows the tokens; otherwise `bytes` is a page or more.
+    /// Whether END follows the tokens; otherwise `bytes` is at least a page.
     pub(super) end: bool,
 }
 
@@ -108,12 +106,12 @@ impl Sequences {
         Self { totals: NONE, literals: NONE, run_bytes: NONE, total_bytes: NONE, orders: NONE, sources: NONE }
     }
 
-    /// Fills the columns with the tokens before `tokens_end`, the last byte first, that END or a
-    /// full page ends, and whose extra bits begin at `bits`. `None` if an offset is 0 or begins
-    /// more than `reach` bytes before the page.
+    /// Fills the columns with the tokens before `tokens_end`, last byte first, up to END or a full
+    /// page. Their extra bits begin at `bits`. Returns `None` if an offset is 0 or reaches more
+    /// than `reach` bytes before the page.
     ///
     /// # Safety
-    /// [`FRONT`] bytes before `tokens_end` and [`BACK`] bytes from `bits` on can be read.
+    /// [`FRONT`] bytes before `tokens_end` and [`BACK`] bytes from `bits` can be read.
     #[target_feature(enable = "avx2,bmi1,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
     #[inline(never)]
     pub(super) unsafe fn parse(
@@ -124,19 +122,19 @@ impl Sequences {
         tokens_end: *const u8,
     ) -> Option<Sums> {
         let all_to = |value: i32| _mm512_set1_epi32(value);
-        // The lowest byte of each lane, in all four.
+        // Copies the lowest byte of each lane to all four.
         let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
         // SAFETY: a table has 256 bytes.
         let reverse = unsafe { _mm512_load_si512(REVERSE.0.as_ptr().cast()) };
         let mut block = tokens_end;
         let mut first = 0;
-        // Of all groups before: bits, bytes and literals, and whether an offset was wrong, or
-        // beyond the page.
+        // Over all previous groups: bits, bytes and literals, and whether an offset was wrong or
+        // reached before the page.
         let (mut bit, mut sums, mut wrong, mut beyond) = (0_usize, all_to(0), 0, 0);
         let mut known = Known(all_to(1));
         loop {
-            // SAFETY: each token takes LENGTH_MIN bytes of the page or stops the loop, so tokens
-            // before TOKENS_MAX do, and FRONT has room for all blocks until then.
+            // SAFETY: each token fills LENGTH_MIN bytes of the page or stops the loop, so the loop
+            // stops before TOKENS_MAX tokens, and FRONT has room for all blocks until then.
             let tokens = unsafe {
                 block = block.sub(BLOCK);
                 _mm512_permutexvar_epi8(reverse, _mm512_loadu_si512(block.cast()))
@@ -144,11 +142,11 @@ impl Sequences {
             let ends = _mm512_cmpeq_epi8_mask(tokens, _mm512_set1_epi8(END as i8));
             let mut found = [[0_u8; BLOCK]; 4];
             for (field, table) in found.iter_mut().zip(fields) {
-                // SAFETY: 64 bytes are written to as many.
+                // SAFETY: 64 bytes are written to 64 bytes.
                 unsafe { _mm512_storeu_si512(field.as_mut_ptr().cast(), lookup(table, tokens)) };
             }
             for group in (0..BLOCK).step_by(LANES) {
-                // SAFETY: 16 bytes from at most 48 of 64 on.
+                // SAFETY: reads 16 bytes from index 48 or below, of 64.
                 let [widths, length_bases, runs_and_sources, offset_fields] = [0, 1, 2, 3].map(|field: usize| unsafe {
                     _mm512_cvtepu8_epi32(_mm_loadu_si128(found[field].as_ptr().add(group).cast()))
                 });
@@ -160,16 +158,16 @@ impl Sequences {
                 let all_bits = _mm512_add_epi32(to_offset, offset_bits);
                 let bit_ends = _mm512_add_epi32(prefix_sum(all_bits), all_to((bit & 7) as i32));
                 let bit_starts = _mm512_sub_epi32(bit_ends, all_bits);
-                // SAFETY: fewer than TOKENS_MAX tokens are before, of BITS_MAX bits each; two
-                // blocks fit behind them.
+                // SAFETY: fewer than TOKENS_MAX tokens precede, of BITS_MAX bits each; two blocks
+                // fit after them.
                 let near = unsafe { _mm512_loadu_si512(bits.add(bit >> 3).cast()) };
                 let (extra, offset_extra);
                 if _mm512_cmpgt_epi32_mask(all_bits, all_to(NARROW_BITS)) == 0 {
-                    // 7 bits and 16 times 25 lie in 51 bytes.
+                    // 7 bits plus 16 times 25 are in 51 bytes.
                     extra = words_at(bit_starts, spread, |bytes| _mm512_permutexvar_epi8(bytes, near));
                     offset_extra = _mm512_srlv_epi32(extra, to_offset);
                 } else {
-                    // 7 bits and 16 times 40 lie in 81 bytes.
+                    // 7 bits plus 16 times 40 are in 81 bytes.
                     // SAFETY: as above.
                     let far = unsafe { _mm512_loadu_si512(bits.add((bit >> 3) + BLOCK).cast()) };
                     let both = |bytes| _mm512_permutex2var_epi8(near, bytes, far);
@@ -184,9 +182,9 @@ impl Sequences {
                 let offset = _mm512_sllv_epi32(low_bits(offset_extra, offset_bits), offset_shift);
                 let source = _mm512_srli_epi32::<6>(runs_and_sources);
 
-                // Of bytes in the lower halves, of literals in the upper. Neither overflows up to
-                // the lane that stops: it begins less than a token behind the page's end, and a
-                // token says less than 10000.
+                // Bytes in the lower halves, literals in the upper. Neither overflows up to the
+                // lane that stops: it begins less than a token after the page's end, and a token
+                // covers less than 10000.
                 let total = _mm512_add_epi32(run, length);
                 let both = _mm512_or_si512(_mm512_slli_epi32::<16>(run), total);
                 let both_ends = _mm512_add_epi32(prefix_sum(both), sums);
@@ -248,16 +246,16 @@ impl Sequences {
     }
 }
 
-/// In the last two lanes, the format's *before* and *last*.
+/// The format's *before* and *last*, in the last two lanes.
 struct Known(__m512i);
 
 impl Known {
-    /// The offsets of sixteen tokens, where those that are new are in `offset`.
+    /// Returns the offsets of sixteen tokens; those of new offsets are in `offset`.
     ///
-    /// Each lane points to one that has its offset: a number below [`LANES`] is a lane of `self`,
-    /// others are lanes of `offset`. Where *last* is asked for, that is the next lane before that
-    /// does not ask for *last* itself; where *before* is, it is that lane's predecessor of the
-    /// kind.
+    /// Each lane links to one that has its offset: a number below [`LANES`] is a lane of `self`,
+    /// others are lanes of `offset`. A lane that uses *last* links to the nearest previous lane
+    /// that does not itself use *last*. A lane that uses *before* links to that lane's predecessor
+    /// of the same kind.
     #[target_feature(enable = "avx512f,avx512cd")]
     #[inline]
     fn resolve(&mut self, is_new: __mmask16, source: __m512i, offset: __m512i) -> __m512i {
@@ -267,14 +265,14 @@ impl Known {
         let lanes_before = _mm512_sub_epi32(_mm512_sllv_epi32(all_to(1), lanes), all_to(1));
         let is_before = _mm512_cmpeq_epi32_mask(source, all_to(Source::Before as i32));
         let changes = is_new | is_before;
-        // The highest bit of those before; without any, LAST_KNOWN.
+        // The highest bit of the previous ones, or LAST_KNOWN if there are none.
         let changes_before = _mm512_and_si512(all_to(i32::from(changes)), lanes_before);
         let last = _mm512_sub_epi32(all_to(LAST_KNOWN + 32), _mm512_lzcnt_epi32(changes_before));
         let before_each = _mm512_sub_epi32(lanes, all_to(1));
         let before = _mm512_permutex2var_epi32(before_each, last, last);
         let from = _mm512_mask_add_epi32(last, is_new, lanes, all_to(LANES as i32));
         let mut from = _mm512_mask_mov_epi32(from, is_before, before);
-        // A lane points on at most nine times.
+        // A chain has at most nine links.
         for _ in 0..4 {
             from = _mm512_permutex2var_epi32(lanes, from, from);
         }
@@ -287,7 +285,7 @@ impl Known {
     }
 }
 
-/// What `table` says of each token.
+/// Returns the entry of `table` for each token.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn lookup(table: &Bytes, tokens: __m512i) -> __m512i {
@@ -298,7 +296,7 @@ fn lookup(table: &Bytes, tokens: __m512i) -> __m512i {
     _mm512_mask_blend_epi8(_mm512_movepi8_mask(tokens), low, high)
 }
 
-/// The sum of each lane and all before it.
+/// Returns the sum of each lane and all lanes before it.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn prefix_sum(of: __m512i) -> __m512i {
@@ -309,14 +307,15 @@ fn prefix_sum(of: __m512i) -> __m512i {
     _mm512_add_epi32(of, _mm512_alignr_epi32::<8>(of, zero))
 }
 
-/// The lowest `count` bits of each lane, at most 31.
+/// Returns the lowest `count` bits of each lane, at most 31.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn low_bits(of: __m512i, count: __m512i) -> __m512i {
     _mm512_andnot_si512(_mm512_sllv_epi32(_mm512_set1_epi32(-1), count), of)
 }
 
-/// [`NARROW_BITS`] or more from each of `bit` on. `fetch` takes the places of bytes and gives the bytes.
+/// Returns at least [`NARROW_BITS`] bits from each position of `bit`. `fetch` maps places of bytes
+/// to the bytes.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn words_at(bit: __m512i, spread: __m512i, fetch: impl Fn(__m512i) -> __m512i) -> __m512i {

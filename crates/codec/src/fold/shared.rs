@@ -1,5 +1,5 @@
-//! What the objects of `fold-dict` share: bytes before every page, tokens, and palettes, all made
-//! of a store's own pages.
+//! What the objects of `fold-dict` share: bytes before every page, tokens, and palettes, all
+//! trained on a store's own pages.
 
 use std::{collections::HashMap, fmt};
 
@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{Dictionary, Page};
 
-/// Bytes before a page that its matches can reach: places in the window, and so offsets, fit 16
-/// bits.
+/// Bytes before a page that its matches can reach: places in the window, and therefore offsets, fit
+/// in 16 bits.
 pub(super) const REACH: usize = (1 << 16) - crate::PAGE_SIZE;
 
-/// What the objects of [`FoldDict`](crate::FoldDict) share, or nothing yet.
+/// The data that objects of [`FoldDict`](crate::FoldDict) share, or nothing yet.
 #[derive(Default)]
 pub struct FoldTables {
     trained: Option<Trained>,
@@ -23,13 +23,13 @@ pub struct FoldTables {
 
 pub(super) struct Trained {
     pub(super) format: Format,
-    /// Bytes before every page, and where in the window they are looked up.
+    /// The bytes before every page, and the lookup tables for their places in the window.
     pub(super) dictionary: Option<(Dictionary, Box<Starts>)>,
     id: u32,
 }
 
 impl FoldTables {
-    /// With a dictionary of at most [`REACH`] bytes.
+    /// Creates tables; the dictionary has at most [`REACH`] bytes.
     pub(super) fn new(classes: &[Classes; 2], palettes: Values, dictionary: Option<(Dictionary, Box<Starts>)>) -> Self {
         let mut bytes: Vec<u8> =
             palettes.iter().flat_map(|palette| [&palette.first[..], &palette.second].concat()).collect();
@@ -47,8 +47,8 @@ impl FoldTables {
         Self { trained: Some(Trained { format, dictionary, id }) }
     }
 
-    /// With a dictionary of at most [`REACH`] bytes, all of which may be found, and tokens and
-    /// palettes that were fitted to nothing.
+    /// Creates tables with a dictionary of at most [`REACH`] bytes, all of which can be found, and
+    /// untrained tokens and palettes.
     #[cfg(test)]
     pub(crate) fn of(dictionary: Vec<u8>) -> Self {
         let mut pages = dictionary.clone();
@@ -62,12 +62,12 @@ impl FoldTables {
         self.trained.as_ref()
     }
 
-    /// A hash of what is in them; 0 if nothing is yet.
+    /// Returns a hash of the content; 0 if there is none yet.
     pub fn id(&self) -> u32 {
         self.trained.as_ref().map_or(0, |trained| trained.id)
     }
 
-    /// The bytes before every page, if there are any.
+    /// Returns the bytes before every page, if there are any.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         Some(&self.trained.as_ref()?.dictionary.as_ref()?.0)
     }
@@ -76,7 +76,7 @@ impl FoldTables {
         self.trained?.dictionary
     }
 
-    /// Heap bytes.
+    /// Returns the heap bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.dictionary().map_or(0, |dictionary| dictionary.bytes().len() + size_of::<Starts>())
     }
@@ -88,22 +88,22 @@ impl fmt::Debug for FoldTables {
     }
 }
 
-/// Sample pages in which the places of a dictionary are counted.
+/// Number of sample pages in which the places of a dictionary are counted.
 const COUNTED_PAGES: usize = 128;
 
-/// Bits of the hash that a place is looked up by.
+/// Bits of the hash by which a place is looked up.
 const HASH_BITS: u32 = 14;
 
-/// What a place in the dictionary is looked up by.
+/// The key by which a place in the dictionary is looked up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     slot: usize,
-    /// Tells most bytes with the same slot apart.
+    /// Distinguishes most bytes with the same slot.
     tag: u8,
 }
 
 impl Key {
-    /// Of the lowest bytes, as many as `multiplier` is for.
+    /// Returns the key of the lowest bytes; `multiplier` determines how many.
     #[inline(always)]
     fn of(bytes: u64, multiplier: u64) -> Self {
         let hash = bytes.wrapping_mul(multiplier);
@@ -111,17 +111,17 @@ impl Key {
     }
 }
 
-/// Where in the window the bytes of a dictionary are.
+/// Where the bytes of a dictionary are in the window.
 pub(super) struct Starts {
-    /// Bits of a word that a match need not have, and what hashes the others.
+    /// Bits of a word that a match need not include, and the multiplier that hashes the others.
     unused: u32,
     multiplier: u64,
-    /// By slot, the tag of the bytes whose place is known; apart from the places, so that they stay
-    /// in the first-level cache.
+    /// By slot, the tag of the bytes whose place is known. Separate from the places, so that the
+    /// tags stay in the L1 cache.
     tags: [u8; 1 << HASH_BITS],
-    /// 0 where there is none.
+    /// 0 if there is none.
     places: [u16; 1 << HASH_BITS],
-    /// What the encoder's table of words holds when a page begins.
+    /// The initial content of the encoder's table of words for each page.
     pub(super) words: [u16; 1 << WORD_HASH_BITS],
 }
 
@@ -134,11 +134,11 @@ impl Starts {
         words: [0; 1 << WORD_HASH_BITS],
     };
 
-    /// Of a dictionary of at most [`REACH`] bytes, for matches of `least` bytes or more, at most 8.
-    /// Where places share a slot, it has the one whose bytes are most common in `pages`.
+    /// Indexes a dictionary of at most [`REACH`] bytes, for matches of at least `least` bytes, at
+    /// most 8. If places share a slot, the one whose bytes are most common in `pages` gets it.
     pub(super) fn new(dictionary: &[u8], least: u32, pages: &[&Page]) -> Box<Self> {
         let unused = 64 - 8 * least;
-        // By the golden ratio; shifted, it drops a product's upper bits.
+        // The golden ratio; the shift drops a product's upper bits.
         let multiplier = 0x9E37_79B1_85EB_CA87 << unused;
         let mut out = Box::new(Self { unused, multiplier, ..*Self::NONE });
         let pages = &pages[..pages.len().min(COUNTED_PAGES)];
@@ -153,12 +153,12 @@ impl Starts {
         out
     }
 
-    /// Bits of a word that a match need not have.
+    /// Returns the bits of a word that a match need not include.
     pub(super) fn unused(&self) -> u32 {
         self.unused
     }
 
-    /// A place below REACH in the window, where the lowest bytes of `here` probably are.
+    /// Returns a place below REACH in the window where the lowest bytes of `here` probably are.
     #[inline(always)]
     pub(super) fn probable(&self, here: u64) -> Option<usize> {
         let key = Key::of(here, self.multiplier);
@@ -166,8 +166,8 @@ impl Starts {
     }
 }
 
-/// Fills a table with places of `dictionary`. `key` is what of a word matters, of words at
-/// multiples of `step` in a page.
+/// Fills a table with places of `dictionary`. `key` extracts the significant part of a word; words
+/// at multiples of `step` in a page are counted.
 fn fill(
     table: &mut [u16],
     dictionary: &[u8],

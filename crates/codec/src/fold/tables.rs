@@ -1,59 +1,60 @@
-//! The token table of the format (`docs/fold.md`, "Tokens"), in the shapes that the decoder and the
-//! encoder want: the fixed one, and those that [`train`](super::train) fits.
+//! The token table of the format (`docs/fold.md`, "Tokens"), in the layouts for decoder and
+//! encoder: the fixed one and those that [`train`](super::train) fits.
 
-/// An interval of lengths or of runs: the `1 << bits` values from `base`. Its extra bits say which.
+/// An interval of lengths or of runs: the `1 << bits` values from `base`. Its extra bits select
+/// one.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub(super) base: u8,
     pub(super) bits: u8,
 }
 
-/// Where a match's offset comes from.
+/// The source of a match's offset.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Source {
-    /// It is that of the last match.
+    /// The last match's offset.
     Last = 0,
-    /// It is that of the match before, of those whose offset was another.
+    /// The offset that preceded the last one; tokens whose source is `Last` do not count.
     Before = 1,
-    /// It is in the extra bits.
+    /// The extra bits.
     New = 2,
 }
 
-/// The header: literals below, which tokens the page has, the palette.
+/// The header: the number of literals in the low bits, which tokens the page uses, the palette.
 pub(super) const LITERALS_MASK: usize = 0xFFF;
 pub(super) const WORDS_SHIFT: u32 = 12;
 pub(super) const PALETTE_SHIFT: u32 = 13;
 
-/// The longest run that every class has a slot for. A longer one needs [`FAR`].
+/// The longest run for which every class has a slot. A longer one needs [`FAR`].
 pub(super) const RUN_MAX: usize = 41;
 
 /// The shortest match at a repeated offset.
 pub(super) const LENGTH_MIN: usize = 3;
 
-/// The shortest match that the classes with a new offset can say.
+/// The shortest match that the classes with a new offset can encode.
 pub(super) const LENGTH_MIN_NEW: usize = 5;
 
-/// Most extra bits of a token: 16 of the offset, 12 of the length, 12 of the run.
+/// Maximum extra bits of a token: 16 for the offset, 12 for the length, 12 for the run.
 pub(super) const BITS_MAX: usize = 40;
 
 /// Ends the sequences of a page whose last bytes are literals.
 pub(super) const END: u8 = 255;
 
-/// Slots that follow each other without a gap, at most [`SLOTS_MAX`].
+/// Consecutive slots without a gap, at most [`SLOTS_MAX`].
 #[derive(Clone, Copy)]
 pub(super) struct Slots {
     list: [Slot; SLOTS_MAX],
     count: usize,
 }
 
-/// Slots of the runs, or of the lengths, of a class.
+/// Maximum number of slots for the runs, or for the lengths, of a class.
 pub(super) const SLOTS_MAX: usize = 32;
 
 impl Slots {
     pub(super) const NONE: Self = Self { list: [Slot { base: 0, bits: 0 }; SLOTS_MAX], count: 0 };
 
-    /// The slots of a list of bases and bits.
+    /// Creates the slots of a list of bases and bits.
     const fn new(list: &[(u8, u8)]) -> Self {
         let mut out = Self::NONE;
         while out.count < list.len() {
@@ -62,7 +63,7 @@ impl Slots {
         out
     }
 
-    /// These and one more.
+    /// Returns these slots and one more.
     pub(super) const fn and(mut self, slot: Slot) -> Self {
         self.list[self.count] = slot;
         self.count += 1;
@@ -74,18 +75,18 @@ impl Slots {
     }
 }
 
-/// Tokens of one class share the source of the offset. They are numbered run slot by run slot, each
-/// with all its length slots.
+/// A class of tokens that share the source of the offset. They are numbered run slot by run slot,
+/// each with all its length slots.
 #[derive(Clone, Copy)]
 pub(super) struct Class {
     pub(super) runs: Slots,
     pub(super) lengths: Slots,
 }
 
-/// Where the offset of a class comes from.
+/// The source of a class's offsets.
 struct Offsets {
     source: Source,
-    /// Bits of the offset field, and how far it is shifted left to become the offset.
+    /// Bits of the offset field, and its shift left to give the offset.
     bits: u8,
     shift: u8,
 }
@@ -96,7 +97,7 @@ pub(super) const BEFORE: usize = 1;
 pub(super) const NEAR: usize = 2;
 /// New offsets below a page; plus [`WORDS`] for multiples of eight.
 pub(super) const FAR: usize = 4;
-/// New offsets of a page or more: those into a dictionary.
+/// New offsets of at least a page: into a dictionary.
 pub(super) const BEYOND: usize = 6;
 pub(super) const WORDS: usize = 1;
 pub(super) const NEAR_END: usize = 128;
@@ -114,8 +115,8 @@ const OFFSETS: [Offsets; CLASSES_COUNT] = [
     Offsets { source: Source::New, bits: 16, shift: 0 },
 ];
 
-/// The classes of pages without tables; those of pages of words come second. None of their offsets
-/// is [`BEYOND`].
+/// The classes of pages without tables; the second are for pages of words. None has offsets that
+/// are [`BEYOND`].
 pub(super) const CLASSES: [Classes; 2] = [OTHERS, OF_WORDS];
 
 #[rustfmt::skip]
@@ -193,7 +194,7 @@ const OF_WORDS: Classes = [
     Class { runs: Slots::NONE, lengths: Slots::NONE },
 ];
 
-/// Some classes with all offsets, fitted to nothing.
+/// Untrained classes with all offsets.
 #[cfg(test)]
 #[rustfmt::skip]
 pub(super) const PLAIN: Classes = {
@@ -205,8 +206,8 @@ pub(super) const PLAIN: Classes = {
     [last, Class { runs: Slots::new(RUNS), lengths: repeated }, new, new, new, new, new]
 };
 
-/// What a token says, as the decoder wants it. The extra bits of a token are, from the lowest:
-/// those of the length, those of the run, the offset field.
+/// The meaning of a token for the decoder. The extra bits of a token are, from the lowest: those of
+/// the length, those of the run, the offset field.
 ///
 /// 32 bytes, so that a token's entry is one shift away.
 #[derive(Clone, Copy)]
@@ -216,19 +217,19 @@ pub(super) struct Token {
     pub(super) length_base: u32,
     pub(super) run_mask: u32,
     pub(super) run_base: u32,
-    /// The mask of the offset itself, shifted left already.
+    /// The mask of the offset itself, already shifted left.
     pub(super) offset_mask: u32,
     pub(super) run_shift: u8,
-    /// How far to shift the extra bits right, after a shift left by three, for
+    /// How far to shift the extra bits right, after a shift left by three, before applying
     /// [`Token::offset_mask`].
     pub(super) offset_shift: u8,
-    /// All extra bits.
+    /// Number of extra bits.
     pub(super) bits: u8,
     /// A [`Source`].
     pub(super) source: u8,
 }
 
-/// What every token says.
+/// The meaning of all tokens.
 pub(super) struct Tokens {
     pub(super) decoder: [Token; 256],
     pub(super) codes: Codes,
@@ -243,8 +244,8 @@ pub(super) struct Tokens {
 pub(super) struct Bytes(pub(super) [u8; 256]);
 
 impl Tokens {
-    /// The tokens of `classes`, at most 255. Numbers that they leave, [`END`] excepted, say what
-    /// token 0 says.
+    /// Builds the tokens of `classes`, at most 255. Unused numbers, except [`END`], mean the same
+    /// as token 0.
     pub(super) const fn new(classes: &Classes) -> Self {
         let decoder = decoder_tokens(classes);
         Self {
@@ -261,7 +262,7 @@ const fn decoder_tokens(classes: &Classes) -> [Token; 256] {
         length_mask: 0,
         length_base: 0,
         run_mask: 0,
-        run_base: u16::MAX as u32, // Stops the decoder's fast loop, as a run without room for it does.
+        run_base: u16::MAX as u32, // Stops the decoder's fast loop, like a run that does not fit.
         offset_mask: 0,
         run_shift: 0,
         offset_shift: 0,
@@ -306,8 +307,8 @@ const fn decoder_tokens(classes: &Classes) -> [Token; 256] {
 }
 
 /// By token: extra bits of the length, and of the run shifted left by 4; the length's base; the
-/// run's base, and the source shifted left by 6; extra bits of the offset, and how far they are
-/// shifted left, shifted left by 5.
+/// run's base, and the source shifted left by 6; extra bits of the offset, and the left shift of
+/// the offset shifted left by 5.
 #[cfg(target_arch = "x86_64")]
 const fn fields(tokens: &[Token; 256]) -> [Bytes; 4] {
     let mut out = [const { Bytes([0; 256]) }; 4];
@@ -326,15 +327,14 @@ const fn fields(tokens: &[Token; 256]) -> [Bytes; 4] {
     out
 }
 
-/// How the encoder says a run or a length, for each class: from the lowest byte on, its share of
-/// the token, the slot's extra bits and its base; then, of runs, the bits of the class's offset
-/// field.
+/// How the encoder encodes a run or a length, for each class: from the lowest byte, its part of the
+/// token, the slot's extra bits and its base; then, for runs, the bits of the class's offset field.
 pub(super) struct Codes {
     pub(super) runs: [[u32; RUN_CODES]; CLASSES_COUNT],
     pub(super) lengths: [[u32; LENGTH_CODES]; CLASSES_COUNT],
 }
 
-/// Runs from `RUN_CODES - 1` on share a code, and so do lengths.
+/// Runs from `RUN_CODES - 1` up share a code, as do lengths from `LENGTH_CODES - 1`.
 pub(super) const RUN_CODES: usize = 64;
 pub(super) const LENGTH_CODES: usize = 128;
 
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
     use crate::PAGE_SIZE;
 
-    /// Slots follow each other without a gap; the last is open or reaches `reach`.
+    /// Slots are consecutive without a gap; the last is open or reaches `reach`.
     fn assert_covers(slots: &[Slot], first: usize, reach: usize) {
         let mut next = first;
         for slot in slots {

@@ -1,5 +1,5 @@
-//! All builds of the codec against each other, against a decoder written the plain way, and against
-//! fixed objects; with tables and without.
+//! Compares all builds of the codec with each other, with a straightforward decoder, and with fixed
+//! objects; with tables and without.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page, Stream};
 
-/// Takes bytes apart from the first on, bits from the lowest on.
+/// Reads bytes from the first up, bits from the lowest up.
 struct Bits<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -37,7 +37,7 @@ impl Bits<'_> {
     }
 }
 
-/// The literals and what follows them.
+/// Returns the literals and the rest of the object.
 fn plain_literals<'a>(palettes: &[Palette], header: usize, body: &'a [u8]) -> Option<(Vec<u8>, &'a [u8])> {
     let count = header & 0xFFF;
     let palette = header >> 13;
@@ -79,7 +79,7 @@ fn plain_literals<'a>(palettes: &[Palette], header: usize, body: &'a [u8]) -> Op
     Some((literals, rest))
 }
 
-/// `docs/fold.md`, read bit by bit. Matches may begin in `front`.
+/// Decodes `docs/fold.md` bit by bit. Matches may begin in `front`.
 fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Option<Vec<u8>> {
     let (header, body) = object.split_first_chunk::<2>()?;
     let header = usize::from(u16::from_le_bytes(*header));
@@ -126,14 +126,14 @@ fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Option<Vec<u8>>
     (window.len() == end && bits.bytes_taken() == tokens.len()).then(|| window.split_off(front.len()))
 }
 
-/// What all pages of a store may have in common: heaps and text.
+/// Content that a store's pages may share: heaps and text.
 static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let pages = (1..16).map(|seed| if seed % 3 == 0 { text_page(seed) } else { heap_page(seed) });
     pages.flatten().take(REACH).collect()
 });
 
-/// No tables; without a dictionary; with a short one, whose matches may be short too; with one that
-/// fills the window.
+/// No tables; tables without a dictionary; with a short one, whose matches may be short too; with
+/// one that fills the window.
 static TABLES: LazyLock<[Option<Arc<FoldTables>>; 4]> = LazyLock::new(|| {
     let pages: Vec<Page> = (0..40).map(|seed| if seed % 3 == 0 { text_page(seed) } else { heap_page(seed) }).collect();
     let pages: Vec<&Page> = pages.iter().collect();
@@ -144,7 +144,7 @@ static TABLES: LazyLock<[Option<Arc<FoldTables>>; 4]> = LazyLock::new(|| {
 /// Streams of every build with the same tables.
 struct Builds {
     tables: Option<Arc<FoldTables>>,
-    /// What matches may begin in.
+    /// The bytes in which matches may begin.
     front: Vec<u8>,
     streams: Vec<(Isa, Box<dyn Stream>)>,
 }
@@ -167,7 +167,7 @@ impl Builds {
         Self { tables: tables.cloned(), front, streams: streams.collect() }
     }
 
-    /// With each of [`TABLES`].
+    /// Returns builds for each of [`TABLES`].
     fn all() -> impl Iterator<Item = Self> {
         TABLES.iter().map(|tables| Self::new(tables.as_ref()))
     }
@@ -176,11 +176,11 @@ impl Builds {
         self.tables.as_ref().map_or(&FIXED, |tables| &tables.trained().expect("fitted").format)
     }
 
-    /// Decodes with every build, and with the plain decoder; all must say the same.
+    /// Decodes with every build and with the straightforward decoder; all must agree.
     fn decode(&mut self, object: &[u8]) -> Option<Vec<u8>> {
         let plain = plain_decode(self.format(), &self.front, object);
         for (isa, stream) in &mut self.streams {
-            // With guards around the page, which must stay.
+            // Guards around the page must not change.
             let mut buffer = [0xA5; 64 + PAGE_SIZE + 64];
             let page = buffer[64..].first_chunk_mut().expect("a page");
             let found = stream.decompress(object, page).ok().map(|()| page.to_vec());
@@ -194,7 +194,7 @@ impl Builds {
         plain
     }
 
-    /// Compresses with every build, which must agree, and decodes again.
+    /// Compresses with every build, which must agree, and decodes the result.
     fn round_trip(&mut self, page: &Page) -> Option<Vec<u8>> {
         let mut objects = self.streams.iter_mut().map(|(_, stream)| {
             let mut out = [0; PAGE_SIZE];
@@ -218,7 +218,7 @@ fn decode_everywhere(object: &[u8]) -> Option<Vec<u8>> {
     Builds::new(None).decode(object)
 }
 
-/// Compresses with all tables and decodes again. Returns the object of none.
+/// Compresses with all tables and decodes the results. Returns the object made without tables.
 fn round_trip(page: &Page) -> Option<Vec<u8>> {
     let mut objects = Builds::all().map(|mut builds| builds.round_trip(page));
     let object = objects.next()?;
@@ -234,7 +234,7 @@ fn page_of(bytes: impl IntoIterator<Item = u8>) -> Page {
     page
 }
 
-/// Numbers that are the same on every machine and in every year.
+/// Pseudo-random numbers that are the same on every machine and with every library version.
 struct Lcg(u64);
 
 impl Lcg {
@@ -273,7 +273,7 @@ fn random_page(seed: u64) -> Page {
     page_of((0..PAGE_SIZE).map(|_| random.below(256) as u8).collect::<Vec<_>>())
 }
 
-/// Literals of which a palette has some, and their number.
+/// A page with literals partly from a palette, and of varying number.
 fn palette_page(palette: usize, seed: u64, share_percent: u64) -> Page {
     let mut random = Lcg(seed);
     let mut page = page_of((0..PAGE_SIZE).map(|_| {
@@ -285,7 +285,7 @@ fn palette_page(palette: usize, seed: u64, share_percent: u64) -> Page {
             _ => first[usize::from(any & 15)],
         }
     }));
-    // What is left of the literals varies by the length of this.
+    // The number of remaining literals varies with this length.
     page[..random.below(PAGE_SIZE as u64) as usize].fill(7);
     page
 }
@@ -294,14 +294,14 @@ fn palette_page(palette: usize, seed: u64, share_percent: u64) -> Page {
 #[derive(Clone, Debug)]
 enum Part {
     Literals(Vec<u8>),
-    /// So many bytes from so far back.
+    /// A copy of this many bytes from this far back.
     Copy(usize, usize),
-    /// So many bytes of [`DICTIONARY`].
+    /// This many bytes of [`DICTIONARY`].
     Shared(Index, usize),
 }
 
-/// Pages made of literals, of copies of what lies behind, with every length and distance that a
-/// token can say, and of parts of the dictionary.
+/// Pages made of literals, of copies of earlier bytes with every length and distance that a token
+/// can encode, and of parts of the dictionary.
 fn pages() -> impl Strategy<Value = Page> {
     let lengths = || prop_oneof![8 => 1..20_usize, 3 => 20..200_usize, 1 => 200..4096_usize];
     let offsets = prop_oneof![4 => 1..130_usize, 3 => (1..512_usize).prop_map(|n| 8 * n), 2 => 1..4096_usize];
@@ -335,7 +335,7 @@ fn pages() -> impl Strategy<Value = Page> {
     })
 }
 
-/// An object of tokens, made the plain way.
+/// An object of tokens, built the straightforward way.
 struct Made<'a> {
     format: &'a Format,
     literals: usize,
@@ -353,7 +353,7 @@ impl<'a> Made<'a> {
         self.bits.extend((0..count).map(|bit| value >> bit & 1 == 1));
     }
 
-    /// A token of a class, whose offset bits are `offset`.
+    /// Adds a token of a class, with offset bits `offset`.
     fn put(&mut self, class: usize, run: usize, length: usize, offset: usize) {
         let codes = &self.format.tokens[0].codes;
         let [run_token, run_bits, run_base, offset_bits] = codes.runs[class][run.min(RUN_CODES - 1)].to_le_bytes();
@@ -367,7 +367,7 @@ impl<'a> Made<'a> {
         self.at += run + length;
     }
 
-    /// The object, of literals that are not coded.
+    /// Returns the object, with uncoded literals.
     fn object(mut self) -> Vec<u8> {
         if self.at < PAGE_SIZE {
             self.tokens.push(END);
@@ -383,7 +383,8 @@ impl<'a> Made<'a> {
     }
 }
 
-/// An object of sequences whose offsets are new ones, *last* or *before*, as `choices` say.
+/// Returns an object of sequences whose offsets are new, *last* or *before*, according to
+/// `choices`.
 fn object_of_offsets(choices: &[(u8, u8)]) -> Vec<u8> {
     let mut made = Made::new(&FIXED);
     made.put(NEAR, 40, 5, usize::from(choices[0].1));
@@ -446,7 +447,7 @@ proptest! {
         let mut builds = Builds::new(TABLES[tables].as_ref());
         let mut object = object;
         builds.decode(&object);
-        // A small number of literals, so that the tokens are reached.
+        // A small number of literals, so that the decoder reaches the tokens.
         object.splice(..0, (literals | upper << 12).to_le_bytes());
         object.extend(tail);
         builds.decode(&object);
@@ -510,8 +511,8 @@ fn runs_and_matches_of_every_length_come_back() {
     }
 }
 
-/// Sixteen tokens are resolved at once: the last of them asks for *last*, and all others for
-/// *before*, as far as the group goes.
+/// Sixteen tokens are resolved at once: the last of them uses *last*, and all others *before*, as
+/// far as the group extends.
 #[test]
 fn the_longest_chain_of_repeated_offsets_is_followed() {
     for shift in 0..32 {
@@ -527,15 +528,16 @@ fn the_longest_chain_of_repeated_offsets_is_followed() {
     }
 }
 
-/// An object of one sequence that END or the page's end follows: a run of `run` numbers, and a
-/// match of five bytes at a new offset.
+/// Returns an object of one sequence followed by END or the page's end: a run of `run` numbers, and
+/// a match of five bytes at a new offset.
 fn object_of_one_match(run: usize, offset: usize) -> Vec<u8> {
     let mut made = Made::new(&FIXED);
     made.put(FAR, run, 5, offset);
     made.object()
 }
 
-/// The same with its literals coded to half of their bytes, so that it stays under a page.
+/// Returns the same object with its literals coded in half of their bytes, so that it stays under a
+/// page.
 fn packed(object: &[u8]) -> Vec<u8> {
     let count = usize::from(u16::from_le_bytes([object[0], object[1]]));
     let bits = vec![0; count.div_ceil(8)];
@@ -561,8 +563,8 @@ fn an_object_longer_than_a_page_is_refused() {
     assert!(decode_everywhere(&packed(&object)).is_some());
 }
 
-/// Matches at the last distance after the longest run that its class has, and after longer ones,
-/// which take a new distance's.
+/// Matches at the last distance after the longest run of their class, and after longer ones, which
+/// use the class of a new distance.
 #[test]
 fn the_last_distance_comes_back_after_runs_around_the_limit() {
     for run in RUN_MAX - 3..RUN_MAX + 4 {
@@ -613,7 +615,7 @@ fn an_object_fits_its_bound_or_there_is_none() {
                 assert_eq!(out[..len], whole[..len]);
             }
         }
-        // More room than a page makes no longer objects.
+        // More room than a page does not make longer objects.
         assert_eq!(stream.compress(&page, &mut [0; 2 * PAGE_SIZE]), len);
     }
 }
@@ -626,7 +628,7 @@ fn what_came_before_leaves_no_trace() {
         let mut out = [0; PAGE_SIZE];
         let len = used.compress(&page, &mut out).unwrap();
         assert_eq!(round_trip(&page).as_deref(), Some(&out[..len]));
-        // A cut object must not be completed from the one before.
+        // A truncated object must not be completed from the previous one.
         let mut back = [0; PAGE_SIZE];
         used.decompress(&out[..len], &mut back).unwrap();
         assert!(used.decompress(&out[..len - 1], &mut back).is_err());
@@ -656,7 +658,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 #[test]
 fn the_format_stays_as_it_is() {
-    // Changed objects here mean another format, which needs another codec id, unless only the
+    // Different objects here mean a different format, which needs a new codec id, unless only the
     // search for matches changed.
     let pages = [
         heap_page(9),
@@ -700,7 +702,7 @@ fn a_match_reaches_the_first_byte_of_the_dictionary_and_none_before() {
                 ] {
                     let mut made = Made::new(builds.format());
                     made.put(BEYOND, run, length, offset);
-                    // At the same distance from places further on, which may be in the page or
+                    // At the same distance from later places, which may reach into the page or
                     // before it.
                     made.put(LAST, 3, 20, 0);
                     made.put(BEYOND, 0, 9, REACH + 1);
@@ -722,7 +724,7 @@ fn pages_of_a_dictionary_become_short() {
     assert_eq!(Builds::new(None).decode(&with), None);
 }
 
-/// A stream is set from tables to tables, and makes and reads what a new one of each does.
+/// A stream switches between tables, and encodes and decodes like a new stream of each.
 #[test]
 fn a_stream_takes_other_tables() {
     let none = Arc::new(FoldTables::default());

@@ -1,15 +1,15 @@
-//! Sequences to tokens and extra bits.
+//! Converts sequences to tokens and extra bits.
 //!
 //! ```text
 //! for each sequence:
-//!     class := by where its offset comes from and how large it is
-//!     token := the run's share in the class, and the length's
+//!     class := by the source and the size of its offset
+//!     token := the run's part in the class, and the length's
 //!     extra bits := the length's, the run's, the offset's
 //! ```
 //!
-//! With AVX2 eight sequences are made at a time, with AVX-512 sixteen; their bits are joined to
-//! words of four sequences, or of two or one where four have too many.
-#![allow(unsafe_code)] // Loads and stores of whole registers; the columns have room behind the last sequence.
+//! AVX2 processes eight sequences at a time, AVX-512 sixteen. Their bits are joined to words of
+//! four sequences, or of two or one if four have too many.
+#![allow(unsafe_code)] // Whole-register loads and stores; the columns have room after the last sequence.
 
 use core::hint::select_unpredictable;
 
@@ -22,28 +22,28 @@ use super::{
 };
 use crate::{PAGE_SIZE, mem};
 
-/// Each sequence is a match of [`LENGTH_MIN`] bytes or more.
+/// Maximum number of sequences: each is a match of at least [`LENGTH_MIN`] bytes.
 const SEQUENCES_MAX: usize = PAGE_SIZE / LENGTH_MIN + 1;
 
-/// Sequences that are made to tokens at once.
+/// Number of sequences converted at once.
 const LANES: usize = 16;
 
-/// Extra bits of all sequences, and what is written at once.
+/// Room for the extra bits of all sequences and for the width of a store.
 pub(super) const EXTRA_ROOM: usize = SEQUENCES_MAX * BITS_MAX / 8 + 8;
 
-/// Tokens of all sequences, END, and what is written at once.
+/// Room for the tokens of all sequences, END, and the width of a store.
 pub(super) const TOKENS_ROOM: usize = SEQUENCES_MAX + 1 + LANES;
 
-/// One number of each sequence.
+/// One number per sequence.
 type Column = [u16; SEQUENCES_MAX + 2 * LANES];
 
 /// The sequences of a page.
 pub(super) struct Columns {
     pub(super) runs: Column,
     pub(super) lengths: Column,
-    /// From the second on; the first is the offset before them all.
+    /// From index 1; index 0 is the offset before the first sequence.
     pub(super) offsets: Column,
-    /// The offset before the last.
+    /// The offset before the last one.
     pub(super) befores: Column,
 }
 
@@ -54,21 +54,21 @@ impl Columns {
     };
 }
 
-/// What [`Emit::emit`] made.
+/// The result of [`Emit::emit`].
 pub(super) struct Emitted {
-    /// END included if it was asked for.
+    /// Number of tokens, including END if it was requested.
     pub(super) tokens: usize,
-    /// Bytes of extra bits.
+    /// Number of bytes of extra bits.
     pub(super) extra: usize,
 }
 
-/// Makes tokens and extra bits of sequences.
+/// Converts sequences to tokens and extra bits.
 pub(super) trait Emit {
-    /// Makes those of the first `count` sequences, and END if `end`. The tokens end where `tokens`
-    /// ends.
+    /// Converts the first `count` sequences, and adds END if `end`. The tokens end at the end of
+    /// `tokens`.
     ///
     /// # Safety
-    /// The sequences are valid, and the CPU has the features.
+    /// The sequences are valid, and the CPU has the features of this build.
     unsafe fn emit(
         columns: &Columns,
         codes: &Codes,
@@ -79,11 +79,11 @@ pub(super) trait Emit {
     ) -> Emitted;
 }
 
-/// The most bits that [`Bits::put`] takes.
+/// Maximum number of bits that [`Bits::put`] accepts.
 #[cfg(target_arch = "x86_64")] // The portable build puts one sequence's bits at a time, which are fewer.
 const BITS_AT_ONCE: i64 = 56;
 
-/// The extra bits that were not written yet.
+/// The extra bits that are not written yet.
 struct Bits {
     to: *mut u8,
     word: u64,
@@ -100,7 +100,7 @@ impl Bits {
     unsafe fn put(&mut self, bits: u64, count: usize) {
         self.word |= bits << (self.count & 63);
         self.count += count;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             mem::store64(self.to, self.word);
             self.to = self.to.add(self.count >> 3);
@@ -110,7 +110,7 @@ impl Bits {
     }
 }
 
-/// The class of a sequence.
+/// Returns the class of a sequence.
 #[inline(always)]
 pub(super) fn class_of(run: usize, offset: usize, last: usize, before: usize) -> usize {
     let words = usize::from(offset.is_multiple_of(8));
@@ -136,9 +136,9 @@ impl Emit for compare::Words {
         let mut bits = Bits { to: first, word: 0, count: 0 };
         let mut token = tokens.len();
         for at in 0..count {
-            // SAFETY: `at` is below `count`, for which there are columns; a class is a place in
-            // `codes`, and run and length are cut to the tables' ends; there is room for a token
-            // and the bits of each sequence.
+            // SAFETY: `at` is below `count`, for which there are columns; a class is an index into
+            // `codes`, and run and length are clamped to the tables' ends; there is room for a
+            // token and the bits of each sequence.
             unsafe {
                 let of = |column: &Column, at: usize| usize::from(*column.get_unchecked(at));
                 let (run, length) = (of(&columns.runs, at), of(&columns.lengths, at));
@@ -184,7 +184,7 @@ mod x86 {
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { emit_avx2(columns, codes, count, end, tokens, extra) }
         }
     }
@@ -199,15 +199,15 @@ mod x86 {
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { emit_avx512(columns, codes, count, end, tokens, extra) }
         }
     }
 
-    /// As [`emit_avx512`], eight sequences at once.
+    /// Does the same as [`emit_avx512`], eight sequences at once.
     ///
     /// # Safety
-    /// That of [`Emit::emit`].
+    /// As for [`Emit::emit`].
     #[target_feature(enable = "bmi1,bmi2,lzcnt,popcnt,avx2")]
     #[inline(never)]
     unsafe fn emit_avx2(
@@ -227,10 +227,10 @@ mod x86 {
         let first = extra.as_mut_ptr();
         let tokens = tokens.as_mut_ptr_range().end;
         let mut bits = Bits { to: first, word: 0, count: 0 };
-        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is
-        // read and written at once behind them; a class is a place in `codes`, and run and length
-        // are cut to the tables' ends. Lanes behind the last sequence read no code, and give no
-        // bits.
+        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for the
+        // overshoot of whole-register loads and stores; a class is an index into `codes`, and run
+        // and length are clamped to the tables' ends. Lanes after the last sequence read no code
+        // and add no bits.
         unsafe {
             for at in (0..count).step_by(LANES) {
                 let column =
@@ -322,7 +322,7 @@ mod x86 {
     const REVERSE: [u8; 16] = [15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0];
 
     /// # Safety
-    /// That of [`Emit::emit`].
+    /// As for [`Emit::emit`].
     #[target_feature(enable = "bmi1,bmi2,lzcnt,popcnt,avx2,avx512f,avx512bw")]
     #[inline(never)]
     unsafe fn emit_avx512(
@@ -338,10 +338,10 @@ mod x86 {
         let first = extra.as_mut_ptr();
         let tokens = tokens.as_mut_ptr_range().end;
         let mut bits = Bits { to: first, word: 0, count: 0 };
-        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for what is
-        // read and written at once behind them; a class is a place in `codes`, and run and length
-        // are cut to the tables' ends. Lanes behind the last sequence read no code, and give no
-        // bits.
+        // SAFETY: the columns, `tokens` and `extra` have room for all sequences and for the
+        // overshoot of whole-register loads and stores; a class is an index into `codes`, and run
+        // and length are clamped to the tables' ends. Lanes after the last sequence read no code
+        // and add no bits.
         unsafe {
             let reverse = _mm_loadu_si128(REVERSE.as_ptr().cast());
             for at in (0..count).step_by(LANES) {

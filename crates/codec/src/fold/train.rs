@@ -1,11 +1,11 @@
-//! Training of [`FoldTables`] on sample pages.
+//! Trains [`FoldTables`] on sample pages.
 //!
 //! ```text
 //! for each dictionary that may help, and for none:
 //!     parse some sample pages after it
 //!     tokens := those with the fewest extra bits for the sequences found
-//!     palettes := those that have most of the literals
-//!     judge all three by the bytes of held-out pages
+//!     palettes := those that contain most of the literals
+//!     judge all three by the size of held-out pages
 //! ```
 
 use std::{array, sync::Arc};
@@ -26,18 +26,17 @@ use crate::{
     tables::worth_it,
 };
 
-/// Sizes of dictionary to try, in bytes. The last is all that a page can reach.
+/// Dictionary sizes to try, in bytes. The last is all that a page can reach.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 
-/// Pages that tokens and palettes are fitted to.
+/// Number of pages to which tokens and palettes are fitted.
 const FITTED_PAGES: usize = 1024;
 
-/// A longer dictionary takes more of the caches, so it must save a hundredth more than a shorter
-/// one.
+/// A longer dictionary uses more of the caches, so it must save 1 % more than a shorter one.
 const WORTH_LONGER_PERCENT: usize = 1;
 
-/// Bytes that a match in the dictionary has at least. Short ones make more sequences, which take
-/// time both ways, so they must save more.
+/// Minimum bytes of a match in the dictionary. Short matches make more sequences, which take time
+/// in both directions, so they must save more.
 pub(super) const LONG: u32 = 8;
 pub(super) const SHORT: u32 = 6;
 const WORTH_SHORT_PERCENT: usize = 4;
@@ -74,14 +73,14 @@ impl FoldTables {
         worth_it(bytes, bytes_of(current, &held_out)).then_some(tables)
     }
 
-    /// Tables with the last 60 KiB of `dictionary`, which may be empty, and with tokens and
+    /// Returns tables with the last 60 KiB of `dictionary`, which may be empty, and with tokens and
     /// palettes for `sample` after it, whether they make its pages smaller or not.
     pub fn train_unjudged(sample: &[&Page], dictionary: &[u8]) -> Self {
         fit(&dictionary[dictionary.len().saturating_sub(REACH)..], LONG, sample)
     }
 
-    /// The source text of the constants that [`Fold`](crate::Fold) has its tokens and palettes
-    /// from, fitted to `sample`: pages, and how much each counts.
+    /// Returns the source text of the constants for [`Fold`](crate::Fold)'s tokens and palettes,
+    /// fitted to `sample`: pages with their weights.
     pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
         let (found, _) = Found::in_pages(None, sample.iter().copied());
         source(&found.tokens.each_ref().map(|counts| fit_classes(&counts[..BEYOND])), &fit_palettes(&found.literals))
@@ -94,7 +93,7 @@ fn bytes_of(tables: &Arc<FoldTables>, pages: &[&Page]) -> usize {
     pages.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum()
 }
 
-/// Tokens and palettes for `pages` after `dictionary`, which may be empty.
+/// Fits tokens and palettes to `pages` after `dictionary`, which may be empty.
 pub(super) fn fit(dictionary: &[u8], least: u32, pages: &[&Page]) -> FoldTables {
     let dictionary =
         (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, least, pages)));
@@ -103,15 +102,16 @@ pub(super) fn fit(dictionary: &[u8], least: u32, pages: &[&Page]) -> FoldTables 
     FoldTables::new(&classes, fit_palettes(&found.literals), dictionary)
 }
 
-/// What the encoder finds in pages, each by how much it counts.
+/// What the encoder finds in pages, weighted.
 struct Found {
-    /// By class; in pages of words second.
+    /// By class; the second is for pages of words.
     tokens: [Vec<Counts>; 2],
     literals: Vec<(Histogram, u64)>,
 }
 
 impl Found {
-    /// After the bytes of `dictionary`, if there is one; which it gives back.
+    /// Encodes `pages` after the bytes of `dictionary`, if there is one, and returns the
+    /// dictionary.
     fn in_pages<'a>(
         dictionary: Option<(Dictionary, Box<Starts>)>,
         pages: impl Iterator<Item = (&'a Page, u64)>,
@@ -146,12 +146,12 @@ struct Counts {
     lengths: [u64; PAGE_SIZE + 1],
 }
 
-/// The classes, of 255 tokens together at most, whose tokens have the fewest extra bits. Those that
-/// `counts` ends before have no tokens.
+/// Returns the classes, of at most 255 tokens in total, whose tokens have the fewest extra bits.
+/// Classes beyond the end of `counts` have no tokens.
 fn fit_classes(counts: &[Counts]) -> Classes {
     const TOKENS: usize = END as usize;
-    // For each class and number of tokens, the bits, and the numbers of slots of runs and of
-    // lengths.
+    // For each class and number of tokens: the bits, and the numbers of run slots and of length
+    // slots.
     let fitted: Vec<_> = counts
         .iter()
         .enumerate()
@@ -173,8 +173,8 @@ fn fit_classes(counts: &[Counts]) -> Classes {
             (runs, lengths, by_tokens)
         })
         .collect();
-    // The bits of the classes so far, by the tokens that they take; and how many the last of them
-    // takes.
+    // By the number of tokens used: the bits of the classes so far, and the tokens that the last
+    // class uses.
     let mut bits = vec![u64::MAX; TOKENS + 1];
     bits[0] = 0;
     let mut taken = Vec::new();
@@ -204,19 +204,19 @@ fn fit_classes(counts: &[Counts]) -> Classes {
     classes
 }
 
-/// For one slot and more, the slots from `first` to `reach` or beyond with the fewest extra bits,
-/// and these; bases are below `bases`.
+/// Returns, for each number of slots, the minimum of extra bits for slots from `first` to at least
+/// `reach`, and these slots. Bases are below `bases`.
 fn fit_slots(counts: &[u64; PAGE_SIZE + 1], first: usize, reach: usize, bases: usize) -> Vec<Option<(u64, Slots)>> {
-    /// What is not in the sample may come too.
+    /// Values that are not in the sample may still occur: each has a weight of 1.
     const WEIGHT: u64 = 256;
-    /// Of a slot.
+    /// Maximum extra bits of a slot.
     const BITS_MAX: usize = 12;
     let mut before = vec![0; counts.len() + 1];
     for (at, &count) in counts.iter().enumerate() {
         before[at + 1] = before[at] + WEIGHT * count + 1;
     }
     let between = |from: usize, to: usize| before[to.min(counts.len())] - before[from];
-    // By base: the bits from there on, and those of the first slot.
+    // By base: the bits from there on, and the extra bits of the first slot.
     let mut rows: Vec<Vec<Option<(u64, usize)>>> = Vec::new();
     for slots in 0..SLOTS_MAX {
         let row = (0..bases)
@@ -252,11 +252,11 @@ fn fit_slots(counts: &[u64; PAGE_SIZE + 1], first: usize, reach: usize, bases: u
         .collect()
 }
 
-/// The values of a page's literals: how often each occurs.
+/// How often each value occurs among a page's literals.
 type Histogram = [u32; 256];
 
-/// Palettes for pages whose literals have these values: each palette has the commonest values of
-/// the pages that become smallest with it. A page that none makes smaller counts for none.
+/// Fits palettes to pages with these literals: each palette has the commonest values of the pages
+/// that it makes smallest. A page that no palette makes smaller does not count.
 fn fit_palettes(pages: &[(Histogram, u64)]) -> Values {
     const ROUNDS: usize = 10;
     let mut palettes = PALETTES;
@@ -281,7 +281,7 @@ fn fit_palettes(pages: &[(Histogram, u64)]) -> Values {
             if counts.iter().any(|&count| count > 0) {
                 *palette = commonest(counts);
             } else if let Some(page) = worst.1.take() {
-                // No page takes it, so it goes to the one that is coded worst.
+                // No page uses this palette: give it to the page that is coded worst.
                 *palette = commonest(&page.map(u64::from));
             }
         }
@@ -289,14 +289,14 @@ fn fit_palettes(pages: &[(Histogram, u64)]) -> Values {
     palettes
 }
 
-/// What literals take with `palette`, or as they are.
+/// Returns the bits of the literals with `palette`, or uncoded if that is less.
 fn bits_of(palette: &Palette, page: &Histogram) -> u32 {
     let count = |values: &[u8]| -> u32 { values.iter().map(|&value| page[usize::from(value)]).sum() };
     let (all, first, second) = (page.iter().sum::<u32>(), count(&palette.first), count(&palette.second));
     (10 * all - 5 * first - 3 * second).min(8 * all)
 }
 
-/// A palette of the commonest values.
+/// Returns a palette of the commonest values.
 fn commonest(counts: &[u64; 256]) -> Palette {
     let mut values: [u8; 256] = array::from_fn(|value| value as u8);
     values.sort_by_key(|&value| (u64::MAX - counts[usize::from(value)], value));
@@ -308,8 +308,8 @@ fn commonest(counts: &[u64; 256]) -> Palette {
     palette
 }
 
-/// `classes` and `palettes` as [`tables`](super::tables) and [`literals`](super::literals) have
-/// them, but for rustfmt.
+/// Formats `classes` and `palettes` as in [`tables`](super::tables) and
+/// [`literals`](super::literals), except for rustfmt's line breaks.
 fn source(classes: &[Classes; 2], palettes: &Values) -> String {
     let slots = |slots: &Slots| match slots.as_slice() {
         [] => "Slots::NONE".to_owned(),

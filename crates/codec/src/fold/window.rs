@@ -4,32 +4,33 @@
 //! window := the 64 bytes before the page's place
 //! for each token of `Sequences`:
 //!     window := the highest 64 bytes of window, literals and match
-//!         where the offset is 64 or less, the match's bytes come from window and literals; otherwise from the page
-//!     write what came to the window
+//!         if the offset is at most 64, the match's bytes come from window and literals;
+//!         otherwise from the page
+//!     write the new bytes of the window
 //! ```
 //!
-//! Why that is quicker than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round"
+//! Why that is faster than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round"
 //! and "fourth round"):
 //!
-//! 1. A match that reads bytes just written waits until they have left the store buffer, if they
-//!    came by two stores: that was 30 % of the copies' time on heaps. Here such a match is a
+//! 1. A match that reads bytes just written waits until they have left the store buffer, if two
+//!    stores wrote them: that was 30 % of the copies' time on heaps. Here such a match is a
 //!    permutation of window and literals. Its order is a load: [`ORDERS`] has a row for each
-//!    offset, and a length is a place in it.
-//! 2. There is one way for all tokens of 64 bytes or less, whatever their sizes, which cannot be
+//!    offset, and a length is an index into it.
+//! 2. One code path handles all tokens of at most 64 bytes, whatever their sizes, which cannot be
 //!    predicted.
-//! 3. A mispredicted branch is found sooner: the lengths it waits for are only loaded.
-//! 4. What came to the window is written from its place on, by one more permutation, not up to its
-//!    end: a byte that a later match reads from the page is then written once.
-//! 5. A far match is read up to its source's end, not from its start on: what lies before was
-//!    written longer ago (+4 %).
-//! 6. Window and literals are permuted each by itself, and the window last, under a mask: one
-//!    window comes from the one before in 3 cycles (+5 to +7 %).
-//! 7. Both masks come from the order, whose bytes say which of the three they are of. A mask of
-//!    each token's own in a column is ten more instructions for sixteen tokens, and a slow load (+5
-//!    to +10 %).
-//! 8. All that can be computed for sixteen tokens at once is in a column, offsets that repeat among
-//!    it: 21 instructions are left for each of 43 (+9 % where another thread shares the core, ±0
-//!    where none does).
+//! 3. A mispredicted branch is detected sooner: the lengths that it waits for are only loaded.
+//! 4. New bytes of the window are written starting at their place, by one more permutation, not up
+//!    to its end: a byte that a later match reads from the page is then written once.
+//! 5. A far match is read up to its source's end, not from its start: the bytes before were written
+//!    longer ago (+4 %).
+//! 6. Window and literals are permuted separately, and the window last, under a mask: each window
+//!    follows from the previous one in 3 cycles (+5 to +7 %).
+//! 7. Both masks come from the order, whose bytes tell which of the three sources they belong to. A
+//!    column with a mask per token would cost ten more instructions for sixteen tokens, and a slow
+//!    load (+5 to +10 %).
+//! 8. Everything that can be computed for sixteen tokens at once is in a column, including offsets
+//!    that repeat: 21 of 43 instructions per token remain (+9 % if another thread shares the core,
+//!    ±0 if none does).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
 use core::arch::x86_64::*;
@@ -46,18 +47,18 @@ pub(super) const ROW: usize = 2 * WINDOW;
 /// The row for a match at any larger offset.
 pub(super) const FAR_ROW: usize = WINDOW + 1;
 
-/// Byte `n` of row `offset` says which byte is the `n`th of a window and a match of 64 bytes at
-/// that offset: one of the window, from [`FROM_WINDOW`] on, or [`FAR`]. Once a run is added, bytes
-/// that were before the window's end are literals, from 0 on.
+/// Byte `n` of row `offset` selects the `n`th byte of a window followed by a match of 64 bytes at
+/// that offset: a byte of the window, numbered from [`FROM_WINDOW`], or [`FAR`]. Once a run is
+/// added, bytes that were before the window's end are literals, numbered from 0.
 #[repr(align(64))]
 struct Orders([[u8; ROW]; WINDOW + 2]);
 
-/// A byte's place in the window is said from here on, so that the highest bit tells it from a
-/// literal's.
+/// A byte's place in the window is numbered from here, so that the highest bit distinguishes it
+/// from a literal's.
 const FROM_WINDOW: u8 = 192;
 
-/// Says that a byte is not in the window but in the page. As a signed number it is above every
-/// literal's and every place in the window, and so it is with a run added.
+/// Marks a byte that is not in the window but in the page. As a signed number it is greater than
+/// every literal's place and every place in the window, even after a run is added.
 const FAR: u8 = WINDOW as u8;
 
 static ORDERS: Orders = {
@@ -80,14 +81,14 @@ static ORDERS: Orders = {
     Orders(rows)
 };
 
-/// Writes what `count` tokens say to the start of `page`. Matches may begin before it only if
-/// `beyond`.
+/// Writes the output of `count` tokens to the start of `page`. Matches may begin before `page` only
+/// if `beyond`.
 ///
 /// # Safety
-/// `page` is one that can be written; if `beyond`, bytes before it can be read, as far as matches
-/// begin there and [`WINDOW`] at least. `sequences` has `count` tokens as [`Sequences::parse`] left
-/// them. They come to a page at most, and from `literals` on, `literals_readable` bytes can be
-/// read: as many as their runs come to, and [`WINDOW`] more, or more than that.
+/// `page` can be written. If `beyond`, bytes before it can be read, as far back as matches begin
+/// and at least [`WINDOW`]. `sequences` has `count` tokens as [`Sequences::parse`] left them. Their
+/// output is at most a page. From `literals`, `literals_readable` bytes can be read: at least the
+/// sum of the tokens' runs plus [`WINDOW`].
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
 #[inline(never)]
 pub(super) unsafe fn copy(
@@ -101,17 +102,17 @@ pub(super) unsafe fn copy(
     let page = page..page.wrapping_add(PAGE_SIZE);
     let last_whole = page.end.wrapping_sub(WINDOW);
     let mut op = page.start;
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     let mut window = if beyond { unsafe { _mm512_loadu_si512(op.sub(WINDOW).cast()) } } else { _mm512_setzero_si512() };
     let mut at = 0;
-    // SAFETY: `at` is at most `count`, for which there is a total that stops the loop. Before, `op`
-    // is where `parse` found that the token begins, and so:
-    // - `op + total` is in the page or its end. 64 bytes are written where they fit, less where
+    // SAFETY: `at` is at most `count`, whose total stops the loop. Until then, `op` is where
+    // `parse` found that the token begins. Therefore:
+    // - `op + total` is in the page or its end. 64 bytes are written where they fit, fewer where
     //   they do not.
-    // - `1 <= offset`, and a match's source begins in the page or in what is before it. Only a
-    //   match's own bytes are read from there, by the mask; none from `op` on, as offsets are above
-    //   64 there.
-    // - 64 literals are read where `run` of them or more are left.
+    // - `1 <= offset`, and a match's source begins in the page or in the bytes before it. The mask
+    //   limits reads from the source to the match's own bytes, none of them at or after `op`, as
+    //   offsets are above 64 there.
+    // - 64 literals are read where at least `run` of them are left.
     unsafe {
         while op <= last_whole {
             let total = *sequences.totals.as_ptr().add(at) as usize;
@@ -148,10 +149,11 @@ pub(super) unsafe fn copy(
     }
 }
 
-/// The window after token `at`, of 64 bytes or less; and the token's bytes first.
+/// Returns the window after token `at`, which has at most 64 bytes; and a register that starts with
+/// the token's bytes.
 ///
 /// # Safety
-/// That of [`copy`], before `at` is copied.
+/// As for [`copy`], before `at` is copied.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 unsafe fn copied(
@@ -161,7 +163,7 @@ unsafe fn copied(
     page: *const u8,
     window: __m512i,
 ) -> (__m512i, __m512i) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let order = ORDERS.0.as_ptr().cast::<u8>().add(*sequences.orders.as_ptr().add(at) as usize);
         let run = _mm512_set1_epi32(*sequences.run_bytes.as_ptr().add(at) as i32);
@@ -173,15 +175,15 @@ unsafe fn copied(
     }
 }
 
-/// The window after literals and a match: 64 bytes from `order` on, `run` added to each, say where
-/// its bytes come from.
+/// Returns the window after literals and a match. The 64 bytes at `order`, with `run` added to
+/// each, say where its bytes come from.
 ///
 /// # Safety
 /// 64 bytes can be read from `order` and `literals`, and from `source` those that are [`FAR`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 unsafe fn moved(window: __m512i, order: *const u8, run: __m512i, literals: *const u8, source: *const u8) -> __m512i {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let order = _mm512_add_epi8(_mm512_loadu_si512(order.cast()), run);
         let new = _mm512_permutexvar_epi8(order, _mm512_loadu_si512(literals.cast()));
@@ -191,7 +193,8 @@ unsafe fn moved(window: __m512i, order: *const u8, run: __m512i, literals: *cons
     }
 }
 
-/// The window's last bytes, as many as each byte of `count` says, and then others.
+/// Returns a register that starts with the last bytes of the window; each byte of `count` holds
+/// their number.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn last_first(window: __m512i, count: __m512i) -> __m512i {
@@ -211,8 +214,8 @@ impl Long {
     /// Copies the token to `op` and returns the window after it.
     ///
     /// # Safety
-    /// That of [`copy`]: the token fits the page, and `literals_left` literals are its run and
-    /// [`WINDOW`] more, or more.
+    /// As for [`copy`]: the token fits in the page, and `literals_left` is at least its run plus
+    /// [`WINDOW`].
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
     #[inline]
     unsafe fn copy(
@@ -225,14 +228,14 @@ impl Long {
     ) -> __m512i {
         let Self { mut run, mut length, offset } = self;
         let room = page_end.addr() - op.addr();
-        // SAFETY: the caller's; what is read or written past the token's ends was seen to fit.
+        // SAFETY: upheld by the caller; reads and writes past the token's ends were checked to fit.
         unsafe {
             if offset > WINDOW
                 && length <= 2 * WINDOW
                 && room >= run + length + 2 * WINDOW
                 && literals_left >= run + 2 * WINDOW
             {
-                // 128 bytes at once, whatever the lengths: fewer branches than by steps of 64.
+                // Copies 128 bytes at once, whatever the lengths: fewer branches than steps of 64.
                 let mut done = 0;
                 while done < run {
                     _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));
@@ -296,10 +299,11 @@ impl Long {
     }
 }
 
-/// The window after `run` literals and `length` bytes from `offset` back, 64 bytes or less.
+/// Returns the window after `run` literals and `length` bytes from `offset` back, together at most
+/// 64 bytes.
 ///
 /// # Safety
-/// `op` is where they come in the page, and 64 bytes of `literals` can be read.
+/// `op` is their place in the page, and 64 bytes of `literals` can be read.
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vbmi")]
 #[inline]
 unsafe fn part(
@@ -310,7 +314,7 @@ unsafe fn part(
     literals: *const u8,
     op: *const u8,
 ) -> __m512i {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let order = ORDERS.0[offset.min(FAR_ROW)].as_ptr().add(length);
         let source = op.wrapping_add(run + length).wrapping_sub(offset + WINDOW);

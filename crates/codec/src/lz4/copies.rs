@@ -1,16 +1,16 @@
-//! The pieces of a sequence that both decoders copy.
-#![allow(unsafe_code)] // Copies that overshoot; the decoders check their bounds once a sequence.
+//! The copies within a sequence that both decoders share.
+#![allow(unsafe_code)] // Copies that overshoot; the decoders check bounds once per sequence.
 
 use crate::mem::{copy, load64, store64, wild_copy};
 
-/// Reads the length bytes at `*ip`, of which the first can be read, as [`length`] does, whose loop
-/// few have need of.
+/// Reads the length bytes at `*ip` as [`length`] does, but handles a single byte, the common case,
+/// without its loop.
 ///
 /// # Safety
 /// `*ip..end` can be read, and is not empty.
 #[inline(always)]
 pub(crate) unsafe fn length_mostly_short(ip: &mut *const u8, end: *const u8) -> Option<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let byte = **ip;
         *ip = ip.add(1);
@@ -18,8 +18,8 @@ pub(crate) unsafe fn length_mostly_short(ip: &mut *const u8, end: *const u8) -> 
     }
 }
 
-/// Reads length bytes: the sum of all up to and with the first that is not 255. `None` if the input
-/// ends before that one, or the sum is more than any buffer has.
+/// Reads length bytes and returns the sum of all up to and including the first that is not 255.
+/// Returns `None` if the input ends before that byte or the sum exceeds any buffer.
 ///
 /// # Safety
 /// `*ip..end` can be read.
@@ -39,7 +39,7 @@ pub(crate) unsafe fn length(ip: &mut *const u8, end: *const u8) -> Option<usize>
     None
 }
 
-/// For an offset under 8: the mask of that many bytes, the factor that repeats them through 8
+/// For an offset below 8: the mask of that many bytes, the factor that repeats them through 8
 /// bytes, and the greatest multiple of the offset that is at most 8.
 const PATTERNS: [(u64, u64, usize); 8] = {
     let mut patterns = [(0, 0, 0); 8];
@@ -60,10 +60,10 @@ const PATTERNS: [(u64, u64, usize); 8] = {
 /// Writes the first 18 bytes of a match at `op`.
 ///
 /// # Safety
-/// 18 bytes can be written at `op`, and `offset` of at least 8 bytes before it read.
+/// 18 bytes can be written at `op`, and `offset` bytes before it, at least 8, can be read.
 #[inline(always)]
 pub(crate) unsafe fn short_match_far(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let from = op.sub(offset);
         copy::<8>(from, op);
@@ -72,13 +72,13 @@ pub(crate) unsafe fn short_match_far(op: *mut u8, offset: usize) {
     }
 }
 
-/// Writes the first 18 bytes at least of a match at `op`, and no more than 24.
+/// Writes at least the first 18 bytes of a match at `op`, and at most 24.
 ///
 /// # Safety
-/// 24 bytes can be written at `op`, and `offset` of 1 to 7 bytes before it read.
+/// 24 bytes can be written at `op`, and `offset` bytes before it, 1 to 7, can be read.
 #[inline(always)]
 pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's. The 8 bytes loaded end before `op + 8`.
+    // SAFETY: upheld by the caller. The 8 bytes loaded end before `op + 8`.
     unsafe {
         let (mask, factor, step) = PATTERNS[offset & 7];
         let pattern = (load64(op.sub(offset)) & mask).wrapping_mul(factor);
@@ -88,16 +88,17 @@ pub(crate) unsafe fn short_match_near(op: *mut u8, offset: usize) {
     }
 }
 
-/// Bytes that [`short_match`] may write.
+/// Maximum bytes that [`short_match`] writes.
 pub(crate) const SHORT_ROOM: usize = 24;
 
-/// Writes the first 18 bytes at least of a match at `op`, and no more than [`SHORT_ROOM`].
+/// Writes at least the first 18 bytes of a match at `op`, and at most [`SHORT_ROOM`].
 ///
 /// # Safety
-/// `SHORT_ROOM` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
+/// `SHORT_ROOM` bytes can be written at `op`, and `offset` bytes before it, at least 1, can be
+/// read.
 #[inline(always)]
 pub(crate) unsafe fn short_match(op: *mut u8, offset: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         if offset >= 8 {
             short_match_far(op, offset);
@@ -107,24 +108,25 @@ pub(crate) unsafe fn short_match(op: *mut u8, offset: usize) {
     }
 }
 
-/// Bytes past a match of [`LONG`] bytes or more that [`long_match`] may write, at most.
+/// Maximum bytes that [`long_match`] writes past a match of at least [`LONG`] bytes.
 pub(crate) const OVERSHOOT: usize = 45;
 
-/// The least length of a match with length bytes.
+/// Minimum length of a match with length bytes.
 pub(crate) const LONG: usize = 19;
 
-/// Writes a match of `len` bytes, at least [`LONG`], at `op`, and no more than [`OVERSHOOT`] bytes
-/// past it.
+/// Writes a match of `len` bytes, at least [`LONG`], at `op`, and at most [`OVERSHOOT`] bytes past
+/// it.
 ///
-/// Most are shorter than 64 bytes and have lengths that no branch predictor guesses, so 64 are
-/// copied without asking. Not where the match is so near that this reads what it has just written:
-/// then each load waits for a store.
+/// Most matches are shorter than 64 bytes, and no branch predictor guesses their lengths, so 64
+/// bytes are copied unconditionally. Not where the match is so near that the copy reads bytes that
+/// it has just written: each load would then wait for a store.
 ///
 /// # Safety
-/// `len + OVERSHOOT` bytes can be written at `op`, and `offset` of at least 1 bytes before it read.
+/// `len + OVERSHOOT` bytes can be written at `op`, and `offset` bytes before it, at least 1, can be
+/// read.
 #[inline(always)]
 pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
-    // SAFETY: the caller's: 64 bytes, or `len` and at most 32 more.
+    // SAFETY: upheld by the caller: 64 bytes, or `len` and at most 32 more.
     unsafe {
         let from = op.sub(offset);
         if offset >= 32 {
@@ -158,15 +160,15 @@ pub(crate) unsafe fn long_match(op: *mut u8, offset: usize, len: usize) {
     }
 }
 
-/// Writes a match of `len` bytes at `op`, and no more than `room`.
+/// Writes a match of `len` bytes at `op`, and at most `room`.
 ///
 /// # Safety
-/// `len <= room`, `room` bytes can be written at `op`, and `offset` of at least 1 bytes before it
-/// read.
+/// `len <= room`, `room` bytes can be written at `op`, and `offset` bytes before it, at least 1,
+/// can be read.
 #[inline(always)]
 pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room: usize) {
-    // SAFETY: the caller's. What copies more than `len` was compared with `room`; the last 8 or 4
-    // bytes of a match whose offset is as much or more come from before them.
+    // SAFETY: upheld by the caller. Copies of more than `len` bytes were checked against `room`.
+    // The last 8 or 4 bytes of a match whose offset is at least that long come from before them.
     unsafe {
         let from = op.sub(offset);
         if len >= LONG && len + OVERSHOOT <= room {
@@ -174,7 +176,7 @@ pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room:
         } else if len < LONG && room >= SHORT_ROOM {
             short_match(op, offset);
         } else if len >= LONG + OVERSHOOT {
-            // A run of zeros up to the end of a cluster, say.
+            // For example, a run of zeros up to the end of a cluster.
             let most = len - OVERSHOOT;
             long_match(op, offset, most);
             for at in most..len {
@@ -198,13 +200,13 @@ pub(crate) unsafe fn careful_match(op: *mut u8, offset: usize, len: usize, room:
     }
 }
 
-/// Copies `len` bytes and not one more, mostly few: a call costs more than the bytes.
+/// Copies exactly `len` bytes, usually few: a call costs more than the bytes.
 ///
 /// # Safety
 /// `len` bytes can be read from `src` and written to `dst`, and the two do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_exact(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: the caller's; every copy ends at or before `len`.
+    // SAFETY: upheld by the caller; every copy ends at or before `len`.
     unsafe {
         if len > 32 {
             dst.copy_from_nonoverlapping(src, len);

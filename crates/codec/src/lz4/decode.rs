@@ -3,39 +3,40 @@
 //! ```text
 //! until the input is used up after a sequence's literals:
 //!     token             literals = high four bits, code = low four bits
-//!     literals == 15 ?  add bytes up to and with the first that is not 255
+//!     literals == 15 ?  add bytes up to and including the first that is not 255
 //!     copy the literals
 //!     offset            two bytes, little-endian, 1 ..= bytes of output so far
-//!     code == 15 ?      add bytes up to and with the first that is not 255
+//!     code == 15 ?      add bytes up to and including the first that is not 255
 //!     copy code + 4 bytes from `offset` back
 //! ```
 //!
-//! What is done for speed:
+//! Speed:
 //!
-//! 1. Far from both ends a sequence takes `quick`: 16 literals and 18 match bytes are copied
-//!    whatever their number, so a short sequence has no branch on a length, and a long match of an
-//!    offset of 32 or more none before its 64th byte. Where the ends are near, `careful` checks and
-//!    copies to the byte, and goes on to the block's end.
-//! 2. Sequences without length bytes and with an offset of 8 or more, most of them, have a loop of
-//!    25 instructions of their own, from which all others leave by branches seldom taken: 1.03 to
-//!    1.07 times the speed.
-//! 3. An offset under 8 is spread to a pattern of 8 bytes by one multiplication and stored at
-//!    multiples of the offset, so that nothing waits for bytes just stored. Long matches of an
-//!    offset under 16 go on likewise with 16 bytes.
-//! 4. In place there is no test for each sequence that the output does not run into the unread
+//! 1. Far from both ends, `quick` decodes a sequence: it copies 16 literals and 18 match bytes
+//!    whatever their number, so a short sequence has no branch on a length, and a long match with
+//!    an offset of at least 32 has none before its 64th byte. Near the ends, `careful` checks and
+//!    copies to the byte, and continues to the block's end.
+//! 2. Sequences without length bytes and with an offset of at least 8, most of them, have a
+//!    separate loop of 25 instructions, which all others leave by rarely taken branches: 3 to 7 %
+//!    faster.
+//! 3. An offset below 8 is expanded to a pattern of 8 bytes by one multiplication and stored at
+//!    multiples of the offset, so that no load waits for bytes just stored. Long matches with an
+//!    offset below 16 continue the same way with 16 bytes.
+//! 4. In place, sequences need no individual test that the output does not run into the unread
 //!    input. A sequence is read before it is written, and one whose literals have no length byte
-//!    shortens the gap between the two, as its 3 bytes of token and offset give 4 or more of match.
-//!    So a gap of `QUICK_GAP` at a later sequence says that there was one at all before, back to
-//!    the last whose literals have length bytes; it is looked at there, and where `quick` ends.
-//!    What has length bytes is compared with the unread input, and with the output's end only where
-//!    `quick` ends: the input that was read is room to write over. Literals may overlap themselves,
-//!    since they are copied forwards.
-//! 5. In place the output's lines are fetched [`AHEAD`]. Where unread input and output lie in one 4
-//!    KiB page, as in all of a block of 4 KiB, the processor sees one stream that jumps to and fro,
-//!    and fetches nothing: 1.03 to 1.06 times the speed at 4 KiB.
-//! 6. Else the block's first 2 KiB are fetched at the start: long literals are copied before the
-//!    processor has seen which way they go. 1.04 to 1.08 times the speed where most is literals.
-#![allow(unsafe_code)] // Copies that overshoot, and in place a source and a destination in one buffer.
+//!    shrinks the gap between the two, since its 3 bytes of token and offset give at least 4 match
+//!    bytes. So a gap of `QUICK_GAP` at a later sequence proves that there was one at every
+//!    sequence before, back to the last whose literals have length bytes. The gap is checked there,
+//!    and where `quick` ends. Runs and matches with length bytes are checked against the unread
+//!    input, and against the output's end only where `quick` ends, because the input already read
+//!    may be overwritten. Literals may overlap themselves, since they are copied forwards.
+//! 5. In place, the output's cache lines are prefetched [`AHEAD`] bytes in advance. If unread input
+//!    and output are in one 4 KiB page, as in all of a 4 KiB block, the processor sees one stream
+//!    that jumps back and forth and prefetches nothing: 3 to 6 % faster at 4 KiB.
+//! 6. Otherwise the block's first 2 KiB are prefetched at the start, because long literals are
+//!    copied before the processor has detected the direction: 4 to 8 % faster where most of a block
+//!    is literals.
+#![allow(unsafe_code)] // Copies that overshoot; in place, source and destination share a buffer.
 
 use std::ops::Range;
 
@@ -48,16 +49,16 @@ use super::copies::{LONG, OVERSHOOT, careful_match, copy_exact, length, length_m
 
 const MIN_MATCH: usize = 4;
 
-/// Input bytes that `quick` may read of a sequence whose literals have no length byte: token, 14
+/// Input bytes that `quick` may read for a sequence whose literals have no length byte: token, 14
 /// literals, offset, and one length byte of the match.
 const QUICK_INPUT: usize = 18;
 
-/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of
+/// Maximum output bytes that a sequence without length bytes writes: 14 literals and 24 for the
 /// match.
 const QUICK_OUTPUT: usize = 38;
 
 /// In place, bytes from the output's end to the next input that a sequence without length bytes
-/// needs: with `n` literals it writes at most `n + 24` bytes, and takes `n + 3`.
+/// needs: with `n` literals it writes at most `n + 24` bytes and consumes `n + 3`.
 const QUICK_GAP: usize = 21;
 
 /// In place, bytes from the output's end to literals with length bytes, at least 15 of them, that
@@ -67,25 +68,25 @@ const LITERALS_GAP: usize = 64 - 15;
 /// The same for a copy by 32 bytes.
 const LITERALS_GAP_BY_32: usize = 32;
 
-/// In place, how far ahead of the output its lines are fetched.
+/// In place, how far ahead of the output its cache lines are prefetched, in bytes.
 const AHEAD: usize = 512;
 
-/// Where the input and output of a block lie. In place they overlap.
+/// The input and output of a block. In place they overlap.
 struct Buffers {
     input: *const u8,
     input_len: usize,
     output: *mut u8,
     output_len: usize,
-    /// Bytes right before the output that matches may begin in.
+    /// Bytes directly before the output in which matches may begin.
     before_len: usize,
 }
 
-/// How far a block is decoded, and what is an error.
+/// How much of a block is decoded, and what is an error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// The whole block, which may not exceed the output.
     Whole,
-    /// Until the output is full or the block ends. What follows in the block is not looked at.
+    /// Until the output is full or the block ends. Ignores the rest of the block.
     Prefix,
 }
 
@@ -95,7 +96,7 @@ struct Decoder {
     input_end: *const u8,
     /// Next output byte to write.
     op: *mut u8,
-    /// The first byte that a match may begin at.
+    /// The first byte at which a match may begin.
     oldest: *mut u8,
     output_end: *mut u8,
     extent: Extent,
@@ -120,11 +121,11 @@ pub(crate) fn separate(block: &[u8], out: &mut [u8], extent: Extent) -> Result<u
     unsafe { decode::<false>(&buffers, extent) }
 }
 
-/// Decodes `block` into `window[before_len..]`, whose matches may begin in the bytes before that,
-/// and returns the bytes of output.
+/// Decodes `block` into `window[before_len..]`, with matches that may begin in the bytes before
+/// that, and returns the bytes of output.
 pub(crate) fn after(block: &[u8], window: &mut [u8], before_len: usize) -> Result<usize, Corrupt> {
     let output_len = window[before_len..].len();
-    // SAFETY: `window` has `before_len` bytes, or the line above has panicked.
+    // SAFETY: `window` has `before_len` bytes; otherwise the line above has panicked.
     let output = unsafe { window.as_mut_ptr().add(before_len) };
     let buffers = Buffers { input: block.as_ptr(), input_len: block.len(), output, output_len, before_len };
     // SAFETY: two slices, borrowed for the call, that cannot overlap.
@@ -143,7 +144,7 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
     // SAFETY: `block.start` is inside the buffer.
     let input = unsafe { output.add(block.start) };
     let buffers = Buffers { input, input_len: block.len(), output, output_len: out_len, before_len: 0 };
-    // SAFETY: both lie in `buffer`, which is borrowed for the call, and both pointers come from
+    // SAFETY: both are in `buffer`, which is borrowed for the call, and both pointers come from
     // that borrow.
     unsafe { decode::<true>(&buffers, Extent::Whole) }
 }
@@ -151,19 +152,19 @@ pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -
 /// Decodes one block and returns the bytes of output.
 ///
 /// # Safety
-/// `input_len` bytes from `input` are initialised and can be read, `output_len` bytes from `output`
-/// are initialised and can be read and written, and `before_len` bytes before them read, for as
-/// long as the call lasts. The two overlap only if `IN_PLACE`, and then both pointers are derived
-/// from one borrow of their buffer.
+/// For the duration of the call, `input_len` bytes from `input` are initialised and can be read,
+/// `output_len` bytes from `output` are initialised and can be read and written, and `before_len`
+/// bytes before them can be read. The two overlap only if `IN_PLACE`, and then both pointers are
+/// derived from one borrow of their buffer.
 unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Result<usize, Corrupt> {
-    // SAFETY: one past the end of what the caller gave, and its start.
+    // SAFETY: the start and one past the end of the caller's buffers.
     let (input_end, output_end, oldest) = unsafe {
         let output = buffers.output;
         (buffers.input.add(buffers.input_len), output.add(buffers.output_len), output.sub(buffers.before_len))
     };
     let mut decoder = Decoder { ip: buffers.input, input_end, op: buffers.output, oldest, output_end, extent };
     loop {
-        // SAFETY: the caller's; `ip` and `op` are within their buffers, and stay so.
+        // SAFETY: upheld by the caller; `ip` and `op` are and stay within their buffers.
         unsafe {
             decoder.quick::<IN_PLACE>()?;
             if let Step::Done = decoder.careful::<IN_PLACE>()? {
@@ -174,35 +175,34 @@ unsafe fn decode<const IN_PLACE: bool>(buffers: &Buffers, extent: Extent) -> Res
 }
 
 impl Decoder {
-    /// Decodes sequences while everything that it may read and write lies inside the buffers. Stops
-    /// before the first sequence that it cannot decode, for whatever reason, and leaves that to
-    /// `careful`.
+    /// Decodes sequences while all reads and writes are inside the buffers. Stops before the first
+    /// sequence that it cannot decode, for whatever reason, and leaves that to `careful`.
     ///
     /// # Errors
-    /// In place, if it has written over input before that was read.
+    /// In place, if it has overwritten input that was not yet read.
     ///
     /// # Safety
-    /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
+    /// As for [`decode`]; `ip` and `op` point into their buffers or one past.
     #[inline(always)]
     unsafe fn quick<const IN_PLACE: bool>(&mut self) -> Result<(), Corrupt> {
         let Self { mut ip, input_end, mut op, oldest, output_end, .. } = *self;
-        // In place, from the output's end to the next input.
+        // In place, the distance from the output's end to the next input.
         let gap = |ip: *const u8, op: *mut u8| ip.addr().saturating_sub(op.addr());
         if IN_PLACE && gap(ip, op) < QUICK_GAP {
             return Ok(());
         }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Where a match with length bytes may end at the latest and be copied by `long_match`, if
-        // not in place.
+        // Not in place: the last position at which a match with length bytes may end to be copied
+        // by `long_match`.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that
-            // goes beyond is checked anew, input and output, before it is used; `offset` is checked
-            // against the output so far, by the match's source.
+            // goes beyond is checked against input and output before it is used; `offset` is
+            // checked against the output so far, by the match's source.
             unsafe {
                 let (token, offset, offset_at, match_at);
-                // Sequences without length bytes and with an offset of 8 or more.
+                // Sequences without length bytes and with an offset of at least 8.
                 let long = loop {
                     let first = usize::from(*ip);
                     if IN_PLACE {
@@ -211,7 +211,7 @@ impl Decoder {
                     copy::<16>(ip.add(1), op);
                     if first >= 0xF0 {
                         core::hint::cold_path();
-                        // The sequence before may have been written over this token and its length
+                        // The previous sequence may have overwritten this token and its length
                         // bytes.
                         if IN_PLACE && gap(ip, op) < QUICK_GAP {
                             break 'sequences;
@@ -271,7 +271,7 @@ impl Decoder {
                 }
                 let mut next = offset_at.add(2);
                 let more = length_mostly_short(&mut next, input_end).ok_or(TRUNCATED)?;
-                // Both lengths are far below `usize::MAX / 2`, so that no sum overflows.
+                // Both lengths are far below `usize::MAX / 2`, so no sum overflows.
                 let len = LONG + more;
                 let match_end = match_at.addr() + len;
                 let is_far = if IN_PLACE { match_end + OVERSHOOT <= next.addr() } else { match_end <= last_long };
@@ -296,16 +296,16 @@ impl Decoder {
         if IN_PLACE && gap(ip, op) < QUICK_GAP { Err(OVERRUN) } else { Ok(()) }
     }
 
-    /// Decodes sequences with every bound checked to the byte: until the block is done, or `quick`
-    /// may go on.
+    /// Decodes sequences with every bound checked to the byte, until the block is done or `quick`
+    /// may continue.
     ///
     /// # Safety
-    /// As [`decode`]'s; `ip` and `op` point into their buffers or one past.
+    /// As for [`decode`]; `ip` and `op` point into their buffers or one past.
     #[inline(never)]
     unsafe fn careful<const IN_PLACE: bool>(&mut self) -> Result<Step, Corrupt> {
         let Self { mut ip, input_end, mut op, oldest, output_end, extent } = *self;
-        // SAFETY: the caller's, with each length compared to what is left before the bytes are
-        // touched.
+        // SAFETY: upheld by the caller; each length is checked against the remaining bytes before
+        // they are touched.
         let step = unsafe {
             loop {
                 if extent == Extent::Prefix && op == output_end {
@@ -362,7 +362,7 @@ impl Decoder {
                     }
                     len = room;
                 }
-                // In place, where nothing may be written over input that is still to be read.
+                // In place, input that is still to be read must not be overwritten.
                 let free = if IN_PLACE { ip.addr().saturating_sub(op.addr()).min(room) } else { room };
                 if IN_PLACE && len > free {
                     return Err(OVERRUN);
@@ -379,12 +379,12 @@ impl Decoder {
     }
 }
 
-/// Copies a match that ends near or beyond one of `ends`, the output's and, in place, the next
-/// input, and returns how much of it there was room for.
+/// Copies a match that ends near or beyond one of `ends`: the output's and, in place, the next
+/// input. Returns how much of it fit.
 ///
 /// # Safety
-/// Output can be written from `op` to the first of `ends`, and `offset` of at least 1 bytes before
-/// `op` read.
+/// Output can be written from `op` to the first of `ends`, and `offset` bytes before `op`, at least
+/// 1, can be read.
 #[cold]
 #[inline(never)]
 unsafe fn long_match_near_end(
@@ -402,7 +402,7 @@ unsafe fn long_match_near_end(
     if len > free {
         return Err(OVERRUN);
     }
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { careful_match(op, offset, len, free) };
     Ok(len)
 }
@@ -411,5 +411,5 @@ const TRUNCATED: Corrupt = Corrupt { what: "lz4 block ends inside a sequence" };
 const TOO_LONG: Corrupt = Corrupt { what: "lz4 block is longer than its output" };
 pub(super) const BAD_OFFSET: Corrupt = Corrupt { what: "lz4 match with offset 0, or from before the output" };
 
-/// In place, an output byte's turn came before the input byte that lies there was read.
+/// In place, the output reached an input byte before it was read.
 const OVERRUN: Corrupt = Corrupt { what: "lz4 block overruns its own input in place" };

@@ -1,31 +1,34 @@
-//! The encoder of an LZ4 block for a page. `fill.rs` has that for clusters.
+//! The encoder of an LZ4 block for a page. `fill.rs` has the encoder for clusters.
 //!
 //! ```text
 //! from the second byte on, until 12 bytes are left:
-//!     find a position whose next bytes were seen before, by a hash table that remembers every position tried;
-//!         after 112 misses try every second position, after 48 more every third, and so on (56 and 24 in noise)
+//!     find a position whose next bytes were seen before, by a hash table of every position tried;
+//!         after 112 misses try every second position, after 48 more every third, and so on
+//!         (56 and 24 in noise)
 //!     extend the match backwards over literals, and forwards up to 5 bytes before the end
-//!     if it is one of the shortest, and the table says so: take the one that begins a byte later, if that is longer
+//!     if it is one of the shortest, and the table says so:
+//!         take the one that begins a byte later, if that is longer
 //!     write token, literals, offset, length
-//!     remember, as the table says, the position after the match's start and the one 2 before its end
-//! write what is left as literals
+//!     remember, as the table says, the position after the match's start and the one 2 before
+//!         its end
+//! write the rest as literals
 //! ```
 //!
-//! What is done for speed:
+//! Speed:
 //!
-//! 1. How many bytes the hash takes decides how many sequences a page has. Most of the time is what
-//!    a sequence costs, in branches that nothing predicts and loads that wait for one another:
-//!    `Lz4` chooses the table by the page's kind. 1.04 to 1.13 times the speed on text, 1.05 to
-//!    1.10 on heaps. Pages of pointers take 7 bytes, and look twice at matches of 7: two words of 8
-//!    bytes that are alike, and what follows, are then mostly one sequence and not two. 0.90 to
-//!    0.99 of the bytes, decoded 1.05 to 1.3 times as fast.
-//! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, each step without a
-//!    branch on where they end; by 32 or 64 at once where the table says that most are long. 1.2
-//!    times the speed where they are.
-//! 3. One comparison a sequence says that it ends far from the ends of input and output, because no
-//!    block is longer, so far, than the input before it and a byte in 255. Then 16 or 32 literals
-//!    are copied whatever their number. Otherwise `careful` writes it, to the byte.
-#![allow(unsafe_code)] // Unaligned loads, and copies that overshoot.
+//! 1. The number of hashed bytes decides how many sequences a page has. Sequences cost most of the
+//!    time, in unpredictable branches and dependent loads: `Lz4` selects the table by the page's
+//!    kind. 4 to 13 % faster on text, 5 to 10 % on heaps. Pages of pointers hash 7 bytes and look
+//!    twice at matches of 7: two similar 8-byte words, and what follows, then mostly make one
+//!    sequence instead of two. 1 to 10 % fewer bytes, decoded 1.05 to 1.3× as fast.
+//! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, with no branch
+//!    within a step on where they end; by 32 or 64 at once where the table says that most matches
+//!    are long, which is 1.2× as fast there.
+//! 3. One comparison per sequence shows that it ends far from the ends of input and output, because
+//!    the block so far is never longer than the input before it plus one byte in 255. Then 16 or 32
+//!    literals are copied whatever their number. Otherwise `careful` writes the sequence, to the
+//!    byte.
+#![allow(unsafe_code)] // Unaligned loads and copies that overshoot.
 
 use std::marker::PhantomData;
 
@@ -35,40 +38,40 @@ use crate::{
     mem::{common_prefix, common_prefix_by, common_prefix_wide, copy, load32, load64, store16},
 };
 
-/// Bytes that a match found has at least.
+/// Minimum length of a match that the search finds.
 const FOUND: usize = 4;
 
-/// A match that starts this far before the end of the input or further can be compared, first
+/// Returns how far before the input's end a match must start so that it can be compared, first
 /// `first` bytes, and literals before it copied in wide steps.
 const fn far(first: usize) -> usize {
     FOUND + first + 5
 }
 
-/// Bytes of output that a sequence's token, offset, rounding of its literals to 32, and length
-/// bytes beyond one in 128 can take, and that `Fit::Front` keeps for the literals after it.
+/// Maximum output bytes of a sequence's token, offset, rounding of its literals to 32, and length
+/// bytes beyond one in 128, and that `Fit::Front` reserves for the literals after it.
 pub(super) const SLACK: usize = 40;
 
-/// What has to fit the output.
+/// What must fit in the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// All of the input, or nothing.
     All,
-    /// As much of its front as does.
+    /// As much of its front as fits.
     Front,
 }
 
-/// Compresses `page` into `out`, and returns the bytes written. `None` if it does not fit.
+/// Compresses `page` into `out` and returns the bytes written, or `None` if it does not fit.
 ///
-/// A function for each kind of table: in one for all of them the loops of each lack registers (1 to
-/// 2 % of the speed).
+/// A separate function for each kind of table: in one function for all, the loops lack registers,
+/// which costs 1 to 2 % of the speed.
 #[inline(never)]
 pub(crate) fn encode<F: Format, T: Table>(mut table: T, page: &Page, out: &mut [u8]) -> Option<usize> {
     encode_after::<F, T>(&mut table, page, 0, out)
 }
 
 /// Compresses `window[before_len..]`, at most 64 KiB, as [`encode`] does, with matches that may
-/// begin in the bytes before, for which `table` has positions: it begins at `before_len` or more,
-/// unless that is 0.
+/// begin in the bytes before. `table` has positions for those: its first position is at least
+/// `before_len`, unless that is 0.
 #[inline(always)]
 pub(crate) fn encode_after<F: Format, T: Table>(
     table: &mut T,
@@ -80,7 +83,7 @@ pub(crate) fn encode_after<F: Format, T: Table>(
     let mut writer = Writer::<F> { format: PhantomData, last_offset: 1, out: out.as_mut_ptr(), at: 0, cap: out.len() };
     let mut anchor = 0;
     if input.len() > F::LAST_START {
-        // SAFETY: `input`, what is left of `window`, has more than `LAST_START` bytes.
+        // SAFETY: `input`, the rest of `window`, has more than `LAST_START` bytes.
         (writer, anchor) = unsafe { sequences(table, window, before_len, writer) }?;
     }
     if F::LAST_LITERALS == 0 && anchor == input.len() {
@@ -92,17 +95,17 @@ pub(crate) fn encode_after<F: Format, T: Table>(
     if 1 + length_bytes(left) + left > room {
         return None;
     }
-    // SAFETY: `left` bytes are left of `input`, and they fit.
+    // SAFETY: `left` bytes of `input` are left, and they fit.
     unsafe { writer.exact(input.as_ptr().add(anchor), left, None) };
     Some(writer.at)
 }
 
-/// Bytes that say a length of `length` beyond the token.
+/// Returns the number of bytes that encode a length of `length` beyond the token.
 fn length_bytes(length: usize) -> usize {
     if length < 15 { 0 } else { (length - 15) / 255 + 1 }
 }
 
-/// The most literals that a last sequence of at most `room` bytes holds.
+/// Returns the most literals that a last sequence of at most `room` bytes holds.
 pub(super) fn most_literals(room: usize) -> Option<usize> {
     match room {
         0 => None,
@@ -111,8 +114,8 @@ pub(super) fn most_literals(room: usize) -> Option<usize> {
     }
 }
 
-/// Writes all sequences with a match, and returns where the literals after the last begin. `None`
-/// if one did not fit.
+/// Writes all sequences with a match, and returns where the literals after the last begin. Returns
+/// `None` if one does not fit.
 ///
 /// # Safety
 /// `window` has more than `LAST_START` bytes after the first `before_len`.
@@ -123,7 +126,7 @@ unsafe fn sequences<F: Format, T: Table>(
     before_len: usize,
     mut writer: Writer<F>,
 ) -> Option<(Writer<F>, usize)> {
-    // Positions run from the table's `first` on; `s.add(position)` is the byte there.
+    // Positions start at the table's `first`; `s.add(position)` is the byte there.
     let input_len = window.len() - before_len;
     let first = table.begin(input_len);
     let oldest = first - before_len;
@@ -132,15 +135,15 @@ unsafe fn sequences<F: Format, T: Table>(
     let (last_start, match_end) = (end - F::LAST_START, end - F::LAST_LITERALS);
     let mut anchor = first;
     let last_far = end.saturating_sub(far(T::FIRST));
-    // A sequence that ends here or before takes fewer bytes of output than it and all before it
-    // have of input, and one in 128.
+    // A sequence that ends here or before needs fewer output bytes than the input up to its end
+    // has, plus one in 128.
     let room = writer.cap.saturating_sub(SLACK);
     let last_easy = first + (room - (room >> 7));
-    // SAFETY: positions lie between `oldest` and `end`; `find` returns `seen < at <= last_start`. 8
+    // SAFETY: positions are between `oldest` and `end`; `find` returns `seen < at <= last_start`. 8
     // bytes can be read from any position up to `last_start`, and after a match from any before its
-    // end; `T::FIRST` bytes beyond a match's first 4 lie before `match_end`, and `far` bytes after
-    // its start before `end`, if it starts so far before the end. Before each use of `sequence` the
-    // writer has `SLACK` to spare.
+    // end. If the match starts far enough before the end, `T::FIRST` bytes beyond its first 4 are
+    // before `match_end`, and `far` bytes after its start before `end`. Before each call of
+    // `sequence` the writer has `SLACK` to spare.
     unsafe {
         table.set(T::hash(load64(s.add(first))), first);
         let mut start = first + 1;
@@ -148,7 +151,7 @@ unsafe fn sequences<F: Format, T: Table>(
             let (mut at, mut seen, mut back);
             if let Some(last_seen) = look(table, s, start) {
                 (at, seen) = (start, last_seen);
-                // One literal, if it is the block's first byte.
+                // There is one literal if it is the block's first byte.
                 back = 0;
             } else {
                 let Some(found) = find(table, s, start + 1, last_start) else { break };
@@ -200,14 +203,14 @@ unsafe fn sequences<F: Format, T: Table>(
     Some((writer, anchor - first))
 }
 
-/// How many bytes from `a` on, before `a_end`, equal those from `b` on, by a first step of
+/// Returns how many bytes from `a`, before `a_end`, equal those from `b`, with a first step of
 /// `T::FIRST`.
 ///
 /// # Safety
-/// As [`common_prefix`]'s, and at least `T::FIRST` bytes lie before `a_end`.
+/// As for [`common_prefix`], and at least `T::FIRST` bytes are before `a_end`.
 #[inline(always)]
 unsafe fn first_prefix<T: Table>(a: *const u8, b: *const u8, a_end: *const u8) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         match T::FIRST {
             8 => common_prefix_wide(a, b, a_end),
@@ -217,13 +220,14 @@ unsafe fn first_prefix<T: Table>(a: *const u8, b: *const u8, a_end: *const u8) -
     }
 }
 
-/// Where the table says that the 4 bytes at `at` were before, if they were. It then has `at`.
+/// Returns the earlier position, from the table, of the 4 bytes at `at`, if there is one. Remembers
+/// `at`.
 ///
 /// # Safety
-/// 8 bytes can be read from `at`, and 4 from all that the table returns.
+/// 8 bytes can be read from `at`, and 4 from every position that the table returns.
 #[inline(always)]
 unsafe fn look<T: Table>(table: &mut T, s: *const u8, at: usize) -> Option<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let bytes = load64(s.add(at));
         let hash = T::hash(bytes);
@@ -233,11 +237,11 @@ unsafe fn look<T: Table>(table: &mut T, s: *const u8, at: usize) -> Option<usize
     }
 }
 
-/// Finds the first position tried, from `start` on, whose 4 bytes are those at an earlier one, and
-/// returns both. The table then has every position tried.
+/// Finds the first position tried, from `start`, whose 4 bytes occurred earlier, and returns both
+/// positions. Remembers every position tried.
 ///
 /// # Safety
-/// 8 bytes can be read from any position up to `last_start`, and all the table returns.
+/// 8 bytes can be read from any position up to `last_start`, and from all that the table returns.
 #[inline(always)]
 unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: usize) -> Option<(usize, usize)> {
     // SAFETY: `at <= last_start`.
@@ -261,7 +265,8 @@ unsafe fn find<T: Table>(table: &mut T, s: *const u8, start: usize, last_start: 
     None
 }
 
-/// How many bytes before `at`, down to `anchor`, equal those before `seen`, down to `oldest`.
+/// Returns how many bytes before `at`, down to `anchor`, equal those before `seen`, down to
+/// `oldest`.
 ///
 /// # Safety
 /// `oldest <= seen < at`, `anchor <= at`, and the bytes from `oldest` to `at` can be read.
@@ -270,7 +275,7 @@ pub(super) unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, a
     let literals = at - anchor;
     let mut back = 0;
     if seen >= oldest + 8 {
-        // SAFETY: 8 bytes lie before `seen`, and more before `at`.
+        // SAFETY: 8 bytes are before `seen`, and more before `at`.
         let diff = unsafe { load64(s.add(at - 8)) ^ load64(s.add(seen - 8)) };
         back = literals.min(diff.leading_zeros() as usize / 8);
         if back < 8 {
@@ -289,7 +294,7 @@ pub(super) unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, a
 #[derive(Clone, Copy)]
 pub(super) struct Writer<F> {
     pub(super) format: PhantomData<F>,
-    /// Where the last offset began; in a block that has none, where the first will.
+    /// Where the last offset began; before the first offset, where that will begin.
     pub(super) last_offset: usize,
     pub(super) out: *mut u8,
     pub(super) at: usize,
@@ -302,13 +307,13 @@ pub(super) enum Written {
     Whole,
     /// The sequence with a shorter match, after which only literals fit.
     Cut { code: usize },
-    /// Nothing: it does not fit.
+    /// Nothing, because it does not fit.
     Nothing,
 }
 
 impl<F: Format> Writer<F> {
-    /// Whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes can be
-    /// written with `SLACK` to spare.
+    /// Returns whether a sequence of `literals` literals and a match of `code + F::MIN_MATCH` bytes
+    /// can be written with `SLACK` to spare.
     #[inline(always)]
     fn has_room(&self, literals: usize, code: usize) -> bool {
         self.at + literals + (literals >> 7) + (code >> 7) + SLACK <= self.cap
@@ -321,14 +326,14 @@ impl<F: Format> Writer<F> {
     /// is [room](Writer::has_room).
     #[inline(always)]
     unsafe fn sequence(&mut self, literals: *const u8, len: usize, offset: usize, code: usize) {
-        // SAFETY: the caller's: 1 token, `len` rounded up to 32, 2 of offset, and at most `1 +
-        // (length >> 7)` bytes a length.
+        // SAFETY: upheld by the caller: 1 token, `len` rounded up to 32, 2 for the offset, and at
+        // most `1 + (length >> 7)` bytes per length.
         unsafe {
             *self.out.add(self.at) = (len.min(15) << 4 | code.min(15)) as u8;
             self.at += 1;
             if F::DYNAMIC {
                 self.offset::<true>(offset);
-                // The literals' place would wait for what `match_length` adds.
+                // `match_length` would make the address of the literals depend on its result.
                 if code >= 15 {
                     self.length(code - 15);
                 }
@@ -351,9 +356,9 @@ impl<F: Format> Writer<F> {
         }
     }
 
-    /// Writes a sequence if it fits, and returns `at` and `last_offset` as they then are. For
-    /// `Fit::Front` so much has to stay free that a block which ends after it, with literals, keeps
-    /// the format's rules for its end; a match for which that is not so is cut to what does fit.
+    /// Writes a sequence if it fits, and returns the resulting `at` and `last_offset`. For
+    /// `Fit::Front`, enough must stay free that a block which ends after it, with literals, obeys
+    /// the format's rules for its end. A match for which that fails is cut to fit.
     ///
     /// # Safety
     /// `len` bytes can be read from `literals`.
@@ -386,7 +391,7 @@ impl<F: Format> Writer<F> {
             }
             written = Written::Cut { code };
         }
-        // SAFETY: the caller's, and all bytes were counted above.
+        // SAFETY: upheld by the caller; all bytes were counted above.
         unsafe { self.exact(literals, len, Some((offset, code))) };
         (self.at, self.last_offset, written)
     }
@@ -394,10 +399,10 @@ impl<F: Format> Writer<F> {
     /// Writes a token, `len` literals and, unless they are the block's last, a match.
     ///
     /// # Safety
-    /// `len` bytes can be read from `literals`, and all that is written is free.
+    /// `len` bytes can be read from `literals`, and there is room for all that is written.
     pub(super) unsafe fn exact(&mut self, literals: *const u8, len: usize, found: Option<(usize, usize)>) {
         let (offset, code) = found.unwrap_or((0, 0));
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             self.byte(len.min(15) << 4 | code.min(15));
             if F::DYNAMIC {
@@ -423,31 +428,31 @@ impl<F: Format> Writer<F> {
     /// Writes one byte.
     ///
     /// # Safety
-    /// It is free.
+    /// There is room for it.
     #[inline(always)]
     unsafe fn byte(&mut self, byte: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { *self.out.add(self.at) = byte as u8 };
         self.at += 1;
     }
 
-    /// Bytes of an offset in the sequence whose token is at `token`. That of the first sequence
-    /// always has two.
+    /// Returns the bytes of an offset in the sequence whose token is at `token`. The first
+    /// sequence's offset always has two.
     #[inline(always)]
     fn offset_bytes(&self, token: usize, offset: usize) -> usize {
         if F::DYNAMIC { 1 + usize::from((offset > 0x7F) | (token == 0)) } else { 2 }
     }
 
-    /// Writes an offset, after the token if the format is dynamic; 0 for none. Then it also marks
-    /// in the last offset before, if any, how many bytes this one has.
+    /// Writes an offset; 0 means none. In the dynamic format it follows the token, and the previous
+    /// offset, if any, is marked with the number of bytes of this one.
     ///
     /// # Safety
-    /// Its bytes are free; two, if `WIDE`.
+    /// There is room for its bytes; for two, if `WIDE`.
     #[inline(always)]
     unsafe fn offset<const WIDE: bool>(&mut self, offset: usize) {
         let bytes = if F::DYNAMIC { self.offset_bytes(self.at - 1, offset) } else { 2 };
         let bits = if F::DYNAMIC { offset << 1 } else { offset };
-        // SAFETY: the caller's; `last_offset` is before or at `at`.
+        // SAFETY: upheld by the caller; `last_offset` is before or at `at`.
         unsafe {
             if F::DYNAMIC {
                 // In the first sequence this is the byte about to be written.
@@ -463,14 +468,14 @@ impl<F: Format> Writer<F> {
         self.at += bytes;
     }
 
-    /// Writes what the token does not have of a match's length. A byte is written even if it has
-    /// all: what comes next goes over it.
+    /// Writes the part of a match's length that the token does not hold. Writes a byte even if the
+    /// token holds all of it: the next write replaces it.
     ///
     /// # Safety
-    /// A byte is free, and so many as the length takes.
+    /// There is room for one byte and for the bytes of the length.
     #[inline(always)]
     unsafe fn match_length(&mut self, code: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             if code >= 15 + 255 {
                 self.length(code - 15);
@@ -481,13 +486,13 @@ impl<F: Format> Writer<F> {
         }
     }
 
-    /// Writes `length / 255` bytes of 255, and one of the rest.
+    /// Writes `length / 255` bytes of 255, and one byte for the remainder.
     ///
     /// # Safety
-    /// So many bytes are free.
+    /// There is room for these bytes.
     #[inline(always)]
     pub(super) unsafe fn length(&mut self, length: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let last = if length < 255 { length } else { self.full_bytes(length) };
             *self.out.add(self.at) = last as u8;
@@ -495,14 +500,14 @@ impl<F: Format> Writer<F> {
         self.at += 1;
     }
 
-    /// Writes `length / 255` bytes of 255, and returns the rest.
+    /// Writes `length / 255` bytes of 255, and returns the remainder.
     ///
     /// # Safety
-    /// So many bytes are free.
+    /// There is room for these bytes.
     #[cold]
     #[inline(never)]
     unsafe fn full_bytes(&mut self, length: usize) -> usize {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { self.out.add(self.at).write_bytes(255, length / 255) };
         self.at += length / 255;
         length % 255

@@ -1,17 +1,17 @@
-//! What LZ4 and its variant with dynamic offsets differ in.
+//! The differences between LZ4 and its variant with dynamic offsets.
 
-/// A format of blocks: sequences of a token, literals, offset and match.
+/// A block format: sequences of a token, literals, offset and match.
 pub(crate) trait Format: Copy {
-    /// Bytes of the shortest match that can be written.
+    /// Length of the shortest match that can be encoded.
     const MIN_MATCH: usize;
 
     /// The last match starts at least this many bytes before the end of the block.
     const LAST_START: usize;
 
-    /// At least this many bytes at the end are literals. If 0, a block may end after a match.
+    /// At least this many bytes at the end are literals. If 0, a block may end with a match.
     const LAST_LITERALS: usize;
 
-    /// Whether an offset has one byte or two, and comes before the literals.
+    /// Whether an offset has one byte or two and precedes the literals.
     const DYNAMIC: bool;
 }
 
@@ -26,8 +26,7 @@ impl Format for Plain {
     const DYNAMIC: bool = false;
 }
 
-/// LZ4 with dynamic offsets, of up to 32 KiB, which is also the longest input; see
-/// `docs/lz4dyn.md`.
+/// LZ4 with dynamic offsets of up to 32 KiB, which also limits the input; see `docs/lz4dyn.md`.
 #[derive(Clone, Copy)]
 pub(crate) struct Dynamic;
 

@@ -1,44 +1,43 @@
-//! What a page holds, as far as an encoder of pages should know: how many bytes a match needs to be
-//! worth its bytes and its time depends on it. Told from the first 16 bytes of every 256.
+//! Classifies a page for the encoder: the content determines how long a match must be to pay for
+//! its bytes and its time. Judged from the first 16 bytes of every 256.
 
 use core::ops::Range;
 
 use crate::Page;
 
-/// The first 16 bytes of every 256 of a page, side by side: loops over them become vector code.
+/// The first 16 bytes of every 256 of a page, contiguous: loops over them become vector code.
 type Sample = [u8; SAMPLED];
 
 const SAMPLED: usize = 256;
 
-/// A kind of page. docs/log/lz4.md has the bytes and speeds that the limits between them were
-/// chosen by.
+/// A kind of page. docs/log/lz4.md has the sizes and speeds from which the thresholds were chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// What has been compressed or encrypted before: bytes of all values.
+    /// Compressed or encrypted data: bytes of all values.
     Noise,
-    /// Prose: hardly a zero byte.
+    /// Prose: almost no zero bytes.
     Prose,
-    /// Prose by its letters and signs, of which a quarter is spaces: source, mostly.
+    /// Prose by its letters and signs, but a quarter spaces: mostly source code.
     Indented,
-    /// Source, markup with much text: hardly a zero byte either, nearly all ASCII, many of them
-    /// signs or most digits.
+    /// Source, or markup with much text: also almost no zero bytes, nearly all ASCII, with many
+    /// signs or digits.
     Source,
-    /// The same with fewer letters and spaces, as in markup, JSON without line ends and tables.
+    /// The same with fewer letters and spaces: markup, JSON without line breaks, tables.
     Markup,
     /// Machine code and its tables.
     Code,
-    /// Bytes and names: byte code, rows of a database.
+    /// Bytes and names: bytecode, database rows.
     Names,
-    /// Words of 8 bytes that mostly differ in few of them, hardly more of which are zero than in
-    /// code.
+    /// 8-byte words that mostly differ in few bytes, with hardly more zero bytes than code.
     Records,
-    /// Many zero bytes: tables of code, small numbers.
+    /// Many zero bytes: tables in code, small numbers.
     Words,
-    /// The same in words of 8 bytes, some of which are pointers, and half or more are those or have
-    /// a half that is zero: what most of a program's memory is. Numbers alone lose by long matches.
+    /// The same in 8-byte words, some of them pointers; at least half are pointers or have a zero
+    /// half. Most of a program's memory is of this kind. Numbers alone (`Words`) compress worse
+    /// with long matches.
     Memory,
-    /// Words of 8 bytes nearly all of which are a program's pointers, or numbers of half their
-    /// length: what runtimes of Python and JavaScript have in memory.
+    /// 8-byte words, nearly all of them pointers or numbers of half that length: memory of Python
+    /// and JavaScript runtimes.
     Pointers,
 }
 
@@ -46,8 +45,7 @@ impl Kind {
     pub(crate) fn of(page: &Page) -> Self {
         const CODE: usize = SAMPLED / 16 + 1;
         const WORDS: usize = SAMPLED * 5 / 16 + 1;
-        // Of the 32 words looked at: those that are pointers or have a half that is zero, and
-        // pointers.
+        // Of the 32 sampled words: those that are pointers or have a zero half, and pointers alone.
         const POINTERS_WHOLE: usize = 28;
         const POINTERS: usize = 3;
         const MEMORY_WHOLE: usize = 16;
@@ -76,8 +74,8 @@ impl Kind {
         const INDENTED: usize = SAMPLED / 4;
         // Pages with fewer are tables of code points and the like.
         const MARKUP: Range<usize> = SAMPLED * 9 / 32..SAMPLED * 5 / 8 + 1;
-        // Half of the bytes are not ASCII, and an eighth control characters, of which text in other
-        // scripts has none; code has more zeros.
+        // In noise, half of the bytes are not ASCII and an eighth are control characters. Text in
+        // other scripts has no control characters; code has more zeros.
         const NOISE_NOT_ASCII: Range<usize> = SAMPLED * 5 / 16..SAMPLED * 11 / 16;
         const NOISE_CONTROL: usize = SAMPLED / 16;
         const NOISE_ZEROS: usize = 5;
@@ -115,7 +113,7 @@ impl Kind {
     }
 }
 
-/// 16 bytes from `offset` on of every 256.
+/// Returns 16 bytes of every 256, starting at `OFFSET`.
 #[inline(always)]
 fn sample<const OFFSET: usize>(page: &Page) -> Sample {
     let mut sample = [0; SAMPLED];
@@ -125,13 +123,13 @@ fn sample<const OFFSET: usize>(page: &Page) -> Sample {
     sample
 }
 
-/// How many of the bytes are as asked.
+/// Counts the bytes for which `is` holds.
 #[inline(always)]
 fn count(sample: &Sample, is: impl Fn(u8) -> bool) -> usize {
     count_pairs(sample, sample, |byte, _| is(byte))
 }
 
-/// How many of the bytes are as asked together with those of `other` at the same place.
+/// Counts the bytes for which `is` holds together with the byte of `other` at the same place.
 #[inline(always)]
 fn count_pairs(sample: &Sample, other: &Sample, is: impl Fn(u8, u8) -> bool) -> usize {
     let halves = sample.as_chunks::<128>().0.iter().zip(other.as_chunks::<128>().0);
@@ -141,15 +139,15 @@ fn count_pairs(sample: &Sample, other: &Sample, is: impl Fn(u8, u8) -> bool) -> 
     halves.map(|half| usize::from(in_half(half))).sum()
 }
 
-/// How many of the words of 8 bytes are as asked, by their lower and their upper half.
+/// Counts the 8-byte words for which `is` holds, given the lower and the upper half.
 #[inline(always)]
 fn count_words(sample: &Sample, is: impl Fn(u32, u32) -> bool) -> usize {
     let half = |word: &[u8; 8], at| u32::from_le_bytes(std::array::from_fn(|byte| word[at + byte]));
     sample.as_chunks::<8>().0.iter().map(|word| u32::from(is(half(word, 0), half(word, 4)))).sum::<u32>() as usize
 }
 
-/// May a word with this upper half be the address of something that a program has on a machine of
-/// 64 bits? They have 42 to 48. (Milliseconds since 1970 have 41, until 2039.)
+/// Returns whether a word with this upper half may be an address in a 64-bit program. Those have 42
+/// to 48 bits. (Milliseconds since 1970 have 41, until 2039.)
 fn is_pointer(upper: u32) -> bool {
     (2 << 8..256 << 8).contains(&upper)
 }

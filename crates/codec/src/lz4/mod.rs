@@ -1,7 +1,7 @@
 //! LZ4's block format (lz4's `doc/lz4_Block_format.md`), interoperable both ways with liblz4.
 //!
-//! The encoder is made for blocks of one page, and takes any; the decoder also decodes a part, and
-//! in place.
+//! The encoder is tuned for blocks of one page but accepts any length. The decoder can also decode
+//! a prefix, or decode in place.
 
 pub(crate) mod copies;
 pub(crate) mod decode;
@@ -70,28 +70,28 @@ impl Stream for Lz4Stream {
     }
 }
 
-/// An LZ4 encoder for blocks of any length: its hash table, 32 KiB, used again for every block.
+/// An LZ4 encoder for blocks of any length: its hash table, 32 KiB, reused for every block.
 ///
-/// What a block compresses to does not depend on the blocks before it.
+/// The output for a block does not depend on earlier blocks.
 pub struct Lz4Encoder {
     positions: Box<fill::Positions>,
 }
 
-/// What is looked for.
+/// Which matches the encoder searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Matches {
-    /// Matches of 5 bytes and more, in a table of twice the length: 0.97 to 1.0 of the bytes and
-    /// 1.0 to 1.15 of the time.
+    /// Matches of at least 5 bytes, with a table twice as long: up to 3 % fewer bytes for up to 15
+    /// % more time than `Short`.
     Most,
-    /// Matches of 5 bytes and more.
+    /// Matches of at least 5 bytes.
     Short,
-    /// Matches of 6 bytes and more: 0.65 to 0.95 of the time and of the sequences. Blocks of prose
-    /// and code are up to 5 % longer, others hardly longer or shorter.
+    /// Matches of at least 6 bytes: 5 to 35 % less time and fewer sequences than `Short`. Blocks of
+    /// prose and code are up to 5 % longer; others change little.
     Long,
-    /// As `Long`, in a table of twice the length: 0.97 to 1.0 of the bytes.
+    /// As `Long`, with a table twice as long: up to 3 % fewer bytes.
     LongMost,
-    /// As `Long`, and of two that begin a byte apart the longer: 1 to 3 % fewer sequences and bytes
-    /// for a tenth of the time.
+    /// As `Long`, and of two matches that begin one byte apart takes the longer: 1 to 3 % fewer
+    /// sequences and bytes for 10 % more time.
     Longest,
 }
 
@@ -108,22 +108,22 @@ impl Default for Lz4Encoder {
 }
 
 impl Lz4Encoder {
-    /// A new encoder. Allocates; nothing later does.
+    /// Creates an encoder. Allocates; no later call does.
     pub fn new() -> Self {
         Self { positions: Box::new([0; _]) }
     }
 
-    /// Compresses `input` into the front of `out` and returns the block's length. `None`: the block
-    /// would be longer than `out`, which then holds unspecified bytes. With `out` of
-    /// [`compress_bound`] bytes every input fits.
+    /// Compresses `input` into the front of `out` and returns the block's length. If the block does
+    /// not fit in `out`, returns `None` and `out` holds unspecified bytes. Every input fits in
+    /// [`compress_bound`] bytes.
     pub fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         let (taken, len) = self.compress_fill(input, out, Matches::Short)?;
         (taken == input.len()).then_some(len)
     }
 
-    /// Compresses as much of the front of `input` as fits `out`, and returns the bytes taken of
-    /// `input` and the block's length. If not all of `input` was taken, the block's length is
-    /// `out.len()`, or one less where no block has that length. `None`: `out` is empty.
+    /// Compresses as much of the front of `input` as fits in `out`, and returns the number of input
+    /// bytes consumed and the block's length. If some of `input` is left, the block's length is
+    /// `out.len()`, or one less where no block has that length. Returns `None` if `out` is empty.
     pub fn compress_fill(&mut self, input: &[u8], out: &mut [u8], matches: Matches) -> Option<(usize, usize)> {
         match matches {
             Matches::Most => fill::fill::<40, false, 14>(&mut self.positions, input, out),
@@ -135,7 +135,7 @@ impl Lz4Encoder {
     }
 }
 
-/// The most bytes that a block of `input_len` bytes of input can have.
+/// Returns the maximum length of a block for `input_len` bytes of input.
 pub const fn compress_bound(input_len: usize) -> usize {
     input_len + input_len / 255 + 16
 }
@@ -143,7 +143,8 @@ pub const fn compress_bound(input_len: usize) -> usize {
 /// Decodes `block` to exactly `out`.
 ///
 /// # Errors
-/// [`Corrupt`] if `block` is malformed or has another length than `out`. `out` then holds unspecified bytes.
+/// [`Corrupt`] if `block` is malformed or does not decode to `out.len()` bytes. `out` then holds
+/// unspecified bytes.
 pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     match decode::separate(block, out, Extent::Whole)? {
         len if len == out.len() => Ok(()),
@@ -152,21 +153,23 @@ pub fn decompress(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
 }
 
 /// Decodes the front of `block` until `out` is full, and returns the bytes of output: fewer than
-/// `out.len()` only if the block ends. What follows in `block` is not looked at.
+/// `out.len()` only if the block ends. Ignores the rest of `block`.
 ///
 /// # Errors
-/// [`Corrupt`] if `block` is malformed as far as it was read. `out` then holds unspecified bytes.
+/// [`Corrupt`] if the part of `block` that was read is malformed. `out` then holds unspecified
+/// bytes.
 pub fn decompress_partial(block: &[u8], out: &mut [u8]) -> Result<usize, Corrupt> {
     decode::separate(block, out, Extent::Prefix)
 }
 
-/// Bytes that the buffer of [`decompress_in_place`] needs beyond the output for every well-formed
-/// block of `block_len` bytes at the buffer's end (liblz4's `LZ4_DECOMPRESS_INPLACE_MARGIN`).
+/// Returns the bytes that the buffer of [`decompress_in_place`] needs beyond the output, for every
+/// well-formed block of `block_len` bytes at the buffer's end (liblz4's
+/// `LZ4_DECOMPRESS_INPLACE_MARGIN`).
 pub const fn in_place_margin(block_len: usize) -> usize {
     (block_len >> 8) + 32
 }
 
-/// Decodes a block in the buffer it lies in: `buffer[block]` to exactly `buffer[..out_len]`.
+/// Decodes a block within its own buffer: `buffer[block]` to exactly `buffer[..out_len]`.
 ///
 /// ```text
 /// before   |                                |<----------- block ------------>|
@@ -177,15 +180,17 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 ///                              op       ip
 /// ```
 ///
-/// The output grows towards the unread input and may never pass it. It does not for a well-formed
-/// block that ends `out_len + in_place_margin(block.len())` bytes or more into the buffer: what is
-/// left of the input is longer than what is left of the output by a byte in 256 and two, at most.
-/// With less of a margin it may; that is found out, but a block that comes within 21 bytes of it
-/// can be refused too. Behind the output the buffer holds unspecified bytes, up to the block's end.
+/// The output grows towards the unread input and must never pass it. It does not if the block is
+/// well-formed and ends at least `out_len + in_place_margin(block.len())` bytes into the buffer:
+/// the remaining input is longer than the remaining output by at most one byte in 256 plus two.
+/// With a smaller margin it may; that is detected, but a block that comes within 21 bytes of
+/// passing can be rejected too. After the output the buffer holds unspecified bytes up to the
+/// block's end.
 ///
 /// # Errors
-/// [`Corrupt`] if the block is malformed, has another length than `out_len`, or would overwrite input not yet read; also if
-/// `block` or `out_len` reach outside `buffer`. `buffer` then holds unspecified bytes.
+/// [`Corrupt`] if the block is malformed, does not decode to `out_len` bytes, or would overwrite
+/// input not yet read; also if `block` or `out_len` reaches outside `buffer`. `buffer` then holds
+/// unspecified bytes.
 pub fn decompress_in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<(), Corrupt> {
     match decode::in_place(buffer, block, out_len)? {
         len if len == out_len => Ok(()),

@@ -1,68 +1,68 @@
-//! Where the encoder saw a sequence last: hash tables of positions.
+//! Hash tables of positions: where the encoder last saw a sequence.
 
-/// Which positions inside a match an encoder remembers. Those before its end find as much again as
-/// those after its start, and cost as much time; but those after the start find it nearer.
+/// Which positions inside a match an encoder remembers. A position before the end finds as many
+/// further matches as one after the start and costs as much time, but one after the start finds
+/// nearer ones.
 #[derive(Clone, Copy)]
 pub(crate) struct Inside {
-    /// The one after its first.
+    /// The second position.
     pub(crate) after_start: bool,
-    /// The one two before its end.
+    /// The position two before the end.
     pub(crate) before_end: bool,
 }
 
 /// A table from the hash of a few bytes to the last position that had them, for blocks of up to 64
-/// KiB: all that it has is in an offset's reach.
+/// KiB: an offset reaches every entry.
 pub(crate) trait Table {
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
-    /// A match that goes on for fewer bytes than this after its first four gives way to one that
-    /// begins a byte later and is longer.
+    /// A match that continues for fewer bytes than this after its first four is replaced by one
+    /// that begins a byte later, if that is longer.
     const TWICE: usize = 0;
 
-    /// After so many positions tried in vain the step from one to the next grows by a byte; after
-    /// 7/3 of that the first time.
+    /// After this many misses the step between positions grows by one byte, the first time after
+    /// 7/3 as many.
     const STEP: usize = 48;
 
-    /// How many bytes of a match after its first four are compared at once: 8, and then 32, or 32
-    /// or 64.
+    /// Bytes of a match after its first four that the first step compares: 8 (then 32), 32 or 64.
     const FIRST: usize = 8;
 
-    /// Makes the table ready for a block of `len` bytes and returns its first position.
+    /// Prepares the table for a block of `len` bytes and returns its first position.
     fn begin(&mut self, len: usize) -> usize;
 
-    /// The hash of the next bytes at a position, of which there are 8 here.
+    /// Returns the hash of the next bytes at a position, where 8 bytes are available.
     fn hash(bytes: u64) -> usize;
 
-    /// Where `hash` was last seen before `position`, which is not the block's first. If it was not,
-    /// the result is some other position of the block before.
+    /// Returns where `hash` was last seen before `position`, which is not the block's first. If it
+    /// was not seen, returns some other earlier position of the block.
     fn get(&self, hash: usize, position: usize) -> usize;
 
     /// Remembers `position` for `hash`.
     fn set(&mut self, hash: usize, position: usize);
 }
 
-/// Bits of a hash: two to this power is how many positions a table has.
+/// Bits of a hash: a table has 2 to this power positions.
 pub(crate) const HASH: u32 = 13;
 
-/// [`HASH`] for pages of which few positions are remembered: half as much to clear.
+/// [`HASH`] for pages that need few positions: half as much to clear.
 pub(crate) const HASH_FEW: u32 = 12;
 
-/// The memory of a table, 16 KiB, which stays in the L1 cache. Kept from one block to the next, and
-/// for tables of all kinds.
+/// The memory of a table, 16 KiB, which fits in the L1 cache. Reused for every block and for all
+/// kinds of tables.
 pub(crate) struct Positions(Box<[u16; Positions::ENTRIES]>);
 
 impl Positions {
     const ENTRIES: usize = 1 << HASH;
 
-    /// Bytes of heap.
+    /// Heap bytes.
     pub(crate) const BYTES: usize = size_of::<[u16; Self::ENTRIES]>();
 
     pub(crate) fn new() -> Self {
         Self(Box::new([0; Self::ENTRIES]))
     }
 
-    /// The hash, `TO` bits, of the low `BITS` bits of `bytes`, 32 to 56.
+    /// Returns the hash, `TO` bits, of the low `BITS` bits of `bytes`, 32 to 56.
     #[inline(always)]
     fn hash<const BITS: u32, const TO: u32>(bytes: u64) -> usize {
         if BITS == 32 {
@@ -73,9 +73,9 @@ impl Positions {
     }
 }
 
-/// For blocks of up to 64 KiB: positions count from 0. The hash is of the next `BITS` bits, 32 to
-/// 56: with 32, every match of four bytes is a candidate, with 40 none that ends there, which are a
-/// byte's gain each. With 33 half of those are.
+/// A table for blocks of up to 64 KiB: positions count from 0. The hash covers the next `BITS`
+/// bits, 32 to 56. With 32, every match of four bytes is a candidate. With 40, none that ends after
+/// four bytes is; each of those would save a byte. With 33, half of those are.
 pub(crate) struct Narrow<
     'a,
     const BITS: u32,
@@ -126,21 +126,22 @@ impl<
     }
 }
 
-/// For a page after a dictionary, of 64 KiB together: positions count from the dictionary's start.
-/// Where the page has no position yet, the dictionary's counts. The hash is of the next 5 bytes.
+/// A table for a page after a dictionary, together 64 KiB: positions count from the dictionary's
+/// start. Where the page has no position yet, the dictionary's applies. The hash covers the next 5
+/// bytes.
 pub(crate) struct AfterDictionary<'a> {
     pub(crate) page: &'a mut Positions,
     pub(crate) dictionary: &'a DictionaryPositions,
     pub(crate) dictionary_len: usize,
 }
 
-/// The last position in a dictionary of each hash; 0 also where there is none.
+/// The last position in a dictionary of each hash; 0 if there is none.
 pub(crate) type DictionaryPositions = [u16; 1 << DICTIONARY_BITS];
 
 const DICTIONARY_BITS: u32 = 14;
 
 impl AfterDictionary<'_> {
-    /// The positions in `dictionary`, of at most 64 KiB.
+    /// Returns the positions in `dictionary`, at most 64 KiB.
     pub(crate) fn positions(dictionary: &[u8]) -> Box<DictionaryPositions> {
         let mut positions = Box::new([0; 1 << DICTIONARY_BITS]);
         for (at, bytes) in dictionary.windows(8).enumerate() {

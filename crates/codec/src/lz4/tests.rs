@@ -1,4 +1,4 @@
-//! liblz4 is the oracle: it must read what we write, and we what it writes.
+//! liblz4 is the oracle: it must read our blocks, and we must read its blocks.
 
 use lzzzz::{lz4, lz4_hc};
 use proptest::{collection::vec, prelude::*};
@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::PAGE_SIZE;
 
-/// Inputs of up to `max` bytes of the kinds that take different ways through the codec.
+/// Inputs of up to `max` bytes of the kinds that take different paths through the codec.
 fn inputs(max: usize) -> impl Strategy<Value = Vec<u8>> {
     let random = vec(any::<u8>(), 0..max);
     let few_symbols = vec(prop_oneof![8 => Just(0_u8), 2 => Just(7), 1 => any::<u8>()], 0..max);
@@ -31,7 +31,8 @@ fn compressed(encoder: &mut Lz4Encoder, input: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The block in the tail of a buffer with `margin` bytes more than the output, and where it lies.
+/// Returns a buffer that ends with `block` and has `margin` bytes more than the output, and the
+/// block's range.
 fn tail(block: &[u8], out_len: usize, margin: usize) -> (Vec<u8>, Range<usize>) {
     let len = (out_len + margin).max(block.len());
     let mut buffer = vec![0xA5; len - block.len()];
@@ -39,19 +40,19 @@ fn tail(block: &[u8], out_len: usize, margin: usize) -> (Vec<u8>, Range<usize>) 
     (buffer, len - block.len()..len)
 }
 
-/// Everything that must hold of an input, whatever it is.
+/// Checks everything that must hold for any input.
 fn check(encoder: &mut Lz4Encoder, input: &[u8]) {
     let block = compressed(encoder, input);
     let mut out = vec![0; input.len()];
 
-    // Ours to liblz4 and to us.
+    // Our block, read by liblz4 and by us.
     assert_eq!(lz4::decompress(&block, &mut out).expect("liblz4 reads it"), input.len());
     assert_eq!(out, input);
     out.fill(0);
     decompress(&block, &mut out).expect("we read it");
     assert_eq!(out, input);
 
-    // liblz4's to us, fast and high compression.
+    // liblz4's blocks, fast and high compression, read by us.
     let mut theirs = vec![0; compress_bound(input.len())];
     if !input.is_empty() {
         for high in [false, true] {
@@ -68,7 +69,7 @@ fn check(encoder: &mut Lz4Encoder, input: &[u8]) {
     }
     in_place_agrees(&block, input);
 
-    // A front of it.
+    // A prefix of it.
     for wanted in [0, 1, input.len() / 3, input.len().saturating_sub(1), input.len() + 5] {
         let mut front = vec![0xEE; wanted];
         let len = decompress_partial(&block, &mut front).expect("a front decodes");
@@ -76,7 +77,7 @@ fn check(encoder: &mut Lz4Encoder, input: &[u8]) {
         assert_eq!(front[..len], input[..len]);
     }
 
-    // Any bound: all or nothing, and the same bytes.
+    // Any output size: all or nothing, and the same bytes.
     for cap in [0, 1, block.len() / 2, block.len().saturating_sub(1), block.len(), block.len() + 1, block.len() + 30] {
         let mut small = vec![0; cap];
         match encoder.compress(input, &mut small) {
@@ -92,7 +93,7 @@ fn in_place_agrees(block: &[u8], input: &[u8]) {
     assert_eq!(buffer[..input.len()], *input);
 }
 
-/// What [`Lz4Encoder::compress_fill`] promises, and the end-of-block rules of the format.
+/// Checks the promises of [`Lz4Encoder::compress_fill`] and the format's end-of-block rules.
 fn check_fill(encoder: &mut Lz4Encoder, input: &[u8], cap: usize) {
     for matches in [Matches::Most, Matches::Short, Matches::Long, Matches::LongMost, Matches::Longest] {
         check_fill_with(encoder, input, cap, matches);
@@ -191,8 +192,8 @@ proptest! {
     }
 }
 
-/// Pages of each [`Kind`] take tables of their own, so liblz4 reads one of each, whatever room it
-/// was given.
+/// Pages of different [`Kind`]s use different tables, so liblz4 reads one of each, in outputs of
+/// different sizes.
 #[test]
 fn pages_of_every_kind_go_to_liblz4() {
     let units: [&[u8]; 11] = [
@@ -229,8 +230,8 @@ fn pages_of_every_kind_go_to_liblz4() {
     assert!(kinds.iter().all(|&count| count > 0), "{kinds:?}");
 }
 
-/// The block format, byte by byte; the rules for a block's end, which only encoders need, left out.
-/// `None`: malformed, or not `out_len` bytes.
+/// Decodes the block format byte by byte, without the rules for a block's end, which only bind
+/// encoders. Returns `None` if the block is malformed or does not give `out_len` bytes.
 fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
     let mut bytes = block.iter().copied();
     let mut out = Vec::new();
@@ -261,10 +262,10 @@ fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
     (out.len() == out_len).then_some(out)
 }
 
-/// What every byte around an output is, before and after.
+/// The value of every byte around an output, before and after.
 const GUARD: u8 = 0xC3;
 
-/// Runs `decode` on an output with guards around it, which must stay.
+/// Runs `decode` on an output with guards around it, which must not change.
 fn guarded<R>(out_len: usize, decode: impl FnOnce(&mut [u8]) -> R) -> (R, Vec<u8>) {
     let mut buffer = vec![GUARD; 64 + out_len + 64];
     let result = decode(&mut buffer[64..64 + out_len]);
@@ -274,15 +275,15 @@ fn guarded<R>(out_len: usize, decode: impl FnOnce(&mut [u8]) -> R) -> (R, Vec<u8
     (result, out.to_vec())
 }
 
-/// Hostile `block`: the format's reference, liblz4 and we give the same bytes, or all an error; and
-/// so in place, if it does not overrun.
+/// Decodes a hostile `block`: the format's reference, liblz4 and our decoder give the same bytes,
+/// or all give an error; likewise in place, if it does not overrun.
 fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
     let mut theirs = vec![0; out_len];
     let (result, ours) = guarded(out_len, |out| decompress(block, out));
     assert!(result.ok().map(|()| &ours) == reference(block, out_len).as_ref(), "{result:?} of {block:x?}");
     let oracle = lz4::decompress(block, &mut theirs);
-    // liblz4 refuses blocks that break the rules for the end of a block, which only encoders need,
-    // and takes offset 0, which the format forbids.
+    // liblz4 rejects blocks that break the rules for the end of a block, which only bind encoders,
+    // and accepts offset 0, which the format forbids.
     if let Ok(len) = oracle
         && !block.is_empty()
         && result != Err(decode::BAD_OFFSET)
@@ -302,7 +303,7 @@ fn decoders_agree(block: &[u8], out_len: usize, margin: usize) {
     }
 }
 
-/// Bytes with matches of all lengths and distances in them, the same on every run.
+/// Returns bytes that contain matches of all lengths and distances, the same on every run.
 fn mixed(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = move |below: usize| {
@@ -353,7 +354,7 @@ fn long_blocks() {
     check_fill(&mut encoder, &vec![0; 1 << 20], 4096);
 }
 
-/// The base moves within and after a match that is longer than offsets reach, and while nothing is
+/// The base moves within and after a match longer than the maximum offset, and while nothing is
 /// found.
 #[test]
 fn positions_of_long_blocks_keep_to_sixteen_bits() {
@@ -396,13 +397,13 @@ fn a_block_does_not_depend_on_the_blocks_before_it() {
 #[test]
 fn offsets_of_long_blocks_stay_in_reach() {
     let mut encoder = Lz4Encoder::new();
-    // What is seen again at, just before and just after the longest offset.
+    // Content that repeats at, just before and just after the longest offset.
     for period in [65_534, 65_535, 65_536, 65_537, 131_072] {
         let noise = mixed(period, 5);
         check(&mut encoder, &noise.repeat(3));
         check_fill(&mut encoder, &noise.repeat(3), 100_000);
     }
-    // Nothing is ever seen again.
+    // Nothing ever repeats.
     check(&mut encoder, &(0..80_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>());
     check(&mut encoder, &vec![0; 300_000]);
 }
@@ -423,7 +424,7 @@ fn offsets_of_every_size_and_match_lengths() {
                 want.push(want[want.len() - usize::from(offset)]);
             }
             want.extend([1, 2, 3, 4, 5]);
-            // More room than the block needs lets it run wide of its end.
+            // With more room than the block needs, the decoder may write past its end.
             for more in [0, 200] {
                 let mut out = vec![0; want.len() + more];
                 assert_eq!(decode::separate(&block, &mut out, Extent::Whole), Ok(want.len()));
@@ -433,8 +434,8 @@ fn offsets_of_every_size_and_match_lengths() {
     }
 }
 
-/// A sequence at every distance from the output's end, with matches from its start and from a byte
-/// before it.
+/// A sequence at every distance from the output's end, with matches that begin at the output's
+/// start or one byte before.
 #[test]
 fn a_sequence_at_every_distance_from_the_end() {
     for literals in [1, 7, 8, 9, 13, 14, 15, 16, 40] {
@@ -461,7 +462,7 @@ fn a_sequence_at_every_distance_from_the_end() {
 
 #[test]
 fn in_place_refuses_to_overrun_its_input() {
-    // 100 zeros, then 60 literals: the zeros would go over the literals.
+    // 100 zeros, then 60 literals: the zeros would overwrite the literals.
     let mut block = vec![0x1F, 0, 1, 0, 99 - 19, 0xF0, 60 - 15];
     block.extend(1..=60);
     let mut want = vec![0; 100];
@@ -483,8 +484,8 @@ fn in_place_refuses_to_overrun_its_input() {
     assert!((90..=110).contains(&overruns), "{overruns}");
 }
 
-/// With less than the margin that is enough a block is refused or comes out right; so it is with
-/// less output than it has, however far from its input that ends.
+/// With less than a sufficient margin, a block is rejected or decoded correctly; likewise with less
+/// output than it has, at any distance from its input.
 #[test]
 fn in_place_every_margin_and_every_end() {
     let mut encoder = Lz4Encoder::new();
@@ -511,12 +512,12 @@ fn in_place_every_margin_and_every_end() {
     }
 }
 
-/// A match is written over the next token, which then says other lengths; what follows it has so
-/// many length bytes that literals have room.
+/// A match overwrites the next token, which then encodes other lengths. The sequence has enough
+/// length bytes after it that literals have room.
 #[test]
 fn in_place_a_token_that_was_written_over_is_found_out() {
-    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, of which 24 are
-    // written; then 0xF5 for 0xF0.
+    // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, for which 24 are
+    // written; then 0xF5 instead of 0xF0.
     let mut block = vec![0x80, 1, 2, 3, 0xF0, 5, 6, 7, 8, 8, 0, 0x00, 1, 0, 0xF5];
     block.extend([255; 11]);
     block.push(0);
@@ -539,7 +540,7 @@ fn in_place_a_token_that_was_written_over_is_found_out() {
 
 #[test]
 fn a_front_needs_no_more_of_the_block_than_it_has_itself() {
-    // A literal and a match of 4, and nothing after; then the same and a literal cut off.
+    // A literal and a match of 4, and nothing else; then the same with a truncated literal.
     let block = [0x10, b'a', 1, 0, 0x20, b'b'];
     for len in 4..=block.len() {
         let mut front = [0; 5];

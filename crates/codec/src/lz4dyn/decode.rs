@@ -1,18 +1,18 @@
 //! The decoder of an lz4dyn block.
 //!
 //! ```text
-//! until the output is full, or a sequence says that it is the last:
+//! until the output is full, or a sequence marks itself as the last:
 //!     token             literals = high four bits, code = low four bits
 //!     offset            one byte or two; 0: the last sequence, without a match
-//!     code == 15 ?      add bytes up to and with the first that is not 255
+//!     code == 15 ?      add bytes up to and including the first that is not 255
 //!     literals == 15 ?  likewise
 //!     copy the literals, then code + 4 bytes from `offset` back
 //! ```
 //!
-//! As in LZ4's decoder, a sequence far from both ends is done by `quick`, which copies more than
-//! asked, and any other from its token anew by `careful`. Token and offset lie side by side, so
-//! that one load of four bytes tells where the next sequence begins.
-#![allow(unsafe_code)] // Copies that overshoot, bounds being checked once a sequence.
+//! As in LZ4's decoder, `quick` decodes a sequence far from both ends and copies more than needed;
+//! `careful` decodes any other, starting again at its token. Token and offset are adjacent, so that
+//! one load of four bytes determines where the next sequence begins.
+#![allow(unsafe_code)] // Copies that overshoot; bounds are checked once per sequence.
 
 use crate::{
     Corrupt,
@@ -25,10 +25,10 @@ use crate::{
 
 const MIN_MATCH: usize = 4;
 
-/// Bytes of input that `quick` may read before it looks at a length: token, offset and 16 literals.
+/// Input bytes that `quick` may read before it checks a length: token, offset and 16 literals.
 const QUICK_INPUT: usize = 19;
 
-/// Bytes of output that a sequence without length bytes writes at most: 14 literals and 24 of
+/// Maximum output bytes that a sequence without length bytes writes: 14 literals and 24 for the
 /// match.
 const QUICK_OUTPUT: usize = 38;
 
@@ -49,20 +49,20 @@ pub(super) fn decode(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
         output_end: output.end,
         long: 1,
     };
-    // SAFETY: both slices are borrowed for the call; `ip` and `op` are in them, and stay so.
+    // SAFETY: both slices are borrowed for the call; `ip` and `op` are and stay in them.
     unsafe {
         decoder.quick();
         decoder.careful()
     }
 }
 
-/// What takes a sequence out of the loop of short ones.
+/// Why a sequence leaves the loop of short ones.
 enum Why {
-    /// Length bytes for its literals.
+    /// Its literals have length bytes.
     Literals,
-    /// Length bytes for its match, and none for its literals.
+    /// Its match has length bytes, and its literals have none.
     Match,
-    /// An offset under 8, or one that is refused.
+    /// Its offset is below 8 or invalid.
     Offset,
 }
 
@@ -78,16 +78,16 @@ struct Decoder {
     long: usize,
 }
 
-/// The offset that stands in the low byte of `bits`, or, if `long` is 1 and not 0, in both. A mask
-/// that is computed waits for no load.
+/// Returns the offset in the low byte of `bits` or, if `long` is 1 instead of 0, in both bytes.
+/// Computing the mask avoids a load.
 #[inline(always)]
 fn offset(bits: usize, long: usize) -> usize {
     (bits & (0xFF | (long.wrapping_neg() & 0xFF00))) >> 1
 }
 
 impl Decoder {
-    /// Decodes sequences while all that it may read and write lies inside the buffers. Stops before
-    /// the first that it cannot decode, for whatever reason, and leaves that to `careful`.
+    /// Decodes sequences while all reads and writes are inside the buffers. Stops before the first
+    /// that it cannot decode, for whatever reason, and leaves that to `careful`.
     ///
     /// # Safety
     /// `ip..input_end` can be read, `output_start..output_end` read and written, and `op` is in the
@@ -97,15 +97,15 @@ impl Decoder {
         let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = *self;
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Where a match with length bytes ends at the latest.
+        // The last position at which a match with length bytes may end.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. What length bytes
-            // move or make longer is checked anew, input and output, before it is used, and
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. Whatever length
+            // bytes move or lengthen is checked against input and output before it is used, and
             // `offset` is checked against the output so far.
             unsafe {
                 let (token, bits, offset, mut literals_at);
-                // Sequences without length bytes and with an offset of 8 or more.
+                // Sequences without length bytes and with an offset of at least 8.
                 let why = loop {
                     let first = usize::from(*ip);
                     let first_bits = usize::from(load16(ip.add(1)));
@@ -209,15 +209,15 @@ impl Decoder {
         (self.ip, self.op, self.long) = (ip, op, long);
     }
 
-    /// Decodes what is left with every bound checked to the byte.
+    /// Decodes the rest with every bound checked to the byte.
     ///
     /// # Safety
-    /// As `quick`'s.
+    /// As for `quick`.
     #[inline(never)]
     unsafe fn careful(self) -> Result<(), Corrupt> {
         let Self { mut ip, input_end, mut op, output_start, output_end, mut long } = self;
-        // SAFETY: the caller's, with each length compared to what is left before the bytes are
-        // touched.
+        // SAFETY: upheld by the caller; each length is checked against the remaining bytes before
+        // they are touched.
         unsafe {
             while op != output_end {
                 if input_end.offset_from_unsigned(ip) < 2 + long {

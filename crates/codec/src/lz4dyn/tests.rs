@@ -1,12 +1,11 @@
-//! The oracle is a decoder written straight from `docs/lz4dyn.md`, without a bound that is not the
-//! format's.
+//! The oracle is a decoder written directly from `docs/lz4dyn.md`, with no limits but the format's.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{PAGE_SIZE, lz4::Lz4};
 
-/// `None`: malformed.
+/// Returns `None` if the block is malformed.
 fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
     let mut bytes = block.iter().copied();
     let mut out = Vec::new();
@@ -48,7 +47,7 @@ fn reference(block: &[u8], out_len: usize) -> Option<Vec<u8>> {
 }
 
 fn agrees(block: &[u8], out_len: usize) {
-    // With guards around the output, which must stay.
+    // Guards around the output must not change.
     let mut buffer = vec![0xC3; 64 + out_len + 64];
     let is_sound = decode::decode(block, &mut buffer[64..64 + out_len]).is_ok();
     let (front, rest) = buffer.split_at(64);
@@ -129,7 +128,7 @@ fn the_example_of_the_format_description() {
     }
 }
 
-/// Blocks with matches of every offset and length near the limits, written by hand.
+/// Handwritten blocks with matches of every offset and length near the limits.
 #[test]
 fn every_offset_and_length() {
     for offset in (1..40).chain([126, 127, 128, 129, 255, 256]) {

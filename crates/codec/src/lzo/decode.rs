@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Deviations for speed, all in safe code: where both buffers have room, literals and matches are
-//! copied in whole words that may run past their end, over bytes that are written again later; only
+//! copied in whole words that may pass their end, over bytes that are written again later. Only
 //! near an end is the length exact.
 
 use super::format::{FIRST_LITERALS, RUNS_HEADER, Version, ZEROS_LEAST};
@@ -22,8 +22,8 @@ const TOO_FAR: Corrupt = Corrupt { what: "lzo match begins before the page" };
 /// Bytes copied at once.
 const WORD: usize = 16;
 
-/// Decodes `object` to exactly one page. On an error `page` holds what was decoded so far and, past
-/// it, up to 15 bytes of other data.
+/// Decodes `object` to exactly one page. After an error `page` holds the bytes decoded so far
+/// followed by up to 15 bytes of other data.
 pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result<(), Corrupt> {
     let mut reader = Reader { object, at: 0 };
     let mut runs = false;
@@ -35,7 +35,7 @@ pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result
         runs = true;
     }
     let mut writer = Writer { page, at: 0 };
-    // Literals that came just before the instruction, 4 standing for 4 and more.
+    // Number of literals directly before the instruction; 4 means 4 or more.
     let mut literals = 0;
     let first = usize::from(*object.get(reader.at).ok_or(CUT)?);
     if first > FIRST_LITERALS {
@@ -93,7 +93,7 @@ pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result
     }
 }
 
-/// What is left of the object.
+/// The rest of the object.
 struct Reader<'a> {
     object: &'a [u8],
     at: usize,
@@ -120,8 +120,8 @@ impl Reader<'_> {
         Ok(operand)
     }
 
-    /// The length whose field is `field`, continued in further bytes if that is 0. Never more than
-    /// 255 for each byte of the object, so it cannot overflow.
+    /// Returns the length whose field is `field`, extended by further bytes if that is 0. It is at
+    /// most 255 per byte of the object, so it cannot overflow.
     #[inline(always)]
     fn length(&mut self, field: usize, most: usize) -> Result<usize, Corrupt> {
         if field != 0 {
@@ -137,7 +137,7 @@ impl Reader<'_> {
     }
 }
 
-/// The page and how much of it is done.
+/// The page and the number of bytes done.
 struct Writer<'a> {
     page: &'a mut Page,
     at: usize,
@@ -162,7 +162,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Copies the 1 to 3 literals that come with a match.
+    /// Copies the 1 to 3 literals that follow a match.
     #[inline(always)]
     fn trailing(&mut self, reader: &mut Reader, len: usize) -> Result<(), Corrupt> {
         if let Some(from) = reader.object.get(reader.at..).and_then(|rest| rest.first_chunk::<4>())
@@ -183,7 +183,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Copies `len` bytes from `distance` bytes back; they may overlap what is being written.
+    /// Copies `len` bytes from `distance` bytes back; they may overlap the destination.
     #[inline(always)]
     fn repeat(&mut self, len: usize, distance: usize) -> Result<(), Corrupt> {
         if distance > self.at {
@@ -205,7 +205,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Copies to `end` in steps of `N` ≤ the distance; writes up to `N` − 1 bytes more.
+    /// Copies up to `end` in steps of `N` ≤ the distance; writes up to `N` − 1 bytes more.
     #[inline(always)]
     fn words<const N: usize>(&mut self, mut from: usize, end: usize) {
         let mut to = self.at;
@@ -228,7 +228,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Repeats the `distance` < 8 bytes before this place up to `end`.
+    /// Repeats the preceding `distance` < 8 bytes up to `end`.
     #[inline(always)]
     fn pattern(&mut self, from: usize, end: usize, distance: usize) {
         let Some(word) = self.page.get(from..).and_then(|rest| rest.first_chunk::<8>()).copied() else { return };
@@ -258,7 +258,7 @@ impl Writer<'_> {
     }
 }
 
-/// By distance, the factor that repeats so many low bytes over a word.
+/// By distance, the factor that repeats that many low bytes over a word.
 const REPEATS: [u64; 8] = {
     let mut repeats = [0; 8];
     let mut distance = 1;
@@ -273,5 +273,5 @@ const REPEATS: [u64; 8] = {
     repeats
 };
 
-/// By distance, the greatest multiple of it that a word holds.
+/// By distance, its largest multiple that fits in a word.
 const STEPS: [usize; 8] = [8, 8, 8, 6, 8, 5, 6, 7];

@@ -1,36 +1,37 @@
-//! The encoder: greedy, one candidate a position, as LZO1X-1 is meant to be.
+//! The encoder: greedy, with one candidate per position, as LZO1X-1 is designed.
 //!
 //! ```text
-//! loop: hash the next 4 bytes; the table knows where that hash was last seen
-//!       the 4 bytes are there too: write the literals before it, write the match as long as it is
-//!       otherwise: go on, in wider steps the longer nothing was found
-//! write the literals that are left and the end
+//! loop: hash the next 4 bytes; the table has the position where that hash was last seen
+//!       if the same 4 bytes are there: write the preceding literals, then the longest match
+//!       otherwise: advance, in wider steps the longer nothing is found
+//! write the remaining literals and the end
 //! ```
 //!
-//! Deviations for speed, and what was tried instead (ratios on six kinds of data against liblzo2
-//! 2.10's `lzo1x_1_compress`, which this encoder matches in bytes, 0.98 to 1.00, at 1.01 to 1.04 of
-//! its speed):
+//! Deviations for speed, and alternatives tried (compared on six kinds of data with liblzo2 2.10's
+//! `lzo1x_1_compress`: this encoder's output is up to 2 % smaller, at 1.01 to 1.04× the speed):
+//!
 //! 1. An empty entry of the table is position 0, a candidate like any other, so the loop has one
-//!    branch that is hard to foresee. To mark entries by page and clear nothing was slower by a
+//!    branch that is hard to predict. Marking entries by page, without clearing, is slower by a
 //!    sixth: one more condition in the loop.
-//! 2. An instruction is written together with the literals after it, and its form is chosen without
-//!    a branch: 5 %.
-//! 3. The stream is written into a buffer that holds the worst case, with one look at the caller's
-//!    room for each match, then copied.
-//! 4. Matches are not lengthened backwards: 1 to 1.5 % of bytes for 2 to 12 % of speed.
+//! 2. An instruction is written together with the literals after it, and its form is selected
+//!    without a branch: 5 %.
+//! 3. The stream is written to a buffer that holds the worst case, with one check of the caller's
+//!    room per match, then copied.
+//! 4. Matches are not extended backwards: that would save 1 to 1.5 % of the bytes for 2 to 12 % of
+//!    the speed.
 
 use super::format::{
     END, FAR_LENGTH, FIRST_LITERALS, NEAR_DISTANCE, NEAR_LENGTH, RUNS_HEADER, ZEROS_LEAST, ZEROS_MOST,
 };
 use crate::{PAGE_SIZE, Page};
 
-/// Entries of the table: 16 KiB. With 12 bits bytes grow by 0.5 %, and speed does not.
+/// Entries of the table: 16 KiB. With 12 bits, output grows by 0.5 % and speed does not.
 const TABLE_BITS: u32 = 13;
 
-/// No stream of a page is longer. Costlier than the bytes they stand for are only runs of 19
-/// literals and more, whose length takes 2 bytes and 1 more for each 255, before a match of 4 that
-/// takes 3: 1 byte in 23. A sixteenth covers that; the rest is for the header, the first run and
-/// the end.
+/// Maximum length of a page's stream. Only runs of at least 19 literals before a match of 4 cost
+/// more than the bytes that they encode: the run's length takes 2 bytes plus 1 for each 255, the
+/// match 3. That is 1 byte in 23. A sixteenth covers it; the rest is for the header, the first run
+/// and the end.
 const BOUND: usize = PAGE_SIZE + PAGE_SIZE / 16 + 64;
 
 /// Room past the worst case, for literals copied in whole words.
@@ -39,15 +40,14 @@ const SLACK: usize = 32;
 /// Bytes copied at once.
 const WORD: usize = 16;
 
-/// Shortest match looked for.
+/// Minimum length of a match.
 const LEAST: usize = 4;
 
-/// The step to the next position grows by one with each so many bytes, as a power of two, in which
-/// nothing was found.
+/// Logarithm of the number of bytes without a match after which the step grows by one.
 const SKIP_BITS: u32 = 5;
 
-/// A run of zeros is written as one if it is at least this long: a match at distance 1 costs no
-/// more bytes below.
+/// Minimum length of a run of zeros that is encoded as such: a shorter one costs no more as a match
+/// at distance 1.
 const ZEROS_WORTH: usize = 34;
 
 /// The encoder's state: all of its memory.
@@ -63,8 +63,8 @@ impl Encoder {
         Self { table: Box::new([0; 1 << TABLE_BITS]), buffer: Box::new([0; BOUND + SLACK]) }
     }
 
-    /// Compresses `page` into `out` and returns the stream's length; `None` if it does not fit.
-    /// With `RUNS`, a stream of version 1.
+    /// Compresses `page` into `out` and returns the stream's length, or `None` if it does not fit.
+    /// With `RUNS`, writes a stream of version 1.
     pub(super) fn compress<const RUNS: bool>(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let table = &mut *self.table;
         table.fill(0);
@@ -73,7 +73,7 @@ impl Encoder {
             writer.bytes(RUNS_HEADER);
         }
         // The stream begins with at least one literal: an instruction in its first byte would be
-        // taken for literals.
+        // read as literals.
         let mut anchor = 0;
         let mut at = 1;
         while let Some(sequence) = load4(page, at) {
@@ -127,7 +127,7 @@ fn load8(page: &Page, at: usize) -> Option<u64> {
     page.get(at..).and_then(|rest| rest.first_chunk()).map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// How many bytes from `at` are those from `from` < `at`.
+/// Returns how many bytes from `at` equal those from `from` < `at`.
 #[inline(always)]
 fn equal(page: &Page, from: usize, at: usize) -> usize {
     let mut len = 0;
@@ -144,7 +144,7 @@ fn equal(page: &Page, from: usize, at: usize) -> usize {
     len
 }
 
-/// How many bytes from `at` are 0.
+/// Returns how many bytes from `at` are 0.
 #[inline(always)]
 fn zeros(page: &Page, at: usize) -> usize {
     let mut len = 0;
@@ -160,24 +160,24 @@ fn zeros(page: &Page, at: usize) -> usize {
     len
 }
 
-/// The stream so far. The buffer holds the worst case of a page, so nothing here can overrun it:
-/// `BOUND` says why.
+/// The stream so far. The buffer holds the worst case of a page, so nothing here can overrun it;
+/// see `BOUND`.
 ///
-/// The last bytes of an instruction wait in `pending` until it is known how many literals follow,
-/// since two bits of them say it.
+/// The last bytes of an instruction wait in `pending` until the number of literals that follow is
+/// known, since two of their bits hold it.
 struct Writer<'a> {
     buffer: &'a mut [u8; BOUND + SLACK],
     at: usize,
     /// Little-endian bytes of an instruction, to be written at `at`.
     pending: u32,
-    /// How many they are: 2 or 3; 0 at the start of the stream.
+    /// Number of these bytes: 2 or 3; 0 at the start of the stream.
     pending_len: usize,
-    /// The place in `pending` of the two bits.
+    /// The position in `pending` of the two bits.
     trailing_shift: u32,
 }
 
 impl Writer<'_> {
-    /// Writes `bytes` without going on past them.
+    /// Writes `bytes` without advancing.
     #[inline(always)]
     fn place<const N: usize>(&mut self, bytes: [u8; N]) {
         if let Some(place) = self.buffer.get_mut(self.at..).and_then(|rest| rest.first_chunk_mut()) {
@@ -191,7 +191,7 @@ impl Writer<'_> {
         self.at += N;
     }
 
-    /// What of a length, at least 1, its instruction's field could not hold.
+    /// Writes the part of a length, at least 1, that its instruction's field could not hold.
     fn continued(&mut self, mut rest: usize) {
         while rest > 255 {
             self.bytes([0]);
@@ -200,7 +200,7 @@ impl Writer<'_> {
         self.bytes([rest as u8]);
     }
 
-    /// Writes what is pending and the bytes from `start` to `end` as literals.
+    /// Writes the pending bytes, and the bytes from `start` to `end` as literals.
     #[inline(always)]
     fn literals(&mut self, page: &Page, start: usize, end: usize) {
         let len = end - start;
@@ -208,8 +208,8 @@ impl Writer<'_> {
             && self.pending_len != 0
             && let Some(from) = page.get(start..).and_then(|rest| rest.first_chunk::<WORD>())
         {
-            // With no branch on the length: 0 to 3 go into the instruction, 4 to 16 into a byte of
-            // their own.
+            // Without a branch on the length: 0 to 3 literals are counted in the instruction, 4 to
+            // 16 in a separate byte.
             let own = len > 3;
             let trailing = if own { 0 } else { len as u32 };
             self.place((self.pending | trailing << self.trailing_shift).to_le_bytes());
@@ -242,12 +242,12 @@ impl Writer<'_> {
         self.at += len;
     }
 
-    /// Writes a match, its end pending.
+    /// Writes a match whose end is pending.
     #[inline(always)]
     fn repeat(&mut self, len: usize, distance: usize) {
         let (len, distance) = (len as u32, distance as u32 - 1);
         if len <= FAR_LENGTH as u32 {
-            // Both forms are computed and one is chosen, with no branch.
+            // Both forms are computed and one is selected, without a branch.
             let near = (len - 1) << 5 | (distance & 7) << 2 | distance >> 3 << 8;
             let far = 0x20 | (len - 2) | distance << 10;
             let is_far = u32::from(len > NEAR_LENGTH as u32) | u32::from(distance >= NEAR_DISTANCE as u32);
@@ -263,7 +263,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a run of zeros, its end pending.
+    /// Writes a run of zeros whose end is pending.
     #[inline(always)]
     fn zeros(&mut self, len: usize) {
         let len = len - ZEROS_LEAST;

@@ -1,4 +1,4 @@
-//! Round trips, cross-tests with liblzo2 and the `lzo` crate, and streams made by hand.
+//! Round trips, cross-tests with liblzo2 and the `lzo` crate, and handwritten streams.
 
 use pagefold_oracle::{Liblzo2, Liblzo2Work};
 use pagefold_testing::skip;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::Lzo;
 use crate::{Codec, Corrupt, PAGE_SIZE, Page, Stream};
 
-/// Pages as memory has them: runs, words, texts, noise, and repeats at all distances.
+/// Pages like those in memory: runs, words, text, noise, and repeats at all distances.
 fn page() -> impl Strategy<Value = Page> {
     let piece = prop_oneof![
         prop::collection::vec(any::<u8>(), 1..300),
@@ -89,8 +89,7 @@ proptest! {
         }
     }
 
-    /// Where liblzo2 takes a damaged stream for a page, so do we, and it is the same page; and the
-    /// other way round.
+    /// liblzo2 and our decoder accept the same damaged streams and give the same pages.
     #[test]
     fn liblzo2_judges_damage_alike(page in page(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         let Some(library) = Liblzo2::open() else {
@@ -140,13 +139,13 @@ fn a_run_of_zeros_is_read_as_the_kernel_describes_it() {
     assert_eq!(page[4..37], [0; 33]);
     assert_eq!(page[37..39], [8, 9]);
     assert!(page[39..].iter().all(|&byte| byte == 9));
-    // In version 0 the same bytes are a match from before the page.
+    // In version 0 the same bytes are a match that begins before the page.
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &run)).is_err());
 }
 
 #[test]
 fn short_matches_depend_on_the_literals_before_them() {
-    // After 4 literals: 3 bytes from 2049 and further, here beyond the start.
+    // After 4 literals: 3 bytes at distance 2049 or more, here before the start.
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &[0b0000_0000, 0])).is_err());
     // After 1 to 3 literals: 2 bytes at distance H·4 + D + 1 = 3, here "23"; one literal follows.
     let stream = [&[0x40 | 3 << 2 | 1, 0, 7][..], &[0b0000_1001, 0, 5], &rest_of_page(4 + 3 + 1 + 2 + 1, 1)].concat();
@@ -197,7 +196,7 @@ fn every_page_that_lacks_or_exceeds_something_is_refused() {
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(5, 1))).is_err(), "a byte short of a page");
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(3, 1))).is_err(), "longer than a page");
     assert!(decompressed(Lzo::PLAIN, &by_hand(&[], &rest_of_page(4, 5))).is_err(), "from before the page");
-    // The end, but for the bit that would say 32768 in place of 16384.
+    // The end, except for the bit that would mean 32768 instead of 16384.
     let mut end = by_hand(&[], &rest_of_page(4, 1));
     let at = end.len() - 3;
     end[at] |= 8;
@@ -220,8 +219,8 @@ fn a_page_of_noise_takes_the_worst_case_and_no_more() {
     }
 }
 
-/// What costs most beside its bytes: 19 literals, whose length takes two bytes, before a match of 4
-/// that takes three.
+/// The costliest encoding relative to its bytes: 19 literals, whose length takes two bytes, before
+/// a match of 4 that takes three.
 #[test]
 fn the_costliest_page_stays_within_the_bound() {
     let mut state = 7u64;

@@ -1,33 +1,32 @@
 //! Bit streams, first bit lowest, written upwards and read in either direction.
 //!
-//! Two streams share one section of an object and need one length between them: the first is read
-//! from the section's start upwards, the second, its bytes in reverse order, from the section's end
-//! downwards.
+//! Two streams share one section of an object and need only one length: the first is read upwards
+//! from the section's start, the second, with its bytes in reverse order, downwards from the
+//! section's end.
 
-/// Bytes that a stream can be written to or read from, a power of two: places are taken modulo
-/// this.
+/// Maximum bytes of a stream, a power of two: places are taken modulo this.
 const SIZE: usize = 8192;
-/// A wide access at the last place.
+/// Room for a wide access at the last place.
 const SLACK: usize = 8;
 
 /// Memory for one stream, or for the sections of an object.
 pub(super) type Room = [u8; SIZE + SLACK];
 
-/// The 8 bytes from `at` on, the first lowest: the next bits of a stream that is read upwards.
+/// Returns the 8 bytes at `at`, first byte lowest: the next bits of a stream that is read upwards.
 #[inline(always)]
 pub(super) fn word(room: &Room, at: usize) -> u64 {
     let at = at & (SIZE - 1);
     u64::from_le_bytes(room[at..at + 8].try_into().unwrap_or([0; 8]))
 }
 
-/// The 8 bytes before `at`, the last of them lowest: the next bits of a stream that is read
+/// Returns the 8 bytes before `at`, last byte lowest: the next bits of a stream that is read
 /// downwards.
 #[inline(always)]
 fn word_before(room: &Room, at: usize) -> u64 {
     word(room, at.wrapping_sub(8)).swap_bytes()
 }
 
-/// Writes a stream. More than [`SIZE`] bytes wrap around and spoil it; no page needs as many.
+/// Writes a stream. More than [`SIZE`] bytes wrap around and spoil it; no page needs that many.
 pub(super) struct Writer<'a> {
     room: &'a mut Room,
     at: usize,
@@ -40,8 +39,8 @@ impl<'a> Writer<'a> {
         Self { room, at: 0, bits: 0, count: 0 }
     }
 
-    /// Appends the `count` bits of `bits`, which has no bit above them. At most 56 bits between two
-    /// flushes.
+    /// Appends the `count` bits of `bits`, which has no bit above them. Accepts at most 56 bits
+    /// between two flushes.
     #[inline(always)]
     pub(super) fn put(&mut self, bits: u64, count: u32) {
         debug_assert!(self.count + count < 64 && bits >> count == 0);
@@ -49,7 +48,7 @@ impl<'a> Writer<'a> {
         self.count += count;
     }
 
-    /// Moves whole bytes to memory; fewer than 8 bits stay behind.
+    /// Moves whole bytes to memory; fewer than 8 bits remain.
     #[inline(always)]
     pub(super) fn flush(&mut self) {
         let at = self.at & (SIZE - 1);
@@ -59,7 +58,7 @@ impl<'a> Writer<'a> {
         self.count &= 7;
     }
 
-    /// Ends the stream and gives its length in bytes.
+    /// Ends the stream and returns its length in bytes.
     pub(super) fn finish(mut self) -> usize {
         self.flush();
         self.at + usize::from(self.count > 0)
@@ -68,14 +67,15 @@ impl<'a> Writer<'a> {
 
 /// Reads a stream: upwards, or downwards if `DOWN`.
 ///
-/// A read beyond the section gives whatever bits lie there; [`Reader::place`] shows it afterwards.
+/// A read beyond the section returns whatever bits are there; [`Reader::place`] shows that
+/// afterwards.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<const DOWN: bool> {
-    /// Where the bits were last taken from.
+    /// Where the bits were last loaded.
     at: usize,
     /// The unread bits.
     bits: u64,
-    /// In its low [`COUNT`] bits, how many were read since.
+    /// In its low [`COUNT`] bits, the number of bits read since.
     read: u32,
 }
 
@@ -83,12 +83,12 @@ pub(super) struct Reader<const DOWN: bool> {
 pub(super) const COUNT: u32 = 6;
 
 impl<const DOWN: bool> Reader<DOWN> {
-    /// A reader of the bytes from `at` upwards, or of those before `at` downwards.
+    /// Creates a reader of the bytes from `at` upwards, or of those before `at` downwards.
     pub(super) fn new(at: usize) -> Self {
         Self { at, bits: 0, read: 0 }
     }
 
-    /// Makes at least 56 bits ready.
+    /// Makes at least 56 bits available.
     #[inline(always)]
     pub(super) fn refill(&mut self, room: &Room) {
         let bytes = (self.read >> 3 & 7) as usize;
@@ -103,21 +103,21 @@ impl<const DOWN: bool> Reader<DOWN> {
         self.bits = next >> self.read;
     }
 
-    /// The bits ahead; those made ready less those skipped are valid.
+    /// Returns the next bits; the available bits less those skipped are valid.
     #[inline(always)]
     pub(super) fn peek(&self) -> u64 {
         self.bits
     }
 
-    /// Goes on by so many bits as the low [`COUNT`] bits of `count` say, no further than the end of
-    /// those made ready.
+    /// Skips as many bits as the low [`COUNT`] bits of `count` say, at most to the end of the
+    /// available bits.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
         self.bits >>= count & 63;
         self.read = self.read.wrapping_add(count);
     }
 
-    /// Where the next whole unread byte begins (upwards) or ends (downwards).
+    /// Returns where the next whole unread byte begins (upwards) or ends (downwards).
     pub(super) fn place(&self) -> usize {
         let read = (self.read & 63).div_ceil(8) as usize;
         if DOWN { self.at.wrapping_sub(read) } else { self.at.wrapping_add(read) }

@@ -1,4 +1,4 @@
-//! An object to a page.
+//! Decodes an object to a page.
 
 use super::{
     PleatTables,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
 
-/// Where an object stands in its room: a stream read downwards may read 8 bytes before it.
+/// Place of an object in its room: a stream read downwards may read 8 bytes before it.
 const OBJECT_AT: usize = 8;
 
 /// How the literals of an object are coded.
@@ -21,9 +21,9 @@ const OBJECT_AT: usize = 8;
 enum Coding {
     /// One byte each.
     Plain,
-    /// By this set of the tables.
+    /// With this set of the tables.
     Shared(usize),
-    /// By a code in the object.
+    /// With a code in the object.
     Own,
 }
 
@@ -41,7 +41,7 @@ impl Scratch {
     }
 }
 
-/// Decodes `object` to the page of `window`, or directly to `page` if it is raw.
+/// Decodes `object` to the page of `window` and to `page`, or only to `page` if it is raw.
 #[inline(always)]
 pub(super) fn decode<I: Isa>(
     tables: &PleatTables,

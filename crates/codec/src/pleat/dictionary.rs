@@ -1,4 +1,4 @@
-//! Chooses the bytes that the pages of a store most share.
+//! Selects the bytes that a store's pages share most.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use crate::{PAGE_SIZE, Page};
 
 /// Bytes of one piece of a dictionary.
 const PIECE: usize = 64;
-/// Bytes that are hashed at each position.
+/// Bytes hashed at each position.
 const GRAM: usize = 8;
 const HASH_BITS: u32 = 20;
-/// Places of a page where a piece can begin.
+/// Positions in a page at which a piece can begin.
 const STARTS: usize = PAGE_SIZE - PIECE + 1;
 
 fn hash(page: &Page, at: usize) -> usize {
@@ -17,12 +17,12 @@ fn hash(page: &Page, at: usize) -> usize {
     (word.wrapping_mul(0x9e37_79b1_85eb_ca87) >> (64 - HASH_BITS)) as usize
 }
 
-/// At most `len` bytes: the pieces of `samples` whose 8-byte strings occur in the most pages, the
-/// best last.
+/// Returns at most `len` bytes: the pieces of `samples` whose 8-byte strings occur in the most
+/// pages, best last.
 ///
 /// As in the COVER algorithm (Liao, Petri, Moffat, Wirth: "Effective Construction of Relative
-/// Lempel-Ziv Dictionaries", 2016), the samples are cut into as many epochs as there are pieces;
-/// each epoch gives its best piece, and what a piece holds counts for nothing in later ones.
+/// Lempel-Ziv Dictionaries", 2016), the samples are divided into one epoch per piece. Each epoch
+/// gives its best piece, and strings in a selected piece no longer count in later epochs.
 pub(super) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
     let mut pages_with = vec![0u16; 1 << HASH_BITS];
     let mut last_page = vec![usize::MAX; 1 << HASH_BITS];
@@ -36,7 +36,7 @@ pub(super) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
         }
     }
     let pieces = len / PIECE;
-    // Parts of pages, of which there are as many as pieces or more.
+    // Divides pages so that there are at least as many parts as pieces.
     let parts = pieces.div_ceil(samples.len().max(1)).clamp(1, STARTS);
     let part = |part: usize| STARTS * part / parts..STARTS * (part + 1) / parts;
     let parts: Vec<(&Page, Range<usize>)> =

@@ -1,5 +1,5 @@
-//! A page to an object.
-#![allow(unsafe_code)] // Copies of literals without a check for each.
+//! Encodes a page to an object.
+#![allow(unsafe_code)] // Unchecked copies of literals.
 
 use super::{
     PleatTables,
@@ -15,32 +15,33 @@ use super::{
 };
 use crate::{PAGE_SIZE, mem::wild_copy};
 
-/// First byte of an object that holds the page as it is.
+/// First byte of an object that contains the page uncompressed.
 pub(super) const RAW: u8 = 0xff;
 /// Bit of the first byte: the literals are in four lanes instead of two.
 pub(super) const FOUR_LANES: u8 = 1 << 6;
-/// Bit of the first byte: the literals stand as they are, one byte each.
+/// Bit of the first byte: the literals are uncoded, one byte each.
 pub(super) const PLAIN: u8 = 1 << 7;
-/// The bits of the first byte that tell a literal code of the page's own, and what they are then.
+/// The bits of the first byte that mark a literal code for this page, and their value then.
 pub(super) const OWN_BITS: u8 = PLAIN | 7;
 pub(super) const OWN: u8 = PLAIN | 1;
-/// The bits of the first byte that are 0 in an object with plain literals: literal set and lanes.
+/// The bits of the first byte that are 0 if literals are plain: literal set and lanes.
 pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
-/// Literals stay plain if codes would not save one byte in so many.
+/// Literals stay plain unless codes save more than one byte in this many.
 const PLAIN_SHARE: usize = 16;
-/// From this many literals on, a page may have a code of its own for them: of fewer, the
-/// description takes too much.
+/// Minimum number of literals for a separate code: with fewer, its description is too long.
 const OWN_FROM: usize = 256;
-/// Nor has it one if the cheapest set takes fewer eighths of a bit for a literal: then it fits.
+/// No separate code is tried if the cheapest set takes fewer eighths of a bit per literal: then it
+/// fits.
 const OWN_EIGHTHS: usize = 40;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 40;
-/// A page's own code must save one byte in so many of its literals' section, since look-ups for it
-/// are made before it is decoded.
+/// A separate code must save one byte in this many of the literals' section, since look-ups for it
+/// must be built before decoding.
 const OWN_SHARE: usize = 12;
-/// An object that is longer than this is raw: decoding it would cost more than the bytes are worth.
+/// Maximum bytes of a compressed object; a longer one is stored raw, because decoding it would cost
+/// more than the bytes are worth.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
-/// From this many literals on, a page has four lanes of them.
+/// Minimum number of literals for four lanes.
 const FOUR_LANES_FROM: usize = 256;
 
 static CLASSES: Classes = Classes::NEW;
@@ -72,7 +73,7 @@ impl Scratch {
     }
 }
 
-/// Compresses the page in `window` to the front of `out`; `None` if it does not fit.
+/// Compresses the page in `window` to the front of `out`; returns `None` if it does not fit.
 #[inline(always)]
 pub(super) fn encode<I: Isa>(
     tables: &PleatTables,
@@ -86,7 +87,7 @@ pub(super) fn encode<I: Isa>(
     };
     let sequences = &scratch.sequences[..count];
 
-    // The symbols, whatever the token set.
+    // Computes the symbols, which do not depend on the token set.
     let mut literal_count = 0;
     let mut at = PAGE_AT;
     let mut costs = [0u16; SETS];
@@ -103,7 +104,7 @@ pub(super) fn encode<I: Isa>(
     literal_count += tail.len();
     let literals = &scratch.literals[..literal_count];
 
-    // The cheapest sets.
+    // Selects the cheapest sets.
     let token_set = cheapest(&costs, tables.tokens.len());
     let mut costs = [0u16; SETS];
     let step = literal_count / own::SAMPLED + 1;
@@ -130,7 +131,7 @@ pub(super) fn encode<I: Isa>(
         extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
         extras.flush();
     };
-    // Four tokens of a stream fit a word beside the rest of a byte.
+    // Four tokens of a stream fit in a word beside the remaining bits of a byte.
     let [first, second] = &mut scratch.tokens;
     let [mut first, mut second] = [Writer::new(first), Writer::new(second)];
     let (eights, rest) = sequences.as_chunks::<8>();
@@ -198,7 +199,7 @@ pub(super) fn encode<I: Isa>(
     (object.at <= object.out.len()).then_some(object.at)
 }
 
-/// A literal code of the page's own.
+/// A literal code for a single page.
 struct OwnCode {
     codes: [u64; 256],
     description: Room,
@@ -210,16 +211,16 @@ impl OwnCode {
         own + other / OWN_SHARE < other
     }
 
-    /// Makes a code for `literals` alone, if it is worth it: otherwise a set codes them, every
-    /// `step`th in the given eighths of a bit, or they are plain. Each part that takes longer is
-    /// done only if the one before says that it may be.
+    /// Builds a code for `literals` alone and returns whether it is worth it. The alternative is a
+    /// set that codes every `step`th literal in the given eighths of a bit, or plain literals. Each
+    /// slower part runs only if the previous one says that the code may be worth it.
     #[inline(never)]
     fn make(&mut self, literals: &[u8], step: usize, set: Option<(&LiteralSet, usize)>) -> bool {
         let sample = own::Sample::of(literals, step);
         let least = sample.bytes() + OWN_LEAST;
         let other = match set {
             Some((set, cost)) if Self::worth_it(least, sample.scaled(cost)) => {
-                // Contexts make it less.
+                // Contexts reduce it.
                 sample.scaled(8 * set.bits(literals, step))
             }
             Some(_) => return false,
@@ -242,9 +243,9 @@ impl OwnCode {
 #[inline(always)]
 fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usize, run: usize) {
     debug_assert!(to + run <= PAGE_SIZE && from + run <= END);
-    // SAFETY: the sequences of a page cover no more than the page, so `to + run` is at most its
-    // size and `from + run` at most END. Up to 32 bytes more are copied than `run`; both buffers
-    // have 64 more.
+    // SAFETY: the sequences of a page cover at most the page, so `to + run` is at most its size and
+    // `from + run` at most END. Up to 32 bytes more than `run` are copied; both buffers have 64
+    // more.
     unsafe { wild_copy::<32>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 
@@ -259,7 +260,7 @@ fn cheapest(costs: &[u16; SETS], sets: usize) -> usize {
     (0..sets).min_by_key(|&set| costs[set]).unwrap_or(0)
 }
 
-/// An object in the making. `at` may go beyond the end of `out`: then nothing more is written.
+/// An object being written. If `at` passes the end of `out`, nothing more is written.
 struct Object<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -276,7 +277,7 @@ impl Object<'_> {
         self.bytes(&[byte]);
     }
 
-    /// A number below 16384: 7 bits, and a second byte if the first has its top bit set.
+    /// Writes a number below 16384: 7 bits, and a second byte if the first has its top bit set.
     fn number(&mut self, number: usize) {
         if number < 128 {
             self.byte(number as u8);

@@ -1,13 +1,13 @@
-//! The classes that a sequence's numbers are coded in; `docs/pleat.md` has them as tables.
+//! The classes in which a sequence's numbers are coded; `docs/pleat.md` has them as tables.
 //!
-//! A sequence is a run of literals and then a match. Each of its three numbers (literal run, match
-//! length, offset) is a class and that class's extra bits. The three classes together are one
-//! *triple*, and a triple is one symbol of the token code. For triples that are too rare to be
-//! symbols there are *coarse* symbols, of wide classes: together they give every sequence.
+//! A sequence is a run of literals followed by a match. Each of its three numbers (literal run,
+//! match length, offset) is a class plus that class's extra bits. The three classes together are
+//! one *triple*, and a triple is one symbol of the token code. Triples that are too rare to be
+//! symbols use *coarse* symbols, which have wide classes: together they cover every sequence.
 
 use crate::PAGE_SIZE;
 
-/// The largest offset: a match reaches at most this far before its place.
+/// The largest offset: how far back a match can reach.
 pub(super) const MAX_OFFSET: usize = (1 << 16) - 1;
 /// Repeated offsets at the start of a page: a word, two words, half a word.
 pub(super) const FIRST_REPS: [u16; 3] = [8, 16, 4];
@@ -60,40 +60,40 @@ const LENGTHS: [(u16, u8); 23] = [
     (399, 12),
 ];
 
-/// First class of offsets of any alignment; class `ANY + n` holds `1 << n` and the `n`-bit numbers
-/// above.
+/// First class of offsets of any alignment; class `ANY + n` holds offsets from `1 << n` with `n`
+/// extra bits.
 const ANY: usize = REPS;
-/// First class of offsets that are multiples of 8; class `WORDS + n` holds `8 << n` and `n` extra
-/// bits for the words above.
+/// First class of offsets that are multiples of 8; class `WORDS + n` holds the words from `8 << n`
+/// with `n` extra bits.
 const WORDS: usize = ANY + 16;
-/// Number of offset classes: all that the bits of a triple have.
+/// Number of offset classes: all that a triple's bits can hold.
 const OFFSETS: usize = WORDS + 13;
 const _: () = assert!(OFFSETS << 9 == TRIPLES);
 
-/// Number of coarse symbols, which are the first of the token code.
+/// Number of coarse symbols, which come first in the token code.
 pub(super) const COARSE: usize = 5 * WIDTHS.len();
-/// Bits of the run and of the length less [`LEAST`] in the coarse symbols of one kind of offset.
+/// Bits of the run, and of the length less [`LEAST`], in the coarse symbols of one kind of offset.
 const WIDTHS: [usize; 3] = [4, 8, 12];
-/// Bits of an offset, less one, in coarse symbols of near ones.
+/// Bits of an offset, less one, in coarse symbols for near offsets.
 const NEAR: usize = 12;
-/// Most bytes of a dictionary that leave far offsets in coarse symbols, less one, 15 bits. Behind a
-/// longer one they have 16.
+/// Maximum length of a dictionary for which far offsets in coarse symbols, less one, have 15 bits.
+/// With a longer one they have 16.
 pub(super) const SHORT_DICTIONARY: usize = (1 << 15) - 1 - PAGE_SIZE;
 /// The shortest match.
 const LEAST: usize = 3;
 
 /// Bits of a triple: 5 of offset class, 4 of run class, 5 of length class.
 pub(super) const TRIPLE_BITS: u32 = 14;
-/// Number of triples, those without meaning included.
+/// Number of triples, including those without meaning.
 pub(super) const TRIPLES: usize = 1 << TRIPLE_BITS;
 
-/// The three numbers of a sequence in one word, so that few instructions serve them all:
+/// The three numbers of a sequence in one word, so that few instructions process all of them:
 ///
 /// ```text
 /// bits  0..16  literals before the match
 /// bits 16..32  length of the match, at least 3
-/// bits 32..48  offset; of no meaning if an offset is repeated
-/// bits 48..56  16 times which of the last three offsets is repeated; 48: none
+/// bits 32..48  offset; no meaning if an offset is repeated
+/// bits 48..56  16 times the index of the repeated offset among the last three; 48: none
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sequence(pub(super) u64);
@@ -128,17 +128,17 @@ impl Sequence {
     }
 }
 
-/// How a token gives a sequence: `base`, plus its extra bits where `mask` has ones.
+/// How a token encodes a sequence: `base`, plus extra bits where `mask` has ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(super) struct Meaning {
-    /// A [`Sequence`], and from bit 56 on the number of extra bits.
+    /// A [`Sequence`], and from bit 56 the number of extra bits.
     pub(super) base: u64,
-    /// The places of the extra bits, the lowest first, below bit 48.
+    /// The places of the extra bits, lowest first, below bit 48.
     pub(super) mask: u64,
 }
 
-/// What `triple` means; `None` for one without meaning.
+/// Returns the meaning of `triple`, or `None` if it has none.
 pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     let triple = usize::from(triple);
     let &(length_base, length_bits) = LENGTHS.get(triple & 31)?;
@@ -157,8 +157,8 @@ pub(super) fn meaning(triple: u16) -> Option<Meaning> {
     Some(Meaning { base: base | u64::from(mask.count_ones()) << 56, mask })
 }
 
-/// What the coarse symbol `symbol`, below [`COARSE`], means behind a dictionary of `dictionary_len`
-/// bytes. The farthest offset of 16 bits, 65,536, is 0 in a [`Sequence`].
+/// Returns the meaning of the coarse symbol `symbol`, below [`COARSE`], with a dictionary of
+/// `dictionary_len` bytes. The farthest offset of 16 bits, 65,536, is 0 in a [`Sequence`].
 pub(super) fn coarse_meaning(symbol: usize, dictionary_len: usize) -> Meaning {
     let (kind, bits) = (symbol / WIDTHS.len(), WIDTHS[symbol % WIDTHS.len()]);
     let (offset_base, offset_bits, rep) = match kind {
@@ -172,7 +172,8 @@ pub(super) fn coarse_meaning(symbol: usize, dictionary_len: usize) -> Meaning {
     Meaning { base: base | u64::from(mask.count_ones()) << 56, mask }
 }
 
-/// The narrowest coarse symbol that gives every sequence of `triple`; 0 if that has no meaning.
+/// Returns the narrowest coarse symbol that covers every sequence of `triple`; 0 if it has no
+/// meaning.
 pub(super) fn coarse_symbol(triple: u16) -> usize {
     let Some(Meaning { base, mask }) = meaning(triple) else { return 0 };
     let most = Sequence((base & Sequence::NUMBERS) + mask);
@@ -186,11 +187,11 @@ pub(super) fn coarse_symbol(triple: u16) -> usize {
     kind * WIDTHS.len() + width
 }
 
-/// The classes of every run and length of a page, looked up: no match is shorter than [`LEAST`], so
-/// that all have fewer values than a page has bytes.
+/// Lookup tables for the classes of every run and length in a page. No match is shorter than
+/// [`LEAST`], so both have fewer values than a page has bytes.
 #[derive(Debug)]
 pub(super) struct Classes {
-    /// By run: where a triple has its class.
+    /// By run: the class, at its place in a triple.
     run: [u16; PAGE_SIZE],
     /// By length less [`LEAST`].
     length: [u8; PAGE_SIZE],
@@ -208,7 +209,7 @@ impl Classes {
         classes
     };
 
-    /// The triple of `sequence`: as one of words if its offset is a multiple of 8.
+    /// Returns the triple of `sequence`, in a class of words if its offset is a multiple of 8.
     #[inline(always)]
     pub(super) fn triple(&self, sequence: Sequence) -> u16 {
         let run = self.run[sequence.run() & (PAGE_SIZE - 1)];
@@ -221,7 +222,8 @@ impl Classes {
     }
 }
 
-/// The triple that holds the sequences of `triple` and others, of offsets of any alignment.
+/// Returns the triple that covers the sequences of `triple` and has a class for offsets of any
+/// alignment.
 pub(super) fn of_any_alignment(triple: u16) -> u16 {
     let class = usize::from(triple >> 9);
     if class < WORDS { triple } else { triple - ((WORDS - ANY - 3) << 9) as u16 }
@@ -270,7 +272,7 @@ mod tests {
             let coarse = coarse_meaning(coarse_symbol(triple), SHORT_DICTIONARY + 1);
             let all = own.base & Sequence::NUMBERS;
             let most = Sequence(all + own.mask);
-            // No sequence has more than a page.
+            // No sequence exceeds a page.
             let (run, length) = (most.run().min(PAGE_SIZE - 3), most.length().min(PAGE_SIZE));
             let most = Sequence::new(run, length, most.offset(), 0);
             for Sequence(sequence) in [Sequence(all), most] {
@@ -291,7 +293,7 @@ mod tests {
             assert!(least.rep() < 3 || least.offset() >= 1 && most.offset() >= least.offset());
         }
         for (Meaning { base, mask }, short) in coarse(SHORT_DICTIONARY + 1).zip(coarse(SHORT_DICTIONARY)) {
-            // The farthest offset goes over, to a place that has no meaning.
+            // The farthest offset overflows into bits without meaning.
             let most = Sequence(((base & Sequence::NUMBERS) + mask) | (base & (3 << 52)));
             assert!(Sequence(base).rep() == most.rep() && base & Sequence::NUMBERS == short.base & Sequence::NUMBERS);
             assert!(mask == short.mask || mask >> 32 == 0xffff && most.offset() == 0);

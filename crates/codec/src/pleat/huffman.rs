@@ -1,10 +1,10 @@
-//! Prefix codes of bounded length, as code lengths; codes follow from the lengths (canonical order,
-//! as in RFC 1951 section 3.2.2), sent with their first bit lowest.
+//! Prefix codes of bounded length, as code lengths. The codes follow from the lengths (canonical
+//! order, as in RFC 1951 section 3.2.2) and are sent first bit lowest.
 
-/// Code lengths, at most `max`, that make the sum of `count × length` least. A symbol of count 0
-/// gets length 0: no code.
+/// Returns code lengths, at most `max`, that minimise the sum of `count × length`. A symbol of
+/// count 0 gets length 0: no code.
 ///
-/// Package-merge (Larmore and Hirschberg, 1990): a symbol's length is the number of lists, of
+/// Package-merge (Larmore and Hirschberg, 1990): a symbol's length is the number of lists, out of
 /// `max`, in which its coin is among the 2n − 2 cheapest.
 ///
 /// # Panics
@@ -15,7 +15,8 @@ pub(super) fn lengths(counts: &[u32], max: u8) -> Vec<u8> {
     assert!((2..=1 << max).contains(&used.len()), "{} symbols have no code of {max} bits", used.len());
     used.sort_by_key(|&symbol| counts[symbol]);
     let coins: Vec<u64> = used.iter().map(|&symbol| u64::from(counts[symbol])).collect();
-    // Each list is the coins merged with the pairs of the list before; `is_coin` tells them apart.
+    // Each list is the coins merged with the pairs of the previous list; `is_coin` distinguishes
+    // them.
     let mut lists: Vec<Vec<bool>> = Vec::with_capacity(usize::from(max));
     let mut packages: Vec<u64> = Vec::new();
     for _ in 0..max {
@@ -40,15 +41,15 @@ pub(super) fn lengths(counts: &[u32], max: u8) -> Vec<u8> {
     lengths
 }
 
-/// A symbol's code: `bits` low bits first.
+/// A symbol's code: `bits`, low bits first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Code {
     pub(super) bits: u16,
     pub(super) length: u8,
 }
 
-/// The codes of `lengths`, or `None` if these are no complete prefix code: lengths above `max`, or
-/// a sum of `2^-length` other than 1.
+/// Returns the codes of `lengths`, or `None` if these are not a complete prefix code: a length
+/// exceeds `max`, or the sum of `2^-length` is not 1.
 pub(super) fn codes(lengths: &[u8], max: u8) -> Option<Vec<Code>> {
     let mut of_length = [0u32; 17];
     for &length in lengths {
@@ -119,7 +120,7 @@ mod tests {
             let flat = used.next_power_of_two().trailing_zeros();
             let total: u64 = counts.iter().map(|&count| u64::from(count)).sum();
             prop_assert!(cost <= total * u64::from(flat));
-            // Entropy is the floor.
+            // Entropy is the lower bound.
             let floor: f64 = counts.iter().filter(|&&count| count > 0)
                 .map(|&count| f64::from(count) * (total as f64 / f64::from(count)).log2()).sum();
             prop_assert!(cost as f64 >= floor - 1e-6);

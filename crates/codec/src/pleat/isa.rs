@@ -1,7 +1,7 @@
-//! The encoder and the decoder as the machine runs them best: one algorithm, compiled for x86-64
-//! with BMI2 and AVX2 (shifts by a register without flags, lzcnt, wider copies), and for any
+//! The encoder and decoder in their fastest form for the machine: one algorithm, compiled for
+//! x86-64 with BMI2 and AVX2 (shifts by a register without flags, lzcnt, wider copies), and for any
 //! machine. Both give the same bytes.
-#![allow(unsafe_code)] // Calls of functions compiled for instructions that were found present.
+#![allow(unsafe_code)] // Calls functions compiled for instructions that were detected.
 
 use std::hint::select_unpredictable;
 
@@ -16,28 +16,28 @@ use crate::{Corrupt, Page};
 type Encode = fn(&PleatTables, &Window, &mut encode::Scratch, &mut [u8]) -> Option<usize>;
 type Decode = fn(&PleatTables, &[u8], &mut Window, &mut decode::Scratch, &mut Page) -> Result<(), Corrupt>;
 
-/// What one machine has an instruction for, and another has not.
+/// Operations that have an instruction on some machines only.
 pub(super) trait Isa {
-    /// The bits of `value` where `mask` has ones, together at the low end (BMI2's `pext`). `mask`
-    /// is a [`Meaning`](super::format::Meaning)'s.
+    /// Collects the bits of `value` where `mask` has ones at the low end (BMI2's `pext`). `mask`
+    /// belongs to a [`Meaning`](super::format::Meaning).
     fn gather(value: u64, mask: u64) -> u64;
 
-    /// The low bits of `value`, moved to where `mask` has ones (BMI2's `pdep`). `mask` is a
-    /// [`Meaning`](super::format::Meaning)'s.
+    /// Moves the low bits of `value` to where `mask` has ones (BMI2's `pdep`). `mask` belongs to a
+    /// [`Meaning`](super::format::Meaning).
     fn scatter(value: u64, mask: u64) -> u64;
 
-    /// The last three offsets, the newest first.
+    /// The last three offsets, newest first.
     type Recent: Copy;
 
-    /// The last three offsets before a page's first sequence.
+    /// Returns the last three offsets before a page's first sequence.
     fn first() -> Self::Recent;
 
-    /// The numbers of `sequence`, its offset looked up in `recent` if it is one of those, and
+    /// Returns the numbers of `sequence`, with a repeated offset looked up in `recent`, and
     /// `recent` after it.
     fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent);
 }
 
-/// Any machine.
+/// The implementation for any machine.
 pub(super) struct Generic;
 
 impl Isa for Generic {
@@ -87,7 +87,7 @@ pub(super) struct Shims {
 }
 
 impl Shims {
-    /// For any machine.
+    /// The build for any machine.
     pub(super) const GENERIC: Self = Self {
         encode: |tables, window, scratch, out| encode::encode::<Generic>(tables, window, scratch, out),
         decode: |tables, object, window, scratch, page| {
@@ -95,7 +95,7 @@ impl Shims {
         },
     };
 
-    /// The fastest for this machine.
+    /// Returns the fastest build for this machine.
     pub(super) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         if let Some(shims) = v3() {
@@ -113,9 +113,9 @@ fn v3() -> Option<Shims> {
 
     struct V3;
 
-    /// By rep: where the eight 16-bit numbers after a sequence come from. Before it there are its
-    /// run, length, offset and a number without meaning, then the last three offsets and another;
-    /// after it, the same with the offset that it has.
+    /// By rep: the sources of the eight 16-bit numbers after a sequence. Before it they are its
+    /// run, length, offset and an unused number, then the last three offsets and an unused one.
+    /// After it they are the same with the resolved offset.
     #[repr(align(16))]
     struct Moves([[u8; 16]; 4]);
 
@@ -138,7 +138,7 @@ fn v3() -> Option<Shims> {
     };
 
     impl Isa for V3 {
-        /// In the upper half.
+        /// The offsets are in the upper half.
         type Recent = __m128i;
 
         #[inline(always)]
@@ -151,7 +151,8 @@ fn v3() -> Option<Shims> {
         #[inline(always)]
         fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent) {
             let moves = &MOVES.0[sequence.rep()];
-            // SAFETY: as in `gather`, with AVX2, which includes these; `moves` is 16 aligned bytes.
+            // SAFETY: as in `gather`, with AVX2, which includes these; `moves` has 16 aligned
+            // bytes.
             unsafe {
                 let before = _mm_insert_epi64::<0>(recent, sequence.0.cast_signed());
                 let after = _mm_shuffle_epi8(before, _mm_load_si128(moves.as_ptr().cast()));
@@ -161,8 +162,8 @@ fn v3() -> Option<Shims> {
 
         #[inline(always)]
         fn gather(value: u64, mask: u64) -> u64 {
-            // SAFETY: `V3` is only used by functions compiled for BMI2, which run only where it was
-            // found present.
+            // SAFETY: `V3` is only used by functions compiled for BMI2, which only run where it was
+            // detected.
             unsafe { std::arch::x86_64::_pext_u64(value, mask) }
         }
 
@@ -199,8 +200,8 @@ fn v3() -> Option<Shims> {
         && is_x86_feature_detected!("bmi2")
         && is_x86_feature_detected!("lzcnt");
     present.then_some(Shims {
-        // SAFETY: these functions are only made into pointers where every instruction they were
-        // compiled for was found present.
+        // SAFETY: these functions only become pointers where every instruction that they were
+        // compiled for was detected.
         encode: |tables, window, scratch, out| unsafe { encode_v3(tables, window, scratch, out) },
         // SAFETY: as above.
         decode: |tables, object, window, scratch, page| unsafe { decode_v3(tables, object, window, scratch, page) },

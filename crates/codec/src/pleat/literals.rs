@@ -1,16 +1,18 @@
-//! The literals of a page, coded in lanes: the hot loops for what matches do not give.
+//! The literals of a page, coded in lanes: the hot loops for the bytes that matches do not cover.
 //!
 //! ```text
-//! decode: 10 bits, looked up in the context that the literal before makes, give one or two literals, or none: an escape
+//! decode: 10 bits, looked up in the context that the previous literal selects, give one or two
+//!         literals, or none: an escape
 //! ```
 //!
-//! For speed:
-//! 1. A look-up gives two literals if its bits hold both codes. The lanes are independent, so the
-//!    processor works on all four at once; one refill serves five look-ups.
-//! 2. No branch depends on a literal. An escape is a look-up like any other: it makes the context
+//! Speed:
+//!
+//! 1. A look-up gives two literals if its bits contain both codes. The lanes are independent, so
+//!    the processor works on all four at once; one refill serves five look-ups.
+//! 2. No branch depends on a literal. An escape is a look-up like any other: it selects the context
 //!    in which the next 8 bits are a literal.
-//! 3. Lanes come to their ends side by side; one that is there stays as it is by masks.
-#![allow(unsafe_code)] // Stores of two bytes, checked once a few literals; codes without a check.
+//! 3. Lanes reach their ends side by side; masks keep a finished lane unchanged.
+#![allow(unsafe_code)] // Stores of two bytes, checked once per few literals; unchecked codes.
 
 use std::hint::cold_path;
 
@@ -28,32 +30,33 @@ pub(super) type Literals = [u8; PAGE_SIZE + 64];
 
 /// Look-ups that one refill serves.
 const ROUNDS: usize = 5;
-/// Most literals of these.
+/// Maximum literals that these give.
 const STEP: usize = 2 * ROUNDS;
 
 /// A lane being written.
 ///
-/// The last bits of it are the highest of a word: a code moves them down by its length and takes
-/// their place. What lies below them in the word is left from before.
+/// Its last bits are the highest of a word: a code shifts them down by its length and takes their
+/// place. The bits below them in the word are stale.
 struct Codes<'a> {
     room: &'a mut Room,
     at: usize,
     word: u64,
-    /// In its low 6 bits, how many bits of `word` are of the byte at `at` and later ones.
+    /// In its low 6 bits, the number of bits of `word` that belong to the byte at `at` and later
+    /// ones.
     count: u64,
 }
 
 impl Codes<'_> {
-    /// Most bits that may be in `word`: entries have their length below.
+    /// Maximum bits in `word`: entries have their length below.
     const MOST: u64 = 58;
 
-    /// How many bits there are after `entries`.
+    /// Returns the number of bits after `entries` are appended.
     #[inline(always)]
     fn count_after(&self, entries: &[u64]) -> u64 {
         entries.iter().fold(self.count, |count, entry| count.wrapping_add(*entry))
     }
 
-    /// Appends the codes of `entries`, of [`LiteralSet::encode`], one or more.
+    /// Appends the codes of `entries` from [`LiteralSet::encode`], at least one.
     #[inline(always)]
     fn push(&mut self, entries: &[u64]) {
         let count = self.count_after(entries) & 63;
@@ -66,9 +69,9 @@ impl Codes<'_> {
     }
 }
 
-/// Codes by `row | literal`, where a row is a multiple of 256, below `N`, that the literal before
-/// chooses: in a literal set its context times 256, and contexts are below [`CONTEXTS`]; in a
-/// page's own code there is one row.
+/// Codes by `row | literal`, where the previous literal selects the row, a multiple of 256 below
+/// `N`. In a literal set the row is the context, below [`CONTEXTS`], times 256; in a code for a
+/// single page there is one row.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, const N: usize> {
     row_after: &'a [u16; 256],
@@ -76,7 +79,7 @@ pub(super) struct Rows<'a, const N: usize> {
 }
 
 impl<'a> Rows<'a, { CONTEXTS << 8 }> {
-    /// The codes of `set`.
+    /// Returns the codes of `set`.
     #[inline(always)]
     pub(super) fn of(set: &'a LiteralSet) -> Self {
         Self { row_after: &set.row_after, codes: &set.encode }
@@ -84,14 +87,14 @@ impl<'a> Rows<'a, { CONTEXTS << 8 }> {
 }
 
 impl<'a> Rows<'a, 256> {
-    /// One row of `codes`.
+    /// Returns one row of `codes`.
     #[inline(always)]
     pub(super) fn one(codes: &'a [u64; 256]) -> Self {
         Self { row_after: &[0; 256], codes }
     }
 }
 
-/// Encodes a lane to `room` and gives its length in bytes.
+/// Encodes a lane to `room` and returns its length in bytes.
 #[inline(always)]
 pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], room: &mut Room) -> usize {
     const { assert!(N == 256 || N == CONTEXTS << 8) };
@@ -99,7 +102,7 @@ pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], ro
     let mut row = rows.row_after[0];
     let mut entry = |literal: u8| {
         let place = if N == 256 { u16::from(literal) } else { row | u16::from(literal) };
-        // SAFETY: rows are multiples of 256 below `N` (see `Rows`), which is 256 or more.
+        // SAFETY: rows are multiples of 256 below `N` (see `Rows`), which is at least 256.
         let entry = unsafe { *rows.codes.get_unchecked(usize::from(place)) };
         row = rows.row_after[usize::from(literal)];
         entry
@@ -125,11 +128,11 @@ pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], ro
 #[derive(Clone, Copy)]
 struct Lane<const DOWN: bool> {
     reader: Reader<DOWN>,
-    /// What the last look-up gave.
+    /// The result of the last look-up.
     last: Lookup,
-    /// Where the next literal goes.
+    /// Where the next literal is written.
     at: *mut u8,
-    /// Where the next lane begins.
+    /// Start of the next lane.
     end: *mut u8,
 }
 
@@ -138,13 +141,13 @@ impl<const DOWN: bool> Lane<DOWN> {
         Self { reader: Reader::new(bits_at), last: first, at: start, end }
     }
 
-    /// Literals that are left.
+    /// Returns the number of literals left.
     #[inline(always)]
     fn left(&self) -> usize {
         self.end.addr().saturating_sub(self.at.addr())
     }
 
-    /// Decodes no, one or two literals; [`LITERAL_MAX`] bits must be ready.
+    /// Decodes zero, one or two literals; [`LITERAL_MAX`] bits must be available.
     ///
     /// # Safety
     /// Two bytes can be written at `at`.
@@ -152,7 +155,7 @@ impl<const DOWN: bool> Lane<DOWN> {
     unsafe fn look_up<const N: usize>(&mut self, decode: &[Lookup; N]) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
         let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             store16(self.at, entry.rotate_right(14) as u16);
             self.at = self.at.add((entry >> 30) as usize);
@@ -161,7 +164,7 @@ impl<const DOWN: bool> Lane<DOWN> {
         self.last = Lookup(entry);
     }
 
-    /// As [`look_up`](Self::look_up); once the lane is at its end it stays as it is, without a
+    /// Does the same as [`look_up`](Self::look_up), but leaves a finished lane unchanged, without a
     /// branch.
     ///
     /// # Safety
@@ -171,7 +174,7 @@ impl<const DOWN: bool> Lane<DOWN> {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
         let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
         let open = u32::from(self.at < self.end).wrapping_neg();
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             store16(self.at, (entry >> 14) as u16);
             self.at = self.at.add(((entry & open) >> 30) as usize);
@@ -181,25 +184,25 @@ impl<const DOWN: bool> Lane<DOWN> {
     }
 }
 
-/// Bytes that the last look-ups of a pair of lanes may take beyond where the lanes meet: less than
-/// a look-up's bits each.
+/// Maximum bytes that the last look-ups of a pair of lanes may consume beyond the lanes' meeting
+/// point: less than a look-up's bits each.
 const BEYOND: usize = 4;
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
     if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes of another length" }) }
 }
 
-/// A lane must have so many literals to be decoded beside others: then two steps or more come
-/// before the first lane's end.
+/// Minimum number of literals in a lane that is decoded beside others: at least two steps then
+/// precede the first lane's end.
 const LEAST: usize = 2 * STEP;
 
-/// Decodes lanes side by side: all in steps as long as each has literals for one, then each to its
-/// end. Gives the places that their bits reach.
+/// Decodes lanes side by side: all in steps while each has literals for one, then each to its end.
+/// Returns the places that their bits reach.
 ///
-/// A lane at its end goes on writing there, three bytes of the next lane at most. These were
-/// decoded in the first two steps (ten look-ups give five literals or more), so they are kept and
-/// put back. Lanes of fewer than [`LEAST`] literals are decoded one after another, and each writes
-/// what the one before spoilt.
+/// A finished lane continues to write at its end, at most three bytes of the next lane. Those were
+/// decoded in the first two steps (ten look-ups give at least five literals), so they are saved and
+/// restored. Lanes of fewer than [`LEAST`] literals are decoded one after another, and each
+/// overwrites what the previous one spoilt.
 macro_rules! decode_lanes {
     ($decode:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
         if $shortest >= LEAST {
@@ -270,10 +273,10 @@ pub(super) fn decode_2<const N: usize>(
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
     let start = literals.as_mut_ptr();
-    // SAFETY: lanes lie in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE;
-    // `start` is the only way to it here. A step writes at most STEP bytes, and as many steps are
-    // made as fit each lane. After these a lane writes only at places up to one beyond its end, two
-    // bytes at a time.
+    // SAFETY: lanes are in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE;
+    // it is accessed only through `start` here. A step writes at most STEP bytes, and only as many
+    // steps are made as fit in each lane. After these a lane writes only at places up to one beyond
+    // its end, two bytes at a time.
     unsafe {
         let middle = start.add(count / 2);
         let mut a = Lane::<false>::new(first, bounds[0], start, middle);
@@ -313,7 +316,7 @@ mod tests {
     use super::*;
     use crate::PleatTables;
 
-    /// Literals of `set`: `step` of 256 of them are any byte, the others among the 16 cheapest.
+    /// Literals of `set`: `step` of every 256 are random, the others among the 16 cheapest.
     fn some(set: &LiteralSet, count: usize, step: usize) -> Vec<u8> {
         let mut common: Vec<u8> = (0..=255).collect();
         common.sort_by_key(|&literal| set.encode[usize::from(literal)] & 63);

@@ -2,10 +2,11 @@
 //! format is in `docs/pleat.md`, the designs tried in `docs/log/pleat.md`.
 //!
 //! ```text
-//! train:    sample pages -> dictionary, token codes, literal codes    (once for a store)
-//! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set, or a
-//!           literal code of the page's own -> bit streams
-//! decode:   literals first, all at once; then all sequences, a token and its extra bits each; then two copies a sequence
+//! train:    sample pages -> dictionary, token codes, literal codes    (once per store)
+//! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set,
+//!           or a literal code for this page -> bit streams
+//! decode:   literals first, all at once; then all sequences, a token with its extra bits each;
+//!           then two copies per sequence
 //! ```
 
 mod bits;
@@ -40,19 +41,19 @@ pub struct Pleat {
 }
 
 impl Pleat {
-    /// The codec with the given tables; it decodes only what was made with the same.
+    /// Returns the codec with the given tables; it decodes only objects made with the same tables.
     pub fn with_tables(tables: Arc<PleatTables>) -> Self {
         Self { tables }
     }
 
-    /// The tables it works with.
+    /// Returns its tables.
     pub fn tables(&self) -> &Arc<PleatTables> {
         &self.tables
     }
 }
 
 impl Default for Pleat {
-    /// The codec with the built-in tables.
+    /// Returns the codec with the built-in tables.
     fn default() -> Self {
         Self::with_tables(PleatTables::builtin())
     }
@@ -84,7 +85,7 @@ struct PleatStream {
     shims: isa::Shims,
 }
 
-/// A stream of each build that this CPU can run.
+/// Returns a stream of each build that this CPU can run.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build(tables: &Arc<PleatTables>) -> Vec<Box<dyn Stream>> {
     [isa::Shims::GENERIC, isa::Shims::best()]
@@ -126,7 +127,7 @@ impl Stream for PleatStream {
     }
 }
 
-/// Bytes of the objects of `pages` under `tables`.
+/// Returns the bytes of the objects of `pages` under `tables`.
 fn total(tables: &PleatTables, pages: &[&Page]) -> usize {
     let mut window = tables.window.clone();
     let mut scratch = Box::new(encode::Scratch::new());

@@ -1,9 +1,8 @@
-//! A literal code of a page's own, which stands in its object: for literals that no shared set
-//! fits.
+//! A literal code for a single page, stored in its object: for literals that no shared set fits.
 //!
 //! ```text
-//! encode: how often each literal occurs -> code lengths -> their description, and codes
-//! decode: the description -> code lengths -> look-ups of 10 bits, each of one literal
+//! encode: frequency of each literal -> code lengths -> their description, and codes
+//! decode: the description -> code lengths -> look-ups of 10 bits, one literal each
 //! ```
 
 use std::hint::cold_path;
@@ -14,28 +13,28 @@ use super::{
 };
 use crate::PAGE_SIZE;
 
-/// The code length of each literal; 0 for one that does not occur.
+/// The code length of each literal; 0 if it does not occur.
 pub(super) type Lengths = [u8; 256];
 
 /// By the next [`LITERAL_MAX`] bits.
 pub(super) type Lookups = [Lookup; 1 << LITERAL_MAX];
 
-/// Longest code, as an index of lengths.
+/// Length of the longest code, as an index of lengths.
 const MAX: usize = LITERAL_MAX as usize;
 
 /// Bits of the longest code of a description.
 const WORD_MAX: u32 = 7;
-/// Words of a description: [`MAX`] code lengths, then runs of literals without a code, by the
-/// logarithm of the run.
+/// Number of words of a description: [`MAX`] code lengths, then runs of literals without a code, by
+/// the logarithm of the run.
 const WORDS: usize = MAX + 8;
-/// Words that one refill serves, each with the length of its run.
+/// Number of words that one refill serves, each with the length of its run.
 const REFILLED: usize = 56 / (WORD_MAX as usize + 7);
-/// What a word's code depends on: the length of the literal before, 0 at the start and if it has
-/// none.
+/// Number of states that select a word's code: the length of the previous literal, or 0 at the
+/// start and if it has none.
 const BEFORE: usize = MAX + 1;
 
-/// The lengths of the words' codes, by what was before. Literals next to each other are about as
-/// frequent.
+/// The lengths of the words' codes, by the previous length. Adjacent literals have similar
+/// frequencies.
 pub(super) const WORD_LENGTHS: [[u8; WORDS]; BEFORE] = [
     [7, 7, 6, 5, 5, 5, 4, 3, 3, 1, 7, 7, 7, 7, 7, 7, 7, 7],
     [6, 6, 6, 6, 6, 6, 6, 6, 1, 6, 3, 6, 3, 6, 6, 6, 6, 5],
@@ -50,7 +49,7 @@ pub(super) const WORD_LENGTHS: [[u8; WORDS]; BEFORE] = [
     [7, 7, 7, 7, 7, 7, 5, 4, 3, 1, 3, 4, 7, 7, 7, 7, 7, 7],
 ];
 
-/// By what was before, and by word: its code, first bit lowest.
+/// By the previous length and the word: its code, first bit lowest.
 const WORD_CODES: [[u8; WORDS]; BEFORE] = {
     let mut codes = [[0; WORDS]; BEFORE];
     let mut before = 0;
@@ -77,12 +76,12 @@ const WORD_CODES: [[u8; WORDS]; BEFORE] = {
     codes
 };
 
-/// By what was before times 128 plus the next 7 bits:
+/// By the previous length times 128 plus the next 7 bits:
 ///
 /// ```text
-/// bits 0..6   length of the word and the bits that follow it
+/// bits 0..6   length of the word plus the bits that follow it
 /// bits 6..9   length of the word
-/// bits 9..12  of a run, how many bits follow it
+/// bits 9..12  number of bits that follow a run
 /// bits 12..16 code length of the literal; 0 for a run
 /// ```
 static READ: [u16; BEFORE << WORD_MAX] = {
@@ -108,7 +107,7 @@ static READ: [u16; BEFORE << WORD_MAX] = {
 
 /// By number: its logarithm in sixteenths, rounded down.
 static LOG: [u8; PAGE_SIZE + 1] = {
-    // 2^(n/16) as 15 bits after the point.
+    // 2^(n/16) with 15 fractional bits.
     const ROOTS: [u32; 16] = [
         32768, 34219, 35734, 37316, 38968, 40693, 42495, 44376, 46341, 48393, 50535, 52773, 55109, 57549, 60097, 62757,
     ];
@@ -127,13 +126,13 @@ static LOG: [u8; PAGE_SIZE + 1] = {
     logs
 };
 
-/// Most literals of a [`Sample`].
+/// Maximum number of literals in a [`Sample`].
 pub(super) const SAMPLED: usize = 200;
 
-/// What a literal that has occurred so often before adds to the sum of a [`Sample`].
+/// What a literal that has occurred this often adds to the sum of a [`Sample`].
 static GROWTH: [i16; 256] = {
-    // By their counts alone 200 uniform bytes seem to take 7 bits each. They take 8, to which a bit
-    // and a half more for each value that occurs brings them.
+    // By their counts alone, 200 uniform bytes seem to take 7 bits each. They take 8; adding a bit
+    // and a half for each value that occurs corrects that.
     let mut growth = [-24; 256];
     let mut count = 1;
     while count < 256 {
@@ -144,17 +143,17 @@ static GROWTH: [i16; 256] = {
     growth
 };
 
-/// Literals of a page, evenly spaced: a guess at how short a code for all of them could be.
+/// Evenly spaced literals of a page, to estimate how short a code for all of them could be.
 pub(super) struct Sample {
     of: usize,
     count: usize,
-    /// The sum of `count × log2(count)` by literal, in sixteenths, less what a sample falls short
-    /// of the entropy of all.
+    /// The sum of `count × log2(count)` by literal, in sixteenths, less the amount by which a
+    /// sample underestimates the entropy of all.
     sum: i32,
 }
 
 impl Sample {
-    /// Every `step`th of `literals`.
+    /// Samples every `step`th of `literals`.
     #[inline(always)]
     pub(super) fn of(literals: &[u8], step: usize) -> Self {
         let mut sample = Self { of: literals.len(), count: 0, sum: 0 };
@@ -168,22 +167,22 @@ impl Sample {
         sample
     }
 
-    /// The bytes that all literals would take by a code of their own.
+    /// Returns the bytes that all literals would take with a separate code for this page.
     pub(super) fn bytes(&self) -> usize {
         let bits = self.count * usize::from(LOG[self.count.min(PAGE_SIZE)]);
         self.scaled(usize::try_from(bits as i32 - self.sum).unwrap_or(0) / 2)
     }
 
-    /// The bytes of all literals if the sample takes so many eighths of a bit.
+    /// Returns the bytes of all literals if the sample takes this many eighths of a bit.
     pub(super) fn scaled(&self, eighths: usize) -> usize {
         self.of * eighths / (64 * self.count.max(1))
     }
 }
 
-/// How often each of `literals` occurs.
+/// Counts how often each of `literals` occurs.
 #[inline(always)]
 pub(super) fn count(literals: &[u8]) -> [u16; 256] {
-    // Equal neighbours do not wait for each other.
+    // Four tables, so that equal neighbours do not wait for each other.
     let mut counts = [[0u16; 256]; 4];
     let (fours, rest) = literals.as_chunks::<4>();
     for four in fours {
@@ -199,12 +198,13 @@ pub(super) fn count(literals: &[u8]) -> [u16; 256] {
     all
 }
 
-/// Lengths of a complete code for literals that occur `counts` times, `total` in all, at most
-/// [`PAGE_SIZE`], and the bits that they take; `None` unless two or more occur.
+/// Returns lengths of a complete code for literals that occur `counts` times, `total` in all, at
+/// most [`PAGE_SIZE`], and the bits that the literals take. Returns `None` unless at least two
+/// occur.
 ///
-/// Not the best code, but 0.3 % from it and found in a few passes without sorting: the logarithms
-/// of the frequencies, rounded up where the sum of 2^-length demands it, those first that are
-/// nearest to the next whole number.
+/// The code is 0.3 % longer than the best, and found in a few passes without sorting: the lengths
+/// are the logarithms of the frequencies, rounded up where the sum of 2^-length requires it,
+/// starting with those nearest to the next whole number.
 #[inline(always)]
 pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usize)> {
     const WHOLE: u32 = 1 << MAX;
@@ -214,7 +214,7 @@ pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usi
     let mut parts = [0u8; 256];
     let mut used = 0;
     let mut taken = 0;
-    // By sixteenths: what it saves to make these literals' codes a bit longer.
+    // By sixteenths: the space saved by making these literals' codes one bit longer.
     let mut saved = [0u32; 16];
     for ((&count, length), part) in counts.iter().zip(&mut lengths).zip(&mut parts) {
         if count > 0 {
@@ -245,8 +245,8 @@ pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usi
             }
         }
     }
-    // What is left goes to codes that it can make shorter: there is one, since all spaces and what
-    // is left are multiples of the least space.
+    // The remaining space shortens codes. One always fits, since all spaces and the remainder are
+    // multiples of the smallest space.
     let mut left = WHOLE - taken;
     while left > 0 {
         for length in &mut lengths {
@@ -263,7 +263,7 @@ pub(super) fn lengths(counts: &[u16; 256], total: usize) -> Option<(Lengths, usi
     Some((lengths, bits))
 }
 
-/// Writes the description of `lengths` to the front of `room` and gives its length in bytes.
+/// Writes the description of `lengths` to the front of `room` and returns its length in bytes.
 pub(super) fn describe(lengths: &Lengths, room: &mut Room) -> usize {
     let mut writer = Writer::new(room);
     let mut before = 0;
@@ -283,7 +283,8 @@ pub(super) fn describe(lengths: &Lengths, room: &mut Room) -> usize {
     writer.finish()
 }
 
-/// The codes of `lengths`, as [`LiteralSet::encode`](super::tables::LiteralSet::encode) has them.
+/// Returns the codes of `lengths`, in the format of
+/// [`LiteralSet::encode`](super::tables::LiteralSet::encode).
 pub(super) fn codes(lengths: &Lengths) -> [u64; 256] {
     let mut of_length = [0u16; 16];
     lengths.iter().for_each(|&length| of_length[usize::from(length & 15)] += 1);
@@ -300,8 +301,8 @@ pub(super) fn codes(lengths: &Lengths) -> [u64; 256] {
     })
 }
 
-/// Reads the description at `at`, makes the look-ups of its code, and gives the place after it.
-/// `None`: it is of more or fewer than 256 literals, or the code is not complete.
+/// Reads the description at `at`, builds the look-ups of its code, and returns the place after it.
+/// Returns `None` if it does not describe exactly 256 literals or the code is not complete.
 #[inline(always)]
 pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<usize> {
     let mut lengths = [0u8; 256];
@@ -327,7 +328,7 @@ pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<us
     if literal != 256 {
         return None;
     }
-    // The literals by their lengths.
+    // Sorts the literals by their lengths.
     let mut ends = [0; 16];
     let (mut space, mut end) = (0, 0);
     for (length, &count) in of_length.iter().enumerate().skip(1).take(MAX) {
@@ -339,14 +340,14 @@ pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<us
         return None;
     }
     let mut sorted = [0u8; 512];
-    // Those without a code behind all others.
+    // Literals without a code come last.
     ends[0] = 256;
     for (literal, &length) in lengths.iter().enumerate() {
         let at = &mut ends[usize::from(length & 15)];
         sorted[*at & 511] = literal as u8;
         *at += 1;
     }
-    // Look-ups of as many bits as the codes so far have; for each bit more they are doubled.
+    // The look-ups cover as many bits as the longest code so far; each further bit doubles them.
     let mut rest = sorted.as_slice();
     let mut code = 0;
     let mut made = 1;
@@ -357,7 +358,7 @@ pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<us
         rest = later;
         for &literal in now {
             lookups[code & ((1 << MAX) - 1)] = Lookup::new(length as u8, &[literal], 0);
-            // The next code: in the order of its bits from the first on, which is the lowest.
+            // The next code: increments the bits in reading order, lowest bit first.
             let carried = 1 << (usize::BITS - 1 - (!code & (made - 1) | 1).leading_zeros());
             code = code & (carried - 1) | carried;
         }
@@ -372,7 +373,8 @@ mod tests {
     use super::*;
     use crate::pleat::huffman;
 
-    /// The description of `lengths` at the start of what may be an object, and its end.
+    /// Returns a buffer that starts with the description of `lengths`, like an object, and the
+    /// description's length.
     fn described(lengths: &Lengths) -> (Box<Room>, usize) {
         let mut room = Box::new([0xa5; size_of::<Room>()]);
         let len = describe(lengths, &mut room);
@@ -437,8 +439,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any counts give a code that is complete, at most a bit a literal longer than the best,
-        /// and comes back by its description.
+        /// Any counts give a complete code that is at most one bit per literal longer than the
+        /// best, and is recovered from its description.
         #[test]
         fn codes_come_back(
             few in proptest::collection::vec((any::<u8>(), 1u16..400), 2..40),
@@ -460,7 +462,7 @@ mod tests {
             let best = cost(&huffman::lengths(&counts.map(u32::from), LITERAL_MAX));
             prop_assert!(bits <= best + total, "{bits} bits, at best {best}");
 
-            // The same codes as those of RFC 1951, and look-ups that give them.
+            // The codes equal those of RFC 1951, and the look-ups decode them.
             let canonical = huffman::codes(&code, LITERAL_MAX).expect("a complete code");
             let (room, len) = described(&code);
             let mut lookups = no_lookups();
@@ -477,7 +479,7 @@ mod tests {
             }
         }
 
-        /// Any bytes are refused, or give look-ups of one literal each.
+        /// Any bytes are rejected or give look-ups of one literal each.
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
             let mut room = Box::new([0; size_of::<Room>()]);

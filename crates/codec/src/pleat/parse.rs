@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! at each position not yet covered:
-//!     look for a match: at the last two offsets (3 bytes or more), then where the hash of 6 bytes was seen last
-//!         in the page, or if it was not, where the dictionary has the bytes ahead
-//!     none: go two on, and further the longer nothing was found
-//!     if it is at a new offset and short: take that of the next position instead if it is better
-//!     extend it to the left over the literals before it; keep the sequence
+//!     look for a match: at the last two offsets (at least 3 bytes), then where the hash of 6 bytes
+//!         was last seen in the page or, if unseen, where the dictionary has the next bytes
+//!     none: advance by two, and by more the longer nothing is found
+//!     if it is short and at a new offset: use the next position's match instead if that is better
+//!     extend it to the left over the preceding literals; keep the sequence
 //! ```
 //!
-//! For speed:
-//! 1. The position right behind a match has code of its own: the last offset does not match there.
-//! 2. The bytes at the last two offsets are read from pointers of their own.
-//! 3. What is equal beyond the first 8 bytes is found 32 at a time.
-//! 4. Whether the next position's match is better is one branch, mostly not taken: only a match
-//!    that is equal where this one ends can be.
+//! Speed:
+//!
+//! 1. The position directly after a match has separate code: the last offset does not match there.
+//! 2. The bytes at the last two offsets are read through separate pointers.
+//! 3. Beyond the first 8 bytes, matches are compared 32 bytes at a time.
+//! 4. Whether the next position's match is better is one branch, rarely taken: only a match that is
+//!    equal where this one ends can be better.
 //! 5. The third of the last offsets is found only by its hash: trying it too makes objects 0.1 %
-//!    smaller and takes 4 % of the time.
-#![allow(unsafe_code)] // Positions that are known to lie in the window, without a check for each access.
+//!    smaller and costs 4 % of the time.
+#![allow(unsafe_code)] // Unchecked access to positions that are known to be in the window.
 
 use std::hint::select_unpredictable;
 
@@ -28,25 +29,25 @@ use super::{
 };
 use crate::mem::{common_prefix_by, load64};
 
-/// Entries of the hash table.
+/// Number of entries in the hash table.
 pub(super) const HASHES: usize = 1 << HASH_BITS;
 const HASH_BITS: u32 = 12;
 
-/// Where in the page the bytes with each hash were seen last: positions in the window, before the
-/// one being searched for; [`NOWHERE`] where they were not.
+/// The last position in the page of the bytes with each hash: positions in the window, before the
+/// one being searched for; [`NOWHERE`] for hashes not seen.
 pub(super) type Seen = [u16; HASHES];
 
-/// Most sequences of a page: each covers at least 3 bytes.
+/// Maximum number of sequences in a page: each covers at least 3 bytes.
 pub(super) const MAX_SEQUENCES: usize = 1366;
 
-/// No match starts this close to the page's end or closer.
+/// Matches start before this position.
 const SEARCHED: usize = END - 9;
-/// After so many bytes without a match, the step to the next position grows by one.
+/// After this many bytes without a match, the step to the next position grows by one.
 const GROWTH: usize = 32;
-/// A match of this length is taken without looking at the next position.
+/// A match of at least this length is used without trying the next position.
 const LONG: usize = 16;
 
-/// The entry for 6 bytes, those with the given [`product`].
+/// Returns the entry for 6 bytes, those with the given [`product`].
 #[inline(always)]
 fn entry(product: u64) -> usize {
     (product << 16 >> (64 - HASH_BITS)) as usize
@@ -62,30 +63,30 @@ fn six_are_equal(difference: u64) -> bool {
     difference << 16 == 0
 }
 
-/// The window, by pointer, or as it lies an offset before itself.
+/// The window, by pointer, possibly shifted back by an offset.
 ///
-/// Every position that these functions are given, less the offset, is at most `END` and at least
-/// `PAGE_AT` less the largest offset, so that 64 bytes can be read from it.
+/// Every position passed to these functions, less the offset, is at most `END` and at least
+/// `PAGE_AT` less the largest offset, so 64 bytes can be read from it.
 #[derive(Clone, Copy)]
 struct Bytes(*const u8);
 
 impl Bytes {
-    /// The window as it lies `offset` bytes before itself.
+    /// Returns the window shifted back by `offset` bytes.
     #[inline(always)]
     fn before(self, offset: usize) -> Self {
         Self(self.0.wrapping_sub(offset))
     }
 
-    /// The 8 bytes at `at`.
+    /// Returns the 8 bytes at `at`.
     #[inline(always)]
     fn word(self, at: usize) -> u64 {
         debug_assert!(at <= END + 16);
-        // SAFETY: positions are at most END + 16 (see `Bytes`); the window has 64 + 64 bytes from
-        // END on.
+        // SAFETY: positions are at most END + 16 (see `Bytes`); the window has 64 + 64 bytes after
+        // END.
         unsafe { load64(self.0.wrapping_add(at)) }
     }
 
-    /// The 8 bytes at `at`, and where their hash was seen last.
+    /// Returns the 8 bytes at `at` and the position where their hash was last seen.
     #[inline(always)]
     fn visit(self, seen: &mut Seen, before: &impl Before, at: usize) -> (u64, usize) {
         let word = self.word(at);
@@ -96,8 +97,8 @@ impl Bytes {
         (word, usize::from(seen_at))
     }
 
-    /// How many bytes from `at` on, which differ from those of `other` there by `difference`, equal
-    /// them.
+    /// Returns how many bytes from `at` equal those of `other`; `difference` is the XOR of the
+    /// first 8.
     #[inline(always)]
     fn common(self, other: Self, at: usize, difference: u64) -> usize {
         let length = if difference != 0 {
@@ -105,14 +106,14 @@ impl Bytes {
         } else {
             let [from, other, end] =
                 [self.0.wrapping_add(at + 8), other.0.wrapping_add(at + 8), self.0.wrapping_add(END + 32)];
-            // SAFETY: `at` is at most END - 8, and the window has 64 + 64 bytes from END on;
-            // `other` is the window as it lies before.
+            // SAFETY: `at` is at most END - 8, and the window has 64 + 64 bytes after END; `other`
+            // is the window shifted back.
             8 + unsafe { common_prefix_by::<32>(from, other, end) }
         };
         length.min(END - at)
     }
 
-    /// How many bytes before `at`, at most `most` of them, equal those of `other`.
+    /// Returns how many bytes before `at`, at most `most`, equal those of `other`.
     #[inline(always)]
     fn common_before(self, other: Self, at: usize, most: usize) -> usize {
         let mut length = 0;
@@ -126,8 +127,8 @@ impl Bytes {
     }
 }
 
-/// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and gives
-/// their number. What they leave of the page is literals. `seen` is only working memory.
+/// Finds the sequences of the page in `window`, writes them to the front of `sequences`, and
+/// returns their number. The rest of the page is literals. `seen` is only working memory.
 #[inline(always)]
 pub(super) fn parse(
     window: &Window,
@@ -148,7 +149,7 @@ pub(super) fn parse(
             if at >= SEARCHED {
                 return count;
             }
-            // Behind a match at the last offset differs: no need to look there.
+            // After a match, the byte at the last offset differs: no need to test it.
             let (word, seen_at) = bytes.visit(seen, before, at);
             let at_second = word ^ second.word(at);
             if three_are_equal(at_second) {
@@ -185,8 +186,8 @@ pub(super) fn parse(
         };
         let mut length = bytes.common(bytes.before(offset), at, difference);
         if rep == 3 && length < LONG {
-            // A match at the next position is better only if it goes as far or further, and then
-            // the bytes there are equal.
+            // A match at the next position is only better if it ends no earlier, and then the bytes
+            // there are equal.
             let next = at + 1;
             let end = at + length;
             let (word, seen_at) = bytes.visit(seen, before, next);

@@ -1,24 +1,23 @@
-//! The sequences of an object: first all are read, then all are carried out. The hot loops of the
-//! decoder.
+//! The sequences of an object: first all are read, then all are executed. The decoder's hot loops.
 //!
 //! ```text
 //! until the matches make up all bytes that are not literals:
-//!     token: 10 bits looked up give a meaning and the code's length
-//!     extra bits: scattered over the meaning's mask and added to its base, they give run, length, offset at once
-//!     the offset, if it repeats one of the last three; the last three
+//!     token: looking up 10 bits gives a meaning and the code's length
+//!     extra bits: scattered over the meaning's mask and added to its base, they give run, length
+//!         and offset at once
+//!     resolve the offset if it repeats one of the last three; update those
 //! for each sequence: copy the run of literals, then the match
 //! ```
 //!
-//! For speed:
-//! 1. The first loop has no branch that depends on what is read, but for its end. The second has
-//!    them all (is a run or a match long? is an offset short?), and all they need lies ready: a
-//!    branch guessed wrong does not wait for a token to be decoded.
-//! 2. Tokens are in two streams, which are looked up side by side and need more bits only every
-//!    fifth time; extra bits are read at a place that depends on earlier tokens only, not on
-//!    earlier bits.
-//! 3. What the sequences take is summed up and compared with what there is once, before anything is
-//!    copied.
-#![allow(unsafe_code)] // Copies within the window, checked once a page.
+//! Speed:
+//!
+//! 1. The first loop has no branch that depends on the data, except its end. The second has all of
+//!    them (is a run or a match long? is an offset short?), with all inputs available: a
+//!    mispredicted branch does not wait for a token to be decoded.
+//! 2. Tokens are in two streams, which are looked up side by side and need a refill only every
+//!    fifth time. The place of extra bits depends only on earlier tokens, not on earlier bits.
+//! 3. The sizes of the sequences are summed and checked once, before anything is copied.
+#![allow(unsafe_code)] // Copies within the window, checked once per page.
 
 use std::ops::Range;
 
@@ -41,19 +40,19 @@ use crate::{
 const ROUNDS: usize = 5;
 const _: () = assert!(ROUNDS * TOKEN_MAX as usize <= 56);
 
-/// A sequence, ready to be carried out.
+/// A sequence, ready for execution.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(8))]
 pub(super) struct Step {
     pub(super) run: u16,
     pub(super) length: u16,
     pub(super) offset: u16,
-    /// Without meaning: it makes a step a word, which is stored at once.
+    /// Unused: makes a step a word, which is stored at once.
     pub(super) rest: u16,
 }
 
 impl Step {
-    /// The four numbers, the first lowest.
+    /// Creates a step from the four numbers, first one lowest.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn of(word: u64) -> Self {
@@ -64,24 +63,24 @@ impl Step {
 /// Room for the sequences of a page.
 pub(super) type Steps = [Step; MAX_SEQUENCES.next_multiple_of(2 * ROUNDS)];
 
-/// Where the tokens and the extra bits of an object are.
+/// The places of an object's tokens and extra bits.
 pub(super) struct Sections {
     /// The tokens, in two streams.
     pub(super) tokens: Range<usize>,
-    /// Where the extra bits end that begin after them.
+    /// The end of the extra bits, which begin after the tokens.
     pub(super) end: usize,
 }
 
-/// The sequences of a page that belong together: their matches and `literal_count` literals are a
-/// page, and their runs take no more literals than that.
+/// The consistent sequences of a page: their matches and `literal_count` literals make exactly a
+/// page, and their runs use no more literals than that.
 pub(super) struct Checked<'a> {
     steps: &'a [Step],
-    /// Literals that the runs take; the others belong at the page's end.
+    /// Literals that the runs use; the others belong at the page's end.
     pub(super) taken: usize,
 }
 
-/// Reads the sequences of an object, whose page has `literal_count` literals, at most
-/// [`PAGE_SIZE`]. Its tokens are in the section `tokens`, the extra bits after it up to `end`.
+/// Reads the sequences of an object whose page has `literal_count` literals, at most [`PAGE_SIZE`].
+/// Its tokens are in the section `tokens`, the extra bits after it up to `end`.
 #[inline(always)]
 pub(super) fn read<'a, I: Isa>(
     tables: &PleatTables,
@@ -102,7 +101,7 @@ pub(super) fn read<'a, I: Isa>(
             first.refill(object);
             second.refill(object);
             for [a, b] in pairs.as_chunks_mut::<2>().0 {
-                // (A closure would keep what it changes in memory.)
+                // (A closure would keep the variables that it changes in memory.)
                 macro_rules! read_one {
                     ($step:ident, $tokens:ident) => {
                         let entry = set.decode[$tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
@@ -135,15 +134,15 @@ pub(super) fn read<'a, I: Isa>(
     Ok(Checked { steps, taken })
 }
 
-/// Carries out `sequences`, taking from `literals`, in the window. The literals that are left
-/// belong at the page's end, and are not put there.
+/// Executes `sequences` in the window with the literals from `literals`. The remaining literals
+/// belong at the page's end and are not copied there.
 #[inline(always)]
 pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &mut Window) {
-    // SAFETY: the steps' runs and matches together are no longer than a page (see `Checked`), so
-    // the literals taken end at most PAGE_SIZE into `literals`, which has 64 bytes more, and `to`
-    // is at most END, from which the window has 128 bytes more. A run is copied at most 32 bytes
-    // beyond its end, a match too. An offset has 16 bits, and 64 KiB before the page's start can be
-    // read. The buffers do not overlap.
+    // SAFETY: the steps' runs and matches together are at most a page (see `Checked`), so the
+    // literals used end at most PAGE_SIZE into `literals`, which has 64 more bytes, and `to` is at
+    // most END, after which the window has 128 bytes. Runs and matches are copied at most 32 bytes
+    // beyond their ends. An offset has 16 bits, and 64 KiB before the page's start can be read. The
+    // buffers do not overlap.
     unsafe {
         let mut literal = literals.as_ptr();
         let mut to = window.as_mut_ptr().add(PAGE_AT);
@@ -163,25 +162,24 @@ pub(super) fn carry_out(sequences: &Checked<'_>, literals: &Literals, window: &m
 
 /// Copies the match of `length` bytes at `to`, and up to 32 bytes more.
 ///
-/// A word that was just stored in two parts is slow to read. So if the offset is less than a word,
-/// the first four words are made of the bytes before. All later bytes are copied over the least
-/// multiple of the offset that is 32 or more: that reaches less than an offset before the match,
-/// where the same bytes repeat.
+/// Reading a word that was just stored in two parts is slow. So if the offset is less than a word,
+/// the first four words are computed from the bytes before. All later bytes are copied from a
+/// distance of the smallest multiple of the offset that is at least 32: that reaches less than an
+/// offset before the match, where the same bytes repeat.
 ///
-/// An offset of 0 stands for 65,536, where the window has zeros whatever `to` is, and makes zeros:
-/// the first four words are zeros then, and the others are copied over 32 bytes.
+/// An offset of 0 means 65,536, where the window has zeros whatever `to` is, and gives zeros: the
+/// first four words are zeros, and the others are copied from 32 bytes back.
 ///
 /// # Safety
-/// The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` on read and
-/// written.
+/// The `offset` bytes before `to` can be read, and `length + 32` bytes from `to` read and written.
 #[inline(always)]
 unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
-    // SAFETY: reads begin at most `offset` bytes before `to`, and if it is 0 at `to`, or at what was
-    // written since; the last 32 bytes start at 0 or before `length`, so that writes end at most 32 bytes
-    // after it.
+    // SAFETY: reads begin at most `offset` bytes before `to` or, if it is 0, at `to`, or in bytes
+    // written since; the last 32 bytes start at 0 or before `length`, so writes end at most 32
+    // bytes after it.
     unsafe {
         if offset < 8 {
-            // The bytes that repeat, as they begin in each word.
+            // The bytes that repeat, as each word begins with them.
             let mut period = load64(to.sub(offset)) & FIRST[offset];
             let turn = TURN[offset];
             for at in [0, 8, 16, 24] {
@@ -206,10 +204,10 @@ unsafe fn copy_match(to: *mut u8, offset: usize, length: usize) {
     }
 }
 
-/// By offset: the bytes of a word that it holds before it repeats.
+/// By offset: mask of the bytes of a word before they repeat.
 const FIRST: [u64; 8] =
     [0, 0xff, 0xffff, 0xff_ffff, 0xffff_ffff, 0xff_ffff_ffff, 0xffff_ffff_ffff, 0xff_ffff_ffff_ffff];
-/// By offset: what to multiply these bytes by to repeat them.
+/// By offset: the factor that repeats these bytes.
 const REPEAT: [u64; 8] = [
     0,
     0x0101_0101_0101_0101,
@@ -220,9 +218,9 @@ const REPEAT: [u64; 8] = [
     0x0001_0000_0000_0001,
     0x0100_0000_0000_0001,
 ];
-/// By offset: bits of the bytes that a word holds more than a multiple of it.
+/// By offset: bits of a word beyond a whole multiple of the offset.
 const TURN: [u32; 8] = [0, 0, 0, 16, 0, 24, 16, 8];
-/// By offset: its least multiple that is 32 or more.
+/// By offset: its smallest multiple that is at least 32.
 const LONG_MULTIPLE: [usize; 32] = {
     let mut multiples = [32; 32];
     let mut offset = 1;
@@ -246,7 +244,7 @@ mod tests {
                 for at in 100..100 + length {
                     wanted[at] = if offset == 0 { 0 } else { wanted[at - offset] };
                 }
-                // SAFETY: of 400 bytes, 100 are before the match and 300 from its start on.
+                // SAFETY: of 400 bytes, 100 are before the match and 300 from its start.
                 unsafe { copy_match(bytes.as_mut_ptr().add(100), offset, length) };
                 assert!(bytes[..100 + length] == wanted[..100 + length], "{length} bytes over {offset}");
             }

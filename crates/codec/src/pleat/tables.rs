@@ -1,4 +1,4 @@
-//! The tables that the pages of a store share, and their bytes.
+//! The tables that the pages of a store share, and their serialised form.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,9 +16,9 @@ pub(super) const LITERAL_MAX: u8 = 10;
 pub(super) const TOKEN_MAX: u8 = 10;
 /// Contexts of a literal set.
 pub(super) const CONTEXTS: usize = 8;
-/// Most literal sets, and most token sets.
+/// Maximum number of literal sets, and of token sets.
 pub(super) const SETS: usize = 8;
-/// Most symbols of the token code, the coarse ones included.
+/// Maximum number of symbols in the token code, including the coarse ones.
 pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
@@ -27,31 +27,31 @@ const MAGIC: [u8; 4] = *b"plt\x05";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
-/// The bytes are no tables.
+/// The bytes are not valid tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not pleat tables: {what}")]
 #[non_exhaustive]
 pub struct BadTables {
-    /// What was found wrong.
+    /// What is wrong with them.
     pub what: &'static str,
 }
 
-/// How one kind of literals is coded.
+/// The code of one kind of literals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LiteralCode {
-    /// The context that each literal makes for the next, below [`CONTEXTS`].
+    /// The context that each literal selects for the next, below [`CONTEXTS`].
     pub(super) context_after: [u8; 256],
     /// Code lengths in each context; the last is [`ESCAPE`]'s.
     pub(super) lengths: [[u8; 257]; CONTEXTS],
-    /// Each literal's cost without context, in eighths of a bit: a sum of these chooses the set for
-    /// a page.
+    /// Each literal's cost without context, in eighths of a bit. The sum of these selects a page's
+    /// set.
     pub(super) costs: [u8; 256],
 }
 
-/// What is trained and stored; everything else follows from it.
+/// What is trained and stored; everything else is derived from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
-    /// The triple of each token symbol from [`COARSE`] on; rising.
+    /// The triple of each token symbol from [`COARSE`], in ascending order.
     pub(super) triples: Vec<u16>,
     /// Code lengths of the token symbols, the coarse ones first, in each token set.
     pub(super) token_lengths: Vec<Vec<u8>>,
@@ -59,18 +59,18 @@ pub(super) struct Model {
     pub(super) dictionary: Vec<u8>,
 }
 
-/// One token set, ready.
+/// One token set, ready for use.
 pub(super) struct TokenSet {
-    /// `code | length << 27`; a symbol without code holds the coarse symbol to take instead, and
-    /// the length 0.
+    /// `code | length << 27`; a symbol without code holds the coarse symbol that replaces it, and
+    /// length 0.
     pub(super) encode: Box<[u32; SYMBOLS]>,
     /// `length | symbol << 6` by the next [`TOKEN_MAX`] bits.
     pub(super) decode: Box<[u16; 1 << TOKEN_MAX]>,
 }
 
 impl TokenSet {
-    /// The symbol that stands for `symbol` in this set, itself or a coarse one, and `code | length
-    /// << 27` of it.
+    /// Returns the symbol that encodes `symbol` in this set, itself or a coarse one, and that
+    /// symbol's entry of `encode`.
     #[inline(always)]
     pub(super) fn code(&self, symbol: usize) -> (usize, u32) {
         let code = self.encode[symbol & (SYMBOLS - 1)];
@@ -82,7 +82,7 @@ impl TokenSet {
     }
 }
 
-/// What a look-up of literals gives.
+/// The result of a literal look-up.
 ///
 /// ```text
 /// bits  0..6   length of the codes
@@ -94,7 +94,7 @@ impl TokenSet {
 pub(super) struct Lookup(pub(super) u32);
 
 impl Lookup {
-    /// The bits of the context, where it is to be combined with the next [`LITERAL_MAX`] bits.
+    /// Mask of the context, at the place where it is combined with the next [`LITERAL_MAX`] bits.
     pub(super) const CONTEXT: u32 = 15 << LITERAL_MAX;
 
     #[inline(always)]
@@ -105,27 +105,28 @@ impl Lookup {
     }
 }
 
-/// The context after an escape, in which the next 8 bits are a literal: so an escape is a look-up
+/// The context after an escape, in which the next 8 bits are a literal: an escape is then a look-up
 /// like any other.
 const ESCAPED: usize = CONTEXTS;
-/// Look-ups of a literal set: those of 16 contexts, so that any bits of [`Lookup::CONTEXT`] may be
-/// looked up; those above [`ESCAPED`] are never used.
+/// Look-ups of a literal set: those of 16 contexts, so that any bits of [`Lookup::CONTEXT`] are a
+/// valid index; those above [`ESCAPED`] are never used.
 pub(super) const LOOKUPS: usize = 16 << LITERAL_MAX;
 
-/// One literal set, ready.
+/// One literal set, ready for use.
 pub(super) struct LiteralSet {
-    /// Where in `encode` the codes after each literal begin: its context times 256.
+    /// Start of the codes in `encode` after each literal: its context times 256.
     pub(super) row_after: [u16; 256],
     /// By `context << 8 | literal`: the code's length in the low bits, the code in the highest. A
-    /// literal without code holds the escape's and its own 8 bits.
+    /// literal without code holds the escape's code followed by its own 8 bits.
     pub(super) encode: Box<[u64; CONTEXTS << 8]>,
-    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes these bits hold
-    /// whole, or an escape. See [`Lookup`].
+    /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes are completely
+    /// in these bits, or an escape. See [`Lookup`].
     pub(super) decode: Box<[Lookup; LOOKUPS]>,
 }
 
 impl LiteralSet {
-    /// The bits that every `step`th of `literals` takes, in the context that the one before makes.
+    /// Returns the bits of every `step`th of `literals`, in the context that the previous one
+    /// selects.
     #[inline(always)]
     pub(super) fn bits(&self, literals: &[u8], step: usize) -> usize {
         let mut bits = 0;
@@ -139,7 +140,7 @@ impl LiteralSet {
         bits as usize
     }
 
-    /// A look-up that leaves the context in which a lane begins.
+    /// Returns a look-up whose context is the one in which a lane begins.
     #[inline(always)]
     pub(super) fn first(&self) -> Lookup {
         Lookup(u32::from(self.row_after[0] >> 8) << LITERAL_MAX)
@@ -147,26 +148,26 @@ impl LiteralSet {
 }
 
 /// Tables of the dense page codec, shared by the pages of a store: a dictionary, and prefix codes
-/// for tokens and literals in up to eight sets each, of which a page takes one.
+/// for tokens and literals in up to eight sets each, of which a page uses one.
 ///
-/// A store may hold objects of several tables; each object must be decoded with the tables it was
-/// made with, and does not name them. (With others it gives an error or another page, never
-/// anything worse.)
+/// A store may hold objects of several tables. An object must be decoded with the tables it was
+/// made with, and does not name them. (Other tables give an error or another page, never anything
+/// worse.)
 pub struct PleatTables {
     id: u32,
     model: Model,
-    /// Symbol of each triple: its own, or that of the same with an offset of any alignment, or a
-    /// coarse one.
+    /// Symbol of each triple: its own, that of the same triple with an offset of any alignment, or
+    /// a coarse one.
     pub(super) symbol_of: Box<[u16; TRIPLES]>,
     pub(super) meanings: Box<[Meaning; SYMBOLS]>,
     pub(super) tokens: Vec<TokenSet>,
     pub(super) literals: Vec<LiteralSet>,
-    /// Each token symbol's bits in each set, the extra bits included.
+    /// Each token symbol's bits in each set, including the extra bits.
     pub(super) token_costs: Box<[[u16; SETS]; SYMBOLS]>,
     /// Each literal's cost in each set, in eighths of a bit.
     pub(super) literal_costs: Box<[[u16; SETS]; 256]>,
     pub(super) window: Window,
-    /// Where its bytes are found; `None` if there are none.
+    /// The positions of the dictionary's bytes; `None` without a dictionary.
     pub(super) places: Option<Box<Places>>,
 }
 
@@ -183,7 +184,7 @@ impl std::fmt::Debug for PleatTables {
 }
 
 impl PleatTables {
-    /// The tables that come with the library, trained on a mixture of heaps, programs, text and
+    /// Returns the tables built into the library, trained on a mixture of heaps, programs, text and
     /// data.
     pub fn builtin() -> Arc<Self> {
         static BUILTIN: OnceLock<Arc<PleatTables>> = OnceLock::new();
@@ -191,12 +192,12 @@ impl PleatTables {
         Arc::clone(BUILTIN.get_or_init(|| Arc::new(tables())))
     }
 
-    /// A hash of everything in the tables: equal tables have equal ids, on every machine.
+    /// Returns a hash of the content: equal tables have equal ids, on every machine.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// The tables as bytes, at most 77 KiB, as docs/pleat.md describes.
+    /// Serialises the tables to at most 77 KiB, as docs/pleat.md describes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let model = &self.model;
         let mut bytes = MAGIC.to_vec();
@@ -219,8 +220,8 @@ impl PleatTables {
         bytes
     }
 
-    /// The tables that [`PleatTables::to_bytes`] gave `bytes` for. `bytes` is untrusted; what is
-    /// accepted is safe to use, and gives the same bytes again.
+    /// Deserialises the output of [`PleatTables::to_bytes`]. `bytes` is untrusted; tables that are
+    /// accepted are safe to use and serialise to the same bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
         const SHORT: BadTables = BadTables { what: "cut short" };
         let mut rest = bytes;
@@ -270,7 +271,7 @@ impl PleatTables {
         Self::new(Model { triples, token_lengths, literals, dictionary })
     }
 
-    /// Makes everything that follows from `model`, and checks it.
+    /// Derives everything from `model`, and checks it.
     pub(super) fn new(model: Model) -> Result<Self, BadTables> {
         if !model.triples.is_sorted_by(|a, b| a < b) {
             return Err(BadTables { what: "token symbols out of order" });
@@ -326,18 +327,18 @@ impl PleatTables {
         Ok(tables)
     }
 
-    /// What was trained.
+    /// Returns the trained data.
     #[cfg(test)]
     pub(super) fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Bytes of the dictionary, 0 if there is none.
+    /// Returns the dictionary's length in bytes, 0 if there is none.
     pub fn dictionary_bytes(&self) -> usize {
         self.model.dictionary.len()
     }
 
-    /// Heap bytes of the tables.
+    /// Returns the heap bytes of the tables.
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
         let literal = size_of::<[u64; CONTEXTS << 8]>()
@@ -357,7 +358,7 @@ impl PleatTables {
     }
 }
 
-/// The id of the tables that `bytes` are: FNV-1a of what stands after the id.
+/// Returns the id of serialised tables: FNV-1a of the bytes after the id.
 pub(super) fn id_of(bytes: &[u8]) -> u32 {
     let hash = |hash: u32, &byte: &u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     bytes.iter().skip(8).fold(0x811c_9dc5, hash)

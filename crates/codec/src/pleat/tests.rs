@@ -28,8 +28,8 @@ impl Random {
 
 const KINDS: u64 = 8;
 
-/// A page of one of several kinds: like a heap, text, records, samples, sparse, noise, one byte,
-/// bytes of a code of their own.
+/// Returns a page of one of several kinds: heap-like, text, records, samples, sparse, noise, one
+/// byte, bytes that need a separate code.
 fn page(kind: u64, seed: u64) -> Page {
     let mut random = Random(seed.wrapping_mul(2).wrapping_add(1));
     let mut page = [0; PAGE_SIZE];
@@ -98,7 +98,7 @@ fn pages(kinds: std::ops::Range<u64>, count: u64) -> Vec<Page> {
     (0..count).flat_map(|seed| kinds.clone().map(move |kind| page(kind, seed))).collect()
 }
 
-/// Tables trained on these kinds of pages, with a dictionary of 8 KiB.
+/// Returns tables trained on these kinds of pages, with a dictionary of 8 KiB.
 fn trained() -> Arc<PleatTables> {
     static TABLES: OnceLock<Arc<PleatTables>> = OnceLock::new();
     let train = || {
@@ -108,7 +108,7 @@ fn trained() -> Arc<PleatTables> {
     Arc::clone(TABLES.get_or_init(|| Arc::new(train())))
 }
 
-/// The same codes behind the longest dictionary there can be: noise that begins and ends with a
+/// Returns the same codes with the longest possible dictionary: noise that begins and ends with a
 /// page of records.
 fn longest() -> Arc<PleatTables> {
     static TABLES: OnceLock<Arc<PleatTables>> = OnceLock::new();
@@ -126,8 +126,8 @@ fn all_tables() -> [Arc<PleatTables>; 3] {
     [PleatTables::builtin(), trained(), longest()]
 }
 
-/// Matches are found and decoded at both ends of the longest dictionary, by tokens of their own and
-/// by coarse ones, which the trained ones have for such far offsets.
+/// Matches are found and decoded at both ends of the longest dictionary, with separate tokens and
+/// with coarse ones, which the trained tables have for such far offsets.
 #[test]
 fn the_longest_dictionary_is_in_reach() {
     let tables = longest();
@@ -141,7 +141,7 @@ fn the_longest_dictionary_is_in_reach() {
     }
 }
 
-/// Makes the object of `page` with both shims, which must agree, and decodes it with both.
+/// Encodes `page` with both builds, which must agree, and decodes it with both.
 fn round_trip(tables: &Arc<PleatTables>, page: &Page) -> Vec<u8> {
     let [mut generic, mut best] =
         [Shims::GENERIC, Shims::best()].map(|shims| PleatStream::new(Arc::clone(tables), shims));
@@ -175,8 +175,8 @@ fn sizes_of_kinds() {
     assert_eq!(size(5), PAGE_SIZE + 1);
 }
 
-/// Literals that no shared set fits, many or few, are shorter by a code in the object than by bytes
-/// of 8 bits.
+/// Literals that no shared set fits, many or few, are shorter with a code in the object than with 8
+/// bits each.
 #[test]
 fn a_page_may_have_a_code_of_its_own() {
     for tables in all_tables() {
@@ -189,14 +189,14 @@ fn a_page_may_have_a_code_of_its_own() {
     }
 }
 
-/// Decodes the literals of an object with a code of the page's own, a bit at a time.
+/// Decodes the literals of an object with a code for this page, one bit at a time.
 fn literals_of_own_code(object: &[u8]) -> Vec<u8> {
     let number = |at: usize| match object[at] {
         low @ 0..128 => (usize::from(low), at + 1),
         low => (usize::from(low & 127) | usize::from(object[at + 1]) << 7, at + 2),
     };
     let bit = |bits: &[u8], at: usize| usize::from(bits[at / 8] >> (at % 8) & 1);
-    // A prefix code by its lengths, as RFC 1951 has it: the symbol at the bit `at`.
+    // Decodes a prefix code from its lengths, as in RFC 1951: the symbol at the bit `at`.
     let symbol = |lengths: &[u8], bits: &[u8], at: &mut usize| {
         let (mut code, mut first, mut length) = (0, 0, 0);
         loop {
@@ -254,7 +254,7 @@ fn own_codes_are_read_as_the_page_on_the_format_says() {
         let object = round_trip(&PleatTables::builtin(), &page);
         assert_eq!(object[0] & OWN_BITS, OWN);
         let literals = literals_of_own_code(&object);
-        // The page without its matches, of which there are few.
+        // The page without its matches, which are few.
         let mut page = page.iter();
         assert!(literals.len() >= 400 && literals.iter().all(|literal| page.any(|byte| byte == literal)));
     }
@@ -297,15 +297,15 @@ fn damaged_objects_do_no_harm() {
                 let _ = stream.decompress(&damaged, &mut back);
                 damaged[bit / 8] ^= 1 << (bit % 8);
             }
-            // The dictionary and the tables are as they were.
+            // The dictionary and the tables are unchanged.
             assert_eq!(stream.decompress(&object, &mut back), Ok(()));
             assert!(back == page);
         }
     }
 }
 
-/// Each object is written in one way only: what no encoder writes is refused, though it could be
-/// read.
+/// Each object has exactly one encoding: the decoder rejects what no encoder writes, even if it
+/// could be read.
 #[test]
 fn numbers_too_long_and_bits_without_meaning_are_refused() {
     let tables = PleatTables::builtin();
@@ -315,7 +315,7 @@ fn numbers_too_long_and_bits_without_meaning_are_refused() {
     assert!(plain[0] & PLAIN == 0 && plain[1] < 128);
     let longer = [&plain[..1], &[plain[1] | 128, 0], &plain[2..]].concat();
     assert!(stream.decompress(&longer, &mut back).is_err());
-    // Noise, and a match to make it smaller.
+    // Noise, with a match to make it smaller.
     let mut half = page(5, 8);
     half.copy_within(..PAGE_SIZE / 2, PAGE_SIZE / 2);
     let mut object = round_trip(&tables, &half);
@@ -326,7 +326,7 @@ fn numbers_too_long_and_bits_without_meaning_are_refused() {
         object[0] ^= bit;
     }
     stream.decompress(&object, &mut back).unwrap();
-    // A byte between the two streams of tokens, or anywhere else in their section.
+    // Adds a byte between the two streams of tokens, or anywhere else in their section.
     let object = GOLDEN_WORDS;
     assert!(object[0] & (PLAIN | FOUR_LANES) == 0);
     let tokens_at = 4 + usize::from(object[2]);
@@ -338,7 +338,7 @@ fn numbers_too_long_and_bits_without_meaning_are_refused() {
     }
 }
 
-/// One stream goes from a long dictionary to none and back.
+/// One stream switches from a long dictionary to none and back.
 #[test]
 fn a_stream_forgets_the_dictionary_before() {
     let samples = pages(0..5, 8);
@@ -410,13 +410,13 @@ fn cut_or_flipped_tables_are_refused() {
     }
 }
 
-/// Every page has an object, since what is rare has a way to be written. Tables without it are
-/// refused.
+/// Every page has an object, since every rare symbol has a fallback. Tables without one are
+/// rejected.
 #[test]
 fn tables_that_cannot_say_everything_are_refused() {
     let bytes = trained().to_bytes();
     let symbols = usize::from(u16::from_le_bytes([bytes[10], bytes[11]]));
-    // Exchanges the code lengths of two symbols, half a byte each: it stays a complete code.
+    // Exchanges the code lengths of two symbols, half a byte each: the code stays complete.
     let exchanged = |section: usize, a: usize, b: usize| {
         let mut bytes = bytes.clone();
         let nibble = |bytes: &[u8], at: usize| bytes[section + at / 2] >> (4 * (at % 2)) & 15;
@@ -451,7 +451,8 @@ fn damaged_tables_with_a_right_id_are_refused_or_work() {
     let mut accepted = 0;
     for round in 0..600 {
         let mut damaged = bytes.clone();
-        // Half of the time only the dictionary and the costs at the end, which may hold anything.
+        // Every second round damages only the dictionary and the costs at the end, which may have
+        // any content.
         let from = if round % 2 == 0 { 0 } else { bytes.len() - 8192 };
         for _ in 0..=random.below(3) {
             let at = from + random.below((bytes.len() - from) as u64) as usize;
@@ -500,7 +501,7 @@ fn training_helps_on_pages_not_seen_and_is_repeatable() {
     assert!(total(&tables, &others) * 100 < total(&PleatTables::builtin(), &others) * 95);
 }
 
-/// Objects of format version 5 with the built-in tables: a change of either shows here.
+/// Objects of format version 5 with the built-in tables: this test detects a change of either.
 #[test]
 fn golden_objects() {
     let tables = PleatTables::builtin();
@@ -527,7 +528,7 @@ const GOLDEN: [(usize, u32); KINDS as usize] = [
     (12, 2_152_372_439),
     (2393, 4_216_352_341),
 ];
-/// A page of words 0, 1, 2 and 3, a quarter of it each.
+/// A page of words 0, 1, 2 and 3, one quarter each.
 const GOLDEN_WORDS: [u8; 24] =
     [45, 3, 3, 5, 1, 21, 33, 11, 11, 45, 45, 203, 0, 208, 63, 0, 80, 63, 1, 192, 63, 1, 192, 63];
 
@@ -548,7 +549,7 @@ proptest! {
 
     #[test]
     fn any_bytes_give_a_page_or_an_error(mut object in proptest::collection::vec(any::<u8>(), 0..600), head in any::<u8>()) {
-        // Most random first bytes would be refused at once.
+        // Most random first bytes would be rejected immediately.
         if let Some(first) = object.first_mut() {
             *first = if head & PLAIN == 0 { head } else { head & !OWN_BITS | OWN };
         }

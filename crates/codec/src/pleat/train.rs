@@ -1,4 +1,4 @@
-//! Tables from sample pages.
+//! Trains tables on sample pages.
 
 use super::{
     PleatTables, dictionary,
@@ -11,22 +11,24 @@ use super::{
 };
 use crate::{Page, tables::worth_it};
 
-/// Most sample pages that training looks at: it takes these, spread evenly, of more.
+/// Maximum number of sample pages that training examines; from more, it takes this many, evenly
+/// spread.
 pub(super) const MAX_SAMPLES: usize = 4096;
-/// Most triples that get symbols of their own: of more, codes of [`TOKEN_MAX`] bits spend too much
-/// on rare ones.
+/// Maximum number of triples with separate symbols: with more, codes of [`TOKEN_MAX`] bits spend
+/// too much on rare ones.
 const OWN: usize = 800;
 /// Rounds of the k-means search for sets and for contexts.
 const ROUNDS: usize = 8;
 
-/// What is counted of one page.
+/// What is counted in one page.
 struct Parsed {
-    /// Triples of each sequence's offset as any, and as one that is a multiple of 8 if it is one.
+    /// Triples of each sequence: first with its offset in a class of any alignment, then in a class
+    /// of words if it is a multiple of 8.
     triples: Vec<(u16, u16)>,
     literals: Vec<u8>,
 }
 
-/// A model for pages like `samples`, with `dictionary`.
+/// Fits a model to pages like `samples`, with `dictionary`.
 fn model(samples: &[&Page], dictionary: Vec<u8>) -> Model {
     let parsed = parse_all(samples, &dictionary);
     let (triples, symbols) = alphabet(&parsed);
@@ -64,13 +66,13 @@ fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
     parsed
 }
 
-/// The triples that become symbols, rising, and each page's symbols.
+/// Returns the triples that become symbols, in ascending order, and each page's symbols.
 fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     let mut counts = vec![0u32; TRIPLES];
     let all = || parsed.iter().flat_map(|page| &page.triples);
     all().for_each(|&(_, word)| counts[usize::from(word)] += 1);
     let total: u32 = counts.iter().sum();
-    // Rarer ones are coded as any offset's, or by coarse symbols.
+    // Rarer ones are coded with a class of any alignment, or by coarse symbols.
     let enough = (total / 16384).max(3);
     let by_word = counts.clone();
     let rare = |word: u16| by_word[usize::from(word)] < enough;
@@ -92,14 +94,14 @@ fn alphabet(parsed: &[Parsed]) -> (Vec<u16>, Vec<Vec<u16>>) {
     (triples, symbols)
 }
 
-/// Bits of each of `counts`'s symbols under the distribution that `counts` shows.
+/// Returns the bits of each symbol under the distribution given by `counts`.
 fn ideal_bits(counts: &[u32], prior: f32) -> Vec<f32> {
     let total: f32 = counts.iter().map(|&count| count as f32 + prior).sum();
     counts.iter().map(|&count| (total / (count as f32 + prior)).log2()).collect()
 }
 
 /// k-means over pages: each page belongs to the set that codes its symbols in the fewest bits.
-/// Gives each set's counts.
+/// Returns each set's counts.
 fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
     let cost = |page: &[(u16, u32)], bits: &[f32]| -> f32 {
         page.iter().map(|&(symbol, count)| bits[usize::from(symbol)] * count as f32).sum()
@@ -112,7 +114,7 @@ fn cluster(pages: &[Vec<(u16, u32)>], symbols: usize) -> Vec<Vec<u32>> {
     if all.iter().all(|&count| count == 0) {
         return vec![all];
     }
-    // Seeds: the whole, then always the page of a sample that loses most by the seeds so far.
+    // Seeds: all pages, then repeatedly the page of a sample that loses most with the seeds so far.
     let mut bits = vec![ideal_bits(&all, 0.5)];
     let alone = |page: &Vec<(u16, u32)>| {
         let mut counts = vec![0; symbols];
@@ -152,8 +154,8 @@ fn histogram(symbols: impl Iterator<Item = u16>, kinds: usize) -> Vec<(u16, u32)
     counts.iter().enumerate().filter(|&(_, &count)| count > 0).map(|(symbol, &count)| (symbol as u16, count)).collect()
 }
 
-/// Code lengths of at most `max` for `counts`. Symbols that are too rare for a code are left to the
-/// symbol that `instead` names, unless that is themselves.
+/// Returns code lengths of at most `max` for `counts`. A symbol that is too rare for a code is
+/// replaced by the symbol that `instead` names, unless that is the symbol itself.
 fn lengths_without_rare(counts: &[u32], instead: impl Fn(usize) -> usize, max: u8) -> Vec<u8> {
     let mut counts = counts.to_vec();
     let rare = counts.iter().sum::<u32>() >> (max + 3);
@@ -208,8 +210,8 @@ fn literal_codes(parsed: &[Parsed]) -> Vec<LiteralCode> {
     pairs.iter().zip(costs).map(|(pairs, costs)| literal_code(pairs, costs)).collect()
 }
 
-/// Contexts and codes for literals with the counts `pairs` (by the literal before, times 256, and
-/// the literal).
+/// Fits contexts and codes to literals with the counts `pairs`, indexed by the previous literal
+/// times 256 plus the literal.
 fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     let rows: Vec<&[u32]> = pairs.chunks(256).collect();
     let mut by_count: Vec<usize> = (0..256).collect();
@@ -249,18 +251,19 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
     LiteralCode { context_after, lengths, costs }
 }
 
-/// Lengths of dictionary that training tries beside none, in this order.
+/// Dictionary lengths that training tries in addition to none, in this order.
 const DICTIONARIES: [usize; 2] = [16 << 10, MAX_DICTIONARY];
-/// A search takes longer behind a dictionary, up to an eighth, so it must save a fiftieth.
+/// A search takes up to an eighth longer with a dictionary, so a dictionary must save one byte in
+/// this many.
 const FIRST_SAVES: usize = 50;
-/// A longer dictionary takes more of the caches, so it must save a hundredth more than a shorter
-/// one.
+/// A longer dictionary uses more of the caches, so it must save one byte in this many over a
+/// shorter one.
 const LONGER_SAVES: usize = 100;
-/// Most pages by which it chooses among dictionaries of one length.
+/// Maximum number of pages by which training selects among dictionaries of one length.
 const TRIED: usize = 256;
 
-/// The dictionary of at most `len` bytes that leaves the least of `judged`: of pieces of `samples`
-/// that occur in most of them, of plain pages, or of what libzstd's trainer finds.
+/// Returns the dictionary of at most `len` bytes that makes `judged` smallest: pieces of `samples`
+/// that occur in most of them, plain pages, or what libzstd's trainer finds.
 fn dictionary(samples: &[&Page], judged: &[&Page], len: usize) -> Vec<u8> {
     let step = judged.len().div_ceil(TRIED).max(1);
     let judged: Vec<&Page> = judged.iter().step_by(step).copied().collect();
@@ -269,8 +272,8 @@ fn dictionary(samples: &[&Page], judged: &[&Page], len: usize) -> Vec<u8> {
     candidates.into_iter().min_by_key(|candidate| estimate(&judged, candidate)).unwrap_or_default()
 }
 
-/// About how many bits `pages` take behind `dictionary`: those of one code for all triples and one
-/// for all literals.
+/// Estimates the bits of `pages` after `dictionary`, with one code for all triples and one for all
+/// literals.
 fn estimate(pages: &[&Page], dictionary: &[u8]) -> u64 {
     let mut triples = vec![0u32; TRIPLES];
     let mut literals = vec![0u32; 256];
@@ -288,19 +291,18 @@ fn estimate(pages: &[&Page], dictionary: &[u8]) -> u64 {
 }
 
 impl PleatTables {
-    /// Trains tables on `samples`, of which it looks at no more than 4096, spread evenly;
-    /// same-filled pages should be left out. Takes two or three seconds for 16 MiB, and the same
-    /// samples give the same tables.
+    /// Trains tables on `samples`, of which it examines at most 4096, evenly spread. The caller
+    /// should leave out same-filled pages. Takes two or three seconds for 16 MiB; the same samples
+    /// give the same tables.
     ///
-    /// `None`: tables of their own would not help pages like these. That is judged by every eighth
-    /// sample, kept from training: the trained tables must make these at least 2 % smaller than the
-    /// built-in tables do.
+    /// Returns `None` if trained tables do not help. Every eighth sample is held out to judge that:
+    /// the trained tables must make those samples at least 2 % smaller than the built-in tables do.
     pub fn train(samples: &[&Page]) -> Option<Self> {
         Self::train_beyond(&Self::builtin(), samples)
     }
 
-    /// As [`PleatTables::train`], for pages that have `current` tables already: the new ones must
-    /// be 2 % better than these.
+    /// Does the same as [`PleatTables::train`] for pages that already have `current` tables: the
+    /// new ones must be 2 % better than these.
     pub fn train_beyond(current: &Self, samples: &[&Page]) -> Option<Self> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
@@ -327,7 +329,7 @@ impl PleatTables {
         worth_it(bytes, bytes_of(current)).then_some(tables)
     }
 
-    /// Trains tables on `samples` as [`PleatTables::train`] does, but gives them in any case: for
+    /// Trains tables on `samples` as [`PleatTables::train`] does, but returns them in any case: for
     /// the built-in tables, and for measurements.
     pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);

@@ -1,12 +1,12 @@
-//! Bits, highest first.
+//! Bit streams, highest bit first.
 
 use crate::Corrupt;
 
-/// Writes bits into a buffer whose room it looks at once a word.
+/// Writes bits into a buffer, checking for room once per word.
 pub(super) struct BitWriter<'a> {
     out: &'a mut [u8],
     at: usize,
-    /// Bits not yet written, in the low end.
+    /// Bits not yet written, at the low end.
     held: u64,
     held_bits: u32,
     overrun: bool,
@@ -17,7 +17,7 @@ impl<'a> BitWriter<'a> {
         Self { out, at: 0, held: 0, held_bits: 0, overrun: false }
     }
 
-    /// Writes the low `bits` ≤ 32 bits of `value`, which has no others.
+    /// Writes the low `bits` ≤ 32 bits of `value`, which has no other bits set.
     #[inline(always)]
     pub(super) fn write(&mut self, value: u64, bits: u32) {
         self.held = self.held << bits | value;
@@ -37,12 +37,12 @@ impl<'a> BitWriter<'a> {
         self.at += 4;
     }
 
-    /// Did what was written not fit?
+    /// Returns whether some of the output did not fit.
     pub(super) fn is_overrun(&self) -> bool {
         self.overrun
     }
 
-    /// Fills up to a multiple of 8 bytes and returns the length; `None` if it did not fit.
+    /// Pads to a multiple of 8 bytes and returns the length, or `None` if the output did not fit.
     pub(super) fn finish(mut self) -> Option<usize> {
         let spare = (64 - (self.at as u32 * 8 + self.held_bits) % 64) % 64;
         self.write(0, spare / 2);
@@ -54,7 +54,7 @@ impl<'a> BitWriter<'a> {
 /// Reads bits of an object.
 pub(super) struct BitReader<'a> {
     rest: &'a [u8],
-    /// Bits not yet read, in the high end; below them zeros.
+    /// Bits not yet read, at the high end, followed by zeros.
     held: u64,
     held_bits: u32,
 }
@@ -64,7 +64,7 @@ impl<'a> BitReader<'a> {
         Self { rest: object, held: 0, held_bits: 0 }
     }
 
-    /// The next `bits`, 1 to 32.
+    /// Reads the next `bits` bits, 1 to 32.
     #[inline(always)]
     pub(super) fn read(&mut self, bits: u32) -> Result<u64, Corrupt> {
         if self.held_bits < bits {
@@ -93,7 +93,7 @@ impl<'a> BitReader<'a> {
         Ok(())
     }
 
-    /// Is nothing left but the zero bits that fill up to 8 bytes?
+    /// Returns whether nothing is left but the zero bits that pad to 8 bytes.
     pub(super) fn is_at_end(&self) -> bool {
         self.held == 0 && self.held_bits < 64 && self.rest.len() < 8 && self.rest.iter().all(|&byte| byte == 0)
     }

@@ -1,7 +1,7 @@
-//! CRC-32 with the polynomial 0x04c11db7, highest bit first, begun with 0, not inverted.
+//! CRC-32 with the polynomial 0x04c11db7, highest bit first, starting at 0, not inverted.
 //!
-//! Eight bytes at a time by eight tables ("slicing by 8": M. Kounavis, F. Berry, "A systematic
-//! approach to building high performance software-based CRC generators", 2005).
+//! Processes eight bytes at a time with eight tables ("slicing by 8": M. Kounavis, F. Berry, "A
+//! systematic approach to building high performance software-based CRC generators", 2005).
 
 const POLYNOMIAL: u32 = 0x04c1_1db7;
 
@@ -34,7 +34,7 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// The sum of `bytes`.
+/// Returns the sum of `bytes`.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut sum = 0u32;

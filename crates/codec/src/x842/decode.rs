@@ -9,7 +9,7 @@ use crate::{Corrupt, PAGE_SIZE, Page};
 const TOO_LONG: Corrupt = Corrupt { what: "842 stream is longer than a page" };
 const TOO_FAR: Corrupt = Corrupt { what: "842 index of what was not yet decoded" };
 
-/// Decodes `object` to exactly one page. On an error `page` holds what was decoded so far.
+/// Decodes `object` to exactly one page. After an error `page` holds the bytes decoded so far.
 pub(super) fn decode(object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
     let mut reader = BitReader::new(object);
     let mut at = 0;
@@ -57,7 +57,7 @@ pub(super) fn decode(object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
     Ok(())
 }
 
-/// Half a block in one of the five ways; the block begins at `at`.
+/// Decodes half a block in one of the five ways; the block begins at `at`.
 #[inline(always)]
 fn half(reader: &mut BitReader, way: u64, page: &Page, at: usize) -> Result<u64, Corrupt> {
     let two = |index| phrase::<2, RING2>(index, page, at).map(|bytes| u64::from(u16::from_be_bytes(bytes)));
@@ -70,11 +70,12 @@ fn half(reader: &mut BitReader, way: u64, page: &Page, at: usize) -> Result<u64,
     })
 }
 
-/// The phrase of `N` bytes at place `index` of a ring of `RING` bytes, when `at` bytes are decoded.
+/// Returns the phrase of `N` bytes at place `index` of a ring of `RING` bytes when `at` bytes are
+/// decoded.
 #[inline(always)]
 fn phrase<const N: usize, const RING: usize>(index: u64, page: &Page, at: usize) -> Result<[u8; N], Corrupt> {
-    // Rings begin anew at each multiple of their size. Blocks begin at multiples of 8, but for
-    // those after a tail.
+    // Rings wrap at each multiple of their size. Blocks begin at multiples of 8, except those after
+    // a tail.
     let decoded = at / BLOCK * BLOCK;
     let round = decoded / RING * RING;
     let place = round + index as usize * N;

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! for each block:
-//!     the one before again: count it
-//!     zeros: say so
-//!     the 8 bytes are in their ring: their index
+//!     same as the previous block: count it
+//!     zeros: use the template for zeros
+//!     the 8 bytes are in their ring: write their index
 //!     otherwise, for each half: the 4 bytes' index; else each 2 bytes' index, or the bytes
 //!     remember the block's phrases
 //! ```
 //!
-//! The two halves do not depend on each other, so each takes the shortest of its five ways. A table
-//! of positions by hash remembers the last place of a phrase; an empty entry is position 0, a
-//! candidate like any other, since the bytes there are looked at.
+//! The two halves are independent, so each takes the shortest of its five ways. Tables by hash hold
+//! the last position of each phrase. An empty entry is position 0, a candidate like any other,
+//! since the bytes there are compared.
 
 use super::{
     BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS,
@@ -19,13 +19,12 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page};
 
-/// Entries of a table, as a power of two: a page has 2048 pairs of bytes, 1024 fours and 512
-/// eights.
+/// Logarithms of the tables' sizes: a page has 2048 pairs of bytes, 1024 fours and 512 eights.
 const TWO_BITS: u32 = 12;
 const FOUR_BITS: u32 = 10;
 const EIGHT_BITS: u32 = 10;
 
-/// Blocks that one template repeats at most.
+/// Maximum number of blocks that one template repeats.
 const REPEAT_MOST: u64 = 1 << REPEAT_BITS;
 
 /// The last position of each phrase, by hash.
@@ -46,7 +45,7 @@ impl Default for Tables {
     }
 }
 
-/// Half a block as it is to be written.
+/// Half a block, ready to be written.
 struct Half {
     way: u64,
     operands: u64,
@@ -60,8 +59,8 @@ impl Encoder {
         Self::default()
     }
 
-    /// Compresses `page` into `out` and returns the stream's length, a multiple of 8; `None` if it
-    /// does not fit.
+    /// Compresses `page` into `out` and returns the stream's length, a multiple of 8, or `None` if
+    /// it does not fit.
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         *self.tables = Tables::default();
         let mut writer = BitWriter::new(out);
@@ -105,7 +104,7 @@ impl Encoder {
         writer.finish()
     }
 
-    /// The shortest way for a half of the block at `at`.
+    /// Returns the shortest encoding of a half of the block at `at`.
     #[inline(always)]
     fn half(&self, page: &Page, half: u64, at: usize) -> Half {
         if let Some(index) = ring_index::<4, RING4>(page, half, self.tables.four[hash::<FOUR_BITS>(half)], at) {
@@ -146,8 +145,8 @@ fn hash<const BITS: u32>(phrase: u64) -> usize {
     (phrase.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - BITS)) as usize
 }
 
-/// The index of the `N` bytes of `phrase` in a ring of `RING` bytes, if they are in it at `from`
-/// when `at` bytes are done.
+/// Returns the index of `phrase`, of `N` bytes, in a ring of `RING` bytes, if it is at `from` and
+/// still in the ring when `at` bytes are done.
 #[inline(always)]
 fn ring_index<const N: usize, const RING: usize>(page: &Page, phrase: u64, from: u16, at: usize) -> Option<u64> {
     let from = usize::from(from);

@@ -1,4 +1,4 @@
-//! Round trips, streams made by hand, and damage.
+//! Round trips, handwritten streams, and damage.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn decompressed(object: &[u8]) -> Result<Page, Corrupt> {
     X842.stream().unwrap().decompress(object, &mut page).map(|()| page)
 }
 
-/// Blocks from a small set, with pairs and fours of others, so that every template is used.
+/// Blocks from a small set, and blocks of shared pairs and fours, so that every template is used.
 fn page() -> impl Strategy<Value = Page> {
     let block = prop_oneof![
         (0u64..12).prop_map(|block| block.wrapping_mul(0x0101_0203_0508_0d15)),
@@ -28,7 +28,7 @@ fn page() -> impl Strategy<Value = Page> {
     ];
     prop::collection::vec((block, 1usize..80), 8..64).prop_map(|blocks| {
         let all = blocks.iter().cycle().flat_map(|&(block, count)| {
-            // Long runs now and then, for the template that repeats.
+            // Occasional long runs, for the repeat template.
             std::iter::repeat_n(block.to_be_bytes(), if count < 72 { 1 } else { count })
         });
         let bytes: Vec<u8> = all.flatten().take(PAGE_SIZE).collect();
@@ -52,10 +52,10 @@ proptest! {
         let mut object = compressed(&page);
         let at = at.index(object.len());
         object[at] ^= 1 << bit;
-        // An index may come to point at other bytes that are the same.
+        // A changed index may still point at equal bytes.
         let back = decompressed(&object);
         prop_assert!(back.is_err() || back == Ok(page));
-        // The bits that fill up may be missing.
+        // The padding bits may be missing.
         prop_assert!(at + 8 > object.len() || decompressed(&object[..at]).is_err());
     }
 
@@ -65,7 +65,7 @@ proptest! {
     }
 }
 
-/// A stream of `fields`, of which the last is the end, with the sum of `page`.
+/// Returns a stream of `fields`, followed by the end and the sum of `page`.
 fn by_hand(fields: &[(u64, u32)], page: &Page) -> Vec<u8> {
     let mut out = vec![0; 2 * PAGE_SIZE];
     let mut writer = BitWriter::new(&mut out);
@@ -91,7 +91,7 @@ fn templates_mean_what_the_table_says() {
     page[24..32].copy_from_slice(b"XYghefgh");
     // Once more.
     page[32..40].copy_from_slice(b"XYghefgh");
-    // 507 blocks of zeros are left: one, 7 repeats of 64, one of 58.
+    // 507 blocks of zeros remain: one, 7 repeats of 64, one of 58.
     let pair = |bytes: &[u8; 2]| (u64::from(u16::from_be_bytes(*bytes)), 16);
     let mut fields = vec![(0, 5), (0x6162_6364, 32), (0x6566_6768, 32)];
     fields.extend([(9, 5), pair(b"XY"), (3, 8), (1, 9)]);
@@ -106,7 +106,7 @@ fn templates_mean_what_the_table_says() {
 
 #[test]
 fn a_ring_holds_the_last_bytes_only() {
-    // 64 different blocks fill the ring of pairs; index 0 then is block 64's first pair, once that
+    // 64 different blocks fill the ring of pairs; index 0 is then block 64's first pair, once that
     // is written.
     let page: Page =
         std::array::from_fn(|at| if at % 8 == 7 { (at / 8) as u8 } else { (at / 8 * 31 / 8) as u8 ^ at as u8 });
@@ -140,7 +140,7 @@ fn what_is_not_a_page_is_refused() {
     for template in [26, 31] {
         assert!(decompressed(&by_hand(&[(template, 5)], &zeros)).is_err(), "template {template}");
     }
-    // 9 repeats and zeros of 11 and 5 bits, the end and the sum: what is left of 192 bits is zero.
+    // 9 repeats and zeros of 11 and 5 bits, the end and the sum: the rest of the 192 bits is zero.
     let object = by_hand(&whole, &zeros);
     assert_eq!(object.len(), 24);
     for bit in 5 + 8 * 11 + 5 + 32..192 {

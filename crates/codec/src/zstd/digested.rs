@@ -1,6 +1,5 @@
-//! A dictionary that libzstd has digested once, and the context that compresses with one such or
-//! another.
-#![allow(unsafe_code)] // What refers to a dictionary lies beside it.
+//! A dictionary digested once by libzstd, and the compression context that uses such dictionaries.
+#![allow(unsafe_code)] // Self-references: the digests refer to the dictionary beside them.
 
 use std::{fmt, sync::Arc};
 
@@ -8,19 +7,20 @@ use zstd_safe::{CCtx, CDict, CParameter, DDict, ResetDirective, SafeResult};
 
 use crate::{Dictionary, Page};
 
-/// A dictionary, digested both ways.
+/// A dictionary, digested for both directions.
 pub(super) struct Digested {
-    // Before what they refer to.
+    // Declared before `dictionary`, to which both refer, so that they are dropped first.
     for_compression: CDict<'static>,
     for_decompression: DDict<'static>,
     dictionary: Dictionary,
 }
 
 impl Digested {
-    /// `None`: libzstd has no memory, or the dictionary begins as one of libzstd's and is none.
+    /// Returns `None` if libzstd is out of memory, or if the content starts like a libzstd
+    /// dictionary but is not a valid one.
     pub(super) fn new(level: i32, dictionary: Dictionary) -> Option<Self> {
-        // SAFETY: the bytes lie on the heap, are never changed, and are freed after both that refer
-        // to them: these do not leave `self`, and stand before the dictionary in it.
+        // SAFETY: the bytes are on the heap, never change, and are freed after both values that
+        // refer to them: these do not leave `self` and are declared before the dictionary.
         let bytes: &'static [u8] = unsafe { &*std::ptr::from_ref(dictionary.bytes()) };
         Some(Self {
             for_compression: CDict::try_create_by_reference(bytes, level)?,
@@ -51,15 +51,15 @@ impl fmt::Debug for Digested {
     }
 }
 
-/// A context of libzstd, and the dictionary that it refers to.
+/// A libzstd context and the dictionary that it refers to.
 pub(super) struct Compressor {
-    // Before what it refers to.
+    // Declared before what it refers to.
     context: CCtx<'static>,
     digested: Option<Arc<Digested>>,
 }
 
 impl Compressor {
-    /// Without a dictionary; `None`: no memory.
+    /// Creates a context without a dictionary. Returns `None` if there is no memory.
     pub(super) fn new() -> Option<Self> {
         Some(Self { context: CCtx::try_create()?, digested: None })
     }
@@ -68,8 +68,8 @@ impl Compressor {
         self.context.set_parameter(parameter)
     }
 
-    /// Compresses `page` with the dictionary `digested`, or without one. `None`: it does not fit
-    /// `out`.
+    /// Compresses `page` with the dictionary `digested`, or without one. Returns `None` if it does
+    /// not fit in `out`.
     pub(super) fn compress(&mut self, digested: Option<&Arc<Digested>>, page: &Page, out: &mut [u8]) -> Option<usize> {
         if self.digested.as_ref().map(Arc::as_ptr) != digested.map(Arc::as_ptr) {
             self.refer(digested)?;
@@ -77,16 +77,16 @@ impl Compressor {
         self.context.compress2(out, page.as_slice()).ok()
     }
 
-    /// Compresses with `digested` from now on. `None`: libzstd refuses, and the context refers to
-    /// what it did.
+    /// Compresses with `digested` from now on. Returns `None` if libzstd refuses; the context then
+    /// keeps its previous dictionary.
     #[cold]
     pub(super) fn refer(&mut self, digested: Option<&Arc<Digested>>) -> Option<()> {
-        // A page that did not fit has left a frame unfinished, in which nothing may be changed.
+        // A page that did not fit left a frame unfinished, during which nothing may change.
         self.context.reset(ResetDirective::SessionOnly).ok()?;
         match digested {
             Some(digested) => {
-                // SAFETY: the context refers to it until it refers to something else or is dropped,
-                // and until after that `self.digested` keeps it, where it is.
+                // SAFETY: the context refers to it until it refers to another or is dropped; until
+                // after that `self.digested` keeps it alive and in place.
                 let dictionary: &'static CDict<'static> = unsafe { &*std::ptr::from_ref(&digested.for_compression) };
                 self.context.ref_cdict(dictionary).ok()?;
             }

@@ -1,5 +1,5 @@
-//! Zstandard (RFC 8878) by libzstd, with contexts that are used again and frames without magic
-//! number, size or sum.
+//! Zstandard (RFC 8878) by libzstd, with reused contexts and frames without magic number, size or
+//! checksum.
 
 mod digested;
 
@@ -10,7 +10,7 @@ use zstd_safe::{CParameter, DCtx, DParameter, FrameFormat};
 
 use crate::{Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError, Tables};
 
-/// Zstandard at one level, with a dictionary or without.
+/// Zstandard at one level, with or without a dictionary.
 #[derive(Clone, Debug)]
 pub struct Zstd {
     level: i32,
@@ -18,19 +18,19 @@ pub struct Zstd {
 }
 
 impl Zstd {
-    /// Zstandard at `level`, −7 to 22; `None` outside that.
+    /// Returns Zstandard at `level`, −7 to 22; `None` for any other level.
     pub fn new(level: i32) -> Option<Self> {
         (-7..=22).contains(&level).then_some(Self { level, tables: None })
     }
 
-    /// The same for a store that trains dictionaries. There is none at first, and objects are those
-    /// of the codec without.
+    /// Returns the same codec for a store that trains dictionaries. Initially there is no
+    /// dictionary, and objects are those of the codec without one.
     pub fn with_dictionaries(self) -> Self {
         Self::with_tables(Arc::new(ZstdTables { level: self.level, digested: None }))
     }
 
-    /// The codec at the tables' level, with their dictionary; it decodes only what was made with
-    /// the same.
+    /// Returns the codec at the tables' level, with their dictionary. It decodes only objects made
+    /// with the same dictionary.
     pub fn with_tables(tables: Arc<ZstdTables>) -> Self {
         Self { level: tables.level, tables: Some(tables) }
     }
@@ -42,8 +42,8 @@ impl Default for Zstd {
     }
 }
 
-/// What the objects of `zstd-LEVEL-dict` share: a dictionary that libzstd has digested once, for
-/// all streams; or none yet.
+/// What the objects of `zstd-LEVEL-dict` share: a dictionary that libzstd has digested once for all
+/// streams, or nothing yet.
 #[derive(Debug)]
 pub struct ZstdTables {
     level: i32,
@@ -51,30 +51,30 @@ pub struct ZstdTables {
 }
 
 impl ZstdTables {
-    /// `dictionary` for objects of `level`. `None`: there is no memory to digest it, or it begins
-    /// as one of libzstd's and is none.
+    /// Digests `dictionary` for objects of `level`. Returns `None` if there is no memory, or if the
+    /// content starts like a libzstd dictionary but is not a valid one.
     pub fn new(level: i32, dictionary: Dictionary) -> Option<Self> {
         Some(Self { level, digested: Some(Arc::new(Digested::new(level, dictionary)?)) })
     }
 
-    /// The level that the dictionary was digested for.
+    /// Returns the level that the dictionary was digested for.
     pub fn level(&self) -> i32 {
         self.level
     }
 
-    /// The dictionary, if there is one.
+    /// Returns the dictionary, if there is one.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         self.digested.as_ref().map(|digested| digested.dictionary())
     }
 
-    /// Heap bytes, those of libzstd included.
+    /// Returns the heap bytes, including those of libzstd.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.digested.as_ref().map_or(0, |digested| digested.memory_bytes())
     }
 }
 
-/// A dictionary of at most `size` bytes that libzstd trains on `pages`, which lie one after the
-/// other. `None`: it finds none.
+/// Returns a dictionary of at most `size` bytes that libzstd trains on `pages`, stored
+/// contiguously. Returns `None` if libzstd finds none.
 pub(crate) fn trained_dictionary(pages: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut trained = vec![0; size];
     let page_sizes = vec![PAGE_SIZE; pages.len() / PAGE_SIZE];
@@ -117,7 +117,8 @@ impl Codec for Zstd {
         let mut decompressor = DCtx::try_create().ok_or(OUT_OF_MEMORY)?;
         decompressor.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(|_| OUT_OF_MEMORY)?;
         let digested = self.tables.as_ref().and_then(|tables| tables.digested.clone());
-        // libzstd makes its tables at the first page. That is now, outside the hot path.
+        // libzstd allocates its tables at the first page. This forces that now, outside the hot
+        // path.
         let mut stream = ZstdStream { compressor, decompressor, digested };
         let mut page = [0; PAGE_SIZE];
         let mut object = [0; PAGE_SIZE];
@@ -154,8 +155,8 @@ impl Stream for ZstdStream {
     fn set_tables(&mut self, tables: &Tables) {
         if let Tables::Zstd(tables) = tables {
             self.digested.clone_from(&tables.digested);
-            // Now, so that nothing refers to the dictionary before. If libzstd refuses, the next
-            // page tries again.
+            // Done now so that nothing refers to the previous dictionary. If libzstd refuses, the
+            // next page retries.
             let _: Option<()> = self.compressor.refer(self.digested.as_ref());
         }
     }
@@ -169,8 +170,8 @@ impl Stream for ZstdStream {
 mod tests {
     use super::*;
 
-    /// Whatever it is set to: libzstd gives memory back when a context has had three times what it
-    /// needed for 128 pages.
+    /// Holds for every dictionary: libzstd frees memory once a context has had three times its need
+    /// for 128 pages.
     #[test]
     fn a_stream_has_all_its_memory_from_the_start() {
         let page: Page = std::array::from_fn(|at| (at * at / 7) as u8);
@@ -213,7 +214,7 @@ mod tests {
         let mut bytes = 0xec30_a437_u32.to_le_bytes().to_vec();
         bytes.extend([9; 100]);
         assert!(ZstdTables::new(1, Dictionary::new(bytes)).is_none());
-        // Shorter than 8 bytes libzstd takes for none.
+        // libzstd treats content shorter than 8 bytes as raw.
         assert!(ZstdTables::new(1, Dictionary::new(vec![7; 3])).is_some());
     }
 }
