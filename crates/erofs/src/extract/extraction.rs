@@ -1,9 +1,11 @@
 //! Extracts an image into a directory.
 //!
 //! ```text
-//! 1. walk        creates directories, those directly in the target accessible to the owner only; lists files by directory
-//! 2. files       threads create and fill files, links and devices in batches of one directory, while the walk continues;
-//!               all idle threads fill a long file together; a single thread does this during the walk
+//! 1. walk        creates directories, those directly in the target accessible to the owner only;
+//!                lists files by directory
+//! 2. files       threads create and fill files, links and devices in batches of one directory, while
+//!                the walk continues; all idle threads fill a long file together; if there is only
+//!                one thread, it creates them during the walk
 //! 3. hard links  further names of files
 //! 4. directories owners, modes, xattrs, times; the deepest first
 //! ```

@@ -5,10 +5,10 @@
 //!     a hole              is zeros
 //!     a fragment          is read from the packed inode
 //!     interlaced          is read from the image
-//!     part of a cluster   is copied out of the cluster, which is decoded whole and cached, or decoded as far as needed
-//!                         (`read_part`)
-//!     whole clusters      that are adjacent in the file and in the image form a run: one read, then each is decoded to
-//!                         its place in the buffer
+//!     part of a cluster   is copied out of the cluster, which is decoded whole and cached, or decoded
+//!                         as far as needed (`read_part`)
+//!     whole clusters      that are adjacent in the file and in the image form a run: one read, then
+//!                         each is decoded to its place in the buffer
 //! ```
 //!
 //! A run of LZ4 clusters is read to the end of the space that its content will fill, and decoded in

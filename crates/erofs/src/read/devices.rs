@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! a chunk           names a device by number and a block on it; number 0 means a unified address
-//! all other data    has a unified address: a block of the image, or of the range that the table maps to a device
+//! all other data    has a unified address: a block of the image, or of the range that the table maps
+//!                   to a device
 //! metadata          is always in the image
 //! ```
 //!

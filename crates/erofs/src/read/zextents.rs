@@ -2,9 +2,9 @@
 //! of indexes.
 //!
 //! ```text
-//! records of  4 bytes:  | plen |                    all extents have one length; clusters are contiguous from the address
-//!                                                   that precedes the records
-//!             8 bytes:  | plen | pstart |           all extents have one length
+//! records of  4 bytes:  | plen |             all extents have one length; clusters are contiguous
+//!                                            from the address that precedes the records
+//!             8 bytes:  | plen | pstart |    all extents have one length
 //!            16 bytes:  | plen | pstart : 8 | lstart |
 //!            32 bytes:  | plen | pstart : 8 | lstart : 8 | reserved : 12 |
 //!

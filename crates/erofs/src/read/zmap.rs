@@ -8,7 +8,7 @@
 //! ```text
 //! head  := the nearest cluster at or before the offset in which an extent starts at or before it
 //! end   := the start of the extent in the next head, or the end of the file
-//! where := the block address of the head; its length is 1 block, or what the cluster after the head says
+//! where := the block address of the head; its length is 1 block, or is given by the next cluster
 //! ```
 //!
 //! Distances in the image only say how far to step back. Every step goes back, and never farther

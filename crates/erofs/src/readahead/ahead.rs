@@ -4,8 +4,10 @@
 //!                 what a reader wants now         limit
 //!        |-----------------------------------|- - - -|
 //!     | own  | segment | segment | direct | own  | segment | segment |
-//!              decoded   under way                 under way         ^ frontier: nothing from here on is started
+//!              decoded   under way                 under way         ^ frontier
 //! ```
+//!
+//! From the frontier on, nothing is started.
 //!
 //! Workers decode segments of several whole extents at the frontier while it is before the limit
 //! and a processor is idle. A reader copies finished segments and decodes the rest itself: whole

@@ -3,9 +3,11 @@
 //! ```text
 //! metadata       overlaps nothing
 //! a cluster      may be shared as a whole: the same bytes, with the same start and end
-//! a file's run   may equal or contain another file's run. A partial overlap is an error: no builder makes it. Whole files
-//!                are shared as runs that are equal or that start together; otherwise blocks are shared, not runs
-//! blocks         chunks, and uncompressed parts of compressed files: shared block by block, also with runs
+//! a file's run   may equal or contain another file's run. A partial overlap is an error: no builder
+//!                makes it. Whole files are shared as runs that are equal or that start together;
+//!                otherwise blocks are shared, not runs
+//! blocks         chunks, and uncompressed parts of compressed files: shared block by block, also
+//!                with runs
 //! ```
 //!
 //! If a file ends within a block that another file continues, the rest of the block must be zeros,
