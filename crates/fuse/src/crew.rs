@@ -207,7 +207,7 @@ mod tests {
     const THREADS: usize = 3;
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Sends jobs instead of requests.
+    /// A substitute for the kernel's device, with jobs as requests.
     struct Device {
         jobs: Mutex<Receiver<Job>>,
         waiting: AtomicUsize,

@@ -45,7 +45,7 @@ pub(crate) struct ImageFilesystem {
     /// Read buffers. The last one used is taken first, because it is in the CPU cache.
     buffers: Mutex<Vec<Vec<u8>>>,
     poller: Arc<Poller>,
-    /// Whether the kernel supports `ENOSYS` for open, then for opendir.
+    /// Whether the kernel can do without open requests, then without opendir requests.
     no_open: bool,
     no_opendir: bool,
 }

@@ -16,7 +16,7 @@ use crate::filesystem::ImageFilesystem;
 use crate::log::Log;
 use crate::poller::Poller;
 
-/// The minimum number of threads: while one waits for the disk, others continue.
+/// The default minimum number of threads: while one waits for the disk, others continue.
 const MIN_THREADS: usize = 4;
 /// The default maximum number of threads.
 const MAX_THREADS: usize = 16;

@@ -46,11 +46,11 @@ pub(super) const MAX_ZEROS: usize = 8 << 20;
 /// blocks, so a higher one saves none.
 const MAX_CONTENT: usize = 4 << 20;
 
-/// Recompression with more effort is tried at the end of a run if the result must shrink by at most
-/// 1/`SQUEEZED` to save a block,
+/// At the end of a run, recompression with more effort is tried if shrinking the recompressed bytes
+/// by 1/`SQUEEZED` or less saves a block.
 const SQUEEZED: usize = 20;
 
-/// and if at most this many compressed bytes are recompressed.
+/// The maximum size in bytes of the clusters to recompress.
 const MOST_SQUEEZED: usize = 16 << 10;
 
 /// Zeros are left to the writer from a multiple of this size on, so that there are few different

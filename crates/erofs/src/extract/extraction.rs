@@ -87,7 +87,7 @@ pub struct ExtractReport {
     pub problems: Vec<Problem>,
     /// The number of further problems.
     pub more_problems: u64,
-    /// The first hundred oddities that were skipped, as Linux does. They are not problems.
+    /// Notices of what was skipped, as Linux does: the first hundred. They are not problems.
     pub warnings: Vec<Notice>,
     /// The number of further warnings.
     pub more_warnings: u64,

@@ -254,7 +254,7 @@ impl Data {
             Some(of_other) => visits > of_other + 1 || clusters.missed_again(pa),
             // There is room, and decoding is expensive.
             None if format != ClusterFormat::Lz4 => true,
-            // LZ4 decodes fast, but decoding the rest takes time, and touching fresh memory about
+            // LZ4 decodes fast. Decoding the rest takes time, and touching fresh memory takes about
             // as much again.
             None => {
                 let likely = misses * LIKELY > self.inode.size / extent.len;
