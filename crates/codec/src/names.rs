@@ -44,7 +44,7 @@ pub const NAMES: &[&str] = &[
 #[non_exhaustive]
 pub enum NameError {
     /// No codec has this name.
-    #[error("unknown codec '{name}'; known are {}; levels are 1 to 12, of zstd -7 to 22", NAMES.join(", "))]
+    #[error("unknown codec '{name}'; known codecs: {}; levels are 1 to 12, those of zstd -7 to 22", NAMES.join(", "))]
     Unknown {
         /// The requested name.
         name: String,

@@ -1,8 +1,8 @@
-//! Comparing an image with a tree: names, metadata, links and every byte of content.
+//! Compares an image with a tree: names, metadata, links and every byte of content.
 //!
-//! One thread walks both together and compares what inodes say; others read content from both sides
-//! meanwhile. The image is read by the code that reads any image, and the tree's files are read
-//! again where they are. The findings and their order do not depend on the threads.
+//! One thread walks both together and compares the inodes. Other threads compare content meanwhile.
+//! The image is read by the regular reading code, and the tree's files are read again from their
+//! sources. The findings and their order do not depend on the number of threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -15,11 +15,11 @@ use crate::read::{File, FileKind, Image, Inode, PathId, Paths};
 use crate::work::{Work, thread_count};
 use crate::zeros::is_zeros;
 
-/// Differences that a report holds; further ones are counted.
+/// The maximum number of differences in a report; further ones are only counted.
 const MAX_DIFFERENCES: usize = 1000;
-/// Bytes of a file that one thread compares; a longer file has several such parts.
+/// The size in bytes of the part of a file that one thread compares. Longer files are split.
 const PART_BYTES: u64 = 4 << 20;
-/// Bytes that are read from both sides at once, while a processor's cache still has them.
+/// Bytes read from both sides at once, so that they are compared while still in the CPU cache.
 const PIECE_BYTES: usize = 512 << 10;
 
 /// Something that differs between an image and a tree.
@@ -32,17 +32,17 @@ pub struct Difference {
     pub what: String,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CompareReport {
     /// Names compared, the root included.
     pub names: u64,
-    /// Bytes of regular files compared.
+    /// Bytes of regular files that were compared.
     pub file_bytes: u64,
-    /// The first thousand differences by path, at most one of content for each file.
+    /// The first thousand differences by path, with at most one content difference per file.
     pub differences: Vec<Difference>,
-    /// Differences beyond those.
+    /// The number of further differences.
     pub more_differences: u64,
 }
 
@@ -51,7 +51,7 @@ struct Part<'a> {
     path: PathId,
     content: &'a Content,
     inode: Inode,
-    /// Opened by the first thread that has a part of the file.
+    /// Opened by the first thread that processes a part of the file.
     file: Arc<OnceLock<File>>,
     start: u64,
     end: u64,
@@ -64,20 +64,20 @@ struct Comparison<'a> {
     paths: Paths,
     report: CompareReport,
     differences: Vec<(PathId, String)>,
-    /// Names that each node of the tree has.
+    /// The number of names of each node in the tree.
     nlinks: HashMap<NodeId, u32>,
-    /// Which inode each node is that was compared and is not a directory, and the reverse.
+    /// The inode of each compared node that is not a directory, and the reverse.
     nids: HashMap<NodeId, u64>,
     nodes: HashMap<u64, NodeId>,
 }
 
 impl Image {
-    /// Compares the image with a tree, such as the one it was built of: names, kinds, modes,
-    /// owners, times, sizes, device numbers, xattrs, which names are of one file, and all content,
-    /// in `threads` threads (at most 1024; 0 for one a processor). A hole is the zeros it reads as.
+    /// Compares the image with a tree, such as the one it was built from: names, kinds, modes,
+    /// owners, times, sizes, device numbers, xattrs, hard links and all content. Uses `threads`
+    /// threads (at most 1024; 0 for one per processor). A hole compares equal to zeros.
     ///
-    /// What cannot be read, in the image or in the tree, is a difference. Memory is linear in the
-    /// names.
+    /// Anything that cannot be read, in the image or in the tree, is reported as a difference.
+    /// Memory use is linear in the number of names.
     pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
         let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
         let compare_parts = || {
@@ -105,7 +105,7 @@ impl Image {
         };
         std::thread::scope(|scope| {
             let finder = parts.finder();
-            // The system may allow fewer.
+            // The system may allow fewer threads.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, compare_parts).is_ok();
             let _ = (1..thread_count(threads)).all(spawn);
             comparison.walk();
@@ -163,13 +163,13 @@ impl<'a> Comparison<'a> {
                 let extra = self.paths.add(path, name);
                 self.differs(extra, "is in the image alone");
             }
-            // Depth is the tree's, so that an image whose directories form a circle is left when
-            // the tree ends.
+            // The tree bounds the depth, so a cycle of directories in the image ends where the tree
+            // ends.
             directories.extend(below.into_iter().rev());
         }
     }
 
-    /// Compares what an inode says, and hands over its content. Returns whether both are
+    /// Compares an inode's metadata and queues its content. Returns whether both sides are
     /// directories.
     fn compare_inode(&mut self, path: PathId, id: NodeId, inode: &Inode) -> bool {
         let node = self.tree.node(id);
@@ -256,7 +256,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// What a thread reads into.
+/// A thread's read buffers.
 #[derive(Default)]
 struct Buffers {
     of_image: Vec<u8>,
@@ -264,7 +264,7 @@ struct Buffers {
 }
 
 impl Part<'_> {
-    /// The first difference: where, and what it is.
+    /// Compares the part. Returns the first difference and its position as the error.
     fn compare(&self, image: &Image, buffers: &mut Buffers) -> std::result::Result<(), (u64, String)> {
         let file = match self.file.get() {
             Some(file) => file,
@@ -281,7 +281,8 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Compares whole extents where some end within the piece, and returns the bytes compared.
+    /// Compares up to the last extent that ends within the piece. Returns the number of bytes
+    /// compared.
     fn compare_piece(&self, file: &File, at: u64, buffers: &mut Buffers) -> std::result::Result<usize, (u64, String)> {
         let Buffers { of_image, of_tree } = buffers;
         let room = File::room_bytes(PIECE_BYTES);
@@ -320,7 +321,7 @@ impl Part<'_> {
     }
 }
 
-/// What kind of file each is, if they are of two kinds.
+/// Describes the kinds of both if they differ.
 fn different_kind(node: &Node, inode: &Inode) -> Option<String> {
     let expected = match node.kind {
         NodeKind::Directory(_) => FileKind::Directory,
@@ -338,7 +339,7 @@ fn show_time(seconds: i64, nanoseconds: u32) -> String {
     format!("{seconds}.{nanoseconds:09}")
 }
 
-/// The first xattr that only one side has, or that has two values.
+/// Returns the first xattr that only one side has or whose value differs.
 fn different_xattrs(expected: &[Xattr], found: &[Xattr]) -> Option<String> {
     let by_name = |xattrs: &[Xattr]| -> BTreeMap<Vec<u8>, Vec<u8>> {
         xattrs.iter().map(|xattr| (xattr.name.clone(), xattr.value.clone())).collect()

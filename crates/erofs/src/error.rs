@@ -1,44 +1,45 @@
-//! What can go wrong with an image.
+//! Errors of this crate.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::format::IN_BOX;
 
-/// Why an image could not be read or built.
+/// The reason why an image could not be read or built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The image breaks the format. Bytes from outside cause this and nothing worse.
+    /// The image violates the format. Untrusted bytes cause this error and nothing worse.
     #[error("corrupt image at byte {}: {what}", place(*offset))]
     Corrupt {
         /// What was found wrong.
         what: &'static str,
-        /// Where: an offset into the image, in bytes; from 2⁶³ on, into its metadata box.
+        /// An offset into the image, in bytes. From 2⁶³ on, an offset into its metadata box, plus
+        /// 2⁶³.
         offset: u64,
     },
-    /// The image uses something that this crate does not read.
+    /// The image uses a feature that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),
-    /// There is more than the caller allowed
+    /// The content exceeds the caller's limit
     /// ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
     #[error("its {needed} bytes exceed what remains of the {allowed} allowed")]
     TooMuch {
-        /// Bytes of the file that is left out.
+        /// The size in bytes of the file that was skipped.
         needed: u64,
-        /// What was allowed for all.
+        /// The limit for all files together.
         allowed: u64,
     },
-    /// The image has data on other devices, which were not given, or others were.
+    /// The image needs data from other devices, but none, or the wrong ones, were given.
     #[error("{0}")]
     Devices(String),
-    /// No such path in the image.
+    /// The path does not exist in the image.
     #[error("no such file in the image: {0}")]
     NotFound(String),
     /// The operation does not apply to this kind of file.
     #[error("not a {0}")]
     NotA(&'static str),
-    /// The image, or the place it is read from or written to, failed.
+    /// Reading the source, writing the target or another system operation failed.
     #[error("{what}: {source}")]
     Io {
         /// What was being done.
@@ -46,15 +47,15 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// A file cannot be put into an image.
+    /// A file cannot be stored in an image.
     #[error("{}: {what}", path.display())]
     Source {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         what: String,
     },
-    /// Build options that contradict each other or the format.
+    /// The build options contradict each other or the format.
     #[error("{0}")]
     Options(String),
 }
@@ -62,7 +63,7 @@ pub enum Error {
 /// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An offset in words.
+/// Describes an offset in words.
 fn place(offset: u64) -> String {
     match offset.checked_sub(IN_BOX) {
         Some(offset) => format!("{offset} of its metadata box"),
@@ -80,7 +81,7 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// Whether what is written to takes nothing more: it is full, over a quota, or read-only.
+    /// Returns whether the target accepts no more data: it is full, over a quota, or read-only.
     pub(crate) fn takes_no_more(&self) -> bool {
         use rustix::io::Errno;
         let Self::Io { source, .. } = self else { return false };

@@ -1,4 +1,4 @@
-//! EROFS images, built and read in user space without unsafe code.
+//! Builds and reads EROFS images in user space, without unsafe code.
 //!
 //! ```
 //! use std::fs::File;
@@ -25,8 +25,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Tree`] may also come from a tar archive or be made by hand; an [`Image`] may lie in a file,
-//! in memory or anywhere else with positions ([`ReadAt`]). What is supported is in `docs/erofs.md`.
+//! A [`Tree`] may also come from a tar archive or be assembled by hand. An [`Image`] may be read
+//! from a file, from memory or from any other source with random access ([`ReadAt`]).
+//! `docs/erofs.md` lists what is supported.
 //!
 //! # Folders
 //!
@@ -36,11 +37,12 @@
 //!
 //! # Errors
 //!
-//! Nothing in an image is trusted. Bytes that break the format are [`Error::Corrupt`], which says
-//! where; what this crate does not read is [`Error::Unsupported`]; what the source, the target or
-//! the system refuses is [`Error::Io`]. No image causes a panic, an endless loop, or memory beyond
-//! the bounds that each item states. After an error a buffer that was read into holds unspecified
-//! bytes, and the image can be used on: other files of it may be sound.
+//! Nothing in an image is trusted. Bytes that violate the format return [`Error::Corrupt`] with
+//! their offset; a feature that this crate does not read returns [`Error::Unsupported`]; a failure
+//! of the source, the target or the system returns [`Error::Io`]. No image causes a panic, an
+//! endless loop, or memory use beyond the bounds that each item states. After an error, the
+//! contents of the read buffer are unspecified. The image remains usable: its other files may be
+//! intact.
 #![forbid(unsafe_code)]
 
 mod build;

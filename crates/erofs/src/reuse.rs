@@ -1,7 +1,7 @@
-//! Building an image of parts of another: a file of an image below an overlay.
+//! Building an image from parts of another: a file of an image as the base of an overlay.
 //!
-//! Building and reading know nothing of each other. Here a file that is read becomes what an
-//! overlay lies above.
+//! Building and reading do not depend on each other. This module makes a readable file the base of
+//! an overlay.
 
 use std::fs;
 use std::ops::Range;
@@ -48,8 +48,8 @@ impl OverlayBase for File {
 }
 
 impl Overlay {
-    /// The same above a file of an image: what was not changed is what the file has, and zeros
-    /// behind its end.
+    /// Sets a file of an image as the base: unchanged ranges have the file's content, and zeros
+    /// past its end.
     #[must_use]
     pub fn over(self, base: File) -> Self {
         self.above(Arc::new(base))
@@ -57,11 +57,12 @@ impl Overlay {
 }
 
 impl BuildOptions {
-    /// Options for an image like the one that has `file`: its block, its codec at the usual level,
-    /// its longest cluster. Clusters of the file can then be copied, see [`Overlay`].
+    /// Returns options for an image like the one that contains `file`: the same block size, its
+    /// codec at the default level, and the size of its longest cluster. Clusters of the file can
+    /// then be copied, see [`Overlay`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt): the image does not say where the file's content lies.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the image's extents of the file are invalid.
     pub fn like(file: &File) -> Result<Self> {
         let superblock = file.image().superblock();
         let block_bytes = superblock.block_bytes() as u32;

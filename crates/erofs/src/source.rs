@@ -1,36 +1,36 @@
-//! Where an image's bytes come from.
+//! The sources that an image's bytes come from.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that any number of threads read at any position.
+/// Bytes that any number of threads can read at any position.
 pub trait ReadAt: Send + Sync {
-    /// How many bytes there are. Asked once, when an image is opened.
+    /// Returns the length in bytes. Called once, when an image is opened.
     fn len_bytes(&self) -> io::Result<u64>;
 
-    /// Fills `buf` from `offset`. Fewer bytes than that are an error.
+    /// Fills `buf` from `offset`. If the source ends earlier, that is an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Fills each of these from its offset. For sources that take long to answer, and can be asked
-    /// for several things at once.
+    /// Fills each buffer from its offset. Meant for sources with high latency that can serve
+    /// several requests at once.
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
     }
 
-    /// The bytes themselves, where they are in memory: clusters are then decoded from there. `None`
-    /// if they are not, or not all of them are.
+    /// Returns the bytes themselves if all of them are in memory, so that clusters are decoded
+    /// directly from there. Otherwise returns `None`.
     ///
-    /// A file that is mapped into memory is no such source unless nobody can shorten it: who
-    /// touches what is gone is killed (`SIGBUS`). A [`File`] is read instead, and what is gone is
-    /// an error.
+    /// Implement this for a memory-mapped file only if nobody can truncate it: touching a page
+    /// beyond the new end kills the process (`SIGBUS`). A [`File`] is read instead, and a truncated
+    /// one returns an error.
     fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
         None
     }
 
-    /// The file whose bytes these are, each at its own offset, if they are a file's: parts of it
-    /// are copied then without being read here.
+    /// Returns the file if the source is a file with each byte at the same offset. Parts of it are
+    /// then copied without passing through this process.
     fn file(&self) -> Option<&File> {
         None
     }
@@ -47,8 +47,8 @@ impl ReadAt for File {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        // Nearly always at once, and without what a C library does for threads that can be
-        // cancelled.
+        // One `pread` nearly always suffices. This call also skips the C library's bookkeeping for
+        // thread cancellation.
         match rustix::io::pread(self, &mut *buf, offset) {
             Ok(len) if len == buf.len() => Ok(()),
             _ => FileExt::read_exact_at(self, buf, offset),
@@ -111,9 +111,10 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
     }
 }
 
-/// An image embedded in a larger source: the bytes of the source from one on.
+/// An image embedded in a larger source, from a given byte to the source's end.
 ///
-/// Positions of the image, in [`Error::Corrupt`](crate::Error::Corrupt) too, count from that byte.
+/// Positions in the image, including those in [`Error::Corrupt`](crate::Error::Corrupt), are
+/// relative to that byte.
 #[derive(Clone, Debug)]
 pub struct Embedded<S> {
     source: S,
@@ -122,7 +123,7 @@ pub struct Embedded<S> {
 }
 
 impl<S: ReadAt> Embedded<S> {
-    /// What `source` holds from `start_bytes` to its end.
+    /// Returns the image that `source` holds from `start_bytes` to its end.
     ///
     /// # Errors
     /// The source cannot say its length, or ends before `start_bytes`

@@ -1,4 +1,4 @@
-//! What is built and read again, seen from inside.
+//! Tests of building and reading that need crate internals.
 
 use std::fs::File;
 
@@ -32,7 +32,7 @@ fn open_files_keep_indexes_within_a_bound() {
     let blocks = content.len().div_ceil(4096);
     assert!(blocks > 2048);
     assert_eq!((reads(), left()), (limit - blocks * 8, limit));
-    // For a part of them there is room, or for none.
+    // The budget has room for some of them, or for none.
     assert!(image.kept_indexes().take(limit - 10_000));
     assert_eq!((reads(), left()), (10_000 - 1024 * 8, 10_000));
     assert!(image.kept_indexes().take(10_000) && !image.kept_indexes().take(1));

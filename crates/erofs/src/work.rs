@@ -1,13 +1,13 @@
-//! Work that one thread finds and others do meanwhile.
+//! A work queue: one thread finds items while others process them.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Threads that are started at most. More gain nothing, and of far too many the system may end the
-/// process rather than refuse one.
+/// The maximum number of threads. More do not help, and with far too many the system may kill the
+/// process instead of refusing to start one.
 const MAX_THREADS: usize = 1024;
 
-/// Threads for what was asked for: 0 for one a processor.
+/// Returns the number of threads to use. 0 asks for one per processor.
 pub(crate) fn thread_count(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -15,7 +15,7 @@ pub(crate) fn thread_count(asked: usize) -> usize {
     }
 }
 
-/// Things to do, in the order in which they were found.
+/// A queue of items, in the order in which they were found.
 pub(crate) struct Work<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
@@ -26,7 +26,7 @@ struct State<T> {
     finders: usize,
 }
 
-/// Somebody who may find more, until dropped.
+/// A thread that may add items, until this is dropped.
 pub(crate) struct Finder<'a, T>(&'a Work<T>);
 
 impl<T> Work<T> {
@@ -39,7 +39,7 @@ impl<T> Work<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until the last goes, [`next`](Self::next) waits for more.
+    /// Registers a finder. While one exists, [`next`](Self::next) waits for more items.
     pub(crate) fn finder(&self) -> Finder<'_, T> {
         self.lock().finders += 1;
         Finder(self)
@@ -50,14 +50,14 @@ impl<T> Work<T> {
         self.wake.notify_one();
     }
 
-    /// To be done before all else.
+    /// Adds an item to the front of the queue.
     pub(crate) fn push_first(&self, thing: T) {
         self.lock().todo.push_front(thing);
         self.wake.notify_one();
     }
 
-    /// As [`push`](Self::push), unless `most` things wait: then it comes back, for the finder to
-    /// do.
+    /// As [`push`](Self::push), unless `most` items are queued: then returns the item, for the
+    /// caller to process.
     pub(crate) fn offer(&self, thing: T, most: usize) -> Option<T> {
         let mut state = self.lock();
         if state.todo.len() >= most {
@@ -69,12 +69,12 @@ impl<T> Work<T> {
         None
     }
 
-    /// The next thing to do, for which this waits. `None`: there will be none.
+    /// Waits for the next item. Returns `None` if the queue is empty and no finder is left.
     pub(crate) fn next(&self) -> Option<T> {
         self.next_of_finder().map(|(thing, _)| thing)
     }
 
-    /// As [`next`](Self::next), for one who may find more while it is done.
+    /// As [`next`](Self::next), for a thread that may find more items while it processes this one.
     pub(crate) fn next_of_finder(&self) -> Option<(T, Finder<'_, T>)> {
         let mut state = self.lock();
         loop {

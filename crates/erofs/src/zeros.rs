@@ -1,8 +1,9 @@
-//! Bytes that are zeros alone.
+//! Detection of all-zero bytes.
 
-/// Whether there are no bytes but zeros.
+/// Returns whether all bytes are zero.
 pub(crate) fn is_zeros(bytes: &[u8]) -> bool {
-    // Each byte is the one before it: as fast as memory, where a loop that ends early is not.
+    // Compares each byte with the one before it, which runs at memory speed; a loop with an early
+    // exit does not.
     bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 

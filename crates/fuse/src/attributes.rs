@@ -1,16 +1,16 @@
-//! From inodes of an image to what FUSE says of files.
+//! Converts inodes of an image into FUSE attributes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo};
 use pagefold_erofs::{FileKind, Inode, Superblock};
 
-/// Added to nids that FUSE has another use for. A nid has this bit not: it numbers 32 bytes of a
-/// space of 63 bits, and bit 63 says which one that is.
+/// Added to nids that FUSE reserves. No nid has this bit: bits 0 to 57 number 32-byte slots of a
+/// 63-bit space, and bit 63 selects the space.
 const MOVED: u64 = 1 << 62;
 
-/// The inode number of a nid: the nid itself, as in the kernel's EROFS, but for the root, which
-/// FUSE wants to be 1, and for nids 0 (FUSE: no such file) and 1.
+/// Returns the inode number for a nid. It is the nid itself, as in the kernel's EROFS, except for
+/// the root, which must be 1 in FUSE, and for nids 0 (no such file, in FUSE) and 1.
 pub(crate) fn number(root_nid: u64, nid: u64) -> INodeNo {
     INodeNo(match nid {
         root if root == root_nid => INodeNo::ROOT.0,
@@ -19,7 +19,7 @@ pub(crate) fn number(root_nid: u64, nid: u64) -> INodeNo {
     })
 }
 
-/// The nid of an inode number.
+/// Returns the nid for an inode number.
 pub(crate) fn nid(root_nid: u64, number: INodeNo) -> u64 {
     match number {
         INodeNo::ROOT => root_nid,
@@ -40,7 +40,7 @@ pub(crate) fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// A time; one that the system cannot express is 1970.
+/// Converts a time. Times that the system cannot express become the epoch.
 fn time(seconds: i64, nanoseconds: u32) -> SystemTime {
     let whole = Duration::from_secs(seconds.unsigned_abs());
     let base = if seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
@@ -62,15 +62,15 @@ pub(crate) fn of(superblock: &Superblock, inode: &Inode) -> FileAttr {
         nlink: inode.nlink,
         uid: inode.uid,
         gid: inode.gid,
-        // Linux's 32-bit form of a device number.
+        // The 32-bit encoding of a device number in Linux.
         rdev: inode.device().map_or(0, |(major, minor)| minor & 0xff | major << 8 | (minor & 0xf_ff00) << 12),
         blksize: superblock.block_bytes() as u32,
         flags: 0,
     }
 }
 
-/// What is said of a file whose inode cannot be read: a place holder, valid for no time, so that
-/// the file is listed and asking for it fails.
+/// Returns placeholder attributes for a file whose inode cannot be read. They expire immediately,
+/// so the file is listed, but a lookup fails.
 pub(crate) fn unknown(root_nid: u64, nid: u64, kind: Option<FileKind>) -> FileAttr {
     FileAttr {
         ino: number(root_nid, nid),

@@ -1,39 +1,43 @@
-//! How many threads wait for requests.
+//! Controls how many threads wait for requests.
 //!
-//! The kernel wakes the thread that has slept longest at its device. If all slept there, each
-//! request of a single reader would go to another thread, whose caches know nothing of the one
-//! before, and one that waits awake would meet a sleeper that was woken in vain with each. So no
-//! more threads attend the device than had requests at once lately; the others rest here.
+//! The kernel wakes the thread that has slept longest on its device. If all threads slept there,
+//! each request of a single reader would go to another thread with cold caches, and a polling
+//! thread would compete with a sleeper that is woken needlessly for each request. So only as many
+//! threads wait on the device as recently had requests at once. The others rest here.
 //!
 //! ```text
-//! all who attend are at work, and a request waits:           call one who rests
-//! one attended through the last `SPARE` answers in vain:     whoever has answered next rests
-//! all who attend are at work, and begin nothing for a `TICK`: one who rests, and watches, looks for itself
+//! all active threads are busy and a request waits:
+//!     wake a resting thread
+//! a thread was not needed for the last `SPARE` answers:
+//!     the next thread that has answered rests
+//! all active threads are busy and start nothing for a `TICK`:
+//!     a resting thread on watch checks for requests itself
 //! ```
 //!
-//! The last is for requests that wait long, for a disk or another machine, or for ever: others must
-//! not.
+//! The last rule is for requests that take long, such as for a disk or another machine, or never
+//! finish: they must not block others.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Answers through which somebody attended without need, until one more rests.
+/// The number of answers with a thread to spare after which one more thread rests.
 const SPARE: u32 = 16;
-/// Of so many requests that leave nobody to attend one looks whether another waits.
+/// One in this many requests that leave no thread waiting on the device checks for further
+/// requests.
 const LOOK: u64 = 4;
-/// How long those at work may be without a new request before one who rests looks for requests that
-/// wait.
+/// If busy threads start no new request for this long, a resting thread checks for waiting
+/// requests.
 const TICK: Duration = Duration::from_millis(10);
 
 thread_local! {
     static MEMBER: RefCell<Option<Member>> = const { RefCell::new(None) };
 }
 
-/// The threads that answer.
+/// The threads that answer requests.
 ///
-/// Invariant: those that attend are `threads - resting - at_work`, at least one unless all are at
-/// work, or a request waits for at most two ticks.
+/// Invariant: `threads - resting - at_work` threads wait on the device. This is at least one,
+/// unless all threads are busy or a request waits for at most two ticks.
 pub(crate) struct Crew {
     threads: usize,
     state: Mutex<CrewState>,
@@ -41,20 +45,20 @@ pub(crate) struct Crew {
 }
 
 struct CrewState {
-    /// Threads that answered something. Before all are known none rests: who attends when the
-    /// device is gone is one of them, and sends the others there.
+    /// Threads that have answered a request. None rests until all are known, so that the thread
+    /// that waits on the device when it goes away is a member and wakes the others.
     known: usize,
     at_work: usize,
     resting: usize,
-    /// Those who rest and are to attend.
+    /// Resting threads that were called to wait on the device.
     called: usize,
-    /// Requests that were begun.
+    /// The number of requests started.
     begun: u64,
-    /// Answers since all who attended were last at work, less those for which a thread went to
-    /// rest.
+    /// Answers since all active threads were last busy at once, minus those already charged for
+    /// threads that went to rest.
     spare: u32,
     watch: Watch,
-    /// A thread has ended, which it does when the device is gone, or in a panic.
+    /// A thread has ended, because the device is gone or because of a panic.
     ended: bool,
 }
 
@@ -65,7 +69,7 @@ enum Watch {
     Taken,
 }
 
-/// A thread of a crew, until it ends.
+/// A thread's membership in a crew, until it ends.
 struct Member(Arc<Crew>);
 
 impl Drop for Member {
@@ -76,7 +80,7 @@ impl Drop for Member {
 }
 
 impl CrewState {
-    /// Whether nobody attends though some rest.
+    /// Returns whether no thread waits on the device although some rest.
     fn lacks(&self, threads: usize) -> bool {
         self.resting > 0 && self.at_work + self.resting >= threads
     }
@@ -90,7 +94,7 @@ impl Crew {
             resting: 0,
             called: 0,
             begun: 0,
-            // One is enough until there is more to do.
+            // One thread is enough until there is more to do.
             spare: SPARE * threads as u32,
             watch: Watch::Off,
             ended: false,
@@ -102,7 +106,7 @@ impl Crew {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread has a request. `waits` says whether another waits.
+    /// Records that the thread has a request. `waits` checks for further requests.
     pub(crate) fn begin(self: &Arc<Self>, waits: impl Fn() -> bool) {
         let new = MEMBER.with_borrow_mut(|member| {
             let new = !member.as_ref().is_some_and(|member| Arc::ptr_eq(&member.0, self));
@@ -118,7 +122,7 @@ impl Crew {
         if !state.lacks(self.threads) {
             return;
         }
-        // Whoever was rung for to watch may have been called meanwhile.
+        // The thread that was notified to watch may have been called for a request instead.
         let unwatched = state.watch != Watch::Taken;
         if unwatched {
             state.watch = Watch::Wanted;
@@ -134,7 +138,7 @@ impl Crew {
         self.bell.notify_one();
     }
 
-    /// The thread has answered, and returns when it is to attend the device.
+    /// Records that the thread has answered. Returns when it should wait on the device again.
     pub(crate) fn end(&self, waits: impl Fn() -> bool) {
         let mut state = self.lock();
         state.at_work -= 1;
@@ -148,7 +152,7 @@ impl Crew {
 
     fn rest<'a>(&'a self, mut state: MutexGuard<'a, CrewState>, waits: impl Fn() -> bool) {
         state.resting += 1;
-        // Requests that were begun when the watch looked last.
+        // The number of requests started when the watch last checked.
         let mut watch = None;
         while !state.ended {
             if state.called > 0 {
@@ -203,7 +207,7 @@ mod tests {
     const THREADS: usize = 3;
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Jobs in place of requests.
+    /// A substitute for the kernel's device, with jobs as requests.
     struct Device {
         jobs: Mutex<Receiver<Job>>,
         waiting: AtomicUsize,
@@ -217,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Threads of a crew, until the sender is dropped.
+    /// Starts the threads of a crew, which run until the sender is dropped.
     fn crew() -> (Arc<Crew>, impl Fn(Job), Vec<thread::JoinHandle<()>>) {
         let (crew, (send, jobs)) = (Crew::new(THREADS), channel());
         let device = Arc::new(Device { jobs: Mutex::new(jobs), waiting: AtomicUsize::new(0) });
@@ -240,7 +244,7 @@ mod tests {
         (crew, send, threads)
     }
 
-    /// Jobs one after another, until all threads but one rest.
+    /// Sends jobs one after another until all threads but one rest.
     fn ask_alone(crew: &Crew, send: impl Fn(Job)) {
         for _ in 0..1000 {
             let (done, answer): (Sender<()>, _) = channel();
@@ -284,7 +288,7 @@ mod tests {
             }
         }
         ask_alone(&crew, &send);
-        // The one that attends finds that the device is gone, and the others are told.
+        // The thread waiting on the device finds it gone, and the others are woken.
         drop(send);
         for thread in threads {
             thread.join().unwrap();

@@ -1,10 +1,10 @@
-//! The requests of the kernel, answered from an image.
+//! Answers requests of the kernel from an image.
 //!
-//! Nothing is kept for the kernel: an inode number says where the inode lies in the image, and a
-//! position in a directory which block and entry follow. So any number and any position may be
-//! asked for, by a client or out of a hostile image, and the image's own checks are what answers.
-//! An image never changes, so that the kernel may keep names, attributes, links and pages for as
-//! long as it likes, and need not say when it opens or closes a file.
+//! No state is kept for the kernel: an inode number encodes the inode's place in the image, and a
+//! directory position encodes the block and entry that follow it. So a client or a hostile image
+//! may ask for any number and any position, and the image's own checks apply. Images never change,
+//! so the kernel may cache names, attributes, links and pages indefinitely, and need not report
+//! opening or closing a file.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -25,14 +25,14 @@ use crate::attributes;
 use crate::log::Log;
 use crate::poller::Poller;
 
-/// How long the kernel may keep what it was told: as good as for ever.
+/// How long the kernel may cache replies: practically forever.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The longest read, which is also the most that Linux asks for.
+/// The maximum length of a read in bytes, which is also the most that Linux asks for.
 const MAX_READ_BYTES: u32 = 1 << 20;
-/// Files that stay open. A file is opened by its first read; when there are so many, all are
+/// The maximum number of open files. A file is opened by its first read; at the limit, all are
 /// closed.
 const MAX_OPEN: usize = 1024;
-/// Requests for pages to come that the kernel may have under way.
+/// The maximum number of background (readahead) requests in flight.
 const MAX_BACKGROUND: u16 = 64;
 
 const SEEK_DATA: i32 = 3;
@@ -42,11 +42,10 @@ pub(crate) struct ImageFilesystem {
     image: Image,
     log: Log,
     open: RwLock<HashMap<u64, Arc<File>>>,
-    /// What requests read into before they are answered. The one used last is taken first, since it
-    /// is in a cache.
+    /// Read buffers. The last one used is taken first, because it is in the CPU cache.
     buffers: Mutex<Vec<Vec<u8>>>,
     poller: Arc<Poller>,
-    /// The kernel can do without answers to open, and without them to opendir.
+    /// Whether the kernel can do without open requests, then without opendir requests.
     no_open: bool,
     no_opendir: bool,
 }
@@ -76,7 +75,7 @@ impl ImageFilesystem {
         attributes::of(self.image.superblock(), inode)
     }
 
-    /// What a system call returns for an error. One that is the image's fault is logged.
+    /// Converts an error to the result of a system call. Errors due to the image are logged.
     fn errno(&self, what: &str, number: INodeNo, error: &Error) -> Errno {
         match error {
             Error::NotFound(_) => Errno::ENOENT,
@@ -89,7 +88,7 @@ impl ImageFilesystem {
         }
     }
 
-    /// The attributes of a name, or of no file if there is none: that too may be kept.
+    /// Returns the attributes of a name, or those of no file, which the kernel may cache too.
     fn find(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Error> {
         match self.image.lookup(&self.inode(parent)?, name.as_bytes())? {
             Some(nid) => Ok(self.attributes(&self.image.inode(nid)?)),
@@ -97,14 +96,14 @@ impl ImageFilesystem {
         }
     }
 
-    /// A file of which `len` bytes from `offset` are asked for.
+    /// Returns the file for a read of `len` bytes at `offset`.
     fn file(&self, number: INodeNo, len: u64, offset: u64) -> Result<Arc<File>, Error> {
         let known = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&number.0).map(Arc::clone);
         if let Some(file) = known {
             return Ok(file);
         }
         let file = Arc::new(self.image.file(&self.inode(number)?)?);
-        // One that is read whole the kernel keeps.
+        // If a file is read completely at once, the kernel caches it.
         if offset == 0 && len >= file.inode().size {
             return Ok(file);
         }
@@ -116,8 +115,8 @@ impl ImageFilesystem {
         Ok(file)
     }
 
-    /// The first offset from `offset` on that is stored, or that is not. The end of a file is a
-    /// hole.
+    /// Returns the first offset from `offset` on that is a hole, or that is not. The end of a file
+    /// counts as a hole.
     fn seek(&self, number: INodeNo, offset: i64, hole: bool) -> Result<Option<i64>, Error> {
         let file = self.file(number, 0, 0)?;
         let size = file.inode().size;
@@ -132,7 +131,7 @@ impl ImageFilesystem {
         Ok(hole.then_some(size.cast_signed()))
     }
 
-    /// The value of an xattr, or all names, each with a NUL behind it.
+    /// Returns the value of an xattr, or all names, each followed by a NUL.
     fn xattr(&self, number: INodeNo, name: Option<&OsStr>) -> Result<Option<Vec<u8>>, Error> {
         let xattrs = self.image.xattrs(&self.inode(number)?)?;
         Ok(match name {
@@ -154,7 +153,7 @@ impl ImageFilesystem {
 
 impl Filesystem for ImageFilesystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What an older kernel lacks is done without.
+        // Features that an older kernel lacks are not used.
         let mut has = |flag| config.add_capabilities(flag).is_ok();
         for flag in [
             InitFlags::FUSE_ASYNC_DIO,
@@ -162,14 +161,14 @@ impl Filesystem for ImageFilesystem {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // The kernel then judges by ACLs too, which it gets as xattrs.
+            // The kernel then also enforces ACLs, which it reads as xattrs.
             InitFlags::FUSE_POSIX_ACL,
         ] {
             has(flag);
         }
         self.no_open = has(InitFlags::FUSE_NO_OPEN_SUPPORT);
         self.no_opendir = has(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
-        // Numbers above the kernel's own bounds are cut to them.
+        // The kernel clips larger numbers to its own limits.
         if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
             let _ = config.set_max_readahead(most);
         }
@@ -281,7 +280,7 @@ impl Filesystem for ImageFilesystem {
                 self.image.for_each_entry_from(&directory, offset, |entry, next| {
                     let (attributes, ttl) = match self.image.inode(entry.nid) {
                         Ok(inode) => (self.attributes(&inode), FOR_EVER),
-                        // Who asks for it is told.
+                        // An explicit lookup reports the error.
                         Err(_) => (attributes::unknown(self.root_nid(), entry.nid, entry.kind()), Duration::ZERO),
                     };
                     let name = OsStr::from_bytes(&entry.name);

@@ -1,5 +1,5 @@
-//! An EROFS image as a file system of this machine, by FUSE: read-only, without libfuse and without
-//! root where `fusermount3` allows it.
+//! Mounts EROFS images as read-only file systems by FUSE, without libfuse and, where `fusermount3`
+//! permits, without root.
 //!
 //! ```no_run
 //! use pagefold_erofs::Image;

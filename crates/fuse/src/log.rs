@@ -1,9 +1,8 @@
-//! Where errors of a mounted image are told: the system call that met one can only say EIO.
+//! Reports errors of a mounted image, because the failing system call can only return `EIO`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Lines after which a log falls silent, so that a damaged image that is read again and again does
-/// not fill a disk.
+/// The maximum number of lines, so that repeated reads of a damaged image do not fill a disk.
 const MAX_LINES: u64 = 1000;
 
 /// A log of errors.
@@ -13,8 +12,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log that hands each of the first thousand lines, and one that says that no more follow, to
-    /// `tell`.
+    /// Creates a log that passes the first thousand lines, and one that says that no more follow,
+    /// to `tell`.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { tell: Box::new(tell), lines: AtomicU64::new(0) }
     }
@@ -29,7 +28,7 @@ impl Log {
 }
 
 impl Default for Log {
-    /// A log that tells nothing.
+    /// Creates a log that discards everything.
     fn default() -> Self {
         Self::new(|_| {})
     }

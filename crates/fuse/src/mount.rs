@@ -16,31 +16,31 @@ use crate::filesystem::ImageFilesystem;
 use crate::log::Log;
 use crate::poller::Poller;
 
-/// Threads that answer, at the least: while one waits for the disk, others go on.
+/// The default minimum number of threads: while one waits for the disk, others continue.
 const MIN_THREADS: usize = 4;
-/// And at the most, unless the options say otherwise.
+/// The default maximum number of threads.
 const MAX_THREADS: usize = 16;
-/// And whatever they say: each has the device open once more, and a process may have some thousand
-/// files open.
+/// The maximum number of threads for any options: each opens the device once more, and a process
+/// may have a few thousand files open.
 const MOST_THREADS: usize = 128;
 
-/// How an image is mounted. A program changes fields of [`MountOptions::default`].
+/// Options for mounting an image. To set them, change fields of [`MountOptions::default`].
 #[non_exhaustive]
 pub struct MountOptions {
-    /// What the table of mounts says where it comes from.
+    /// The source in the mount table.
     pub name: String,
-    /// Let other users in, as the permissions in the image say. Needs root, or `user_allow_other`
-    /// in `/etc/fuse.conf`.
+    /// Gives other users access according to the permissions in the image. Needs root, or
+    /// `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// Let device files of the image be opened. Needs root.
+    /// Lets users open device files of the image. Needs root.
     pub dev: bool,
-    /// Let set-id bits and file capabilities of the image give programs rights. Needs root.
+    /// Honors set-id bits and file capabilities of the image. Needs root.
     pub suid: bool,
-    /// Let programs of the image be run.
+    /// Lets users run programs of the image.
     pub exec: bool,
-    /// Threads that answer, at most 128; 0 for one a processor, but at least 4 and at most 16.
+    /// The number of threads, at most 128; 0 for one per processor, but at least 4 and at most 16.
     pub threads: usize,
-    /// Where errors of the image are told.
+    /// The log for errors of the image.
     pub log: Log,
 }
 
@@ -69,7 +69,7 @@ pub struct Unmounter {
     place: MountPoint,
 }
 
-/// A mount as the system's table of mounts knows it.
+/// A mount in the system's mount table.
 #[derive(Clone)]
 struct MountPoint {
     at: PathBuf,
@@ -77,12 +77,12 @@ struct MountPoint {
 }
 
 impl Mount {
-    /// Mounts `image` at the directory `at`. When this returns the image is mounted, and those who
-    /// use it wait for [`serve`](Self::serve).
+    /// Mounts `image` on the directory `at`. When this returns, the image is mounted, and its users
+    /// block until [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// `at` is not a directory or may not be mounted on, the options need root, there is no
-    /// `/dev/fuse` or, for who is not root, no `fusermount3`. Nothing is mounted then.
+    /// `at` is not a directory or may not be mounted on, the options need root, `/dev/fuse` is
+    /// missing, or `fusermount3` is missing for a user other than root. Nothing is mounted then.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
         if (options.dev || options.suid) && !rustix::process::geteuid().is_root() {
             let what = if options.dev { "dev: device files" } else { "suid: set-id programs" };
@@ -126,22 +126,22 @@ impl Mount {
         Ok(Self { session, place: MountPoint { at, id } })
     }
 
-    /// What unmounts this mount while it is served.
+    /// Returns a handle that unmounts this mount while it is served.
     pub fn unmounter(&self) -> Unmounter {
         Unmounter { place: self.place.clone() }
     }
 
-    /// Answers until the image is unmounted, by [`Unmounter`], `fusermount3 -u` or `umount`. Bad
-    /// parts of the image are errors to who reads them and lines of the log, not of this method.
+    /// Serves requests until the image is unmounted by [`Unmounter`], `fusermount3 -u` or `umount`.
+    /// Defects of the image cause errors for its readers and log lines, but this method continues.
     ///
     /// # Errors
-    /// The kernel's device failed, or a thread that answers panicked; the image is then unmounted.
+    /// The kernel's device failed, or a thread panicked. The image is then unmounted.
     pub fn serve(self) -> io::Result<()> {
         let mut background = self.session.spawn()?;
         let done = std::mem::replace(&mut background.guard, std::thread::spawn(|| Ok(())));
-        // When fuser's handle of the mount is dropped it unmounts the directory once more, although
-        // the mount is gone (0.18 takes POLLERR for the sign of a mount). By then it may be
-        // another's, so the handle is not dropped.
+        // When fuser's mount handle is dropped, it unmounts the directory again although the mount
+        // is gone (0.18 takes POLLERR as the sign of a mount). By then, another file system may be
+        // mounted there, so the handle is leaked.
         std::mem::forget(background);
         match done.join() {
             Ok(Ok(())) => Ok(()),
@@ -152,8 +152,8 @@ impl Mount {
 }
 
 impl Unmounter {
-    /// Unmounts, unless that was done. If files are open, their users keep them, nobody else gets
-    /// in, and [`Mount::serve`] ends with the last.
+    /// Unmounts, unless that already happened. If files are open, their users keep them, no new
+    /// access is possible, and [`Mount::serve`] returns when the last is closed.
     pub fn unmount(&self) -> io::Result<()> {
         self.place.unmount()
     }
@@ -179,8 +179,8 @@ impl MountPoint {
     }
 }
 
-/// Says which file is meant where the device cannot be opened. That of the directory is told by
-/// `fusermount3`.
+/// Explains which file is missing or inaccessible if the device cannot be opened. `fusermount3`
+/// reports errors about the directory.
 fn explain(error: io::Error) -> io::Error {
     let denied = error.raw_os_error().is_some() && error.kind() == io::ErrorKind::PermissionDenied;
     match error.kind() {
@@ -189,14 +189,14 @@ fn explain(error: io::Error) -> io::Error {
             let what = "this user may not open /dev/fuse, which is open to all on most systems (mode 0666)";
             io::Error::new(error.kind(), what)
         }
-        // What `fusermount3` says is a line.
+        // The message of `fusermount3` ends with a newline.
         kind if error.get_ref().is_some() => io::Error::new(kind, error.to_string().trim_end()),
         _ => error,
     }
 }
 
-/// The numbers of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does not
-/// ask the mounts themselves.
+/// Returns the ids of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does
+/// not access the mounts themselves.
 fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
     let escaped = |byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
@@ -209,7 +209,7 @@ fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(here.filter_map(|mut line| std::str::from_utf8(line.next()?).ok()?.parse().ok()).collect())
 }
 
-/// A name without what separates mount options.
+/// Replaces characters that separate mount options.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if matches!(letter, ',' | '\\') || letter.is_control() { '_' } else { letter }).collect()
 }

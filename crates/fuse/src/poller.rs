@@ -1,9 +1,9 @@
-//! Waiting awake for the next request.
+//! Polls for the next request.
 //!
-//! Who reads one page after another asks again some microseconds after an answer. A thread that
-//! sleeps by then must be woken, on a processor that has gone to sleep too, which takes longer than
-//! most answers. So one thread stays up for a moment after its answer. How often that is in vain
-//! decides how often it is tried.
+//! A sequential reader issues its next request within microseconds of a reply. If the thread
+//! already sleeps by then, it must be woken, on a processor that went to sleep too, which takes
+//! longer than most answers. So one thread polls for a moment after its answer. The success rate
+//! determines how often this is tried.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -15,34 +15,34 @@ use rustix::thread::sched_yield;
 
 use crate::crew::Crew;
 
-/// How long the next request is waited for.
+/// How long to poll for the next request.
 const MOMENT: Duration = Duration::from_micros(50);
-/// Of how many tries the outcomes count.
+/// The maximum credit, so that only recent polls count.
 const MOST_CREDIT: u32 = 16;
-/// Without credit one of so many answers is followed by a try.
+/// Without credit, one in this many answers is followed by a poll.
 const SELDOM: u32 = 64;
-/// Answers after which a crowd of requests is forgotten.
+/// The number of answers for which polling stays off after requests kept all processors busy.
 const CROWD: u32 = 64;
 
-/// Waits for requests of a mount.
+/// Polls for requests of a mount.
 pub(crate) struct Poller {
     /// The device of the mount.
     device: OnceLock<OwnedFd>,
     processors: usize,
     crew: Arc<Crew>,
-    /// Requests that are being answered.
+    /// The number of requests being answered.
     at_work: AtomicUsize,
-    /// Answers for which a crowd is still remembered.
+    /// Remaining answers during which polling stays off.
     crowd: AtomicU32,
-    /// A thread is waiting.
+    /// Whether a thread is polling.
     taken: AtomicBool,
-    /// Grows by a wait that met a request, and shrinks by one in vain.
+    /// Grows with each poll that found a request, and shrinks with each that did not.
     credit: AtomicU32,
     answers: AtomicU32,
 }
 
 impl Poller {
-    /// For a mount that `threads` answer.
+    /// Creates a poller for a mount with `threads` threads.
     pub(crate) fn new(processors: usize, threads: usize) -> Self {
         Self {
             device: OnceLock::new(),
@@ -56,16 +56,17 @@ impl Poller {
         }
     }
 
-    /// Says where requests come from.
+    /// Sets the device that requests come from.
     pub(crate) fn watch(&self, device: OwnedFd) {
         let _ = self.device.set(device);
     }
 
-    /// Answers a request by `answer`, and then returns when there is another, or after a moment; at
-    /// once if that has been in vain lately, or somebody else waits.
+    /// Calls `answer` for a request, then returns when there is another or after a moment. Returns
+    /// at once if polling rarely succeeded lately or another thread polls.
     pub(crate) fn answer(&self, answer: impl FnOnce()) {
         self.crew.begin(|| self.waits());
-        // Who asks has a processor while this thread has none, and the other way round.
+        // A reader and the thread that answers it run alternately, so each request occupies one
+        // processor.
         let all = self.at_work.fetch_add(1, Ordering::Relaxed) + 1;
         answer();
         self.at_work.fetch_sub(1, Ordering::Relaxed);
@@ -76,7 +77,7 @@ impl Poller {
         self.linger();
     }
 
-    /// Whether a request waits, or the device is gone.
+    /// Returns whether a request waits or the device is gone.
     fn waits(&self) -> bool {
         let look = |device| poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&Timespec::default()));
         self.device.get().is_some_and(|device| look(device) != Ok(0))
@@ -107,7 +108,7 @@ impl Poller {
             }
             sched_yield();
         };
-        // One in vain costs what four may win.
+        // A failed poll costs as much as four successful ones save.
         let credit = if met { (credit + 1).min(MOST_CREDIT) } else { credit.saturating_sub(4) };
         self.credit.store(credit, Ordering::Relaxed);
         self.taken.store(false, Ordering::Release);
@@ -145,7 +146,7 @@ mod tests {
         for _ in 0..SELDOM / 2 {
             poller.answer(|| ());
         }
-        // One try at most.
+        // At most one poll.
         assert!(poller.answers.load(Ordering::Relaxed) > SELDOM / 4 && start.elapsed() < Duration::from_secs(1));
     }
 

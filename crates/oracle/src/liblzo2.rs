@@ -68,14 +68,14 @@ impl Liblzo2 {
     /// # Panics
     /// If `out` is shorter than [`bound`](Self::bound): the library does not check it.
     pub fn compress(&self, work: &mut Liblzo2Work, input: &[u8], out: &mut [u8]) -> usize {
-        assert!(out.len() >= Self::bound(input.len()), "liblzo2 writes without looking at the room left");
+        assert!(out.len() >= Self::bound(input.len()), "liblzo2 does not check the size of its output");
         let mut len = out.len();
         // SAFETY: `input` is readable for its length; `out` has room for the worst case (asserted
         // above); the working memory has the required size and pointer alignment.
         let status = unsafe {
             (self.compress)(input.as_ptr(), input.len(), out.as_mut_ptr(), &raw mut len, work.0.as_mut_ptr().cast())
         };
-        assert_eq!(status, 0, "lzo1x_1_compress always answers LZO_E_OK");
+        assert_eq!(status, 0, "lzo1x_1_compress always returns LZO_E_OK");
         len
     }
 

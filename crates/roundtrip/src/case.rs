@@ -1,4 +1,4 @@
-//! A tree and the options of its image, as plain data.
+//! A tree and the options for its image, as plain data.
 
 use std::fmt;
 use std::fs::File;
@@ -9,31 +9,31 @@ use pagefold_erofs::{BuildOptions, Content, Error, Node, NodeId, NodeKind, Resul
 
 use crate::segment::{self, Segment, Stuff};
 
-/// A tree and how its image is built.
+/// A tree and the options for its image.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// How the image is built; the number of threads does not count.
+    /// The build options; the number of threads is ignored.
     pub options: BuildOptions,
-    /// What the root directory has.
+    /// The metadata of the root directory.
     pub root: Facts,
-    /// Names, each after the directory that it is in and the entry that it links to.
+    /// Names, each after its directory's entry and the entry that it links to.
     pub entries: Vec<TreeEntry>,
 }
 
-/// One name in a tree.
+/// A name in a tree.
 #[derive(Clone, Debug)]
 pub struct TreeEntry {
-    /// The place of its directory's entry; `None` for the root.
+    /// The index of its directory's entry; `None` for the root.
     pub directory: Option<usize>,
-    /// The name, which no other entry of the directory has.
+    /// The name, unique in its directory.
     pub name: Vec<u8>,
-    /// What the inode has. Those of links do not count.
+    /// The metadata of the inode. Ignored for hard links.
     pub facts: Facts,
-    /// What it is.
+    /// The kind.
     pub kind: EntryKind,
 }
 
-/// What an inode of any kind has.
+/// Metadata of an inode of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Permissions, set-id and sticky bits.
@@ -42,9 +42,9 @@ pub struct Facts {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Seconds and nanoseconds.
+    /// The modification time in seconds and nanoseconds.
     pub mtime: (i64, u32),
-    /// Extended attributes, in the order of their names, which differ.
+    /// Extended attributes, sorted by name, without duplicates.
     pub xattrs: Vec<Xattr>,
 }
 
@@ -54,7 +54,7 @@ impl Default for Facts {
     }
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A directory.
@@ -63,28 +63,28 @@ pub enum EntryKind {
     Regular(Vec<Segment>),
     /// A symbolic link and its target.
     Symlink(Vec<u8>),
-    /// Major and minor number.
+    /// A character device: major and minor number.
     CharDevice(u32, u32),
-    /// Major and minor number.
+    /// A block device: major and minor number.
     BlockDevice(u32, u32),
     /// A named pipe.
     Fifo,
     /// A socket.
     Socket,
-    /// One more name of the entry at this place, which is neither a directory nor a link.
+    /// Another name of the entry with this index, which is neither a directory nor a link.
     Link(usize),
 }
 
-/// How a tree has its files' bytes.
+/// Where a tree stores its files' content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     Memory,
-    /// In a file, without its zeros.
+    /// In a file, without zeros.
     Spans,
 }
 
 impl Case {
-    /// A case with an empty root directory.
+    /// Creates a case with an empty root directory.
     pub fn new(options: BuildOptions) -> Self {
         Self { options, root: Facts { permissions: 0o755, ..Facts::default() }, entries: Vec::new() }
     }
@@ -95,20 +95,20 @@ impl Case {
         self.file_with(name, Facts::default(), segments)
     }
 
-    /// Adds a regular file with facts to the root directory.
+    /// Adds a regular file with metadata to the root directory.
     #[must_use]
     pub fn file_with(self, name: &str, facts: Facts, segments: &[Segment]) -> Self {
         self.entry(name, facts, EntryKind::Regular(segments.to_vec()))
     }
 
-    /// Adds anything to the root directory.
+    /// Adds an entry of any kind to the root directory.
     #[must_use]
     pub fn entry(mut self, name: &str, facts: Facts, kind: EntryKind) -> Self {
         self.entries.push(TreeEntry { directory: None, name: name.as_bytes().to_vec(), facts, kind });
         self
     }
 
-    /// Bytes of all regular files.
+    /// Returns the size of all regular files in bytes.
     pub fn content_bytes(&self) -> u64 {
         self.entries
             .iter()
@@ -116,7 +116,7 @@ impl Case {
             .sum()
     }
 
-    /// The paths of all entries.
+    /// Returns the paths of all entries.
     pub(crate) fn paths(&self) -> Vec<Vec<u8>> {
         let mut paths: Vec<Vec<u8>> = Vec::with_capacity(self.entries.len());
         for entry in &self.entries {
@@ -129,7 +129,7 @@ impl Case {
         paths
     }
 
-    /// The tree to be built, whose files have `contents`.
+    /// Builds the tree, with `contents` for its files.
     pub(crate) fn tree(&self, contents: &[Arc<[u8]>], store: Store) -> Result<Tree> {
         let node = |facts: &Facts, kind| Node {
             kind,
@@ -174,7 +174,7 @@ impl Case {
     }
 }
 
-/// A file with contents without their zeros.
+/// A file that stores contents without their zeros.
 struct Spans {
     file: Arc<File>,
     len: u64,
@@ -198,7 +198,7 @@ impl Spans {
     }
 }
 
-/// What a person needs to write the case down.
+/// Prints everything needed to write the case down.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = format!("{:?}", self.options);

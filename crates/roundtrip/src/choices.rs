@@ -1,6 +1,6 @@
-//! Choices taken from a string of bytes.
+//! Makes choices from a byte string.
 
-/// Takes choices from the front of a byte string. At its end every choice is the first one.
+/// Takes choices from the front of a byte string. At its end, every choice is the first one.
 pub(crate) struct Choices<'a> {
     rest: &'a [u8],
 }
@@ -24,18 +24,18 @@ impl<'a> Choices<'a> {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// A number below `end`, which is 1 to 256.
+    /// Returns a number below `end`, which must be 1 to 256.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::from(self.byte()) % end
     }
 
-    /// One of `values`, which are 1 to 256.
+    /// Returns one of `values`, of which there must be 1 to 256.
     pub(crate) fn one_of<T: Clone>(&mut self, values: &[T]) -> T {
         values[self.below(values.len())].clone()
     }
 }
 
-/// Numbers that look random (splitmix64; Steele, Lea and Flood, OOPSLA 2014).
+/// Pseudorandom numbers (splitmix64; Steele, Lea and Flood, OOPSLA 2014).
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
@@ -46,7 +46,7 @@ impl Numbers {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`, which is at least 1.
+    /// Returns a number below `end`, which must be at least 1.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -1,5 +1,5 @@
-//! Comparing what a case must show with an image, as our reader shows it, and with a directory, as
-//! the system does.
+//! Compares a case with its image, as this project's reader shows it, and with a directory, as the
+//! system shows it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -21,10 +21,10 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// Reads of parts of each file.
+/// The number of partial reads of each file.
 const PARTIAL_READS: usize = 6;
 
-/// What a file shows of itself.
+/// The visible properties of a file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Shown {
     mode: u32,
@@ -37,27 +37,27 @@ pub struct Shown {
     content: Arc<[u8]>,
 }
 
-/// What a copy of an image keeps.
+/// The properties that a copy of an image preserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keeps {
-    /// Which names are one file, and how many names each has.
+    /// Hard links and link counts.
     pub links: bool,
     /// Extended attributes.
     pub xattrs: bool,
-    /// Directories' times.
+    /// Modification times of directories.
     pub directory_times: bool,
     /// Permissions of symbolic links.
     pub link_modes: bool,
-    /// How many names a directory has: some file systems say 1.
+    /// Link counts of directories: some file systems always report 1.
     pub directory_links: bool,
 }
 
 impl Keeps {
-    /// Everything, as a mount does.
+    /// Everything, as with a mount.
     pub const ALL: Self =
         Self { links: true, xattrs: true, directory_times: true, link_modes: true, directory_links: true };
 
-    /// Everything that a copy in another file system has.
+    /// Everything that a copy on another file system preserves.
     pub const COPY: Self = Self { directory_links: false, ..Self::ALL };
 }
 
@@ -87,7 +87,7 @@ impl Shown {
         self.mode & KINDS
     }
 
-    /// Where this one, which was found, differs from what must be.
+    /// Compares these properties, which were found, with the expected ones.
     fn compare(&self, expected: &Self) -> Result<(), String> {
         let differ = |what: &str, found: &dyn fmt::Debug, expected: &dyn fmt::Debug| {
             Err(format!("{what} {found:?}, not {expected:?}"))
@@ -134,11 +134,11 @@ fn same_bytes(found: &[u8], expected: &[u8]) -> Result<(), String> {
     Err(format!("content differs from byte {} of {}", at.unwrap_or_default(), expected.len()))
 }
 
-/// Checks off paths as they are found.
+/// A comparison in progress, which counts the paths found.
 struct Comparison<'a> {
     expected: &'a Expected,
     keeps: Keeps,
-    /// For each inode that was found, the entry that it must be.
+    /// For each inode found, the entry that it must be.
     inodes: HashMap<u64, Option<usize>>,
     found: usize,
 }
@@ -188,17 +188,17 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// One path below another.
+/// Joins a path and a name.
 fn below(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
 impl Expected {
-    /// Compares everything with an image as our reader shows it: metadata, whole contents, parts of
-    /// them at places that depend on `seed`, and holes.
+    /// Compares everything with an image as this project's reader shows it: metadata, complete
+    /// contents, parts of them at offsets that depend on `seed`, and holes.
     ///
     /// # Errors
-    /// What differs first.
+    /// The first difference.
     pub fn compare_image(&self, image: &Image, seed: u64) -> Result<(), String> {
         let mut comparison = Comparison::new(self, Keeps::ALL);
         let mut numbers = Numbers(seed);
@@ -229,10 +229,10 @@ impl Expected {
         comparison.end()
     }
 
-    /// Compares everything that `keeps` says with a directory, as the system shows it.
+    /// Compares the properties selected by `keeps` with a directory, as the system shows it.
     ///
     /// # Errors
-    /// What differs first, or cannot be read.
+    /// The first difference or read error.
     pub fn compare_directory(&self, root: &Path, keeps: Keeps) -> Result<(), String> {
         let mut comparison = Comparison::new(self, keeps);
         let mut pending = vec![Vec::new()];
@@ -274,13 +274,13 @@ fn shown_by_image(image: &Image, inode: &Inode) -> pagefold_erofs::Result<Shown>
     })
 }
 
-/// Reads the file in other ways than at once, and walks its runs.
+/// Reads parts of the file and walks its runs.
 fn read_parts(image: &Image, inode: &Inode, content: &[u8], numbers: &mut Numbers) -> Result<(), String> {
     let file = image.file(inode).map_err(|error| error.to_string())?;
     let size = content.len() as u64;
     let mut bytes = Vec::new();
     for _ in 0..PARTIAL_READS {
-        // Also from behind the end, and over it.
+        // Includes reads across and past the end.
         let offset = numbers.below(size + 2);
         let longest = [64, 5000, 70_000, size + 100][numbers.below(4) as usize];
         let len = numbers.below(longest) as usize;

@@ -1,4 +1,4 @@
-//! What an image of a case must hold.
+//! The expected contents of a case's image.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use crate::case::{Case, EntryKind};
 use crate::compare::Shown;
 use crate::segment;
 
-/// What each path must show, in the order of the paths; the root's is empty.
+/// The expected properties of each path, sorted by path; the root's path is empty.
 #[derive(Clone, Debug)]
 pub struct Expected {
     pub(crate) paths: BTreeMap<Vec<u8>, Named>,
-    /// Of each entry that is a regular file; of others nothing.
+    /// The content of each entry that is a regular file; empty for others.
     pub(crate) contents: Vec<Arc<[u8]>>,
 }
 
-/// What a path must show, and which inode it names.
+/// The expected properties and the inode of a path.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
     pub(crate) shown: Arc<Shown>,
-    /// The place of the entry with the inode; `None` for the root.
+    /// The index of the entry with the inode; `None` for the root.
     pub(crate) inode: Option<usize>,
 }
 
 impl Expected {
-    /// What an image of the case must hold.
+    /// Computes the expected contents of a case's image.
     pub fn of(case: &Case) -> Self {
         let nothing: Arc<[u8]> = Arc::new([]);
         let contents: Vec<Arc<[u8]>> = case

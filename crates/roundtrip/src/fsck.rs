@@ -1,4 +1,4 @@
-//! Extraction by `fsck.erofs` of erofs-utils, to compare with.
+//! Extraction with `fsck.erofs` of erofs-utils, for comparison.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -13,15 +13,15 @@ use crate::compare::Keeps;
 pub struct Fsck {
     program: PathBuf,
     version: (u32, u32),
-    /// Everything that it says of itself.
+    /// Its complete version and help texts.
     says: String,
 }
 
 impl Fsck {
-    /// The program, asked for what it can.
+    /// Runs the program to find its version and features.
     ///
     /// # Errors
-    /// It cannot be run, or says no version.
+    /// The program cannot be run or prints no version.
     pub fn new(program: &Path) -> Result<Self, String> {
         let ask = |argument: &str| {
             let output = Command::new(program).arg(argument).output();
@@ -37,12 +37,12 @@ impl Fsck {
         Ok(Self { program: program.to_owned(), version, says: [version_text, ask("--help")?].concat() })
     }
 
-    /// Its version.
+    /// Returns its version.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// Whether this version knows all that the case's image may have.
+    /// Returns whether this version supports everything that the case's image may contain.
     pub fn takes(&self, case: &Case) -> bool {
         let options = &case.options;
         let hinted = case.options.hints.iter().filter_map(|hint| hint.compression);
@@ -58,7 +58,7 @@ impl Fsck {
         };
         let block = match options.block_bytes {
             4096 => true,
-            // 1.8.6 crashes on blocks of 512 bytes with a checksum of the superblock.
+            // 1.8.6 crashes on 512-byte blocks with a superblock checksum.
             512 => self.version >= (1, 9),
             block => block < 4096 && self.version >= (1, 7),
         };
@@ -67,20 +67,20 @@ impl Fsck {
         block && prefixes && codecs.all(knows) && (!packs || self.version >= (1, 6))
     }
 
-    /// What it extracts.
+    /// Returns the properties that it extracts.
     pub fn keeps(&self) -> Keeps {
         let newer = self.version >= (1, 8);
         Keeps { links: newer, xattrs: false, directory_times: false, ..Keeps::COPY }
     }
 
-    /// Extracts an image into a directory that it makes.
+    /// Extracts an image into a directory, which the program creates.
     ///
     /// # Errors
-    /// What it said.
+    /// The program's output.
     pub fn extract(&self, image: &Path, target: &Path) -> Result<(), String> {
         let mut option = std::ffi::OsString::from("--extract=");
         option.push(target);
-        // 1.9.3 takes what has the fragments for the root, unless it is asked for a path.
+        // 1.9.3 mistakes the packed inode for the root unless a path is given.
         let root = self.says.contains("--path=").then_some("--path=/");
         let output = Command::new(&self.program).arg(option).args(root).arg(image).output();
         let output = output.map_err(|error| format!("{}: {error}", self.program.display()))?;

@@ -1,7 +1,7 @@
-//! Cases from bytes.
+//! Generates cases from bytes.
 //!
-//! Lengths lie around multiples of blocks and clusters, tails around what fits beside an inode, and
-//! most files are others with a part changed.
+//! Lengths are near multiples of blocks and clusters, tails are near the size that fits inline, and
+//! most files are modified copies of others.
 
 use std::collections::HashSet;
 
@@ -11,21 +11,21 @@ use crate::case::{Case, EntryKind, Facts, TreeEntry};
 use crate::choices::{Choices, Numbers};
 use crate::segment::{Segment, Stuff, len, truncate};
 
-/// How large a case may be.
+/// The maximum size of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Some ten KiB, if blocks are short: for fuzzers, which try more of them in a second.
+    /// Some ten KiB if blocks are short: for fuzzers, to try more cases per second.
     Tiny,
     /// Some hundred KiB at most.
     Small,
-    /// With files of several MiB too, which the builder cuts into segments.
+    /// Includes files of several MiB, which the builder splits into segments.
     Large,
 }
 
-/// Entries of a case, but for those of a crowd.
+/// The maximum number of entries of a case, not counting crowded directories.
 const MOST_ENTRIES: usize = 24;
 
-/// Bytes for [`Case::from_bytes`] that depend on `seed` alone.
+/// Returns bytes for [`Case::from_bytes`] that depend only on `seed`.
 pub fn seed_bytes(seed: u64) -> Vec<u8> {
     let mut numbers = Numbers(seed);
     let most = 1 << (5 + numbers.below(4));
@@ -34,7 +34,7 @@ pub fn seed_bytes(seed: u64) -> Vec<u8> {
 }
 
 impl Case {
-    /// The case that `bytes` stand for: any do.
+    /// Returns the case for `bytes`; any bytes are valid.
     pub fn from_bytes(bytes: &[u8], size: Size) -> Self {
         let mut choices = Choices::new(bytes);
         let options = options(&mut choices);
@@ -63,7 +63,7 @@ impl Case {
         maker.case
     }
 
-    /// The case of a seed: one in 512 is large.
+    /// Returns the case for a seed; one in 512 is large.
     pub fn from_seed(seed: u64) -> Self {
         let size = if seed % 512 == 511 { Size::Large } else { Size::Small };
         Self::from_bytes(&seed_bytes(seed), size)
@@ -74,7 +74,7 @@ fn codec(choices: &mut Choices<'_>) -> ClusterCodec {
     let lz4 = ClusterCodec::Lz4;
     let zstd = ClusterCodec::Zstd { level: 1, window_log: 14 };
     let deflate = ClusterCodec::Deflate(1);
-    // The slow ones are rare.
+    // Slow codecs are rare.
     let lzma = ClusterCodec::MicroLzma { preset: 0, dict_bytes: 4096 };
     let high = ClusterCodec::Lz4Hc(3);
     let far = ClusterCodec::Zstd { level: -5, window_log: 17 };
@@ -134,7 +134,7 @@ struct Maker<'a> {
     cluster: u32,
     size: Size,
     case: Case,
-    /// Paths of directories' entries and names in them.
+    /// Directories' indexes and the names in them.
     used: HashSet<(Option<usize>, Vec<u8>)>,
 }
 
@@ -147,7 +147,7 @@ impl Maker<'_> {
             }
             5..=13 => self.edited(),
             14..=16 => {
-                // The same content, and another inode.
+                // The same content in another inode.
                 if let Some(segments) = self.earlier() {
                     self.file(segments);
                 }
@@ -162,7 +162,7 @@ impl Maker<'_> {
             18 | 19 => {
                 let len = self.length().clamp(1, 4095) as usize;
                 let target = b"../target/".iter().copied().cycle().take(len).collect();
-                // All that Linux makes have these.
+                // All symbolic links that Linux creates have these permissions.
                 let facts = Facts { permissions: 0o777, ..self.facts(false) };
                 self.add(EntryKind::Symlink(target), facts);
             }
@@ -187,7 +187,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Adds an entry under a name that its directory does not have yet.
+    /// Adds an entry under a name that is unused in its directory.
     fn add(&mut self, kind: EntryKind, facts: Facts) {
         let directories = self.places(|kind| matches!(kind, EntryKind::Directory));
         let number = self.choices.below(directories.len() + 2);
@@ -213,7 +213,7 @@ impl Maker<'_> {
         self.add(EntryKind::Regular(segments), facts);
     }
 
-    /// Names that fill blocks of a directory.
+    /// Adds names that fill several directory blocks.
     fn crowd(&mut self) {
         self.add(EntryKind::Directory, Facts { permissions: 0o755, ..Facts::default() });
         let directory = self.case.entries.len().checked_sub(1);
@@ -234,12 +234,12 @@ impl Maker<'_> {
         }
     }
 
-    /// Places of entries of some kinds.
+    /// Returns the indexes of entries of some kinds.
     fn places(&self, is: impl Fn(&EntryKind) -> bool) -> Vec<usize> {
         (0..self.case.entries.len()).filter(|place| is(&self.case.entries[*place].kind)).take(200).collect()
     }
 
-    /// The content of a file that there is.
+    /// Returns the content of an existing file.
     fn earlier(&mut self) -> Option<Vec<Segment>> {
         let places = self.places(|kind| matches!(kind, EntryKind::Regular(segments) if !segments.is_empty()));
         if places.is_empty() {
@@ -251,7 +251,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A file like one that there is.
+    /// Adds a modified copy of an existing file.
     fn edited(&mut self) {
         let Some(mut segments) = self.earlier() else {
             let segments = self.segments();
@@ -266,7 +266,7 @@ impl Maker<'_> {
     fn edit(&mut self, segments: &mut Vec<Segment>) {
         let block = u64::from(self.block);
         match self.choices.below(9) {
-            // The same whole blocks, and another end.
+            // The same whole blocks with another end.
             0..=2 => {
                 let whole = len(segments) / block * block;
                 truncate(segments, whole);
@@ -301,7 +301,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A new content.
+    /// Returns new content.
     fn segments(&mut self) -> Vec<Segment> {
         let mut segments: Vec<_> = (0..1 + self.choices.below(3)).map(|_| self.segment()).collect();
         if self.choices.below(2) == 0 {
@@ -318,7 +318,7 @@ impl Maker<'_> {
         segments
     }
 
-    /// Makes the length behind the last whole block another.
+    /// Changes the length after the last whole block.
     fn end(&mut self, segments: &mut Vec<Segment>) {
         let block = u64::from(self.block);
         let missing = (u64::from(self.tail()) + block - len(segments) % block) % block;
@@ -345,7 +345,7 @@ impl Maker<'_> {
         ])
     }
 
-    /// Bytes behind the last whole block: often as many as fit beside an inode, or nearly.
+    /// Returns the length after the last whole block, often close to what fits inline.
     fn tail(&mut self) -> u32 {
         let block = self.block;
         let few = u32::from(self.choices.byte()) % block;
@@ -359,7 +359,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A length: often near a multiple of a block or a cluster.
+    /// Returns a length, often near a multiple of a block or a cluster.
     fn length(&mut self) -> u32 {
         let (block, cluster) = (self.block, self.cluster);
         let long = if self.size == Size::Tiny { 20 << 10 } else { 192 << 10 };
@@ -385,7 +385,7 @@ impl Maker<'_> {
         }
     }
 
-    /// `user.` is only for regular files and directories.
+    /// Returns metadata. `user.` xattrs are only for regular files and directories.
     fn facts(&mut self, user: bool) -> Facts {
         let mut facts = Facts::default();
         match self.choices.below(12) {
@@ -416,8 +416,7 @@ impl Maker<'_> {
         let len = match which {
             0..=4 => few % 8,
             5 | 6 => few,
-            // The inode, the header of its xattrs and this one, and a little more or less than a
-            // block.
+            // The inode, its xattr header and this xattr take a little more or less than a block.
             7 | 8 => (block + 16).saturating_sub(64 + 12 + 4 + name.len() + few % 64),
             9 => {
                 name.resize(255, b'x');
@@ -426,10 +425,10 @@ impl Maker<'_> {
             10 => block + few,
             _ => few * 230,
         };
-        // Values are often the same.
+        // Values are often equal.
         let value = vec![b'v' + (few % 2) as u8; len.min(usize::from(u16::MAX))];
         match which {
-            // So many that not all can be shared.
+            // Too many for all to be shared.
             _ if few == 255 => {
                 for number in 0..260 {
                     push(

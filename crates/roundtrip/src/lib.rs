@@ -1,11 +1,11 @@
-//! Generated trees, and what an image of each must hold: for tests, fuzzing and soaks.
+//! Generated trees and their expected images, for tests, fuzzing and soak tests.
 //!
 //! ```text
 //! seed or any bytes -> Case (a tree and options, as plain data) -> image, twice -> read back and compared
 //! ```
 //!
-//! A [`Case`] is plain data: it can be shrunk ([`shrink()`]), printed, and written down as a
-//! regression test. Its bytes come from two fixed pools, so that equal heads, equal tails and moved
+//! A [`Case`] is plain data: it can be shrunk ([`shrink()`]), printed and written down as a
+//! regression test. Its bytes come from two fixed pools, so that equal starts, equal ends and moved
 //! content are frequent.
 #![forbid(unsafe_code)]
 

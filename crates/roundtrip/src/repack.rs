@@ -1,4 +1,4 @@
-//! An image extracted, and what was extracted packed again.
+//! Extracts an image and packs the result again.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::expected::Expected;
 use crate::memory_file;
 use crate::verify::read_all;
 
-/// Extracts the case's image into a directory that it makes, compares that with the case, scans it
-/// and builds the image again: the same bytes. Returns whether it was: `false` where the file
-/// system does not take everything, such as long xattrs.
+/// Extracts the case's image into a directory that it creates, compares that with the case, scans
+/// it and builds the image again, which must have the same bytes. Returns `false` if the file
+/// system does not support everything, such as long xattrs.
 ///
 /// # Errors
-/// What differs.
+/// The difference.
 pub fn repack(case: &Case, expected: &Expected, image: &Path, target: &Path) -> Result<bool, String> {
     let opened = Image::open_path(image).map_err(|error| error.to_string())?;
     let options = ExtractOptions { threads: 2, ..ExtractOptions::default() };

@@ -1,11 +1,11 @@
-//! Runs of bytes that contents are made of.
+//! Runs of bytes that make up contents.
 
 use std::fmt;
 use std::sync::LazyLock;
 
 use crate::choices::Numbers;
 
-/// Bytes of a pool. Content further on begins again at its front.
+/// The size of a pool in bytes. Longer content wraps around.
 const POOL_BYTES: usize = 256 << 10;
 
 static NOISE: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -29,46 +29,46 @@ static TEXT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     bytes
 });
 
-/// What the bytes of a [`Segment`] are like.
+/// The kind of bytes in a [`Segment`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stuff {
     /// Zeros.
     Zeros,
-    /// What does not compress.
+    /// Incompressible bytes.
     Noise,
-    /// What compresses as text does.
+    /// Bytes that compress like text.
     Text,
-    /// Numbers from 1 to this one, again and again.
+    /// Numbers from 1 to this one, repeated.
     Period(u8),
 }
 
-/// A run of bytes: a part of an endless one.
+/// A run of bytes: a part of an endless sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Of which endless run.
+    /// The endless sequence.
     pub stuff: Stuff,
-    /// Where in it.
+    /// The offset in it.
     pub from: u32,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u32,
 }
 
-/// Bytes that do not compress.
+/// Returns incompressible bytes.
 pub fn noise(from: u32, len: u32) -> Segment {
     Segment { stuff: Stuff::Noise, from, len }
 }
 
-/// Bytes that compress as text does.
+/// Returns bytes that compress like text.
 pub fn text(from: u32, len: u32) -> Segment {
     Segment { stuff: Stuff::Text, from, len }
 }
 
-/// Zeros.
+/// Returns zeros.
 pub fn zeros(len: u32) -> Segment {
     Segment { stuff: Stuff::Zeros, from: 0, len }
 }
 
-/// The numbers from 1 to `last`, again and again.
+/// Returns the numbers from 1 to `last`, repeated.
 pub fn period(last: u8, len: u32) -> Segment {
     Segment { stuff: Stuff::Period(last), from: 0, len }
 }
@@ -111,7 +111,7 @@ impl fmt::Display for Segment {
     }
 }
 
-/// The bytes of all segments.
+/// Returns the bytes of all segments.
 pub(crate) fn content(segments: &[Segment]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len(segments) as usize);
     for segment in segments {
@@ -124,7 +124,7 @@ pub(crate) fn len(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Leaves the first `len` bytes.
+/// Keeps the first `len` bytes.
 pub(crate) fn truncate(segments: &mut Vec<Segment>, mut len: u64) {
     segments.retain_mut(|segment| {
         segment.len = segment.len.min(len.min(u64::from(u32::MAX)) as u32);

@@ -1,12 +1,12 @@
-//! Making a case that fails as small as it can be.
+//! Shrinks a failing case.
 
 use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments, Indexes};
 
 use crate::case::{Case, EntryKind, Facts};
 use crate::segment::{Segment, Stuff};
 
-/// Leaves out of the case, and makes simpler, what it fails without. Tries at most `most_tries`
-/// cases.
+/// Removes and simplifies everything in a case that is not needed for it to fail. Tries at most
+/// `most_tries` cases.
 pub fn shrink(case: &Case, most_tries: usize, fails: &mut dyn FnMut(&Case) -> bool) -> Case {
     let mut smallest = case.clone();
     let mut tries = 0;
@@ -24,14 +24,14 @@ pub fn shrink(case: &Case, most_tries: usize, fails: &mut dyn FnMut(&Case) -> bo
     }
 }
 
-/// The case with fewer entries: without runs of them, the longest first.
+/// Returns the case without runs of entries, the longest runs first.
 fn entries(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let count = case.entries.len();
     let lens = std::iter::successors(Some(count), |len| (*len > 1).then(|| len / 2)).filter(|len| *len > 0);
     lens.flat_map(move |len| (0..count).step_by(len).map(move |from| without(case, from..(from + len).min(count))))
 }
 
-/// Without entries, what is in them and links to them.
+/// Returns the case without some entries, everything in them and links to them.
 fn without(case: &Case, gone: std::ops::Range<usize>) -> Case {
     let mut places: Vec<Option<usize>> = Vec::with_capacity(case.entries.len());
     let mut kept = Vec::new();
@@ -56,7 +56,7 @@ fn without(case: &Case, gone: std::ops::Range<usize>) -> Case {
     Case { entries: kept, ..case.clone() }
 }
 
-/// The case with simpler options.
+/// Returns the case with simpler options.
 fn options(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let old = &case.options;
     let mut simpler: Vec<BuildOptions> = Vec::new();
@@ -86,7 +86,7 @@ fn options(case: &Case) -> impl Iterator<Item = Case> + '_ {
     simpler.into_iter().map(|options| Case { options, ..case.clone() })
 }
 
-/// The case with something simpler in one entry.
+/// Returns the case with one entry simplified.
 fn parts(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let root = facts(&case.root, 0o755).map(|root| Case { root, ..case.clone() });
     let below = case.entries.iter().enumerate().flat_map(move |(place, entry)| {

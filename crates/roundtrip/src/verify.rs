@@ -1,4 +1,4 @@
-//! Building an image of a case and reading it back.
+//! Builds an image of a case and reads it back.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,29 +12,29 @@ use rustix::fs::MemfdFlags;
 use crate::case::{Case, Store};
 use crate::expected::Expected;
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The image holds what it must.
+    /// The image is as expected.
     Sound,
-    /// The builder takes no such options, and says why.
+    /// The builder rejects the options, for this reason.
     Refused(String),
 }
 
-/// A file in memory without a name.
+/// Creates an anonymous file in memory.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn memory_file() -> Result<File, Error> {
     let failed = |error: rustix::io::Errno| Error::Io { what: "a file in memory".to_owned(), source: error.into() };
     rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).map(File::from).map_err(failed)
 }
 
-/// Builds the case's image with one thread in a new file at `path`, whose content is what
+/// Builds the case's image with one thread in a new file at `path`, with the bytes that
 /// [`round_trip`] compares.
 ///
 /// # Errors
-/// The builder's, and the system's.
+/// Errors of the builder and the system.
 pub fn build_into(case: &Case, expected: &Expected, path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Io { what: format!("creating {}", path.display()), source };
     match fs::remove_file(path) {
@@ -53,12 +53,12 @@ fn build_in(case: &Case, expected: &Expected, threads: usize, store: Store, out:
     Ok(())
 }
 
-/// Builds the case's image with one thread and with two, from contents in memory and from such
-/// without their zeros. Both must be the same; and what is read back, from memory or from a file,
-/// must be what the case says. `check` must find nothing.
+/// Builds the case's image with one thread from contents in memory, and with two threads from
+/// contents stored without zeros. Both images must be equal. Reading back, from memory or from a
+/// file, must yield the case's contents, and `check` must find no problems.
 ///
 /// # Errors
-/// What is wrong first.
+/// The first failure.
 pub fn round_trip(case: &Case) -> Result<Outcome, String> {
     let expected = Expected::of(case);
     let files = memory_file().and_then(|first| Ok((first, memory_file()?)));
@@ -92,7 +92,7 @@ pub fn round_trip(case: &Case) -> Result<Outcome, String> {
     Ok(Outcome::Sound)
 }
 
-/// Whether the options alone are refused.
+/// Returns whether the options alone are rejected.
 fn refused(case: &Case) -> bool {
     let empty = Case::new(case.options.clone());
     memory_file().and_then(|out| build_in(&empty, &Expected::of(&empty), 1, Store::Memory, &out)).is_err()
@@ -104,10 +104,10 @@ pub(crate) fn read_all(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// [`round_trip`], with a panic as a failure.
+/// As [`round_trip`], with panics as failures.
 ///
 /// # Errors
-/// As [`round_trip`]'s, or the panic's message.
+/// The errors of [`round_trip`], or the panic's message.
 pub fn attempt(case: &Case) -> Result<Outcome, String> {
     catch_unwind(AssertUnwindSafe(|| round_trip(case))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());

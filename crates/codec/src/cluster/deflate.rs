@@ -74,6 +74,6 @@ impl Decoder {
                 Err(_) => return Err(MALFORMED),
             }
         }
-        Err(Corrupt { what: "deflate cluster is longer than clusters may be" })
+        Err(Corrupt { what: "deflate cluster exceeds the maximum content size" })
     }
 }

@@ -58,7 +58,7 @@ const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 128).next_multiple_of(64);
 /// for each token ([`fast`]).
 const DIRECT_MIN: usize = 1792;
 
-const SHORT: Corrupt = Corrupt { what: "fold object without its header" };
+const SHORT: Corrupt = Corrupt { what: "fold object is too short for its header" };
 const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
 const LITERALS: Corrupt = Corrupt { what: "fold object's literals out of range" };
 const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" };

@@ -135,7 +135,7 @@ pub(crate) fn after(block: &[u8], window: &mut [u8], before_len: usize) -> Resul
 /// Decodes `buffer[block]` into `buffer[..out_len]` and returns the bytes of output.
 pub(super) fn in_place(buffer: &mut [u8], block: Range<usize>, out_len: usize) -> Result<usize, Corrupt> {
     if block.start > block.end || block.end > buffer.len() || out_len > buffer.len() {
-        return Err(Corrupt { what: "lz4 block in place reaches outside its buffer" });
+        return Err(Corrupt { what: "in-place lz4 block reaches outside its buffer" });
     }
     let output = buffer.as_mut_ptr();
     for at in (0..AHEAD).step_by(64) {
@@ -409,7 +409,7 @@ unsafe fn long_match_near_end(
 
 const TRUNCATED: Corrupt = Corrupt { what: "lz4 block ends inside a sequence" };
 const TOO_LONG: Corrupt = Corrupt { what: "lz4 block is longer than its output" };
-pub(super) const BAD_OFFSET: Corrupt = Corrupt { what: "lz4 match with offset 0, or from before the output" };
+pub(super) const BAD_OFFSET: Corrupt = Corrupt { what: "lz4 match offset is 0 or reaches before the output" };
 
 /// In place, the output reached an input byte before it was read.
-const OVERRUN: Corrupt = Corrupt { what: "lz4 block overruns its own input in place" };
+const OVERRUN: Corrupt = Corrupt { what: "in-place lz4 block would overwrite its unread input" };

@@ -36,7 +36,7 @@ const TRUNCATED: Corrupt = Corrupt { what: "lz4dyn block ends inside a sequence"
 const TOO_LONG: Corrupt = Corrupt { what: "lz4dyn block is longer than its output" };
 const TOO_SHORT: Corrupt = Corrupt { what: "lz4dyn block is shorter than its output" };
 const TRAILING: Corrupt = Corrupt { what: "lz4dyn block has bytes after its end" };
-const BAD_OFFSET: Corrupt = Corrupt { what: "lz4dyn match from before the output" };
+const BAD_OFFSET: Corrupt = Corrupt { what: "lz4dyn match offset reaches before the output" };
 
 /// Decodes `block` to exactly `out`.
 pub(super) fn decode(block: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {

@@ -29,7 +29,7 @@ pub(super) fn decode(object: &[u8], page: &mut Page, version: Version) -> Result
     let mut runs = false;
     if version == Version::Runs && object.starts_with(&RUNS_HEADER[..1]) {
         if !object.starts_with(&RUNS_HEADER) {
-            return Err(Corrupt { what: "unknown version of an lzo stream" });
+            return Err(Corrupt { what: "unknown lzo stream version" });
         }
         reader.at = RUNS_HEADER.len();
         runs = true;

@@ -52,7 +52,7 @@ pub(super) fn decode<I: Isa>(
 ) -> Result<(), Corrupt> {
     let (&head, mut rest) = object.split_first().ok_or(CUT_SHORT)?;
     if head == RAW {
-        *page = rest.try_into().map_err(|_| Corrupt { what: "raw pleat object of another length" })?;
+        *page = rest.try_into().map_err(|_| Corrupt { what: "raw pleat object has the wrong length" })?;
         return Ok(());
     }
     let coding = match head & PLAIN {
@@ -109,11 +109,11 @@ pub(super) fn decode<I: Isa>(
     Ok(())
 }
 
-const CUT_SHORT: Corrupt = Corrupt { what: "pleat object cut short" };
+const CUT_SHORT: Corrupt = Corrupt { what: "truncated pleat object" };
 const UNKNOWN: Corrupt = Corrupt { what: "pleat object too long or of an unknown kind" };
-const NO_FIT: Corrupt = Corrupt { what: "pleat sections that do not fit" };
-const BAD_CODE: Corrupt = Corrupt { what: "pleat literal lengths that are no code" };
-const NO_SET: Corrupt = Corrupt { what: "pleat object of a set that the tables lack" };
+const NO_FIT: Corrupt = Corrupt { what: "pleat sections exceed the object" };
+const BAD_CODE: Corrupt = Corrupt { what: "pleat literal code lengths are not a valid code" };
+const NO_SET: Corrupt = Corrupt { what: "pleat object uses a set that its tables lack" };
 
 fn number(rest: &mut &[u8]) -> Result<usize, Corrupt> {
     match **rest {

@@ -189,7 +189,7 @@ impl<const DOWN: bool> Lane<DOWN> {
 const BEYOND: usize = 4;
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
-    if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes of another length" }) }
+    if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes have the wrong length" }) }
 }
 
 /// Minimum number of literals in a lane that is decoded beside others: at least two steps then

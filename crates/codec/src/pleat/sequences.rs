@@ -126,10 +126,10 @@ pub(super) fn read<'a, I: Isa>(
     let steps = steps.get(..count).unwrap_or_default();
     let taken = steps.iter().map(|step| usize::from(step.run)).sum();
     if left != 0 || taken > literal_count {
-        return Err(Corrupt { what: "pleat sequences longer than a page" });
+        return Err(Corrupt { what: "pleat sequences do not fit the page" });
     }
     if first.place() != second.place() || tokens.end + extra_bits.div_ceil(8) != end {
-        return Err(Corrupt { what: "pleat tokens of another length" });
+        return Err(Corrupt { what: "pleat token section has the wrong length" });
     }
     Ok(Checked { steps, taken })
 }

@@ -223,7 +223,7 @@ impl PleatTables {
     /// Deserialises the output of [`PleatTables::to_bytes`]. `bytes` is untrusted; tables that are
     /// accepted are safe to use and serialise to the same bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
-        const SHORT: BadTables = BadTables { what: "cut short" };
+        const SHORT: BadTables = BadTables { what: "truncated" };
         let mut rest = bytes;
         let mut take = |len: usize| -> Result<&[u8], BadTables> {
             let (head, tail) = rest.split_at_checked(len).ok_or(SHORT)?;
@@ -231,21 +231,21 @@ impl PleatTables {
             Ok(head)
         };
         if take(4)? != MAGIC {
-            return Err(BadTables { what: "another format or version" });
+            return Err(BadTables { what: "unknown format or version" });
         }
         let id = u32::from_le_bytes(take(4)?.try_into().map_err(|_| SHORT)?);
         if id != id_of(bytes) {
-            return Err(BadTables { what: "the id is not that of the contents" });
+            return Err(BadTables { what: "the id does not match the contents" });
         }
         let &[d0, d1, t0, t1, token_sets, literal_sets] = take(6)? else { return Err(SHORT) };
         let dictionary_len = usize::from(u16::from_le_bytes([d0, d1]));
         let symbols = usize::from(u16::from_le_bytes([t0, t1]));
         if symbols > SYMBOLS - COARSE || dictionary_len > MAX_DICTIONARY {
-            return Err(BadTables { what: "more symbols or dictionary than can be" });
+            return Err(BadTables { what: "too many symbols or too long a dictionary" });
         }
         let possible = 1..=SETS as u8;
         if !possible.contains(&token_sets) || !possible.contains(&literal_sets) {
-            return Err(BadTables { what: "an impossible number of sets" });
+            return Err(BadTables { what: "invalid number of sets" });
         }
         let triples: Vec<u16> = take(2 * symbols)?.as_chunks().0.iter().map(|&pair| u16::from_le_bytes(pair)).collect();
         let mut token_lengths = Vec::with_capacity(SETS);
@@ -266,7 +266,7 @@ impl PleatTables {
         }
         let dictionary = take(dictionary_len)?.to_vec();
         if !rest.is_empty() {
-            return Err(BadTables { what: "more bytes than the tables have" });
+            return Err(BadTables { what: "trailing bytes after the tables" });
         }
         Self::new(Model { triples, token_lengths, literals, dictionary })
     }
@@ -371,13 +371,13 @@ fn put_nibbles(bytes: &mut Vec<u8>, values: &[u8]) {
 fn nibbles(bytes: &[u8], count: usize) -> Result<Vec<u8>, BadTables> {
     let mut values: Vec<u8> = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
     if values.drain(count..).any(|padding| padding != 0) {
-        return Err(BadTables { what: "padding that is not zero" });
+        return Err(BadTables { what: "nonzero padding" });
     }
     Ok(values)
 }
 
 fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
-    let codes = huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token lengths that are no code" })?;
+    let codes = huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token code lengths are not a valid code" })?;
     if codes.iter().take(COARSE).any(|code| code.length == 0) {
         return Err(BadTables { what: "a coarse token without a code" });
     }
@@ -406,10 +406,10 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
     let mut symbols = vec![(0, None); CONTEXTS << LITERAL_MAX];
     for (context, lengths) in lengths.iter().enumerate() {
         let codes =
-            huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal lengths that are no code" })?;
+            huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal code lengths are not a valid code" })?;
         let escape = codes[ESCAPE];
         if escape.length == 0 {
-            return Err(BadTables { what: "literal lengths without an escape" });
+            return Err(BadTables { what: "literal code without an escape" });
         }
         for (literal, code) in codes.iter().enumerate() {
             if literal != ESCAPE {

@@ -85,7 +85,7 @@ impl<'a> BitReader<'a> {
             return Ok(());
         }
         while self.held_bits < bits {
-            let (&byte, rest) = self.rest.split_first().ok_or(Corrupt { what: "842 stream ends too early" })?;
+            let (&byte, rest) = self.rest.split_first().ok_or(Corrupt { what: "842 stream is truncated" })?;
             self.held |= u64::from(byte) << (56 - self.held_bits);
             self.held_bits += 8;
             self.rest = rest;

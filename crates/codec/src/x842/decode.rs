@@ -7,7 +7,7 @@ use super::{
 use crate::{Corrupt, PAGE_SIZE, Page};
 
 const TOO_LONG: Corrupt = Corrupt { what: "842 stream is longer than a page" };
-const TOO_FAR: Corrupt = Corrupt { what: "842 index of what was not yet decoded" };
+const TOO_FAR: Corrupt = Corrupt { what: "842 index refers to data not yet decoded" };
 
 /// Decodes `object` to exactly one page. After an error `page` holds the bytes decoded so far.
 pub(super) fn decode(object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
@@ -46,7 +46,7 @@ pub(super) fn decode(object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
         at += BLOCK;
     }
     if reader.read(SUM_BITS)? != u64::from(crc32(&page[..at])) {
-        return Err(Corrupt { what: "842 stream has another sum" });
+        return Err(Corrupt { what: "842 checksum mismatch" });
     }
     if !reader.is_at_end() {
         return Err(Corrupt { what: "bytes after the end of an 842 stream" });

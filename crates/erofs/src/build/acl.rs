@@ -1,8 +1,8 @@
-//! POSIX ACLs: as text in archives, as bytes in xattrs.
+//! POSIX ACLs: text in archives, bytes in xattrs.
 //!
 //! ```text
 //! text    user::rwx,user:lisa:r-x:1000,group::r-x,mask::r-x,other::---
-//!         an entry each, with commas or line ends between; the number behind the rights, if there is one, is the id
+//!         one entry each, separated by commas or newlines; an optional number after the rights is the id
 //! bytes   u32 2; for each entry u16 tag, u16 rights, u32 id; sorted by tag, then by id
 //! ```
 
@@ -10,12 +10,12 @@ use super::ids::IdMap;
 
 /// The xattr of a file's own ACL.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The xattr of the ACL that files made in a directory get.
+/// The xattr of the ACL that new files in a directory inherit.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const ENTRY_BYTES: usize = 8;
-/// The id of entries that need none.
+/// The id of entries that have none.
 const NO_ID: u32 = u32::MAX;
 
 mod tag {
@@ -27,26 +27,26 @@ mod tag {
     pub(super) const OTHER: u16 = 0x20;
 }
 
-/// What a name in an ACL is of.
+/// The kind of account that a name in an ACL refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
     User,
     Group,
 }
 
-/// Why a text is no ACL of this system.
+/// The reason why a text is not a valid ACL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
     Unreadable,
-    /// It has this name of an account that is not known, and no id. What is left without it:
-    /// the rights of the owning group, which a mode does not say where it has a mask.
+    /// An account with this name is not known, and no id is given. `group_rights` are the owning
+    /// group's rights to use instead of the ACL; with a mask, the mode does not contain them.
     Unknown {
         name: String,
         group_rights: u16,
     },
 }
 
-/// The order of fields is that of entries.
+/// The order of the fields is the sort order of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     tag: u16,
@@ -54,19 +54,19 @@ struct Entry {
     rights: u16,
 }
 
-/// A POSIX ACL with the entries that each has to have.
+/// A POSIX ACL that contains all mandatory entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
     entries: Vec<Entry>,
 }
 
 impl Acl {
-    /// The ACL that a text says; `find` knows the ids of accounts.
+    /// Parses an ACL; `find` resolves account names to ids.
     pub(crate) fn from_text(text: &[u8], find: &mut dyn FnMut(Account, &str) -> Option<u32>) -> Result<Self, Problem> {
         let mut entries = Vec::new();
         let mut unknown = None;
         for part in text.split(|byte| matches!(byte, b',' | b'\n')) {
-            // getfacl adds what the mask leaves of an entry as a comment.
+            // getfacl appends an entry's effective rights as a comment.
             let part = part.split(|byte| *byte == b'#').next().unwrap_or_default().trim_ascii();
             if part.is_empty() {
                 continue;
@@ -74,7 +74,7 @@ impl Acl {
             let part = std::str::from_utf8(part).map_err(|_| Problem::Unreadable)?;
             let part = part.strip_prefix("default:").unwrap_or(part);
             let mut fields: Vec<&str> = part.split(':').map(str::trim).collect();
-            // Some write mask and others without a field for a name.
+            // Some tools write mask and other without a name field.
             if fields.len() == 2 && matches!(fields[0], "mask" | "m" | "other" | "o") {
                 fields.insert(1, "");
             }
@@ -124,18 +124,18 @@ impl Acl {
         self.entries.iter().filter(move |entry| entry.tag == tag)
     }
 
-    /// What the owning group may do.
+    /// Returns the effective rights of the owning group.
     fn group_rights(&self) -> u16 {
         let masks = [tag::OWNING_GROUP, tag::MASK];
         masks.into_iter().flat_map(|tag| self.of(tag)).fold(7, |rights, entry| rights & entry.rights)
     }
 
-    /// Whether it says no more than a mode does.
+    /// Returns whether a mode alone can express it.
     pub(crate) fn is_mode(&self) -> bool {
         self.entries.iter().all(|entry| matches!(entry.tag, tag::OWNER | tag::OWNING_GROUP | tag::OTHER))
     }
 
-    /// The value of an xattr.
+    /// Returns the value for an xattr.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         for entry in &self.entries {
@@ -146,7 +146,7 @@ impl Acl {
         bytes
     }
 
-    /// The ACL that an xattr's value says; `None` if it is none.
+    /// Decodes an xattr's value; `None` if it is not an ACL.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (version, entries) = bytes.split_first_chunk()?;
         let (entries, rest) = entries.as_chunks::<ENTRY_BYTES>();
@@ -165,7 +165,7 @@ impl Acl {
     }
 }
 
-/// An xattr's value with the ids of its ACL changed; `None` if nothing changes.
+/// Returns an xattr's value with the ids in its ACL mapped; `None` if nothing changes.
 pub(crate) fn with_ids(value: &[u8], users: &IdMap, groups: &IdMap) -> Option<Vec<u8>> {
     let before = Acl::decode(value)?;
     let mut acl = before.clone();
@@ -214,7 +214,7 @@ mod tests {
         })
     }
 
-    /// Bytes that Linux gave for `setfacl -m u:1000:rx`.
+    /// Bytes that Linux returned after `setfacl -m u:1000:rx`.
     const LISA: [u8; 44] = [
         2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 5, 0, 232, 3, 0, 0, 4, 0, 5, 0, 255, 255, 255, 255, 16, 0, 5,
         0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,

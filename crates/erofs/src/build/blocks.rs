@@ -1,15 +1,18 @@
-//! The image's data: blocks in the order in which files are stored, and which of them later files
-//! may share.
+//! The image's data: blocks in the order in which files are stored, and tables of blocks that later
+//! files may share.
 //!
-//! A block that an index, an inode or the tables below refer to never moves and never changes. Only
-//! the blocks of the file being stored may be dropped again, from any of them to the last
-//! ([`Blocks::rewind`]); that drops what the tables say of them as well. A run of blocks is entered
-//! into the tables, or replaced by an equal one, once all of it is stored:
+//! A block that an index, an inode or the tables below refer to never moves or changes. Only the
+//! blocks of the current file may be dropped again, from any block to the last
+//! ([`Blocks::rewind`]), which also removes them from the tables. Once a run of blocks is
+//! completely stored, it is entered into the tables or replaced by an equal run:
 //!
 //! ```text
-//! plain file    | whole block | whole block | ... | tail block, padded |    the tail block only if the tail is not inline
-//!               ^ i_u                                                       one run: it is shared whole or not at all
+//! plain file    | whole block | whole block | ... | tail block, padded |
+//!               ^ i_u
 //! ```
+//!
+//! A tail block exists only if the tail is not inline. The file is one run: shared as a whole or
+//! not at all.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -26,48 +29,49 @@ use super::copies;
 use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
 
-/// Blocks that are gathered before they are written, in bytes.
+/// Bytes of blocks that are buffered before they are written.
 const PENDING_BYTES: usize = 1 << 20;
 
-/// Bytes of one write. For longer ones Linux's page cache takes parts of memory that are larger: in
-/// a virtual machine, these are often such as the host has yet to give it. There, a write of 1 MiB
-/// took 3 to 4 times as long as four of these.
+/// The maximum size of a write in bytes. For longer writes, Linux's page cache allocates larger
+/// folios, which in a virtual machine the host often has yet to back with memory. There, one write
+/// of 1 MiB took 3 to 4 times as long as four of this size.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Gaps that are kept for chunks, the longest: each chunk looks through all.
+/// The maximum number of gaps that are kept for chunks, the longest ones. Each chunk scans all of
+/// them.
 const MOST_GAPS: usize = 64;
 
-/// What makes two clusters the same: the sum and the number of their bytes, and what decodes them
-/// (`None`: nothing).
+/// The identity of a cluster: the hash and length of its bytes, and the format that decodes them
+/// (`None`: uncompressed).
 type ClusterKey = (u128, usize, Option<ClusterFormat>);
 
-/// The data area of an image that is being built.
+/// The data area of an image under construction.
 ///
-/// Invariants: the blocks before `next` are in `out` or `pending`, which holds the last of them;
-/// every address in `clusters` and `runs` is below `next` with all of its blocks. Nothing refers to
-/// the blocks of `gaps`, which are zeros and in `out`, not in `pending`. No blocks are dropped of a
-/// file that has made a gap or has blocks in one.
+/// Invariants: the blocks before `next` are in `out` or, for the last ones, in `pending`. Every
+/// address in `clusters` and `runs` is below `next`, including all of its blocks. Nothing refers to
+/// the blocks in `gaps`, which are zeros and in `out`, not in `pending`. Blocks of a file that has
+/// created a gap or uses one are never dropped.
 pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
     next: u32,
     pending: Vec<u8>,
     clusters: HashMap<ClusterKey, u32>,
-    /// Where clusters of the image that the file being stored is copied from lie here, by where
-    /// they lie there, and their bytes.
+    /// The addresses of clusters that the current file has copied, by address in their source image
+    /// and length in bytes.
     copies: HashMap<(u64, usize), u32>,
-    /// Keys in `clusters` that the file being stored has added.
+    /// Keys in `clusters` that the current file has added.
     clusters_here: Vec<ClusterKey>,
-    /// Addresses of plain files' blocks, by the sum and the number of these.
+    /// The addresses of plain files' runs, by hash and number of blocks.
     runs: HashMap<(u128, u32), u32>,
-    /// Free blocks in front of aligned chunks, the longest first.
+    /// Free blocks before aligned chunks, the longest first.
     gaps: Vec<Range<u32>>,
     shared: u64,
     digest: Xxh3,
 }
 
 impl<'a> Blocks<'a> {
-    /// A data area whose first block is `first`.
+    /// Creates a data area whose first block is `first`.
     pub(super) fn new(out: &'a File, block_bits: u32, first: u32) -> Self {
         Self {
             out,
@@ -84,34 +88,35 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The address of the next block.
+    /// Returns the address of the next block.
     pub(super) fn next(&self) -> u32 {
         self.next
     }
 
-    /// Blocks that were not stored because an equal one was.
+    /// Returns the number of blocks that were not stored because an equal one exists.
     pub(super) fn shared(&self) -> u64 {
         self.shared
     }
 
-    /// Starts a file: what is stored so far stays. Returns the address of the file's first block.
+    /// Starts a file: everything stored so far is final. Returns the address of the file's first
+    /// block.
     pub(super) fn begin_file(&mut self) -> u32 {
         self.clusters_here.clear();
         self.copies.clear();
         self.next
     }
 
-    /// Counts bytes that are stored elsewhere than in blocks towards [`digest`](Self::digest).
+    /// Adds bytes that are not stored in blocks to [`digest`](Self::digest).
     pub(super) fn digest_more(&mut self, bytes: &[u8]) {
         self.digest.update(bytes);
     }
 
-    /// A sum of everything that was stored.
+    /// Returns a hash of everything stored.
     pub(super) fn digest(&self) -> u128 {
         self.digest.digest128()
     }
 
-    /// Appends whole blocks and returns the address of the first.
+    /// Appends whole blocks. Returns the address of the first.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<u32> {
         let (blkaddr, next) = (self.next, self.after(bytes.len())?);
         self.digest.update(bytes);
@@ -129,7 +134,7 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
-    /// The address of the block after so many bytes more.
+    /// Returns the address of the next block after `len_bytes` more.
     fn after(&self, len_bytes: usize) -> Result<u32> {
         debug_assert!(len_bytes.is_multiple_of(1 << self.block_bits));
         let blocks = u32::try_from(len_bytes >> self.block_bits).ok();
@@ -137,9 +142,9 @@ impl<'a> Blocks<'a> {
         next.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))
     }
 
-    /// Appends whole blocks that lie in another image from `from` on, and returns the address of
-    /// the first. Towards the digest counts where they are from: they are not read here if the file
-    /// system can copy them.
+    /// Appends whole blocks from address `from` of another image. Returns the address of the first.
+    /// The digest covers their origin, not their content, because the file system may copy them
+    /// without a read.
     pub(super) fn copy(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Result<u32> {
         let (blkaddr, next) = (self.next, self.after(len_bytes)?);
         self.flush()?;
@@ -151,7 +156,7 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
-    /// As [`copy`](Self::copy), of a cluster that the file being stored may have copied already.
+    /// As [`copy`](Self::copy), for a cluster that the current file may already have copied.
     pub(super) fn copy_once(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Result<u32> {
         if let Some(&blkaddr) = self.copies.get(&(from, len_bytes)) {
             self.shared += (len_bytes >> self.block_bits) as u64;
@@ -162,14 +167,14 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
-    /// The address of a cluster in whole blocks, which are appended unless they are stored already.
+    /// Returns the address of a cluster of whole blocks. Appends it unless it is already stored.
     pub(super) fn add_cluster(&mut self, bytes: &[u8], format: Option<ClusterFormat>) -> Result<u32> {
         self.add_as(bytes, format, Self::append)
     }
 
     /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped.
-    /// One of `unit` blocks or more begins at a multiple of `unit` blocks; a shorter one may lie in
-    /// front of such.
+    /// A chunk of `unit` blocks or more starts at a multiple of `unit` blocks; a shorter one may
+    /// fill the gap before such a chunk.
     pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {
         let blocks = (bytes.len() >> self.block_bits) as u32;
         let blkaddr = self.add_as(bytes, None, |this, bytes| {
@@ -226,9 +231,9 @@ impl<'a> Blocks<'a> {
         self.gaps.truncate(MOST_GAPS);
     }
 
-    /// The address of blocks equal to those from `first` to the last, which are all of a plain
-    /// file: drops them if an earlier plain file has the same. The first `whole` of them are full,
-    /// and others may share these alone.
+    /// Returns the address of blocks equal to those from `first` to the last, which are all blocks
+    /// of a plain file. If an earlier plain file has the same blocks, drops the new ones. The first
+    /// `whole` blocks are full, and other files may share these without the rest.
     pub(super) fn share_run(&mut self, first: u32, whole: u32) -> Result<u32> {
         let blocks = self.next - first;
         if blocks == 0 {
@@ -273,8 +278,8 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Drops the blocks from `block` on, which all belong to the file being stored, and all of its
-    /// clusters from what others may share.
+    /// Drops the blocks from `block` on, which must all belong to the current file, and removes all
+    /// of its clusters from the tables.
     pub(super) fn rewind(&mut self, block: u32) -> Result<()> {
         let bytes = ((self.next - block) as usize) << self.block_bits;
         match self.pending.len().checked_sub(bytes) {
@@ -308,7 +313,7 @@ impl<'a> Blocks<'a> {
         self.out.read_exact_at(bytes, at).map_err(Error::io("reading the image back"))
     }
 
-    /// Whether the blocks at `blkaddr` are these bytes: a sum can be the same for others.
+    /// Returns whether the blocks at `blkaddr` have these bytes: hashes can collide.
     fn holds(&mut self, blkaddr: u32, bytes: &[u8]) -> Result<bool> {
         self.flush()?;
         let mut there = vec![0; bytes.len()];
@@ -316,7 +321,7 @@ impl<'a> Blocks<'a> {
         Ok(there == bytes)
     }
 
-    /// Whether two runs of written blocks are equal.
+    /// Returns whether two runs of written blocks are equal.
     fn same(&self, known: u32, first: u32, blocks: u32) -> Result<bool> {
         let mut there = Vec::new();
         self.read_back(first, blocks, |at, bytes| {
@@ -326,8 +331,8 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// Reads blocks that were written, and shows them with their distance in bytes from the first
-    /// until `show` has seen enough. Returns whether it never had.
+    /// Reads written blocks and passes each piece and its offset from the first block to `show`
+    /// until that returns `false`. Returns whether it never did.
     fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
         let start = u64::from(first) << self.block_bits;
         let len = u64::from(blocks) << self.block_bits;

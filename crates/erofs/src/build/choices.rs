@@ -1,4 +1,4 @@
-//! Which files are compressed how.
+//! The choice of compression for each file.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,11 @@ use super::patterns::applies;
 use super::tree::{NodeId, NodeKind, Tree};
 use crate::format::{DeflateConfig, Lz4Config, LzmaConfig, ZstdConfig};
 
-/// The ways in which an image's files are compressed.
+/// The compression choices of an image's files.
 pub(crate) struct Choices {
-    /// All different; the first is the image's own, that of files without a hint and of the packed
-    /// inode.
+    /// Distinct. The first applies to files without a hint and to the packed inode.
     ways: Vec<Option<Compression>>,
-    /// The others' files, by their place in `ways`.
+    /// Files with another choice, and its index in `ways`.
     hinted: HashMap<NodeId, usize>,
     block_bytes: u32,
 }
@@ -29,11 +28,11 @@ impl Choices {
         choices
     }
 
-    /// Takes the hints of all files. Of a file with several names the first that has a hint counts,
-    /// in the order of a walk.
+    /// Applies the hints to all files. If a file has several names, the first one with a hint
+    /// counts, in the order of a walk.
     fn hint(&mut self, tree: &Tree, options: &BuildOptions) {
         let mut path = Vec::new();
-        // With the length of the path that a name is appended to.
+        // Each item has the length of its parent's path.
         let mut pending = vec![(tree.root(), 0, &[][..])];
         while let Some((directory, parent_len, name)) = pending.pop() {
             path.truncate(parent_len);
@@ -62,12 +61,12 @@ impl Choices {
         }
     }
 
-    /// All ways, of which the first is the image's own.
+    /// Returns all choices. The first is the image's default.
     pub(crate) fn ways(&self) -> &[Option<Compression>] {
         &self.ways
     }
 
-    /// A file's place in [`Choices::ways`].
+    /// Returns a file's index in [`Choices::ways`].
     pub(crate) fn way(&self, id: NodeId) -> usize {
         self.hinted.get(&id).copied().unwrap_or(0)
     }
@@ -76,23 +75,23 @@ impl Choices {
         self.ways.iter().copied().flatten()
     }
 
-    /// Whether anything is compressed.
+    /// Returns whether anything is compressed.
     pub(crate) fn any(&self) -> bool {
         self.compressions().next().is_some()
     }
 
-    /// Whether a cluster may have several blocks.
+    /// Returns whether a cluster may have several blocks.
     pub(crate) fn big(&self) -> bool {
         self.compressions().any(|compression| compression.pcluster_bytes > self.block_bytes)
     }
 
-    /// Whether the superblock is followed by configurations: not for LZ4 in clusters of a block,
-    /// which every kernel reads.
+    /// Returns whether configurations follow the superblock. LZ4 with single-block clusters needs
+    /// none; every kernel reads it.
     pub(crate) fn has_configs(&self) -> bool {
         self.big() || self.compressions().any(|compression| algorithm(compression.codec) > 0)
     }
 
-    /// The superblock's set of formats.
+    /// Returns the superblock's bitmap of formats.
     pub(crate) fn formats(&self) -> u16 {
         if !self.has_configs() {
             return 0;
@@ -100,8 +99,8 @@ impl Choices {
         self.compressions().fold(0, |formats, compression| formats | 1 << algorithm(compression.codec))
     }
 
-    /// The configurations, each with its length before it, in the order of the formats' numbers.
-    /// What files of one format differ in has the value that suffices for all.
+    /// Encodes the configurations, each preceded by its length, in the order of the formats'
+    /// numbers. If files with one format differ in a setting, the value suffices for all.
     pub(crate) fn configs(&self) -> Vec<u8> {
         let formats = self.formats();
         let most = |of: &dyn Fn(Compression) -> Option<u32>| self.compressions().filter_map(of).max().unwrap_or(0);
@@ -139,7 +138,7 @@ impl Choices {
     }
 }
 
-/// Adds a name to a path.
+/// Appends a name to a path.
 fn append(path: &mut Vec<u8>, name: &[u8]) {
     if !path.is_empty() {
         path.push(b'/');
@@ -147,7 +146,7 @@ fn append(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// The number of the format that a codec writes.
+/// Returns the number of a codec's format.
 pub(crate) fn algorithm(codec: ClusterCodec) -> u8 {
     match codec.format() {
         ClusterFormat::Lz4 => 0,

@@ -1,10 +1,10 @@
-//! Plain files in chunks of equal length, each stored once, wherever it comes again, or a hole if
-//! it is zeros.
+//! Plain files in chunks of equal length. Equal chunks are stored once, and chunks of zeros are
+//! holes.
 //!
-//! A chunk takes whole blocks, and no end lies beside its inode, so that a mount with DAX maps all
-//! of a file from where it lies. The last chunk of a file may be shorter; zeros fill its last
-//! block. It is shared with what is equal up to there: behind a file's end a mapping shows the rest
-//! of the block, which must not be another file's.
+//! A chunk takes whole blocks, and no tail is inline, so that a mount with DAX can map all of a
+//! file in place. The last chunk of a file may be shorter, and zeros fill its last block. Only
+//! chunks that equal it including this padding share it: past a file's end, a mapping exposes the
+//! rest of the block, which must not be another file's data.
 
 use std::borrow::Cow;
 
@@ -15,11 +15,11 @@ use crate::error::{Error, Result};
 use crate::format::NULL_ADDR;
 use crate::zeros::is_zeros;
 
-/// A huge page of most machines. Chunks with one or more begin at a multiple of it, in the image as
-/// in their file, as a mapping by huge pages needs it.
+/// The huge page size of most machines. Chunks of at least this size are aligned to it in the
+/// image, as in their file, because huge page mappings require it.
 const HUGE_PAGE_BYTES: u32 = 2 << 20;
 
-/// How files are cut into chunks.
+/// The parameters for splitting files into chunks.
 #[derive(Clone, Copy)]
 pub(super) struct Chunking {
     chunk_bytes: u32,
@@ -27,7 +27,7 @@ pub(super) struct Chunking {
 }
 
 impl Chunking {
-    /// How these options have files cut, if they do.
+    /// Returns the parameters if the options ask for chunks.
     pub(super) fn of(options: &BuildOptions) -> Option<Self> {
         options.chunk_bytes.map(|chunk_bytes| Self { chunk_bytes, block_bytes: options.block_bytes })
     }
@@ -41,13 +41,13 @@ impl Chunking {
         Ok(())
     }
 
-    /// What an inode says of its chunks' length: the logarithm of their blocks.
+    /// Returns the inode's field for the chunk size: log2 of its blocks.
     pub(super) fn format(self) -> u32 {
         (self.chunk_bytes / self.block_bytes).trailing_zeros()
     }
 
-    /// Adds the chunks of a segment, which is its file's last or has whole chunks, to the file's
-    /// addresses.
+    /// Adds the chunks of a segment to the file's addresses. The segment must consist of whole
+    /// chunks or be the file's last.
     pub(super) fn add(self, segment: &[u8], blocks: &mut Blocks, addresses: &mut Vec<u32>) -> Result<()> {
         let unit = if self.chunk_bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES / self.block_bytes } else { 1 };
         for chunk in segment.chunks(self.chunk_bytes as usize) {

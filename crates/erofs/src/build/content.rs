@@ -1,4 +1,4 @@
-//! Where the bytes of a tree's files are.
+//! Sources of file content in a tree.
 
 use std::fs::File;
 use std::io;
@@ -13,25 +13,26 @@ use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
 
-/// Where a regular file's bytes are.
+/// The source of a regular file's content.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// In a file of the operating system.
+    /// A file of the operating system.
     Path(SourcePath),
-    /// In part of an open file, such as an archive.
+    /// A part of an open file, such as an archive.
     Range(Arc<File>, u64),
-    /// Parts of an open file, in order and none twice, with zeros between them and behind.
+    /// Parts of an open file, ascending and without overlap, with zeros between and after them.
     Spans(Arc<File>, Arc<[Span]>),
     /// A member of an archive.
     Member(MemberContent),
-    /// In memory.
+    /// Bytes in memory.
     Bytes(Arc<[u8]>),
-    /// A file of another image, with changes. Clusters that did not change are copied as they are.
+    /// A file of another image with changes. Unchanged clusters are copied verbatim.
     Overlay(Arc<Overlay>),
 }
 
 impl Content {
-    /// Reads `len` bytes from `offset` of the content into `bytes`, whatever was in it.
+    /// Reads `len` bytes of the content at `offset` into `bytes`, whose previous contents are
+    /// ignored.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
             Self::Path(path) => return holes::read(&File::open(reach(&path.to_path_buf())?)?, offset, len, bytes),

@@ -1,18 +1,19 @@
-//! Clusters of another image, copied as they are.
+//! Verbatim copies of another image's clusters.
 //!
 //! ```text
 //! extents := those of the base that begin in the segment
-//! an extent is kept if its cluster can be one of the new image, all of it lies in the segment, and nothing of it has changed
+//! an extent is kept if its cluster is valid in the new image, all of it is in the segment, and its
+//!     content has not changed
 //! for each run of extents:
 //!     kept        their clusters are copied
-//!     others      their content is compressed anew, up to the next extent that is kept
+//!     others      their content is recompressed, up to the next kept extent
 //! ```
 //!
-//! One extent begins in a block. What is compressed anew in front of a kept extent must not need
-//! one that begins in that one's block; if it would, the kept extent is compressed too. At the
-//! segment's end, which is a block's boundary, it never would.
+//! At most one extent may begin in a block. Recompressed content before a kept extent must not need
+//! an extent that begins in the kept one's block; if it would, the kept extent is recompressed too.
+//! This cannot happen at the segment's end, which is a block boundary.
 //!
-//! Whether an extent has changed depends on its content alone, so that equal disks above a base
+//! Whether an extent has changed depends only on its content, so that equal disks above a base
 //! become equal images.
 
 use std::ops::Range;
@@ -30,24 +31,24 @@ use super::segment::{Compressor, End, Piece, Segment, SegmentOptions};
 use crate::error::{Error, Result};
 use crate::format::{Extent, Place};
 
-/// A segment of an overlay.
+/// The range of an overlay's segment.
 pub(super) struct Stretch {
     pub(super) range: Range<u64>,
     pub(super) ends_file: bool,
 }
 
-/// Memory for a segment, which may hold anything.
+/// Buffers for a segment, with arbitrary contents.
 pub(super) struct Room<'a> {
     pub(super) input: &'a mut Vec<u8>,
     pub(super) blocks: Vec<u8>,
 }
 
-/// A part of a segment that is stored in one way.
+/// A part of a segment that is either kept or recompressed.
 struct Part {
     range: Range<u64>,
-    /// Where its cluster lies, if it is kept.
+    /// The location of its cluster, if it is kept.
     kept: Option<Kept>,
-    /// Whether all of its content is in the segment's input.
+    /// Whether the segment's input contains all of its content.
     is_read: bool,
 }
 
@@ -58,7 +59,7 @@ struct Kept {
     compressed: bool,
 }
 
-/// Stores a segment of `overlay`, which lies above `base`.
+/// Stores a segment of `overlay` above `base`.
 pub(super) fn segment(
     overlay: &Overlay,
     base: &dyn OverlayBase,
@@ -71,8 +72,7 @@ pub(super) fn segment(
     let Range { start, end } = stretch.range;
     let len = (end - start) as usize;
     if input.len() < len {
-        // Taken anew, its pages are there only once they are used, which is where something has
-        // changed.
+        // A fresh allocation faults in only the pages that are used, which are those with changes.
         *input = vec![0; len];
     }
     let input = &mut input[..len];
@@ -109,7 +109,7 @@ pub(super) fn segment(
                 segment.zeros = made.zeros;
                 break;
             }
-            // The next is kept, and what follows it may not be.
+            // The next part is kept, and those after it may not be.
             next += 1;
             while parts.get(next).is_some_and(|part| part.kept.is_none()) {
                 next += 1;
@@ -120,8 +120,8 @@ pub(super) fn segment(
     Ok(segment)
 }
 
-/// What the segment is made of. `input` has its changes, and then all of the parts that could be
-/// kept without them.
+/// Splits a segment into parts. `input` contains the changes; on return, it also contains the
+/// complete content of parts that could have been kept but changed.
 fn parts(
     overlay: &Overlay,
     base: &dyn OverlayBase,
@@ -139,7 +139,7 @@ fn parts(
         let range = at..extent.end().min(segment.end);
         let is_whole = extent.start == at && extent.end() <= segment.end;
         let mut kept = if is_whole { place(base, &extent, compression, options) } else { None };
-        // What no index could say: two begin in one block.
+        // Two extents that begin in one block: no index can express that.
         if let Some(before) = parts.last_mut()
             && before.range.start / block == at / block
         {
@@ -154,7 +154,7 @@ fn parts(
     Ok(parts)
 }
 
-/// Where the cluster of an extent lies, if it can be copied.
+/// Returns the location of an extent's cluster if it can be copied.
 fn place(base: &dyn OverlayBase, extent: &Extent, compression: Compression, options: &BuildOptions) -> Option<Kept> {
     let image = base.base_image();
     let block = options.block_bytes;
@@ -172,7 +172,8 @@ fn place(base: &dyn OverlayBase, extent: &Extent, compression: Compression, opti
                 ClusterCodec::Zstd { window_log, .. } => image.zstd_window_log <= window_log,
                 ClusterCodec::Lz4 | ClusterCodec::Lz4Hc(_) | ClusterCodec::Deflate(_) => true,
             };
-            // Clusters longer than what they hold would make the image as large as its base says.
+            // Clusters at least as long as their content could make the image as large as the base
+            // claims.
             let gains = u64::from(plen) < extent.len && plen <= compression.pcluster_bytes;
             let fits = format == compression.codec.format() && decodes && gains;
             (fits && in_blocks(pa, plen)).then_some(Kept { pa, stored_bytes: plen, compressed: true })
@@ -181,19 +182,19 @@ fn place(base: &dyn OverlayBase, extent: &Extent, compression: Compression, opti
     }
 }
 
-/// What is known of a range.
+/// The result of comparing a range with the base.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
-    /// It holds what the base has there.
+    /// The range has the base's content.
     Unchanged,
-    /// It does not, and all that it holds was read.
+    /// It differs, and all of its content was read.
     Changed,
-    /// Not all of it was read.
+    /// Not all of its content was read.
     Unread,
 }
 
-/// Looks whether a range holds what the base has there. `content` has its changes; if they differ,
-/// it has all of the range then.
+/// Compares a range with the base. `content` contains the changes; if they differ from the base, it
+/// contains the whole range on return.
 fn look(
     overlay: &Overlay,
     base: &dyn OverlayBase,
@@ -206,7 +207,7 @@ fn look(
         return Look::Unchanged;
     }
     below.resize(content.len(), 0);
-    // What cannot be read is told where it is needed.
+    // Read errors are reported where the data is needed.
     if !base.read_below(below, range.start).is_ok_and(|read| read == content.len()) {
         return Look::Unread;
     }
@@ -227,7 +228,7 @@ fn look(
     Look::Changed
 }
 
-/// Reads what is not in `input` yet, the content of a segment that begins at `start`.
+/// Reads content that is not in `input` yet. The segment begins at `start`.
 fn read_parts(overlay: &Overlay, parts: &[Part], start: u64, input: &mut [u8]) -> io::Result<()> {
     for unread in parts.chunk_by(|one, next| one.is_read == next.is_read).filter(|parts| !parts[0].is_read) {
         let (from, to) = (unread[0].range.start, unread[unread.len() - 1].range.end);
@@ -236,7 +237,7 @@ fn read_parts(overlay: &Overlay, parts: &[Part], start: u64, input: &mut [u8]) -
     Ok(())
 }
 
-/// Adds the clusters of parts that are kept.
+/// Adds the clusters of kept parts.
 fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
     segment.pieces.extend(parts.iter().filter_map(|part| {
         let kept = part.kept?;
@@ -249,11 +250,11 @@ fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
     }));
 }
 
-/// Bytes that are read and written at once where the system does not copy.
+/// Bytes that are read and written at once if the system cannot copy.
 const TRANSFER_BYTES: u64 = 256 << 10;
 
-/// Copies `len` bytes of the data of a base's image to `at` in `out`. Where both lie in one file system that
-/// shares blocks, none is copied.
+/// Copies `len` bytes at address `from` of a base's image to `at` in `out`. If both are in one file
+/// system that shares blocks, no data is copied.
 pub(super) fn transfer(base: &dyn OverlayBase, from: u64, len: u64, out: &fs::File, at: u64) -> Result<()> {
     let mut done = 0;
     if let Some(file) = base.data_file(len, from)? {
@@ -262,8 +263,8 @@ pub(super) fn transfer(base: &dyn OverlayBase, from: u64, len: u64, out: &fs::Fi
             let most = (len - done).min(1 << 30) as usize;
             match copy_file_range(file, Some(&mut source), out, Some(&mut target), most) {
                 Err(Errno::INTR) => {}
-                // The system does not copy between these files, or something is wrong, which
-                // reading or writing tells.
+                // The system does not copy between these files, or there is an error, which reading
+                // or writing will report.
                 Ok(0) | Err(_) => break,
                 Ok(copied) => done += copied as u64,
             }

@@ -1,4 +1,4 @@
-//! Files' data: from segments to blocks, tails and indexes.
+//! Stores files' data: turns segments into blocks, tails and indexes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,20 +29,20 @@ use crate::error::{Error, Result};
 use crate::format::{NULL_ADDR, align};
 use crate::zeros::is_zeros;
 
-/// How a regular file was stored.
+/// The stored form of a regular file.
 #[derive(Clone, Debug)]
 pub(crate) enum FileData {
-    /// Blocks from an address, and what is behind the inode instead of in the last block.
+    /// Blocks from an address on, and the inline tail instead of the last block.
     Flat { blkaddr: u32, tail: Vec<u8> },
-    /// The addresses of chunks, of holes too, and what the inode says of their length.
+    /// The addresses of chunks, including holes, and the inode's field for their length.
     Chunks { addresses: Vec<u32>, format: u32 },
-    /// Indexes, what is behind them, and the blocks that the file takes.
+    /// Indexes, the inline tail, and the number of blocks.
     Compressed { indexes: Indexes, tail: Vec<u8>, blocks: u32 },
-    /// A range of the packed inode.
+    /// The offset of the content in the packed inode.
     WholeFragment(u64),
 }
 
-/// All files' data.
+/// The stored data of all files.
 pub(crate) struct Data {
     pub(crate) files: HashMap<NodeId, FileData>,
     pub(crate) packed: Option<(u64, FileData)>,
@@ -50,19 +50,19 @@ pub(crate) struct Data {
     pub(crate) end_block: u32,
     pub(crate) data_bytes: u64,
     pub(crate) shared_blocks: u64,
-    /// A sum of everything that was stored.
+    /// A hash of everything stored.
     pub(crate) digest: u128,
 }
 
-/// One file to be stored.
+/// A file to store.
 struct Source {
     content: Content,
     size: u64,
-    /// Bytes of its inode and xattrs.
+    /// Size in bytes of its inode and xattrs.
     header_bytes: u64,
-    /// How it is compressed: the place among the plan's choices.
+    /// Its compression: the index among the plan's choices.
     way: usize,
-    /// A multiple of the block.
+    /// A multiple of the block size.
     segment_bytes: u64,
     packable: bool,
 }
@@ -71,7 +71,7 @@ struct Source {
 struct Part {
     source: Arc<Source>,
     offset: u64,
-    /// Where extents are to begin, from `offset`.
+    /// Preferred starts of extents, relative to `offset`.
     cuts: Vec<u32>,
 }
 
@@ -85,15 +85,15 @@ impl Part {
     }
 }
 
-/// Segments that one thread does one after another: a long one, or as many as [`JOB_BYTES`] and
-/// [`JOB_PARTS`] allow. A small file is done sooner than a thread is told of it. Where there is one
-/// thread, each segment is stored before the next is begun.
+/// Segments that one thread processes in sequence: a long one, or several within [`JOB_BYTES`] and
+/// [`JOB_PARTS`], because handing over a small file takes longer than compressing it. With a single
+/// thread, each segment is stored before the next is started.
 type Job = Vec<Part>;
 
 const JOB_BYTES: u64 = 256 << 10;
 const JOB_PARTS: usize = 64;
 
-/// The segments of files, in order.
+/// Returns the segments of files, in order.
 fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
     sources.iter().flat_map(|source| {
         (0..source.size.div_ceil(source.segment_bytes)).map(|number| Part {
@@ -124,7 +124,7 @@ fn jobs(parts: impl Iterator<Item = Part>, threads: usize) -> impl Iterator<Item
 enum Work {
     Compressed(Segment),
     Raw(Vec<u8>),
-    /// So many zeros, as they are.
+    /// This many zeros, uncompressed.
     RawZeros(u64),
     Fragment(Vec<u8>),
 }
@@ -185,35 +185,36 @@ pub(crate) fn write(
 
 struct Writer<'a> {
     options: &'a BuildOptions,
-    /// How files are compressed.
+    /// The compression choices.
     ways: &'a [Option<Compression>],
     style: IndexStyle,
     blocks: Blocks<'a>,
-    /// Of plain files; `None` where only holes make chunks, of a block.
+    /// For plain files. `None` if only holes require chunks, of one block each.
     chunking: Option<Chunking>,
     spool: Option<Spool>,
-    /// For what is compressed when it is stored.
+    /// Compresses content at the time it is stored.
     worker: Worker<'a>,
     spare: Spare,
     zeros: Zeros,
 }
 
-/// Bytes of a plain file that are read at once where it is read again.
+/// Bytes that are read at once when a plain file is read again.
 const READ_BYTES: u64 = 1 << 20;
 
 impl Writer<'_> {
     fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
         let codec = self.ways.get(way).copied().flatten().map(|compression| compression.codec);
-        // A file of several segments is no fragment: it would have to be gathered in order to find
-        // it again. Of what is copied, the extents that cross a segment's end are compressed anew:
-        // there are few in long segments.
+        // A file of several segments cannot become a fragment: finding duplicates would require all
+        // of it in memory. With copied clusters, extents that cross a segment's end are
+        // recompressed; long segments have few of them.
         let is_copied = matches!(&content, Content::Overlay(overlay) if overlay.base.is_some());
         let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All && !is_copied;
         let segment_bytes = if fast { FAST_SEGMENT_BYTES } else { SEGMENT_BYTES };
         Source { content, size, header_bytes, way, segment_bytes, packable }
     }
 
-    /// Stores files and calls `done` with how, in order; tells `progress` how many bytes were.
+    /// Stores files and calls `done` with the result for each, in order. Reports the number of
+    /// bytes done to `progress`.
     fn store_all(
         &mut self,
         sources: &[Arc<Source>],
@@ -256,7 +257,7 @@ impl Writer<'_> {
         outcome
     }
 
-    /// For each segment of these files, where content begins and ends that lies elsewhere too.
+    /// Returns, for each segment of these files, where repeated content begins and ends.
     fn cuts(&self, sources: &[Arc<Source>]) -> Result<Vec<Vec<u32>>> {
         let (options, ways) = (self.options, self.ways);
         let least = repeats::least_bytes(options.block_bytes);
@@ -268,7 +269,7 @@ impl Writer<'_> {
             Default::default,
             |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
                 let mut chunks = |part: &Part| {
-                    // What is copied begins where it did.
+                    // Copied extents keep their starts.
                     let is_copied = matches!(part.source.content, Content::Overlay(_));
                     if is_copied || part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
@@ -358,14 +359,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Adds the pieces of a segment that was compressed in this `way`.
+    /// Adds the pieces of a segment that was compressed with choice `way`.
     fn add_pieces(&mut self, file: &mut OpenFile, way: usize, segment: &Segment, share: bool) -> Result<()> {
         let share = share && self.shares();
         let format = self.ways[way].map(|compression| compression.codec.format());
         let block = self.options.block_bytes as usize;
         let (mut pieces, mut blocks) = (&segment.pieces[..], &segment.blocks[..]);
         while let Some(&first) = pieces.first() {
-            // What lies side by side is stored together.
+            // Adjacent pieces are stored together.
             let (run, rest) = pieces.split_at(if share { 1 } else { segment::side_by_side(pieces, block) });
             let len_bytes = run.iter().map(|piece| piece.blocks as usize).sum::<usize>() * block;
             let mut next = match (first.from, &file.copied_from) {
@@ -390,8 +391,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds the zeros that segments left behind. Their first cluster and the last are not shared:
-    /// compact indexes have no place for that near to other clusters, and full ones take more than
+    /// Adds the zeros that segments left over. Their first and last cluster are not shared: compact
+    /// indexes cannot express that next to other clusters, and full indexes would cost more than
     /// two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
         let mut zeros = std::mem::take(&mut self.zeros);
@@ -408,8 +409,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds full blocks of a file that is not compressed, without those of zeros, and keeps the
-    /// rest as its tail.
+    /// Adds full blocks of an uncompressed file, except blocks of zeros, and keeps the rest as its
+    /// tail.
     fn add_raw(&mut self, file: &mut OpenFile, bytes: &[u8]) -> Result<()> {
         let block = self.options.block_bytes as usize;
         let mut blocks = bytes.chunks_exact(block);
@@ -422,12 +423,12 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Whether clusters are shared. A Linux that reads fragments reads that too.
+    /// Returns whether clusters are shared. Every Linux that reads fragments supports that too.
     fn shares(&self) -> bool {
         self.options.dedupe || self.options.fragments != Fragments::Off
     }
 
-    /// Adds the front of a file whose end lies in a fragment that another file has made.
+    /// Adds the front of a file whose end is in another file's fragment.
     fn add_head(&mut self, file: &mut OpenFile, way: usize, compression: Compression, bytes: &[u8]) -> Result<()> {
         let options = SegmentOptions::new(self.options, compression, false);
         let compressor = self.worker.compressor(way, compression)?;
@@ -435,7 +436,7 @@ impl Writer<'_> {
         self.add_pieces(file, way, &segment, true)
     }
 
-    /// Chooses the layout of a file whose segments are all here.
+    /// Chooses the layout of a file after its last segment.
     fn finish(&mut self, file: OpenFile, source: &Source) -> Result<FileData> {
         let block = u64::from(self.options.block_bytes);
         let tail_len = source.size % block;
@@ -456,7 +457,7 @@ impl Writer<'_> {
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
         if cost >= flat_cost && !fragment {
             if file.is_plain(block) {
-                // Its whole blocks are there already.
+                // Its whole blocks are already stored.
                 self.blocks.rewind(file.first_block + (source.size / block) as u32)?;
                 return self.end_of_flat(file.first_block, source, file.plain_end, tail_fits);
             }
@@ -484,7 +485,7 @@ impl Writer<'_> {
         Ok(FileData::Chunks { addresses: file.chunks, format: 0 })
     }
 
-    /// Stores a file anew, as it is.
+    /// Stores a file again, uncompressed.
     fn store_flat(&mut self, first_block: u32, source: &Source, tail_fits: bool) -> Result<FileData> {
         self.blocks.rewind(first_block)?;
         let block = u64::from(self.options.block_bytes);
@@ -499,7 +500,8 @@ impl Writer<'_> {
         self.end_of_flat(first_block, source, Vec::new(), tail_fits)
     }
 
-    /// Adds what is behind a plain file's last whole block: `end`, unless that is something else.
+    /// Adds the data after a plain file's last whole block: `end`, if its length matches, else read
+    /// again.
     fn end_of_flat(&mut self, first_block: u32, source: &Source, end: Vec<u8>, tail_fits: bool) -> Result<FileData> {
         let tail_len = source.size % u64::from(self.options.block_bytes);
         let mut tail = end;
@@ -510,10 +512,10 @@ impl Writer<'_> {
         self.end_flat(first_block, source, tail, tail_fits)
     }
 
-    /// Ends a plain file whose whole blocks lie from `first_block` on and are the last that were
-    /// stored; `tail` follows them. A reader finds a tail that is not inline behind the whole
-    /// blocks, wherever the file's address says that these are. So it is stored before an equal run
-    /// is looked for, and shared with the blocks or not at all.
+    /// Finishes a plain file whose whole blocks are the last ones stored, from `first_block` on;
+    /// `tail` follows them. A reader expects a tail that is not inline right after the whole
+    /// blocks. So the tail is stored before the search for an equal run, and shared together with
+    /// the blocks or not at all.
     fn end_flat(&mut self, first_block: u32, source: &Source, mut tail: Vec<u8>, tail_fits: bool) -> Result<FileData> {
         let whole = (source.size >> self.options.block_bits()) as u32;
         debug_assert_eq!(self.blocks.next(), first_block + whole);
@@ -530,14 +532,14 @@ impl Writer<'_> {
 /// A file whose segments are being added.
 struct OpenFile {
     first_block: u32,
-    /// What pieces are copied from.
+    /// The base that pieces are copied from.
     copied_from: Option<Arc<dyn OverlayBase>>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
-    /// Zeros behind the extents that are in none yet.
+    /// Zeros after the extents that no extent covers yet.
     zeros: u64,
     tail: Vec<u8>,
-    /// What the last piece of a plain file holds.
+    /// The content of a plain file's last piece.
     plain_end: Vec<u8>,
 }
 
@@ -558,8 +560,8 @@ impl OpenFile {
         }
     }
 
-    /// Whether the file's whole blocks lie one after another as they are: each extent holds the
-    /// next block of the file and has the next address.
+    /// Returns whether the file's whole blocks are stored uncompressed and in sequence: each extent
+    /// is the file's next block and has the next address.
     fn is_plain(&self, block: u64) -> bool {
         let last = self.extents.len().saturating_sub(1);
         (self.first_block..).zip(self.extents.iter().enumerate()).all(|(expected, (number, extent))| {
@@ -572,10 +574,10 @@ impl OpenFile {
     }
 }
 
-/// One thread's means.
+/// A thread's compressors and buffers.
 struct Worker<'a> {
     ways: &'a [Option<Compression>],
-    /// For each way, made when it is first needed.
+    /// One for each choice, created on first use.
     compressors: Vec<Option<Compressor>>,
     input: Vec<u8>,
 }
@@ -640,7 +642,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Reads `len` bytes of the file into `bytes`, whatever was in it.
+/// Reads `len` bytes of the file into `bytes`, whose previous contents are ignored.
 fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<Found> {
     let found = source.content.read(offset, len as usize, bytes).map_err(|error| {
         let what = match error.kind() {
@@ -653,7 +655,7 @@ fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<F
     Ok(if zeros { Found::Zeros } else { Found::Bytes })
 }
 
-/// [`read`], with zeros in `bytes` too.
+/// As [`read`], but also stores zeros in `bytes`.
 fn read_bytes(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
     if read(source, offset, len, bytes)? == Found::Zeros {
         bytes.clear();

@@ -1,25 +1,25 @@
-//! Directory blocks, from sorted names.
+//! Encodes directory blocks from sorted names.
 
 use crate::format::Dirent;
 
-/// How a directory's names, `.` and `..` included, are divided into blocks.
+/// The division of a directory's names, including `.` and `..`, into blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DirShape {
-    /// Names in each block but the last, then in the last.
+    /// The number of names in each block.
     counts: Vec<usize>,
-    /// Bytes of the last block.
+    /// The size of the last block in bytes.
     last_bytes: usize,
     block_bytes: usize,
 }
 
-/// What a name stands for.
+/// The inode that a name refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) nid: u64,
     pub(crate) file_type: u8,
 }
 
-/// Puts `.` and `..` where they sort among `names`.
+/// Inserts `.` and `..` into sorted `names`.
 fn with_dots<'a, T>(
     names: impl Iterator<Item = (&'a [u8], T)>,
     dot: T,
@@ -51,12 +51,12 @@ impl DirShape {
         shape
     }
 
-    /// Bytes of the directory.
+    /// Returns the directory's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         ((self.counts.len() - 1) * self.block_bytes + self.last_bytes) as u64
     }
 
-    /// The directory's bytes: full blocks, then the last, which has no padding.
+    /// Encodes the directory: full blocks, then the last, without padding.
     pub(crate) fn encode<'a>(
         &self,
         names: impl Iterator<Item = (&'a [u8], Target)>,

@@ -1,4 +1,4 @@
-//! Files are read without their holes.
+//! Reads files without their holes.
 
 use std::fs::File;
 use std::io;
@@ -7,26 +7,26 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// In less, holes are not worth asking for.
+/// For shorter reads, looking for holes does not pay off.
 const LEAST_BYTES: usize = 64 << 10;
 
-/// After so many holes in one piece the rest is read.
+/// After this many holes in one read, the rest is read without looking for holes.
 const MOST_HOLES: usize = 4096;
 
-/// What was found where a file was read.
+/// The result of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Bytes, which are in the buffer.
+    /// Bytes, in the buffer.
     Bytes,
-    /// Zeros alone. What is in the buffer says nothing.
+    /// Only zeros. The buffer's contents are unspecified.
     Zeros,
 }
 
-/// Reads `len` bytes from `offset` into `bytes`, whatever was in it; holes are not read. Moves the
-/// file's own position.
+/// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored. Skips holes.
+/// Moves the file position.
 ///
-/// While others change the file each byte is what it was at some time during the call. A file that
-/// ends before is `UnexpectedEof`.
+/// If others modify the file meanwhile, each byte has a value that it had at some time during the
+/// call. A file that ends early returns `UnexpectedEof`.
 pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut next = if len < LEAST_BYTES { offset } else { data_from(file, offset).min(end) };
@@ -53,8 +53,8 @@ pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) ->
     Ok(Found::Bytes)
 }
 
-/// Where the first data from `at` on is, or may be: everything is, in a file system that does not
-/// say.
+/// Returns the start of the first data at or after `at`. If the file system does not report holes,
+/// everything is data.
 fn data_from(file: &File, at: u64) -> u64 {
     match seek(file, SeekFrom::Data(at)) {
         Ok(data) => data.max(at),
@@ -63,12 +63,12 @@ fn data_from(file: &File, at: u64) -> u64 {
     }
 }
 
-/// Where the first hole behind `at` is, which has data.
+/// Returns the start of the first hole after `at`, which is in data.
 fn hole_from(file: &File, at: u64) -> u64 {
     seek(file, SeekFrom::Hole(at)).ok().filter(|hole| *hole > at).unwrap_or(u64::MAX)
 }
 
-/// What is behind a file's end is no hole.
+/// Checks that the file has at least `end` bytes: past its end, there is no hole.
 fn check_len(file: &File, end: u64) -> io::Result<()> {
     if file.metadata()?.len() < end { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }

@@ -1,25 +1,25 @@
-//! Owners and groups that are changed on the way.
+//! Mapping of owners and groups.
 
-/// Ranges of user or group ids and what becomes of them, as in Linux's user namespaces: the first
-/// range that has an id counts, and one that no range has stays.
+/// A mapping of ranges of user or group ids, as in Linux's user namespaces: the first range that
+/// contains an id applies, and other ids are unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdMap {
     ranges: Vec<IdRange>,
 }
 
-/// `count` ids from `from` on become those from `to` on.
+/// Maps `count` ids from `from` on to the ids from `to` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
     /// The first id in the source.
     pub from: u32,
-    /// What becomes of it in the image.
+    /// The first id in the image.
     pub to: u32,
-    /// Ids in the range, at least 1.
+    /// The number of ids, at least 1.
     pub count: u32,
 }
 
 impl IdMap {
-    /// A map of these ranges; `None` if one is empty or goes beyond the ids that there are.
+    /// Creates a map; `None` if a range is empty or exceeds the id space.
     pub fn new(ranges: Vec<IdRange>) -> Option<Self> {
         let fits = |first: u32, count: u32| count.checked_sub(1).is_some_and(|last| first.checked_add(last).is_some());
         ranges
@@ -28,7 +28,7 @@ impl IdMap {
             .then_some(Self { ranges })
     }
 
-    /// What becomes of `id`.
+    /// Maps `id`.
     pub fn apply(&self, id: u32) -> u32 {
         self.ranges
             .iter()
@@ -53,7 +53,7 @@ mod tests {
         }
         assert_eq!(IdMap::default().apply(42), 42);
         for wrong in [range(0, 0, 0), range(1, 0, u32::MAX), range(u32::MAX, 0, 2), range(0, u32::MAX, 2)] {
-            // One that ends with the last id is right.
+            // A range that ends with the last id is valid.
             let right = wrong == range(1, 0, u32::MAX);
             assert_eq!(IdMap::new(vec![wrong]).is_some(), right, "{wrong:?}");
         }

@@ -1,10 +1,10 @@
-//! The indexes of a compressed file, from its extents.
+//! Encodes the indexes of a compressed file from its extents.
 
 use crate::format::{
     CompactLayout, FRAGMENT_INODE, FullIndex, LI_CBLKCNT, LclusterType, MapHeader, NULL_ADDR, PackFormat, advise,
 };
 
-/// One extent of a file that is built.
+/// An extent of a file being built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BuiltExtent {
     pub(crate) len: u32,
@@ -12,38 +12,38 @@ pub(crate) struct BuiltExtent {
     pub(crate) place: BuiltPlace,
 }
 
-/// Where its bytes are.
+/// The location of an extent's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BuiltPlace {
     Blocks {
         blkaddr: u32,
         blocks: u32,
     },
-    /// Behind the indexes: this many bytes.
+    /// After the indexes: this many bytes.
     Inline(u32),
-    /// At this offset of the packed inode.
+    /// In the packed inode: the offset.
     Fragment(u64),
 }
 
-/// The largest distance that an index holds. One further away is reached by way of another index.
+/// The largest distance that an index can hold. Farther heads are reached through another index.
 const MAX_DISTANCE: u32 = LI_CBLKCNT - 1;
 
-/// What the index of a logical cluster is to say, in 8 bytes, since a large file has many.
-/// Distances stop at the longest number.
+/// The content of a logical cluster's index, in 8 bytes, because a large file has many. Distances
+/// saturate.
 #[derive(Clone, Copy)]
 enum Entry {
     Head {
         kind: LclusterType,
         clusterofs: u16,
-        /// The address of its blocks; [`NULL_ADDR`] if it has none of its own.
+        /// The address of its blocks; [`NULL_ADDR`] if it has none.
         blkaddr: u32,
     },
     NonHead {
-        /// Clusters since the head, and to the next.
+        /// The distances in clusters to the previous head and to the next.
         back: u16,
         ahead: u16,
-        /// Blocks of the head's cluster, in the entry after the head of a file with big clusters;
-        /// else 0.
+        /// The number of blocks of the head's cluster, if this entry follows the head in a file
+        /// with big clusters; else 0.
         cblks: u16,
     },
 }
@@ -54,11 +54,11 @@ const _: () = assert!(size_of::<Entry>() == 8);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Indexes {
     pub(crate) compact: bool,
-    /// From the first 8-byte boundary after the xattrs.
+    /// Starts at the first 8-byte boundary after the xattrs.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What the indexes of all files of an image have in common.
+/// The index properties that all files of an image share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexStyle {
     pub(crate) block_bits: u32,
@@ -68,8 +68,8 @@ pub(crate) struct IndexStyle {
 
 impl IndexStyle {
     /// Encodes the indexes of a file of `size` bytes in the format `algorithm`, whose map header
-    /// will lie at `header_at` modulo 32. Compact ones if the style says so and the clusters'
-    /// addresses follow from each other as compact indexes need it.
+    /// will be at `header_at` modulo 32. Uses compact indexes if the style asks for them and the
+    /// addresses of the clusters allow it.
     pub(crate) fn encode(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
         let entries = self.entries(size, extents);
         let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: algorithm, h_clusterbits: 0 };
@@ -136,8 +136,7 @@ impl IndexStyle {
             start += u64::from(extent.len);
         }
         debug_assert_eq!(start, size);
-        // In a last cluster in which nothing starts, a plain head of nothing says where the file
-        // ends.
+        // If no extent starts in the last cluster, an empty plain head marks the end of the file.
         if let Some(last @ Entry::NonHead { .. }) = entries.last_mut()
             && in_cluster(size) != 0
         {
@@ -163,7 +162,7 @@ impl IndexStyle {
         entries
     }
 
-    /// All packs; `None` if a pack cannot say the addresses of its heads.
+    /// Encodes all packs; `None` if a pack cannot express the addresses of its heads.
     fn compact_packs(self, entries: &[Entry], layout: CompactLayout) -> Option<Vec<u8>> {
         let four = PackFormat::four_bytes(self.block_bits);
         let two = PackFormat::two_bytes(self.block_bits);
@@ -181,8 +180,8 @@ impl IndexStyle {
         Some(bytes)
     }
 
-    /// One pack. How a reader derives addresses from its base is said at `decode_pack` of the
-    /// reader; `past` counts the blocks between the base and the next head.
+    /// Encodes a pack. The reader's `decode_pack` documents how addresses follow from the base;
+    /// `past` counts the blocks between the base and the next head.
     fn pack(self, entries: &[Entry], format: PackFormat, bytes: &mut [u8]) -> Option<()> {
         let mut base = None;
         let mut past = u32::from(!self.big);
@@ -218,13 +217,12 @@ impl IndexStyle {
     }
 }
 
-/// What the index of a cluster in which nothing begins says of the head: how long ago, or how many
-/// blocks it has.
+/// Encodes the low part of a non-head index: the distance to the head, or its number of blocks.
 fn back_or_blocks(back: u16, cblks: u16) -> u32 {
     if cblks > 0 { u32::from(cblks) | LI_CBLKCNT } else { u32::from(back).min(MAX_DISTANCE) }
 }
 
-/// The map header of a file that is a fragment whole.
+/// Returns the map header of a file that is one fragment.
 pub(crate) fn whole_fragment(offset: u64) -> [u8; MapHeader::SIZE] {
     debug_assert!(offset >> 63 == 0);
     (offset | u64::from(FRAGMENT_INODE) << 56).to_le_bytes()

@@ -1,14 +1,16 @@
-//! Layers of a container: trees that are laid over each other, with marks for what a layer deletes
-//! below it.
+//! Container layers: trees that are stacked, with whiteouts for what a layer deletes from those
+//! below.
 //!
 //! ```text
-//!                           an OCI layer       overlayfs
-//! NAME is deleted           file .wh.NAME      NAME: character device 0:0, or empty with xattr *.overlay.whiteout
-//! nothing below is seen     file .wh..wh..opq  the directory's xattr *.overlay.opaque
-//! of no meaning             .wh..wh.*
+//!                    an OCI layer        overlayfs
+//! NAME is deleted    file .wh.NAME       NAME: character device 0:0, or empty with
+//!                                        xattr *.overlay.whiteout
+//! opaque directory   file .wh..wh..opq   the directory's xattr *.overlay.opaque
+//! ignored            .wh..wh.*
 //! ```
 //!
-//! Both forms are read. A mark counts for the layers below its own, wherever in the archive it is.
+//! Both forms are read. A whiteout applies to the layers below its own, wherever it is in the
+//! archive.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
@@ -22,54 +24,55 @@ use crate::format::Xattr;
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
 const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
-/// The xattr by which overlayfs knows an opaque directory.
+/// The xattr that overlayfs uses for opaque directories.
 const OPAQUE_XATTR: &[u8] = b"trusted.overlay.opaque";
-/// Links in a path before it is taken for a loop, as Linux has it.
+/// The number of links in a path above which it counts as a loop, as in Linux.
 const MOST_LINKS: u32 = 40;
 
-/// What becomes of marks for deleted files when layers are put together.
+/// The treatment of whiteouts when layers are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whiteouts {
-    /// They delete what the layers below have, and are not in the tree: it is a container's root.
+    /// They delete files of the layers below and do not appear in the tree, which is a container's
+    /// root.
     Apply,
-    /// They also stay, in the form of overlayfs: the tree is a layer itself.
+    /// They also remain, in overlayfs form: the tree is itself a layer.
     Keep,
 }
 
-/// A tree to be laid over others.
+/// A tree to be stacked on others.
 #[derive(Clone, Debug)]
 pub struct Layer {
     pub(super) tree: Tree,
-    /// Directories that are there only since something is below them.
+    /// Directories that exist only because something is below them.
     pub(super) undescribed: HashSet<NodeId>,
-    /// Nodes that stand for files of layers below.
+    /// Nodes that are placeholders for files of layers below.
     pub(super) pending: HashMap<NodeId, Pending>,
     marks: HashMap<NodeId, Mark>,
 }
 
-/// A hard link to a file that its own layer does not have.
+/// A hard link to a file that is not in the same layer.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    /// The names that lead to it.
+    /// The components of the target's path.
     pub(super) target: Vec<Vec<u8>>,
-    /// The link, for people.
+    /// The path of the link, for messages.
     pub(super) path: PathBuf,
 }
 
-/// What an xattr of overlayfs says.
+/// The meaning of an overlayfs xattr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Opaque,
     Whiteout,
-    /// Its content or its names are at another place of the layers below.
+    /// Its content or its names are elsewhere in the layers below.
     Elsewhere,
 }
 
 impl Mark {
-    /// The mark that an xattr is; `xattr` is without the prefix.
+    /// Parses an xattr name without its prefix and its value.
     fn of(xattr: &[u8], value: &[u8]) -> Option<Self> {
         match xattr {
-            // x: there are whiteouts by xattr in it.
+            // A value of `x` means that the directory contains whiteouts by xattr.
             b"opaque" => (value == b"y").then_some(Self::Opaque),
             b"whiteout" => Some(Self::Whiteout),
             b"redirect" | b"metacopy" => Some(Self::Elsewhere),
@@ -78,7 +81,7 @@ impl Mark {
     }
 }
 
-/// The name of an xattr of overlayfs behind its prefix.
+/// Returns the name of an overlayfs xattr without its prefix.
 fn of_overlayfs(xattr: &Xattr) -> Option<&[u8]> {
     xattr.name.strip_prefix(b"trusted.overlay.").or_else(|| xattr.name.strip_prefix(b"user.overlay."))
 }
@@ -88,7 +91,7 @@ impl Layer {
         Self { tree, undescribed: HashSet::new(), pending: HashMap::new(), marks: HashMap::new() }
     }
 
-    /// Takes over what a node's source says of it, as the options have it.
+    /// Records a new node's mark, then applies the options to the node.
     pub(super) fn take_in(&mut self, id: NodeId, options: &ScanOptions) {
         let node = self.tree.node_mut(id);
         let mark = |xattr: &Xattr| of_overlayfs(xattr).and_then(|name| Mark::of(name, &xattr.value));
@@ -105,10 +108,10 @@ impl Layer {
         };
     }
 
-    /// The tree alone. Files whose names mark whiteouts are files.
+    /// Returns the tree by itself. Files whose names denote whiteouts stay ordinary files.
     ///
     /// # Errors
-    /// [`Error::Source`] for a hard link to a file that is not in it.
+    /// [`Error::Source`] for a hard link whose target is not in the layer.
     pub fn into_tree(mut self) -> Result<Tree> {
         let visits = self.tree.walk();
         if let Some(pending) = visits.iter().find_map(|visit| self.pending.get(&visit.id)) {
@@ -128,16 +131,16 @@ impl Layer {
         Ok(self.tree)
     }
 
-    /// The tree that layers give, the lowest first.
+    /// Stacks layers, the lowest first, into a tree.
     ///
-    /// Directories that several have are one, described as by the last that describes it. Anything
-    /// else replaces what the layers below have there. Whiteouts count for the layers below their
-    /// own. A hard link may be to a file of a layer below. Where a layer has a directory only since
-    /// something is below it, and the layers below it a symbolic link, that is followed, and never
-    /// leads out of the root.
+    /// A directory in several layers is merged, with the metadata of the last layer that describes
+    /// it. Any other file replaces the one below it. Whiteouts apply to the layers below their own.
+    /// A hard link may refer to a file of a layer below. If a layer has a directory only because
+    /// something is below it, and the layers below have a symbolic link there, the link is
+    /// followed, and never leads out of the root.
     ///
     /// # Errors
-    /// [`Error::Source`] for what cannot be put together, with its name.
+    /// [`Error::Source`] with the name of a file that cannot be merged.
     pub fn stack(layers: impl IntoIterator<Item = Self>, whiteouts: Whiteouts) -> Result<Tree> {
         let layers: Vec<_> = layers.into_iter().collect();
         let root = undescribed(&ScanOptions::default());
@@ -160,7 +163,7 @@ impl Layer {
 }
 
 impl From<Tree> for Layer {
-    /// A tree that was made by hand, or of layers that [`Whiteouts::Keep`] their marks.
+    /// Converts a tree that was assembled by hand or stacked with [`Whiteouts::Keep`].
     fn from(tree: Tree) -> Self {
         let mut layer = Self::new(tree);
         for visit in layer.tree.walk() {
@@ -170,7 +173,7 @@ impl From<Tree> for Layer {
     }
 }
 
-/// What a directory is that no entry describes.
+/// Returns the metadata of a directory that no entry describes.
 pub(super) fn undescribed(options: &ScanOptions) -> Node {
     let kind = NodeKind::Directory(BTreeMap::new());
     let mut node = Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
@@ -178,7 +181,7 @@ pub(super) fn undescribed(options: &ScanOptions) -> Node {
     node
 }
 
-/// What a name in a layer means.
+/// The meaning of a name in a layer.
 enum Meaning<'a> {
     Name,
     Whiteout(&'a [u8]),
@@ -197,23 +200,23 @@ impl<'a> Meaning<'a> {
     }
 }
 
-/// Layers that are being put together.
+/// The state of stacking.
 struct Stack {
     tree: Tree,
     keeps: bool,
-    /// There is one layer.
+    /// Whether there is only one layer.
     alone: bool,
-    /// The directories that directories are in, once they are asked for.
+    /// The parent of each directory, computed on first use.
     parents: Option<HashMap<NodeId, NodeId>>,
 }
 
-/// The layer that is being laid over the others. Its nodes are in the tree, its names not yet.
+/// The layer being stacked. Its nodes are already in the tree, its names not yet.
 struct Upper {
-    /// What its ids were moved by: lower ones are of layers below.
+    /// The offset of its ids: lower ids belong to layers below.
     first: usize,
     undescribed: HashSet<NodeId>,
     marks: HashMap<NodeId, Mark>,
-    /// Hard links to files of layers below.
+    /// Hard links to files of layers below, and their targets.
     links: HashMap<NodeId, NodeId>,
 }
 
@@ -231,19 +234,20 @@ impl Upper {
     }
 }
 
-/// A directory of a layer that a symbolic link takes the place of.
+/// A directory of a layer in whose place the layers below have a symbolic link.
 struct Redirected {
     directory: NodeId,
     name: Vec<u8>,
     upper: NodeId,
 }
 
-/// What is to be done for a layer.
+/// The remaining work for a layer.
 #[derive(Default)]
 struct Work {
-    /// Directories of the tree, and those of the layer that go there.
+    /// Directories of the tree, and the layer's directories to merge into them.
     directories: Vec<(NodeId, NodeId)>,
-    /// Put off until all else is in its place, since a link may lead to what the layer itself has.
+    /// Deferred until everything else is in place, because a link may lead to the layer's own
+    /// files.
     redirected: VecDeque<Redirected>,
 }
 
@@ -272,7 +276,7 @@ impl Stack {
         }
     }
 
-    /// What the nodes stand for that are hard links to files of layers below.
+    /// Resolves hard links to files of layers below.
     fn links(&mut self, layer: &Layer) -> Result<HashMap<NodeId, NodeId>> {
         let mut links = HashMap::new();
         if layer.pending.is_empty() {
@@ -293,12 +297,12 @@ impl Stack {
         Ok(links)
     }
 
-    /// Puts what `directory` of the layer has into `target`, which may be the same.
+    /// Merges `directory` of the layer into `target`, which may be the same.
     fn merge(&mut self, upper: &Upper, target: NodeId, directory: NodeId, work: &mut Work) -> Result<()> {
         let names = self.tree.names_mut(directory).map(std::mem::take).unwrap_or_default();
         let mut opaque = upper.mark(directory) == Some(Mark::Opaque);
         if target != directory && !upper.is_undescribed(directory) {
-            // What is below all layers stays hidden.
+            // Files below all layers stay hidden.
             let stays_opaque = self.keeps && is_opaque(self.tree.node(target));
             self.tree.describe_as(target, directory);
             if stays_opaque {
@@ -327,7 +331,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Takes what the layer deletes out of `target`.
+    /// Removes the files that the layer deletes from `target`.
     fn delete(
         &mut self,
         upper: &Upper,
@@ -366,7 +370,7 @@ impl Stack {
         }
     }
 
-    /// Puts a file of the layer into `target`.
+    /// Places a file of the layer in `target`.
     fn place(
         &mut self,
         upper: &Upper,
@@ -390,7 +394,7 @@ impl Stack {
                 work.redirected.push_back(Redirected { directory: target, name, upper: id });
             }
             lower => {
-                // What is below all layers may be a directory.
+                // There may be a directory below all layers.
                 if self.keeps && (lower.is_some() || deleted.contains_key(&name)) {
                     self.set_opaque(id);
                 }
@@ -412,8 +416,8 @@ impl Stack {
         Ok(())
     }
 
-    /// What the names lead to from `start` on, which is a directory. Links on the way are followed,
-    /// the last only if `follows`. Directories that are missing are made if `makes`.
+    /// Resolves names from the directory `start`. Links on the way are followed; a link at the end
+    /// only if `follows`. If `makes`, missing directories are created.
     fn resolve(&mut self, start: NodeId, mut names: VecDeque<Vec<u8>>, follows: bool, makes: bool) -> Option<NodeId> {
         let mut here = start;
         let mut links = 0;
@@ -457,7 +461,7 @@ impl Stack {
         Some(here)
     }
 
-    /// The directory that a directory is in; the root is in itself.
+    /// Returns the parent of a directory; the root is its own parent.
     fn parent(&mut self, directory: NodeId) -> NodeId {
         let tree = &self.tree;
         let parents = self.parents.get_or_insert_with(|| {
@@ -487,7 +491,7 @@ impl Stack {
         xattrs.sort();
     }
 
-    /// An error about `id` of a layer, which is to be `name` in `directory`.
+    /// Builds an error about node `id` of a layer, which was to become `name` in `directory`.
     fn error(&self, directory: NodeId, name: &[u8], id: NodeId, what: &str) -> Error {
         let path = self.tree.name_below(directory, name, id);
         Error::Source { path, what: what.to_owned() }
@@ -499,7 +503,7 @@ fn is_opaque(node: &Node) -> bool {
     node.xattrs.iter().any(opaque)
 }
 
-/// What a node says but for what only its kind has.
+/// Returns a node's metadata without kind-specific data and xattrs.
 fn without_content(node: &Node) -> Node {
     Node { kind: NodeKind::Fifo, xattrs: Vec::new(), ..*node }
 }

@@ -1,4 +1,4 @@
-//! The contents of an archive's members.
+//! The content of archive members.
 
 use std::fs::File;
 use std::io;
@@ -9,23 +9,23 @@ use std::sync::Arc;
 use super::holes::Found;
 use super::sparse::{self, Span};
 
-/// An archive that is open, and what messages call it.
+/// An open archive, and its name for messages.
 #[derive(Debug)]
 pub(super) struct Archive {
     pub(super) file: File,
     pub(super) name: PathBuf,
 }
 
-/// Where a member's bytes are.
+/// The location of a member's bytes.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// Behind each other from here on.
+    /// Contiguous, from this offset on.
     Whole(u64),
     /// In these parts, with zeros between them.
     Spans(Box<[Span]>),
 }
 
-/// The bytes of a member of an archive.
+/// The content of an archive member.
 #[derive(Clone, Debug)]
 pub struct MemberContent(Arc<Inner>);
 
@@ -41,7 +41,7 @@ impl MemberContent {
         Self(Arc::new(Inner { archive: Arc::clone(archive), path: path.into(), place }))
     }
 
-    /// Reads `len` bytes from `offset` on into `bytes`, whatever was in it.
+    /// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         let file = &self.0.archive.file;
         match &self.0.place {
@@ -54,13 +54,13 @@ impl MemberContent {
         }
     }
 
-    /// The archive and the member, for people.
+    /// Returns the archive and the member, for messages.
     pub(crate) fn name(&self) -> PathBuf {
         of_archive(&self.0.archive.name, &shown(&self.0.path))
     }
 }
 
-/// What a member is called that is at `path` in the archive `name`.
+/// Returns the name in messages of the member at `path` in the archive `name`.
 pub(crate) fn of_archive(name: &Path, path: &Path) -> PathBuf {
     if name == Path::new("") {
         return path.to_owned();
@@ -71,7 +71,7 @@ pub(crate) fn of_archive(name: &Path, path: &Path) -> PathBuf {
     PathBuf::from(text)
 }
 
-/// A path for people.
+/// Returns a path for messages.
 pub(super) fn shown(path: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(path).into_owned())
 }

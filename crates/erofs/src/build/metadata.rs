@@ -1,4 +1,4 @@
-//! Inodes, directories and the superblock, written behind the data.
+//! Writes inodes, directories and the superblock after the data.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,22 +21,23 @@ use crate::format::{
     XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
 };
 
-/// Inodes that are placed the longest first, so that the shorter ones fill what these leave of
-/// blocks. Few enough to stay near to each other, as those of a directory are read together.
+/// The number of inodes that are placed together, the longest first, so that shorter ones fill the
+/// gaps in blocks. Small enough to keep the inodes of a directory close together, because they are
+/// read together.
 const PLACED_TOGETHER: usize = 256;
 
-/// An inode and what follows it, but for its nid-dependent bytes.
+/// An inode's layout and the data that follows it, except for bytes that depend on nids.
 struct Record {
     layout: DataLayout,
     size: u64,
     i_u: u32,
-    /// Bytes after the xattrs, from the next boundary of `indexes_align` if there are any: indexes
-    /// or chunks.
+    /// The indexes or chunks after the xattrs, aligned to `indexes_align` if there are any.
     indexes: Vec<u8>,
-    /// 8 bytes for indexes; for chunks the bytes of an address, where readers look for the first.
+    /// 8 for indexes. For chunks, the size of an address, because readers align the first chunk to
+    /// it.
     indexes_align: u64,
-    /// Bytes after those, which must not cross a block boundary. For directories, whose bytes are
-    /// not known yet, zeros.
+    /// The bytes after the indexes, which must not cross a block boundary. Zeros for directories,
+    /// whose contents are not known yet.
     tail: Vec<u8>,
 }
 
@@ -54,7 +55,7 @@ impl Record {
     }
 }
 
-/// Writes everything but the files' data and returns what was built.
+/// Writes everything except the files' data. Returns the report.
 pub(crate) fn write(
     tree: &Tree,
     options: &BuildOptions,
@@ -99,8 +100,8 @@ pub(crate) fn write(
         };
         if let Some(bytes) = bytes {
             let (in_blocks, tail) = bytes.split_at(bytes.len() - record.tail.len());
-            // Blocks of files that were dropped again may have lain here: what is behind the end is
-            // cleared.
+            // Blocks of files that were dropped again may have been here, so the rest of the last
+            // block is cleared.
             let mut in_blocks = in_blocks.to_vec();
             in_blocks.resize(in_blocks.len().next_multiple_of(block as usize), 0);
             digest.update(&in_blocks);
@@ -163,16 +164,16 @@ pub(crate) fn write(
     })
 }
 
-/// Where inodes lie in the image, in bytes, and how long that makes it.
+/// The image offsets of all inodes, and the length of the image.
 struct Places {
     offsets: HashMap<NodeId, u64>,
-    /// The inode of what all fragments lie in; 0 if there is none.
+    /// The offset of the packed inode; 0 if there is none.
     packed_at: u64,
     image_bytes: u64,
 }
 
-/// Finds a place for each inode with what follows it: before the data where there is room, else
-/// from `meta_start` on, where the shared xattrs lie first.
+/// Places each inode and the data that follows it: before the file data if there is room, otherwise
+/// from `meta_start` on, after the shared xattrs.
 fn places(
     plan: &Plan,
     block: u64,
@@ -185,7 +186,7 @@ fn places(
         (visit.id, record.bytes(plan.inodes[&visit.id].header_bytes()), record.tail.len() as u64)
     });
     let mut offsets = HashMap::with_capacity(plan.visits.len());
-    // The root comes first, before the data, since the superblock has 16 bits for its number.
+    // The root comes first, before the data, because the superblock has 16 bits for its number.
     let mut front = plan.root_at();
     if let Some((root, len, _)) = wants.next() {
         offsets.insert(root, front);
@@ -205,7 +206,7 @@ fn places(
     Places { offsets, packed_at, image_bytes: placer.end().next_multiple_of(block) }
 }
 
-/// The inode of what all fragments lie in, which no directory names.
+/// Returns the packed inode, which no directory refers to.
 fn packed_inode(plan: &Plan, record: &Record) -> InodeExtended {
     InodeExtended {
         i_format: I_EXTENDED | record.layout.encode(),
@@ -224,7 +225,7 @@ fn packed_inode(plan: &Plan, record: &Record) -> InodeExtended {
     }
 }
 
-/// The blocks before the data and those behind it.
+/// The blocks before and after the data.
 struct Metadata {
     front: Vec<u8>,
     back: Vec<u8>,
@@ -249,7 +250,7 @@ impl Metadata {
         self.put(indexes_at + record.indexes.len() as u64, &record.tail);
     }
 
-    /// A version 8 UUID (RFC 9562) from what the image holds: `sum` is of what lies elsewhere.
+    /// Derives a version 8 UUID (RFC 9562) from the metadata and `sum`, a hash of everything else.
     fn derive_uuid(&self, mut sum: Xxh3) -> [u8; 16] {
         sum.update(&self.front);
         sum.update(&self.back);
@@ -280,8 +281,8 @@ fn file_bytes(tree: &Tree, plan: &Plan) -> u64 {
     plan.visits.iter().map(size).sum()
 }
 
-/// What follows a node's inode, with blocks for directories and symbolic links that do not fit
-/// behind theirs.
+/// Returns the record of a node. Reserves blocks for directories and symbolic links that do not fit
+/// after their inodes.
 fn record(
     tree: &Tree,
     options: &BuildOptions,
@@ -298,8 +299,7 @@ fn record(
             let size = inode.directory.as_ref().map_or(0, super::directory::DirShape::bytes);
             let tail = size % block;
             let fits = if id == tree.root() {
-                // The root lies behind the superblock, in what is left of the last block before the
-                // data.
+                // The root follows the superblock, in the rest of the last block before the data.
                 let end = plan.root_at() + inode.header_bytes();
                 end % block + tail <= block && end + tail <= plan.front_bytes
             } else {

@@ -1,18 +1,20 @@
-//! Building an image.
+//! Builds an image.
 //!
 //! ```text
-//! 1. scan        a directory or an archive becomes a tree of nodes, names sorted
-//! 2. repeats     only to share clusters: files are read to find what content lies in several places
-//! 3. data        files in the tree's order are cut into segments at fixed offsets; threads compress segments, one
-//!                writer takes the results in order: packs tails, shares equal clusters, appends blocks
-//! 4. metadata    inodes with their xattrs, indexes and inline tails are placed behind the data, first where they fit
-//!                best; then directories are written, since only now every inode has its number
-//! 5. superblock  last, so that an image that was not finished is none
+//! 1. scan        a directory or an archive becomes a tree of nodes with sorted names
+//! 2. repeats     only if clusters are shared: files are read to find repeated content
+//! 3. data        files in tree order are cut into segments at fixed offsets; threads compress
+//!                segments; a single writer takes the results in order: packs tails, shares equal
+//!                clusters, appends blocks
+//! 4. metadata    inodes with their xattrs, indexes and inline tails are placed after the data by
+//!                best fit; then directories are written, because only now is every inode's number
+//!                known
+//! 5. superblock  last, so that an unfinished image is not valid
 //! ```
 //!
-//! The same tree and options give the same bytes: nothing above depends on time, on the number of
+//! Equal trees and options produce equal bytes: nothing above depends on time, on the number of
 //! threads, on the order in which a directory lists its names, or on hash seeds. A segment's
-//! clusters depend on its bytes and the options alone, and the writer alone decides addresses.
+//! clusters depend only on its bytes and the options, and only the writer assigns addresses.
 
 mod acl;
 mod base;
@@ -71,22 +73,22 @@ pub use warnings::{Warning, WarningKind};
 
 use crate::error::{Error, Result};
 
-/// Builds an image of `tree` in `out`, a regular file open for reading and writing, which is cut to
-/// the image's length.
+/// Builds an image of `tree` in `out`, a regular file open for reading and writing, and truncates
+/// it to the image's length.
 ///
-/// Memory: the tree, 2 to 8 bytes a block of compressed files, with `dedupe` 70 bytes for each 10
-/// KiB of them, 60 to 120 bytes for each different chunk, 16 MiB of input a thread, and what at
-/// most `2 * threads + 2` pieces of 16 MiB are compressed to.
+/// Memory use: the tree; 2 to 8 bytes per block of compressed files; with `dedupe`, 70 bytes per 10
+/// KiB of them; 60 to 120 bytes per distinct chunk; 16 MiB of input per thread; and the compressed
+/// output of up to `2 * threads + 2` pieces of 16 MiB.
 ///
 /// # Errors
-/// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot be put into an image;
-/// [`Error::Io`] where a file cannot be read or `out` not be written. After an error `out` holds no superblock, so that
-/// nothing takes it for an image.
+/// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot
+/// be stored in an image; [`Error::Io`] if a file cannot be read or `out` cannot be written. After
+/// an error, `out` contains no superblock, so it cannot be mistaken for an image.
 pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
     build_watched(tree, options, out, &mut |_| {})
 }
 
-/// [`build`], which tells `watch` how far it is whenever a few files, or 16 MiB of one, were stored.
+/// As [`build`], and reports progress to `watch` after every few files, or 16 MiB of one.
 pub fn build_watched(
     tree: &Tree,
     options: &BuildOptions,
@@ -95,8 +97,7 @@ pub fn build_watched(
 ) -> Result<BuildReport> {
     options.check()?;
     let emptying = Error::io("emptying the image");
-    // ext4 has all of a file that was cut to nothing on its way to the disk before the file is
-    // closed.
+    // When a file that was truncated to zero is closed, ext4 flushes all of it to disk.
     if out.metadata().map_or(true, |metadata| metadata.len() > 0) {
         out.set_len(0).map_err(emptying)?;
     }

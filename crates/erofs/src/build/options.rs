@@ -1,4 +1,4 @@
-//! How an image is built.
+//! Options for building an image.
 
 use pagefold_codec::cluster::ClusterCodec;
 
@@ -8,13 +8,13 @@ use crate::work::thread_count;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Indexes {
-    /// 2 and 4 bytes a block, where a file's clusters are in order; else full.
+    /// 2 or 4 bytes per block if a file's clusters are in order; otherwise full.
     Compact,
-    /// 8 bytes a block.
+    /// 8 bytes per block.
     Full,
 }
 
-/// What is put into the packed inode.
+/// What is stored in the packed inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fragments {
@@ -22,58 +22,64 @@ pub enum Fragments {
     Off,
     /// The end of each file that does not fill a cluster.
     Tails,
-    /// Every file whole.
+    /// All files.
     All,
 }
 
-/// How a file is compressed.
+/// The compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
-    /// By what.
+    /// The codec.
     pub codec: ClusterCodec,
-    /// The longest physical cluster, in bytes: a multiple of the block, at most 1 MiB.
+    /// The longest physical cluster in bytes: a multiple of the block size, at most 1 MiB.
     pub pcluster_bytes: u32,
 }
 
-/// Files that are compressed in another way than the image's.
+/// Different compression for some files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
+<<<<<<< HEAD
     /// Which: as in [`ScanOptions::excludes`](crate::ScanOptions::excludes).
+=======
+    /// The files, with a pattern as in [`ScanOptions::excludes`].
+>>>>>>> prose-erofs
     pub pattern: Vec<u8>,
-    /// How; `None` for not.
+    /// Their compression; `None` for uncompressed.
     pub compression: Option<Compression>,
 }
 
-/// How an image is built.
+/// Options for building an image.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
-    /// The block, in bytes: a power of two from 512 to 65536. Linux mounts blocks up to its page.
+    /// The block size in bytes: a power of two from 512 to 65536. Linux mounts block sizes up to
+    /// its page size.
     pub block_bytes: u32,
-    /// How files are compressed; `None` for not.
+    /// The codec for files; `None` for uncompressed.
     pub codec: Option<ClusterCodec>,
-    /// The longest physical cluster, in bytes: a multiple of the block, at most 1 MiB.
+    /// The longest physical cluster in bytes: a multiple of the block size, at most 1 MiB.
     pub pcluster_bytes: u32,
-    /// Files that are compressed in another way: the first hint for a file counts.
+    /// Files with different compression. The first matching hint applies.
     pub hints: Vec<Hint>,
     /// The size of indexes.
     pub indexes: Indexes,
-    /// Put a compressed file's last cluster behind its inode where it fits. With `fragments`, ends
-    /// that do not fit go there.
+    /// Stores a compressed file's last cluster after its inode if it fits. With `fragments`, tails
+    /// that do not fit become fragments.
     pub ztailpacking: bool,
-    /// Put ends of files, or files, together.
+    /// Stores tails of files, or whole files, together.
     pub fragments: Fragments,
-    /// Store clusters that are equal once, and make them begin where content begins that lies
-    /// elsewhere too. Files are then read twice.
+    /// Stores equal clusters once and aligns extents with repeated content. Files are then read
+    /// twice.
     pub dedupe: bool,
-    /// Store each file that is not compressed in chunks of so many bytes, equal ones once: a power
-    /// of two from the block to 16 MiB.
+    /// Stores each uncompressed file in chunks of this size in bytes, equal chunks once: a power of
+    /// two from the block size to 16 MiB.
     pub chunk_bytes: Option<u32>,
-    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once; those that no
-    /// name has are left out. At most 128.
+    /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once. Unused ones are
+    /// left out. At most 128.
     pub xattr_prefixes: Vec<Vec<u8>>,
-    /// Threads that compress, at most 1024; 0 for one a processor. No effect on the image.
+    /// Number of compression threads, at most 1024; 0 for one per processor. Does not affect the
+    /// image.
     pub threads: usize,
-    /// The volume's identity; `None` derives it from the image.
+    /// The volume's UUID; `None` derives it from the image.
     pub uuid: Option<[u8; 16]>,
     /// The volume's name, padded with zeros.
     pub volume_name: [u8; 16],
@@ -104,7 +110,7 @@ impl BuildOptions {
         self.block_bytes.trailing_zeros()
     }
 
-    /// The threads that a build takes: one for each processor if none are asked for.
+    /// Returns the number of threads that a build uses: one per processor if 0 is set.
     pub fn thread_count(&self) -> usize {
         thread_count(self.threads)
     }

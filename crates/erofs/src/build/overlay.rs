@@ -15,14 +15,14 @@ use super::holes::Found;
 use crate::error::{Error, Result};
 use crate::source::ReadAt;
 
-/// A stretch that differs from what lies below it, or may.
+/// A range that differs, or may differ, from the content below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Its offset.
+    /// The offset.
     pub at: u64,
-    /// Its bytes, at least 1.
+    /// The length in bytes, at least 1.
     pub len: u64,
-    /// It is zeros; else it is read.
+    /// Whether the range is zeros; otherwise it is read from the source.
     pub zeros: bool,
 }
 
@@ -32,21 +32,21 @@ impl Change {
     }
 }
 
-/// The content of a file of an image, or zeros, with changes above it.
+/// A file of an image, or zeros, with changes on top.
 pub struct Overlay {
     pub(super) base: Option<Arc<dyn OverlayBase>>,
     size: u64,
-    /// In order, and disjoint.
+    /// Sorted and disjoint.
     changes: Vec<Change>,
     source: Arc<dyn ReadAt>,
 }
 
 impl Overlay {
-    /// `size` bytes: the `changes`, in order and none twice, of which those that are not zeros are
-    /// read from `source`, each at its own offset; zeros where nothing was changed.
+    /// Creates content of `size` bytes from sorted, disjoint `changes`. Changes that are not zeros
+    /// are read from `source`, each at its own offset. Everything else is zeros.
     ///
     /// # Errors
-    /// [`Error::Options`]: the changes are not in order, or go beyond the size.
+    /// [`Error::Options`]: the changes are not sorted and disjoint, or exceed the size.
     pub fn new(size: u64, changes: Vec<Change>, source: Arc<dyn ReadAt>) -> Result<Self> {
         let mut at = 0;
         for change in &changes {
@@ -61,23 +61,23 @@ impl Overlay {
         Ok(Self { base: None, size, changes, source })
     }
 
-    /// The same above `base`: what was not changed is what that has, and zeros behind its end.
+    /// Sets the base: unchanged ranges have its content, and zeros past its end.
     pub(crate) fn above(self, base: Arc<dyn OverlayBase>) -> Self {
         Self { base: Some(base), ..self }
     }
 
-    /// How many bytes there are.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The changes that touch a range.
+    /// Returns the changes that overlap a range.
     pub(super) fn changes(&self, range: Range<u64>) -> impl Iterator<Item = &Change> {
         let first = self.changes.partition_point(|change| change.end() <= range.start);
         self.changes[first..].iter().take_while(move |change| change.at < range.end)
     }
 
-    /// Reads `len` bytes from `offset` into `bytes`, whatever was in it.
+    /// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored.
     pub(super) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         bytes.clear();
         bytes.resize(len, 0);
@@ -86,7 +86,7 @@ impl Overlay {
         Ok(if changed == Found::Bytes { changed } else { below })
     }
 
-    /// Fills what was changed of `out`, which begins at `offset`.
+    /// Fills the changed ranges of `out`, which begins at `offset`.
     pub(super) fn read_changes(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -109,7 +109,7 @@ impl Overlay {
         Ok(Found::Bytes)
     }
 
-    /// Fills what was not changed of `out`, which begins at `offset`.
+    /// Fills the unchanged ranges of `out`, which begins at `offset`.
     pub(super) fn read_below(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
         let end = offset + out.len() as u64;
         let (mut at, mut found) = (offset, Found::Zeros);

@@ -1,7 +1,8 @@
-//! Patterns for paths.
+//! Path patterns.
 
-/// Whether `pattern` is about `path`: without a slash it stands for a name at any depth, else for a
-/// path below the root, which `./` may stand before. A slash at the end says nothing.
+/// Returns whether `pattern` applies to `path`. Without a slash, it matches a name at any depth;
+/// otherwise, it matches a path below the root, with an optional leading `./`. A trailing slash is
+/// ignored.
 pub(super) fn applies(pattern: &[u8], path: &[u8]) -> bool {
     let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
     if !pattern.contains(&b'/') {
@@ -10,10 +11,12 @@ pub(super) fn applies(pattern: &[u8], path: &[u8]) -> bool {
     matches(pattern.strip_prefix(b"./").or_else(|| pattern.strip_prefix(b"/")).unwrap_or(pattern), path)
 }
 
-/// Whether `pattern` stands for the whole of `text`. Time is at most the product of their lengths.
+/// Returns whether `pattern` matches all of `text`. Takes time at most proportional to the product
+/// of their lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where to go on after the last star if what follows it fails: one byte later in the text.
+    // The position after the last star and the text position to retry from, one byte later each
+    // time.
     let mut star = None;
     while t < text.len() {
         match pattern.get(p) {

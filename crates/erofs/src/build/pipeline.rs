@@ -1,9 +1,9 @@
-//! Threads that work ahead of one consumer, which gets results in order. Where there would be one,
-//! the consumer works itself.
+//! Worker threads that run ahead of one consumer, which gets results in order. If one thread is
+//! asked for, the consumer does the work itself.
 //!
 //! ```text
-//! worker:    wait until the next job is within the window; take it; work; put the result under its number
-//! consumer:  wait for the result of the next number; consume it; move the window
+//! worker:    wait until the next job is within the window; take it; work; store the numbered result
+//! consumer:  wait for the result with the next number; consume it; move the window
 //! ```
 //!
 //! At most `2 * threads + 2` jobs are taken and not yet consumed, which bounds memory.
@@ -19,7 +19,7 @@ struct State<J, R> {
     taken: usize,
     consumed: usize,
     results: BTreeMap<usize, R>,
-    /// No further job is to be taken: there are none, the consumer failed, or a worker panicked.
+    /// No more jobs are taken: none are left, the consumer failed, or a worker panicked.
     ended: bool,
     panicked: bool,
 }
@@ -31,7 +31,7 @@ struct Shared<J, R> {
 
 impl<J, R> Shared<J, R> {
     fn lock(&self) -> MutexGuard<'_, State<J, R>> {
-        // A worker that panics holds no lock while it works; the flag below is what tells of it.
+        // A worker that panics does not hold the lock; `panicked` reports it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -40,7 +40,7 @@ impl<J, R> Shared<J, R> {
     }
 }
 
-/// Ends the pipeline when its thread leaves it, so that no other waits for ever.
+/// Ends the pipeline if its thread panics, so that no other thread waits forever.
 struct EndOnPanic<'a, J, R>(&'a Shared<J, R>);
 
 impl<J, R> Drop for EndOnPanic<'_, J, R> {
@@ -55,9 +55,9 @@ impl<J, R> Drop for EndOnPanic<'_, J, R> {
     }
 }
 
-/// Runs `work` on every job in `threads` threads, or as many as there can be, each with its own
-/// state from `start`, and calls `consume` here with the results in the jobs' order. Stops at the
-/// first error of `consume`.
+/// Runs `work` on every job in `threads` threads, or as many as can be started, each with its own
+/// state from `start`. Calls `consume` on the calling thread with the results in job order. Stops
+/// at the first error of `consume`.
 pub(crate) fn in_order<J, S, R>(
     threads: usize,
     mut jobs: impl Iterator<Item = J> + Send,
@@ -110,7 +110,7 @@ where
                     shared.changed.notify_all();
                 }
             };
-            // The system may allow fewer.
+            // The system may allow fewer threads.
             match thread::Builder::new().spawn_scoped(scope, work) {
                 Ok(_) => {}
                 Err(error) if number == 0 => return Err(Error::io("starting a thread")(error)),

@@ -1,12 +1,12 @@
-//! Paths of the files that an image is built of.
+//! Paths of an image's source files.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A path of the operating system. Those of files below a directory have its path in common, so
-/// that one costs a name however deep it is.
+/// A path of the operating system. Files in one directory share its path, so each costs only a name
+/// regardless of depth.
 #[derive(Clone)]
 pub struct SourcePath(Arc<Part>);
 
@@ -16,18 +16,18 @@ struct Part {
 }
 
 impl SourcePath {
-    /// The path of a file in this directory.
+    /// Returns the path of a file in this directory.
     pub(crate) fn join(&self, name: OsString) -> Self {
         Self(Arc::new(Part { above: Some(Arc::clone(&self.0)), name }))
     }
 
-    /// The whole path.
+    /// Returns the whole path.
     pub fn to_path_buf(&self) -> PathBuf {
         let mut parts = vec![&self.0];
         while let Some(above) = parts.last().and_then(|part| part.above.as_ref()) {
             parts.push(above);
         }
-        // With a slash behind each.
+        // Each with a slash after it.
         let bytes = parts.iter().map(|part| part.name.len() + 1).sum();
         let mut path = PathBuf::with_capacity(bytes);
         path.extend(parts.iter().rev().map(|part| Path::new(&part.name)));
@@ -48,7 +48,7 @@ impl fmt::Debug for SourcePath {
 }
 
 impl Drop for Part {
-    /// One after the other: a path may have more parts than a stack has room for.
+    /// Drops iteratively: a path may have too many parts for recursion.
     fn drop(&mut self) {
         let mut above = self.above.take();
         while let Some(part) = above {

@@ -1,33 +1,34 @@
-//! Where metadata goes.
+//! Placement of metadata.
 
 use std::collections::BTreeSet;
 
 use crate::format::SLOT;
 
-/// A page of most machines.
+/// The page size of most machines.
 const PAGE: u64 = 4096;
 
-/// Gives out ranges of the image, aligned to inode slots.
+/// Allocates ranges of the image, aligned to inode slots.
 ///
-/// Invariants: `holes` are disjoint, lie before `frontier`, none crosses a block boundary; what is
-/// given out is disjoint from them and from each other.
+/// Invariants: `holes` are disjoint, before `frontier`, and do not cross block boundaries.
+/// Allocated ranges are disjoint from them and from each other.
 #[derive(Debug)]
 pub(crate) struct Placer {
     block: u64,
-    /// Free ranges, as (length, offset): the shortest that suffices is taken.
+    /// Free ranges, as (length, offset), for best fit.
     holes: BTreeSet<(u64, u64)>,
     frontier: u64,
 }
 
 impl Placer {
-    /// A placer whose space is one hole and everything from `frontier`, a block boundary.
+    /// Creates a placer whose space is one hole and everything from `frontier` on, a block
+    /// boundary.
     pub(crate) fn new(block: u64, hole: std::ops::Range<u64>, frontier: u64) -> Self {
         let mut placer = Self { block, holes: BTreeSet::new(), frontier };
         placer.add_hole(hole.start, hole.end);
         placer
     }
 
-    /// The end of what was given out.
+    /// Returns the end of the allocated ranges.
     pub(crate) fn end(&self) -> u64 {
         self.frontier
     }
@@ -39,8 +40,8 @@ impl Placer {
         }
     }
 
-    /// A range of `len` bytes. It lies within one block if it is no longer than that; else its last
-    /// `tail` bytes do.
+    /// Allocates `len` bytes. If they fit into a block, they do not cross a block boundary;
+    /// otherwise, the last `tail` bytes do not.
     pub(crate) fn place(&mut self, len: u64, tail: u64) -> u64 {
         if let Some(&(hole, start)) = self.holes.range((len, 0)..).next() {
             self.holes.remove(&(hole, start));
@@ -51,7 +52,7 @@ impl Placer {
         let mut start = self.frontier;
         let part = start + len - whole;
         if whole > 0 && part / self.block != (part + whole - 1) / self.block {
-            // Move on so that the part starts with its block, or as near to that as slots allow.
+            // Move on so that the part starts at a block boundary, or as near to it as slots allow.
             let shift = self.block - part % self.block;
             start += shift.next_multiple_of(SLOT);
             let part = start + len - whole;
@@ -62,7 +63,7 @@ impl Placer {
             let block_end = skipped.next_multiple_of(self.block).min(start);
             self.add_hole(skipped, block_end);
         }
-        // Linux 6.18 takes LZ4 data for empty that begin as far into a page as a block is long.
+        // Linux 6.18 considers LZ4 data empty if its offset within a page equals the block size.
         if self.block < PAGE && tail > 0 && len > self.block && (start + len - tail).is_multiple_of(self.block) {
             start += SLOT;
         }

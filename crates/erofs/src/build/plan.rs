@@ -1,5 +1,5 @@
-//! What is known of an image before its data is written: the order of inodes and the bytes of each
-//! but its data.
+//! The plan of an image before its data is written: the order of the inodes and their sizes, except
+//! for data.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,9 +14,9 @@ use crate::format::{
     InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, Xattr, XattrEntry, XattrHeader, align,
 };
 
-/// Nodes that must have an xattr for it to be stored once for all.
+/// The number of nodes with an xattr from which on it is shared.
 const SHARED_BY: usize = 2;
-/// The greatest numbers of a device: 12 and 20 bits.
+/// The maximum device numbers: 12 and 20 bits.
 const MAX_MAJOR: u32 = (1 << 12) - 1;
 const MAX_MINOR: u32 = (1 << 20) - 1;
 
@@ -24,32 +24,33 @@ const MAX_MINOR: u32 = (1 << 20) - 1;
 pub(crate) struct Plan {
     pub(crate) visits: Vec<Visit>,
     pub(crate) inodes: HashMap<NodeId, InodePlan>,
-    /// The modification time that most inodes have, which the compact ones take from the
-    /// superblock.
+    /// The most frequent modification time, which compact inodes inherit from the superblock.
     pub(crate) time: (i64, u32),
-    /// Shared xattrs, encoded, one after the other.
+    /// Encoded shared xattrs.
     pub(crate) shared_xattrs: Vec<u8>,
     pub(crate) choices: Choices,
     /// Configurations that follow the superblock.
     pub(crate) configs: Vec<u8>,
     pub(crate) prefixes: Prefixes,
-    /// The table of those follows the configurations; else it begins the packed inode.
+    /// The prefix table follows the configurations; otherwise, it is at the start of the packed
+    /// inode.
     pub(crate) plain_prefixes: bool,
-    /// Bytes before the data: the superblock and the root, in whole blocks.
+    /// The size in bytes of everything before the data: the superblock and the root, in whole
+    /// blocks.
     pub(crate) front_bytes: u64,
     block_bits: u32,
 }
 
-/// What is known of an inode.
+/// The plan of an inode.
 pub(crate) struct InodePlan {
     pub(crate) extended: bool,
-    /// Xattrs as they follow the inode.
+    /// The encoded xattrs that follow the inode.
     pub(crate) xattrs: Vec<u8>,
     pub(crate) directory: Option<DirShape>,
 }
 
 impl InodePlan {
-    /// Bytes of the inode and its xattrs.
+    /// Returns the size of the inode and its xattrs in bytes.
     pub(crate) fn header_bytes(&self) -> u64 {
         (if self.extended { InodeExtended::SIZE } else { InodeCompact::SIZE } + self.xattrs.len()) as u64
     }
@@ -112,18 +113,18 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Where the table of prefixes lies, unless the packed inode has it.
+    /// Returns the offset of the prefix table, if it is not in the packed inode.
     pub(crate) fn prefixes_at(&self) -> u64 {
         align(SUPER_OFFSET + SuperBlock::SIZE as u64 + self.configs.len() as u64, 4)
     }
 
-    /// Where the root's inode lies.
+    /// Returns the offset of the root's inode.
     pub(crate) fn root_at(&self) -> u64 {
         let table_bytes = if self.plain_prefixes { self.prefixes.table().len() as u64 } else { 0 };
         align(self.prefixes_at() + table_bytes, SLOT)
     }
 
-    /// What the packed inode begins with.
+    /// Returns the bytes at the start of the packed inode.
     pub(crate) fn packed_front(&self) -> Vec<u8> {
         if self.plain_prefixes { Vec::new() } else { self.prefixes.table() }
     }
@@ -132,7 +133,7 @@ impl Plan {
         (self.front_bytes >> self.block_bits) as u32
     }
 
-    /// Regular files in order, with the bytes of their inodes and xattrs.
+    /// Returns the regular files in order, each with the size of its inode and xattrs in bytes.
     pub(crate) fn regular_files<'a>(&'a self, tree: &'a Tree) -> impl Iterator<Item = (NodeId, u64)> + 'a {
         self.visits
             .iter()
@@ -149,7 +150,7 @@ impl Plan {
     }
 }
 
-/// The earliest of the times that most nodes have.
+/// Returns the most frequent modification time; the earliest if there are several.
 fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
     let mut counts: BTreeMap<(i64, u32), usize> = BTreeMap::new();
     for visit in visits {
@@ -162,8 +163,8 @@ fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
         .map_or((0, 0), |(time, _)| *time)
 }
 
-/// Encodes the xattrs that several nodes have, in order, and gives each its id: its offset in units
-/// of 4 bytes.
+/// Encodes the xattrs that several nodes have, in order. The id of each is its offset in units of 4
+/// bytes.
 fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit], prefixes: &Prefixes) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
     let mut counts: BTreeMap<&Xattr, usize> = BTreeMap::new();
     for visit in visits {
@@ -184,7 +185,7 @@ fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit], prefixes: &Prefixes) -> (V
     (bytes, ids)
 }
 
-/// One entry, padded to 4 bytes; `None` if the format cannot hold it.
+/// Encodes an entry, padded to 4 bytes; `None` if the format cannot represent it.
 fn encode_xattr(xattr: &Xattr, prefixes: &Prefixes) -> Option<Vec<u8>> {
     let (index, suffix) = prefixes.split(&xattr.name)?;
     let entry = XattrEntry {

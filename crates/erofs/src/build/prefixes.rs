@@ -1,30 +1,30 @@
-//! Long prefixes of xattr names: an image stores each once, and a byte in each name that begins
-//! with it.
+//! Long prefixes of xattr names: an image stores each prefix once, and one byte in each name that
+//! begins with it.
 //!
-//! The table lies between the superblock and the root, since its place is a 32-bit number of 4-byte
-//! units and data may be longer than that. Where there are fragments, it begins the packed inode,
-//! the only place in which every Linux from 6.4 on looks for it then.
+//! The table is between the superblock and the root, because its location is a 32-bit number of
+//! 4-byte units, and data may be longer than that. If there are fragments, it is at the start of
+//! the packed inode, which is then the only place where every Linux since 6.4 looks for it.
 
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, Xattr};
 
-/// Prefixes that an index of 7 bits tells apart.
+/// The number of prefixes that a 7-bit index can address.
 const MOST: usize = 128;
-/// The longest name of an xattr.
+/// The maximum length of an xattr name.
 const XATTR_NAME_BYTES: usize = 255;
 
 /// The long prefixes of an image.
 pub(crate) struct Prefixes {
-    /// The longest first, so that the first that fits saves most.
+    /// The longest first, so that the first match saves most.
     all: Vec<Vec<u8>>,
 }
 
-/// The predefined prefix that `name` begins with, by its index, and the rest of the name.
+/// Splits `name` into the index of its predefined prefix and the rest.
 fn predefined(name: &[u8]) -> Option<(u8, &[u8])> {
     XATTR_PREFIXES.iter().find_map(|(index, prefix)| Some((*index, name.strip_prefix(*prefix)?)))
 }
 
-/// Refuses prefixes that the format cannot hold, or that would save nothing.
+/// Rejects prefixes that the format cannot represent or that would save nothing.
 pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
     for prefix in wanted {
         let longer = predefined(prefix).is_some_and(|(_, rest)| !rest.is_empty());
@@ -49,8 +49,8 @@ pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
 }
 
 impl Prefixes {
-    /// Those of `wanted` that some name is stored with. None for an image in which they would save
-    /// nothing, which older kernels then mount.
+    /// Keeps the prefixes of `wanted` that are used by some name. An image without any remains
+    /// mountable by older kernels.
     pub(crate) fn new<'a>(wanted: &[Vec<u8>], xattrs: impl Iterator<Item = &'a Xattr>) -> Self {
         let mut all = wanted.to_vec();
         all.sort_unstable_by(|left, right| (right.len(), left).cmp(&(left.len(), right)));
@@ -72,8 +72,8 @@ impl Prefixes {
         self.all.len() as u8
     }
 
-    /// The index of the longest prefix of `name` that the image has, predefined or its own, and the
-    /// rest of the name.
+    /// Splits `name` into the index of the longest matching prefix, predefined or custom, and the
+    /// rest.
     pub(crate) fn split<'a>(&self, name: &'a [u8]) -> Option<(u8, &'a [u8])> {
         let own = self.all.iter().zip(XATTR_LONG_PREFIX..=u8::MAX);
         own.into_iter()
@@ -81,8 +81,8 @@ impl Prefixes {
             .or_else(|| predefined(name))
     }
 
-    /// The prefixes as the image has them: for each the length of what follows, the index of a
-    /// predefined prefix and what is behind that; padded to 4 bytes.
+    /// Encodes the table of prefixes: for each, the length of the rest, the index of a predefined
+    /// prefix and the part after that; padded to 4 bytes.
     pub(crate) fn table(&self) -> Vec<u8> {
         let mut table = Vec::new();
         for (index, infix) in self.all.iter().filter_map(|prefix| predefined(prefix)) {
@@ -95,7 +95,7 @@ impl Prefixes {
     }
 }
 
-/// Whether EROFS has a prefix for an xattr of this name.
+/// Returns whether EROFS has a prefix for an xattr of this name.
 pub(super) fn is_storable(name: &[u8]) -> bool {
     XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
 }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn prefixes_without_a_name_are_left_out() {
-        // Of two that fit, the shorter one has no name.
+        // Both prefixes match, but no name uses the shorter one.
         let found = prefixes(&["user.mime_", "user.mime_type", "trusted.overlay."], &["user.mime_type", "trusted.o"]);
         assert_eq!((found.count(), found.table()), (1, b"\x0a\0\x01mime_type".to_vec()));
         assert_eq!(prefixes(&["user.mime_"], &[]).count(), 0);

@@ -1,4 +1,4 @@
-//! Paths that are longer than the system takes at once.
+//! Paths longer than the system accepts at once.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-/// What the system gets at a time. It takes 4095 bytes: there is room for the name of an open
-/// directory before them, and for a file's name behind.
+/// The part of a path to pass at a time, in bytes. The system accepts 4095, which leaves room for
+/// the name of an open directory before it and a file name after it.
 const MOST_BYTES: usize = 3800;
 
-/// A path by which the system reaches a file, and its directory's files, while this value lives.
+/// A path through which a file and files next to it are reachable while this value exists.
 pub(crate) struct Reached {
     path: PathBuf,
     _directory: Option<OwnedFd>,
@@ -24,7 +24,8 @@ impl AsRef<Path> for Reached {
     }
 }
 
-/// A long path is gone along in steps, with one directory open; its end is then named from there.
+/// Walks along a long path in steps, keeping one directory open. The remaining path is relative to
+/// it.
 pub(crate) fn reach(path: &Path) -> io::Result<Reached> {
     let mut directory: Option<OwnedFd> = None;
     let mut rest = path.as_os_str().as_bytes();

@@ -1,22 +1,22 @@
-//! Content that lies in several places, so that clusters can begin and end with it.
+//! Finds repeated content, so that clusters can begin and end with it.
 //!
-//! Clusters are shared when they are equal, and a cluster depends on where it begins. An insertion
-//! near the start of a file moves all that come after it, and none would equal those of the file
-//! without it. So before anything is compressed:
+//! Only equal clusters are shared, and a cluster depends on where it begins. An insertion near the
+//! start of a file shifts all later clusters, so none would equal those of the original file.
+//! Therefore, before compression:
 //!
 //! ```text
-//! 1. cut each segment into chunks where a rolling sum of the last 64 bytes says so: the same content, the same cuts,
-//!    wherever it lies
-//! 2. note for each chunk's sum which chunks were seen before and behind it
-//! 3. a run of chunks that were seen in several places begins where what is before them differs, and ends where what is
-//!    behind them does. Clusters are made to begin and end there, if the run is long enough to pay for it
+//! 1. cut each segment into chunks where a rolling hash of the last 64 bytes says so: equal content
+//!    is cut equally, wherever it is
+//! 2. record for each chunk's hash which chunks preceded and followed it
+//! 3. a run of repeated chunks begins where its predecessors differ and ends where its successors
+//!    differ. Clusters are made to begin and end there if the run is long enough to pay off
 //! ```
 //!
-//! A cluster that is cut short wastes half a block, at either end of a run, wherever it lies. Two
-//! chunks with the same sum and other bytes cost such a cut and no more: clusters are compared
+//! A truncated cluster wastes half a block on average, at either end of each occurrence of a run. A
+//! hash collision of chunks costs one such cut and nothing else, because clusters are compared
 //! before they are shared.
 //!
-//! The rolling sum is the "gear" of Xia et al., *FastCDC: a Fast and Efficient Content-Defined
+//! The rolling hash is the "gear" of Xia et al., *FastCDC: a Fast and Efficient Content-Defined
 //! Chunking Approach for Data Deduplication* (USENIX ATC 2016), section 3.2.
 
 use std::collections::HashMap;
@@ -25,30 +25,32 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::zeros::is_zeros;
 
-/// The shortest chunk, in bytes: none is looked for in the first part of one.
+/// The minimum size of a chunk in bytes: cuts before it are not looked for.
 const LEAST_BYTES: usize = 2 << 10;
-/// The longest.
+/// The maximum size of a chunk in bytes.
 const MOST_BYTES: usize = 64 << 10;
-/// A chunk ends where these bits of the sum are zero: 8 KiB behind the least on average. The high
-/// bits are those that all of the last 64 bytes have a part in.
+/// A chunk ends where these bits of the hash are zero: on average, 8 KiB after the minimum. All of
+/// the last 64 bytes contribute to these high bits.
 const MASK: u64 = 0x1fff << 51;
-/// Bytes that the sum depends on.
+/// The number of bytes that the hash depends on.
 const WINDOW: usize = 64;
 
-/// Blocks that a run must have. Two places with a run of `n` blocks save `n` times the ratio of
-/// one, and cost half a block at four ends.
+/// The minimum length of a run in blocks. Two occurrences of a run of `n` blocks save `n` times the
+/// compression ratio and cost half a block at each of four ends.
 const RUN_BLOCKS: u32 = 8;
 
-/// A cut is not always possible: one extent begins in a block, and what does not compress takes a
-/// block an extent. A run is cut again this far behind its beginning, in bytes, and each time four
-/// times as far, so that what one place has missed it joins later.
+/// A cut is not always possible: at most one extent begins in a block, and incompressible data
+/// takes one extent per block. So a run is cut again this many bytes after its beginning, and then
+/// at four times the previous distance each time, so that an occurrence that missed one cut can
+/// join at a later one.
 const FIRST_WITHIN: u32 = 64 << 10;
 
-/// The sum of a chunk of zeros, which is in no run: zeros are equal wherever they are cut.
+/// The hash of a chunk of zeros, which never belongs to a run: zeros are equal wherever they are
+/// cut.
 const ZEROS: u64 = 0;
 
-/// A number for each byte: the outputs of splitmix64 (Steele, Lea and Flood, *Fast Splittable
-/// Pseudorandom Number Generators*, OOPSLA 2014).
+/// A random number for each byte: the outputs of splitmix64 (Steele, Lea and Flood, *Fast
+/// Splittable Pseudorandom Number Generators*, OOPSLA 2014).
 const GEAR: [u64; 256] = {
     let mut gear = [0; 256];
     let mut state = 0u64;
@@ -67,11 +69,11 @@ const GEAR: [u64; 256] = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     sum: u64,
-    /// Where it ends, from the start of its segment.
+    /// Its end, relative to the start of the segment.
     pub(crate) end: u32,
 }
 
-/// The shortest segment that can hold a run.
+/// Returns the minimum size of a segment that can contain a run.
 pub(crate) fn least_bytes(block_bytes: u32) -> u64 {
     u64::from(RUN_BLOCKS * block_bytes)
 }
@@ -102,14 +104,14 @@ fn chunk_len(rest: &[u8]) -> usize {
     rest.len()
 }
 
-/// The chunk that was seen on one side of another, by its sum.
+/// The chunk seen on one side of another, by its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Side(u64);
 
 impl Side {
-    /// The segment's start or end.
+    /// The start or end of the segment.
     const NONE: Self = Self(0);
-    /// Not always the same.
+    /// Different chunks.
     const SEVERAL: Self = Self(1);
 
     fn of(chunk: Option<&Chunk>) -> Self {
@@ -130,7 +132,7 @@ struct Seen {
     repeated: bool,
 }
 
-/// The chunks of all segments: about 70 bytes for each 10 KiB of content, their sums included.
+/// The chunks of all segments: about 70 bytes per 10 KiB of content, including their hashes.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
     seen: HashMap<u64, Seen>,
@@ -153,8 +155,8 @@ impl Repeats {
         }
     }
 
-    /// Where clusters are to begin in a segment whose chunks these are, in order: the ends of each
-    /// long run of content that lies elsewhere too, and places within it.
+    /// Returns where clusters should begin in a segment with these chunks, in ascending order: the
+    /// ends of each long run of repeated content, and places within it.
     pub(crate) fn cuts(&self, chunks: &[Chunk], block_bytes: u32) -> Vec<u32> {
         let least = RUN_BLOCKS * block_bytes;
         let mut cuts = Vec::new();
@@ -166,7 +168,7 @@ impl Repeats {
             if cuts.last().map_or(begin > 0, |last| *last != begin) {
                 cuts.push(begin);
             }
-            // What always begins a segment cannot miss its beginning.
+            // Occurrences that all start a segment cannot miss the run's beginning.
             let moved = run.first().is_some_and(|chunk| self.seen[&chunk.sum].before == Side::SEVERAL);
             let mut next = if moved { begin + FIRST_WITHIN } else { u32::MAX };
             for chunk in run {
@@ -239,7 +241,7 @@ mod tests {
         let same = noise(200_000, 1);
         let moved = [noise(5_555, 2), same.clone(), noise(100_000, 3)].concat();
         let cuts = cuts(&[same.clone(), moved.clone()]);
-        // The same content is cut at the same places, near its two ends.
+        // Equal content is cut at the same places, near its two ends.
         assert_eq!(cuts[0].iter().map(|cut| cut + 5_555).collect::<Vec<_>>(), cuts[1]);
         assert!(cuts[0][0] < MOST_BYTES as u32 && *cuts[0].last().unwrap() > 200_000 - MOST_BYTES as u32, "{cuts:?}");
     }

@@ -1,27 +1,27 @@
-//! What a build says of itself.
+//! Reports of a build.
 
-/// What was built.
+/// The result of a build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BuildReport {
-    /// Bytes of the image.
+    /// The size of the image in bytes.
     pub image_bytes: u64,
-    /// Inodes, the packed one included.
+    /// The number of inodes, including the packed one.
     pub inodes: u64,
     /// Bytes of regular files.
     pub file_bytes: u64,
-    /// Bytes of the blocks that hold files' data.
+    /// The size in bytes of the blocks with file data.
     pub data_bytes: u64,
-    /// Blocks that were not stored since an equal one was.
+    /// The number of blocks that were not stored because an equal one exists.
     pub shared_blocks: u64,
 }
 
-/// How far a build is.
+/// The progress of a build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes of files that were stored.
+    /// Bytes of files stored so far.
     pub done_bytes: u64,
-    /// And that are to be.
+    /// Bytes of all files.
     pub total_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! A directory of the operating system becomes a tree.
+//! Scans a directory of the operating system into a tree.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,21 +20,21 @@ use crate::error::{Error, Result};
 use crate::format::Xattr;
 
 impl Tree {
-    /// The tree under `root`. Files that have several names in it are kept as one. Other file
-    /// systems mounted in it are part of it.
+    /// Scans the tree under `root`. Hard links within it are preserved. Other file systems mounted
+    /// in it are included.
     ///
     /// # Errors
-    /// [`Error::Io`] for the first file that cannot be read, unless it may be left out.
+    /// [`Error::Io`] for the first file that cannot be read, unless unreadable files are skipped.
     pub fn scan(root: &Path, options: &ScanOptions) -> Result<Self> {
         Layer::scan(root, options)?.into_tree()
     }
 }
 
 impl Layer {
-    /// The tree under `root`, as [`Tree::scan`] has it, to be laid over others.
+    /// Scans the tree under `root` like [`Tree::scan`], to be stacked on others.
     ///
     /// # Errors
-    /// As of [`Tree::scan`].
+    /// The errors of [`Tree::scan`].
     pub fn scan(root: &Path, options: &ScanOptions) -> Result<Self> {
         let metadata = fs::metadata(root).map_err(Error::io(root.display().to_string()))?;
         if !metadata.is_dir() {
@@ -65,11 +65,11 @@ impl Layer {
     }
 }
 
-/// A directory that was found.
+/// A directory to be listed.
 struct Found {
     place: SourcePath,
     id: NodeId,
-    /// What has its name, and that.
+    /// The parent and the name in it.
     parent: Option<(NodeId, Vec<u8>)>,
 }
 
@@ -77,16 +77,16 @@ struct Scanner<'a> {
     root: &'a Path,
     options: &'a ScanOptions,
     warnings: Warnings,
-    /// Files that have further names, by device and inode.
+    /// Files with several links, by device and inode.
     links: HashMap<(u64, u64), NodeId>,
 }
 
 impl Scanner<'_> {
-    /// Whether a file of which this is said is left out. It is then counted.
+    /// Returns whether to skip a file after this error. Adds a warning if so.
     fn skips(&mut self, error: &Error) -> bool {
         use rustix::io::Errno;
         let Error::Io { what, source } = error else { return false };
-        // The want of these would leave out all that follows.
+        // These errors mean exhausted resources, and would skip all following files too.
         let of_process = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
         let skips =
             self.options.skip_unreadable && Errno::from_io_error(source).is_some_and(|e| !of_process.contains(&e));
@@ -96,7 +96,7 @@ impl Scanner<'_> {
         skips
     }
 
-    /// What is in a directory.
+    /// Lists a directory.
     fn list(&self, place: &SourcePath) -> Result<Vec<DirEntry>> {
         let here = place.to_path_buf();
         let failed = |error| Error::io(format!("listing {}", here.display()))(error);
@@ -104,7 +104,7 @@ impl Scanner<'_> {
         entries.collect::<io::Result<_>>().map_err(failed)
     }
 
-    /// Adds what is in a directory, and to `stack` those that are directories.
+    /// Adds a directory's entries. Pushes subdirectories to `stack`.
     fn add(&mut self, layer: &mut Layer, found: &Found, entries: Vec<DirEntry>, stack: &mut Vec<Found>) -> Result<()> {
         let here = found.place.to_path_buf();
         let below = here.strip_prefix(self.root).unwrap_or(&here);
@@ -122,7 +122,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Adds a file; it is returned if it is a directory.
+    /// Adds a file. Returns it if it is a directory.
     fn add_file(
         &mut self,
         layer: &mut Layer,
@@ -154,7 +154,7 @@ impl Scanner<'_> {
         Ok(metadata.is_dir().then(|| Found { place, id, parent: Some((above.id, name.into_vec())) }))
     }
 
-    /// The node of the file at `path`, which the system has at `reached`.
+    /// Builds the node of the file at `path`, which the system finds at `reached`.
     fn node_of(&mut self, path: &SourcePath, reached: &Path, metadata: &Metadata) -> Result<Node> {
         let kind = metadata.file_type();
         let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
@@ -186,8 +186,8 @@ impl Scanner<'_> {
         })
     }
 
-    /// The xattrs of a file whose names have a prefix that EROFS knows; others, which only their
-    /// own file system understands, are left out and counted.
+    /// Reads a file's xattrs whose names have a prefix that EROFS supports. Others, which only
+    /// their own file system understands, are skipped with a warning.
     fn xattrs_of(&mut self, path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
         let failed =
             |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
@@ -216,8 +216,8 @@ impl Scanner<'_> {
     }
 }
 
-/// Calls `fill` with ever longer buffers until the answer fits. Linux limits both answers to 64
-/// KiB.
+/// Calls `fill` with increasing buffers until the result fits. Linux limits both kinds of results
+/// to 64 KiB.
 fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut buf = vec![0; 256];
     loop {

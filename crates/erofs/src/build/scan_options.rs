@@ -1,11 +1,11 @@
-//! What of a tree's sources is taken over.
+//! Options for reading a tree's sources.
 
 use super::acl;
 use super::ids::IdMap;
 use super::patterns::applies;
 use super::tree::Node;
 
-/// What of the files is taken over, and what is put in its place.
+/// Which properties of files are kept, and which are replaced.
 #[derive(Clone, Debug, Default)]
 pub struct ScanOptions {
     /// The modification time of every file, in seconds (`-T`, `SOURCE_DATE_EPOCH`).
@@ -14,23 +14,28 @@ pub struct ScanOptions {
     pub uid: Option<u32>,
     /// The group of every file.
     pub gid: Option<u32>,
-    /// What becomes of owners where `uid` says nothing, and of users in ACLs.
+    /// Maps owners if `uid` is `None`, and users in ACLs.
     pub uid_map: IdMap,
-    /// What becomes of groups where `gid` says nothing, and of those in ACLs.
+    /// Maps groups if `gid` is `None`, and groups in ACLs.
     pub gid_map: IdMap,
-    /// Leave extended attributes out.
+    /// Skips extended attributes.
     pub no_xattrs: bool,
+<<<<<<< HEAD
     /// Leave out files and directories that cannot be read when the tree is scanned, each with a
     /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable).
+=======
+    /// Skips files and directories that cannot be read when the tree is scanned, each with a
+    /// [`WarningKind::Unreadable`].
+>>>>>>> prose-erofs
     pub skip_unreadable: bool,
-    /// Paths below the root that are left out with what is below them. `*` stands for any bytes
-    /// within a name, `?` for one; a pattern without a slash applies to names at any depth, one
-    /// with a slash before it to those in the root.
+    /// Patterns for paths below the root that are skipped, including everything below them. `*`
+    /// matches any bytes within a name, `?` one byte. A pattern without a slash matches names at
+    /// any depth; one with a leading slash matches names in the root.
     pub excludes: Vec<Vec<u8>>,
 }
 
 impl ScanOptions {
-    /// Whether `path`, below the root, is left out.
+    /// Returns whether `path`, relative to the root, is skipped.
     pub fn excludes(&self, path: &[u8]) -> bool {
         self.excludes.iter().any(|pattern| applies(pattern, path))
     }

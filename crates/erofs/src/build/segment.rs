@@ -1,27 +1,26 @@
-//! Compressing one segment of a file into physical clusters.
+//! Compresses one segment of a file into physical clusters.
 //!
 //! ```text
 //! until the segment is empty:
 //!     fill a cluster with as much of the segment as fits (at most 4 MiB or 8 MiB of it)
-//!     blocks := those that the compressed bytes need
-//!     if that saves a block: a compressed extent, zeros in front of its bytes
-//!     else: plain extents of a block each, the bytes as they are: an eighth of a cluster, or a quarter of what has
-//!         not compressed up to here, if that is more; at most a cluster
+//!     blocks := the number of blocks for the compressed bytes
+//!     if that saves a block: a compressed extent, padded with zeros at the front
+//!     else: plain extents of one block each, uncompressed: an eighth of a cluster, or a quarter of
+//!         the incompressible run so far, if that is more; at most a cluster
 //! ```
 //!
-//! Zeros at the end of a segment, but for those that end in the last cluster with data, are left to
-//! the writer: it adds them to those of the segments that follow, and stores all of them as
-//! clusters of one length (`zeros.rs`). Each segment would else end them in a cluster that is cut
-//! short.
+//! Zeros at the end of a segment, except those in the last cluster with data, are left to the
+//! writer. It joins them with those of the following segments and stores all of them as clusters of
+//! equal length (`zero_clusters.rs`). Otherwise, each segment would end in a truncated cluster of
+//! zeros.
 //!
-//! Trying a cluster costs the time of a whole one whether or not anything comes of it, so that less
-//! is tried the longer nothing compresses.
+//! Trying a cluster takes the time of a whole one even if the result is discarded, so clusters are
+//! tried less often the longer nothing compresses.
 //!
-//! An extent thus never has fewer bytes than a block, but for the segment's last, and segments
-//! start at block boundaries: at most one extent starts in any logical cluster, which is what the
-//! indexes can say. Where content begins that lies elsewhere too (`repeats.rs`), a new extent
-//! begins if that can be so: the one before it may be made shorter for that, so that it starts in
-//! an earlier block.
+//! Except for the segment's last, no extent has fewer bytes than a block, and segments start at
+//! block boundaries. So at most one extent starts in any logical cluster, as the indexes require.
+//! Where repeated content begins (`repeats.rs`), a new extent begins if possible: the previous
+//! extent may be shortened so that it starts in an earlier block.
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
@@ -29,49 +28,50 @@ use super::options::{BuildOptions, Compression, Fragments};
 use crate::error::{Error, Result};
 use crate::zeros::is_zeros;
 
-/// Bytes of a segment: long enough that the cluster cut short at its end costs little (half a block
-/// on average), short enough that the segments in flight are bounded memory. A multiple of every
-/// block.
+/// The size of a segment in bytes: long enough that the truncated cluster at its end costs little
+/// (half a block on average), short enough that the segments in flight take bounded memory. A
+/// multiple of every block size.
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// Bytes of a segment that LZ4 compresses: so fast that the writer would wait for the last thread's
-/// segment. Costs 0.1 % of the bytes, which its clusters have to spare beside liblz4's.
+/// The size of a segment for LZ4, in bytes. LZ4 is so fast that with longer segments, the writer
+/// would wait for the last thread. Costs 0.1 % of the size, which its clusters are ahead of
+/// liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
-/// The longest content of a cluster of zeros, as `mkfs.erofs` makes them. Linux takes up to 12 MiB.
+/// The maximum content of a cluster of zeros, as in `mkfs.erofs`. Linux accepts up to 12 MiB.
 pub(super) const MAX_ZEROS: usize = 8 << 20;
 
-/// The longest content of a cluster with data, of which a random read decodes half: longer ones
-/// save a thousandth. LZ4 and DEFLATE make some blocks of so many zeros, and save none there
-/// either.
+/// The maximum content of a cluster with data, of which a random read decodes half. Longer ones
+/// save 0.1 %. For zeros, LZ4 and DEFLATE also use this limit: it already takes them several
+/// blocks, so a higher one saves none.
 const MAX_CONTENT: usize = 4 << 20;
 
-/// A block is saved at the end by more effort where it is exceeded by this part of what is
-/// compressed anew,
+/// At the end of a run, recompression with more effort is tried if shrinking the recompressed bytes
+/// by 1/`SQUEEZED` or less saves a block.
 const SQUEEZED: usize = 20;
 
-/// which is at most so much.
+/// The maximum size in bytes of the clusters to recompress.
 const MOST_SQUEEZED: usize = 16 << 10;
 
-/// Zeros are left to the writer from a multiple of this on, so that there are few lengths of them.
-/// A multiple of every block.
+/// Zeros are left to the writer from a multiple of this size on, so that there are few different
+/// lengths. A multiple of every block size.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
 
-/// A run of bytes that is stored together.
+/// A run of bytes that is stored as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Bytes of the file.
+    /// The number of bytes of the file.
     pub(crate) len: u32,
-    /// Blocks that it takes.
+    /// The number of blocks.
     pub(crate) blocks: u32,
     pub(crate) compressed: bool,
-    /// Where it lies in the image that it is copied from; else it is the next of the segment's
+    /// The address in the image that it is copied from; if `None`, it is the next of the segment's
     /// blocks.
     pub(crate) from: Option<u64>,
 }
 
-/// How many pieces, from the first on, lie one after the other in what they are copied from, or
-/// among their segment's blocks.
+/// Returns how many pieces from the first on are contiguous in their source image or among their
+/// segment's blocks.
 pub(crate) fn side_by_side(pieces: &[Piece], block: usize) -> usize {
     let follows = |pair: &[Piece]| match (pair[0].from, pair[1].from) {
         (Some(from), Some(next)) => from + u64::from(pair[0].blocks) * block as u64 == next,
@@ -81,12 +81,12 @@ pub(crate) fn side_by_side(pieces: &[Piece], block: usize) -> usize {
     pieces.windows(2).take_while(|pair| follows(pair)).count() + usize::from(!pieces.is_empty())
 }
 
-/// What becomes of the end of a file, when it is not a piece.
+/// The end of a file, if it is not a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
-    /// Its cluster may lie behind the inode: the cluster, and how many bytes of the file it holds.
+    /// A cluster for the place after the inode, and the number of bytes of the file in it.
     Inline { bytes: Vec<u8>, len: u32, compressed: bool },
-    /// Its bytes go to the packed inode.
+    /// Bytes for the packed inode.
     Fragment(Vec<u8>),
 }
 
@@ -94,21 +94,21 @@ pub(crate) enum Tail {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Segment {
     pub(crate) pieces: Vec<Piece>,
-    /// The blocks of the pieces that are not copied, one after the other.
+    /// The blocks of the pieces that are not copied, in sequence.
     pub(crate) blocks: Vec<u8>,
-    /// So many zeros behind the pieces, which are in none.
+    /// The number of zeros after the pieces that no piece covers.
     pub(crate) zeros: u64,
     pub(crate) tail: Option<Tail>,
 }
 
 impl Segment {
-    /// Bytes of the file that the pieces hold.
+    /// Returns the number of bytes of the file in the pieces.
     pub(crate) fn content_bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len as usize).sum()
     }
 
-    /// What the last piece holds, if that is less than a `block` and lies among the blocks as it
-    /// is.
+    /// Returns the content of the last piece, if that is shorter than a `block` and stored
+    /// uncompressed among the blocks.
     pub(crate) fn plain_end(&self, block: usize) -> &[u8] {
         match self.pieces.last() {
             Some(piece) if !piece.compressed && piece.from.is_none() && (piece.len as usize) < block => {
@@ -118,7 +118,7 @@ impl Segment {
         }
     }
 
-    /// Adds a cluster that holds `len` bytes, and returns that.
+    /// Adds a cluster with `len` bytes of content. Returns `len`.
     fn add_cluster(&mut self, cluster: &[u8], len: usize, block: usize) -> usize {
         let blocks = cluster.len().div_ceil(block);
         self.pieces.push(Piece { len: len as u32, blocks: blocks as u32, compressed: true, from: None });
@@ -127,7 +127,7 @@ impl Segment {
         len
     }
 
-    /// Adds bytes as they are, a block in each piece, and returns their number.
+    /// Adds uncompressed bytes, one block per piece. Returns their number.
     fn add_plain(&mut self, bytes: &[u8], block: usize) -> usize {
         for plain in bytes.chunks(block) {
             self.pieces.push(Piece { len: plain.len() as u32, blocks: 1, compressed: false, from: None });
@@ -138,18 +138,18 @@ impl Segment {
     }
 }
 
-/// What follows the bytes that are compressed.
+/// What follows the bytes to compress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Nothing: their file ends with them.
+    /// The end of the file.
     File,
-    /// Another segment, from a block's boundary on.
+    /// Another segment, which starts at a block boundary.
     Segment,
-    /// An extent that begins anywhere in a block, in which no other may begin.
+    /// An extent that begins anywhere in a block; no other extent may begin in that block.
     Extent,
 }
 
-/// One thread's compressor of segments.
+/// A thread's compressor of segments.
 pub(crate) struct Compressor {
     encoder: Box<dyn ClusterEncoder>,
     cluster: Vec<u8>,
@@ -162,9 +162,9 @@ impl Compressor {
         Ok(Self { encoder, cluster: Vec::new(), format: codec.format() })
     }
 
-    /// Compresses `src`, which is the end of its file if `last`, into `blocks`, of which only the
-    /// room is used. Extents begin at `cuts`, which ascend, where the indexes can say it, and from
-    /// there on depend on nothing that came before.
+    /// Compresses `src`, the end of its file if `last`. Reuses the memory of `blocks`, whose
+    /// contents are ignored. Extents begin at `cuts`, which must ascend, where the indexes allow
+    /// it; from a cut on, they do not depend on anything before it.
     pub(crate) fn compress(
         &mut self,
         src: &[u8],
@@ -177,9 +177,9 @@ impl Compressor {
         self.compress_stretch(src, 0, cuts, end, options, blocks)
     }
 
-    /// As [`compress`](Self::compress), of what `src`, the front of a segment, has from a place on.
-    /// Where an extent would have to begin in the block in which the next begins that is not in
-    /// `src`, the rest is left out.
+    /// As [`compress`](Self::compress), for the bytes of `src` from `from` on; `src` is the front
+    /// of a segment. If an extent would have to begin in the block in which the extent after `src`
+    /// begins, the rest is left out.
     pub(crate) fn compress_stretch(
         &mut self,
         src: &[u8],
@@ -196,7 +196,7 @@ impl Compressor {
         let zeros_from = if end == End::Segment { zeros_from(src) } else { src.len() };
         let mut at = from;
         let mut cuts = cuts.iter().map(|cut| *cut as usize).peekable();
-        // Until the first cut, and from each to the next.
+        // From one cut to the next, or to the end.
         while at < src.len() {
             self.encoder.restart();
             let mut plain_run = 0;
@@ -209,7 +209,7 @@ impl Compressor {
                     segment.zeros = (src.len() - at) as u64;
                     return segment;
                 }
-                // One extent starts in a logical cluster.
+                // At most one extent starts in a logical cluster.
                 while cuts.next_if(|cut| *cut < src.len() && cut / block == at / block && *cut != at).is_some() {}
                 if cuts.next_if(|cut| *cut == at).is_some() {
                     break;
@@ -248,8 +248,8 @@ impl Compressor {
                         let step = (plain_run / 4).max(most / 8).clamp(block, most);
                         let mut len = rest.len().min(step - step % block);
                         if len == rest.len() && is_cut {
-                            // A last extent in the block of the cut leaves no place for what begins
-                            // there.
+                            // If the last extent began in the cut's block, no extent could begin at
+                            // the cut.
                             let last_start = (len - 1) / block * block;
                             if (at + last_start) / block == stop / block {
                                 len = last_start;
@@ -264,8 +264,8 @@ impl Compressor {
         segment
     }
 
-    /// Fills the cluster from the front of `rest`, which begins `at` bytes into the segment and
-    /// ends it unless a `cut` does.
+    /// Fills the cluster from the front of `rest`, which begins at `at` in the segment and extends
+    /// to a `cut` or to the segment's end.
     fn fill(&mut self, rest: &[u8], at: usize, cut: bool, ends_file: bool, options: &SegmentOptions) -> Option<Filled> {
         let block = options.block_bytes;
         if rest.len() <= block && !(ends_file && options.ztailpacking) {
@@ -275,8 +275,8 @@ impl Compressor {
         let filled = self.fill_blocks(&rest[..most], most < rest.len(), block)?;
         let cut_block = (at + rest.len()) / block;
         if cut && filled.consumed < rest.len() && (at + filled.consumed) / block == cut_block {
-            // The next extent would begin in the block in which one begins at the cut. It begins
-            // before that block instead.
+            // The next extent would begin in the block of the cut, where another begins. End this
+            // one so that the next begins before that block.
             let before = cut_block * block - 1;
             if before / block > at / block {
                 return self.encoder.fill(&rest[..before - at], &mut self.cluster);
@@ -285,8 +285,8 @@ impl Compressor {
         Some(filled)
     }
 
-    /// Fills the cluster from the front of `src`. If `more` follows what it can hold, and all of
-    /// that takes less than the cluster, only whole blocks are filled where they then hold more
+    /// Fills the cluster from the front of `src`. If `more` content follows, and all of `src` takes
+    /// less than the cluster, the cluster is cut to whole blocks if these then hold more content
     /// each.
     fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
         let filled = self.encoder.fill(src, &mut self.cluster)?;
@@ -301,9 +301,9 @@ impl Compressor {
         self.encoder.fill(src, &mut self.cluster)
     }
 
-    /// Stores the end of `src`, from `at` on or from where one of the last clusters of the
-    /// segment's `run` begins, in a block less than it would take with a last cluster of `filled`,
-    /// if that is near to it and the encoder can with more effort. Returns whether it did.
+    /// Tries to store the end of `src` in one block less than with a last cluster of `filled`,
+    /// using more effort. Recompresses from `at` on, or from the start of one of the last clusters
+    /// of the segment's `run`, if the saving is within reach. Returns whether it succeeded.
     fn squeeze(
         &mut self,
         segment: &mut Segment,
@@ -317,7 +317,7 @@ impl Compressor {
         let rest = src.len() - at;
         let before = segment.pieces[run..].iter().rev();
         let before = before.take_while(|piece| piece.compressed && piece.blocks as usize * block == cluster);
-        // As bytes of a cluster.
+        // In compressed bytes.
         let last = match (filled, before.clone().next()) {
             (Some(filled), _) => filled.written,
             (None, Some(piece)) => rest * cluster / piece.len as usize,
@@ -337,7 +337,7 @@ impl Compressor {
             let bytes = cluster.min(room);
             let Some(filled) = self.encoder.fill_harder(&src[from..], &mut dst[..bytes]) else { return false };
             let used = filled.written.next_multiple_of(block);
-            // More than a block is in each, so that the next begins in another.
+            // Each must contain more than a block, so that the next begins in another block.
             if used >= filled.consumed {
                 return false;
             }
@@ -351,9 +351,9 @@ impl Compressor {
         true
     }
 
-    /// One cluster, of the front of `zeros`. If `more` follow it is one that is worth being used
-    /// again and again: in whole blocks, and with a content so round that few lengths are left
-    /// behind any number of it.
+    /// Compresses one cluster from the front of `zeros`. If `more` follow, the cluster is suited
+    /// for repeated use: it has whole blocks, and its content is rounded so that few different
+    /// lengths remain after any number of them.
     pub(super) fn compress_zeros(&mut self, zeros: &[u8], more: bool, options: &SegmentOptions) -> Segment {
         let block = options.block_bytes;
         self.cluster.resize(options.pcluster_bytes, 0);
@@ -369,8 +369,8 @@ impl Compressor {
             && let Some(step) = (consumed / 64).checked_ilog2()
         {
             let round = consumed - consumed % (1 << step).clamp(block, ZEROS_STEP);
-            // Linux knows the length of an LZ4 extent from a block in which the next one begins
-            // too. Else it decodes part by part, and copies the end of a long match byte by byte.
+            // If the next LZ4 extent begins within the same block, Linux knows the extent's length.
+            // Otherwise, it decodes piecewise and copies the end of a long match byte by byte.
             let round = round - usize::from(self.format == ClusterFormat::Lz4);
             filled = self.encoder.fill(&zeros[..round], &mut self.cluster);
         }
@@ -385,8 +385,8 @@ impl Compressor {
     }
 }
 
-/// Where the zeros at the end of `src` begin, or a little later: a multiple of [`ZEROS_STEP`], or
-/// the end.
+/// Returns where the zeros at the end of `src` begin, rounded up to a multiple of [`ZEROS_STEP`],
+/// or the end.
 fn zeros_from(src: &[u8]) -> usize {
     let mut from = src.len();
     while from > 0 {
@@ -399,11 +399,11 @@ fn zeros_from(src: &[u8]) -> usize {
     from
 }
 
-/// What of an image's options concerns segments.
+/// The build options that affect segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentOptions {
     pub(crate) block_bytes: usize,
-    /// The longest cluster.
+    /// The maximum size of a cluster in bytes.
     pub(crate) pcluster_bytes: usize,
     pub(crate) ztailpacking: bool,
     pub(crate) fragments: bool,
@@ -420,14 +420,14 @@ impl SegmentOptions {
     }
 }
 
-/// What becomes of the end of a file that fits into one cluster, if it is packed: it lies inline
-/// where it fits, else in a fragment if the options have these.
+/// Returns the packed end of a file that fits into one cluster: inline if it fits, otherwise as a
+/// fragment if the options permit. Returns `None` if it is not packed.
 fn tail(rest: &[u8], cluster: Option<&[u8]>, options: &SegmentOptions) -> Option<Tail> {
     let (bytes, compressed) = match cluster {
         Some(cluster) => (cluster, true),
         None => (rest, false),
     };
-    // The inode before it, and the indexes of what it holds, share its block.
+    // The block also contains the inode and the indexes.
     let room = options.block_bytes - (64 + 8 + 8 + 8);
     if options.ztailpacking && bytes.len() <= room {
         return Some(Tail::Inline { bytes: bytes.to_vec(), len: rest.len() as u32, compressed });
@@ -442,7 +442,7 @@ mod tests {
 
     use super::*;
 
-    /// Lines that LZ4 halves, and that differ.
+    /// Distinct lines that LZ4 compresses by half.
     fn text(len: usize) -> Vec<u8> {
         let line = |n: u32| format!("{:x} of {} were here\n", n.wrapping_mul(0x9E37_79B1), n % 61).into_bytes();
         (0..).flat_map(line).take(len).collect()

@@ -1,13 +1,12 @@
-//! Buffers of a build that are used again.
+//! Reusable buffers of a build.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Buffers that wait for their next use: memory that is taken anew must be cleared by the kernel
-/// first.
+/// Buffers that wait for reuse, because the kernel must clear fresh memory first.
 #[derive(Default)]
 pub(crate) struct Spare {
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Shorter ones are as well made anew, where there are many at once.
+    /// Shorter buffers are allocated anew if there are several threads.
     least_bytes: usize,
 }
 

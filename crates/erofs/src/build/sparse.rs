@@ -1,10 +1,11 @@
-//! Archive members without their holes: what lies where is said by a map.
+//! Archive members with holes, which a map describes.
 //!
 //! ```text
-//! GNU, type S    four places in the header, 21 in each block that follows while the one before says so
-//! PAX 0.0        records GNU.sparse.offset and .numbytes in turn
-//! PAX 0.1        a record GNU.sparse.map: numbers with commas between
-//! PAX 1.0        before the content, in whole blocks: how many places, then offset and length of each, a line a number
+//! GNU, type S    four entries in the header, 21 in each following block, while the previous says so
+//! PAX 0.0        alternating records GNU.sparse.offset and .numbytes
+//! PAX 0.1        one record GNU.sparse.map: comma-separated numbers
+//! PAX 1.0        before the content, in whole blocks: the number of entries, then offset and length
+//!                of each, one number per line
 //! ```
 
 use std::collections::BTreeMap;
@@ -16,38 +17,38 @@ use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
 use super::holes::Found;
 
-/// A block of an archive.
+/// The block size of an archive.
 const BLOCK: u64 = 512;
-/// The longest map.
+/// The maximum size of a map in bytes.
 const MAX_MAP_BYTES: u64 = 64 << 20;
 
-/// PAX: the places, of versions 0.0 and 0.1.
+/// PAX: the map of versions 0.0 and 0.1.
 pub(crate) const MAP: &[u8] = b"GNU.sparse.map";
-/// PAX: the name, from version 0.1 on.
+/// PAX: the name, since version 0.1.
 pub(crate) const NAME: &[u8] = b"GNU.sparse.name";
 
-/// Bytes of a content, and where they are in the file that has them.
+/// A range of a content, and its location in the file that stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Their offset in the content.
+    /// The offset in the content.
     pub at: u64,
-    /// How many they are.
+    /// The length in bytes.
     pub len: u64,
-    /// Their offset in the file.
+    /// The offset in the file.
     pub source: u64,
 }
 
-/// What an archive says of a member with holes.
+/// An archive member with holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sparse {
-    /// The member's size, holes and all.
+    /// The member's size, including holes.
     pub(crate) size: u64,
-    /// What is no hole, in order.
+    /// The ranges that are not holes, in order.
     pub(crate) spans: Vec<Span>,
 }
 
-/// Reads `len` bytes from `offset` of the content that `spans` of `file` are, with zeros between
-/// them, into `bytes`.
+/// Reads `len` bytes into `bytes`, at `offset` of the content that consists of `spans` of `file`
+/// and zeros between them.
 pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset + len as u64;
     let ends_at = |span: &Span| span.at.saturating_add(span.len);
@@ -68,13 +69,13 @@ pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: 
     Ok(Found::Bytes)
 }
 
-/// A map that is being read. The parts of the content lie one after the other in the archive.
+/// A map being read. The ranges are contiguous in the archive.
 struct Map {
     size: u64,
     spans: Vec<Span>,
-    /// Where in the content the next may begin.
+    /// The lowest offset in the content at which the next range may begin.
     at: u64,
-    /// Where in the archive it lies, and where the member ends.
+    /// The offset of the next range in the archive, then the end of the member.
     source: u64,
     end: u64,
 }
@@ -108,8 +109,8 @@ impl Map {
 
 const UNREADABLE: &str = "its sparse map cannot be read";
 
-/// The map of a member of GNU's type S, with `stored` bytes in the archive, and where these begin,
-/// from where blocks that go on with the map may lie.
+/// Reads the map of a member of GNU type S with `stored` bytes in the archive. Further blocks of
+/// the map may start at `from`. Also returns where the member's bytes begin.
 pub(crate) fn gnu(archive: &File, header: &Header, from: u64, stored: u64) -> Result<(Sparse, u64), &'static str> {
     let header = header.as_gnu().ok_or(UNREADABLE)?;
     let size = header.real_size().map_err(|_| UNREADABLE)?;
@@ -141,8 +142,8 @@ pub(crate) fn gnu(archive: &File, header: &Header, from: u64, stored: u64) -> Re
     Ok((map.end(), at))
 }
 
-/// The map that PAX records say, of a member with `stored` bytes at `from` of the archive; `None`
-/// if they say none.
+/// Reads the map in PAX records, for a member with `stored` bytes at `from` in the archive. Returns
+/// `None` if there is no map.
 pub(crate) fn pax(
     archive: &File,
     records: &BTreeMap<Vec<u8>, Vec<u8>>,
@@ -190,11 +191,11 @@ fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Numbers, a line each.
+/// Numbers, one per line.
 struct Lines<'a> {
     source: io::Take<BufReader<At<'a>>>,
     line: Vec<u8>,
-    /// Bytes of the lines that were read.
+    /// Bytes read so far.
     len: u64,
 }
 
@@ -202,14 +203,14 @@ impl Lines<'_> {
     fn next(&mut self) -> Result<u64, &'static str> {
         self.line.clear();
         let digits = |line: &[u8]| line.strip_suffix(b"\n").and_then(number);
-        // The longest number and its line's end.
+        // The longest number and its newline.
         let read = self.source.by_ref().take(21).read_until(b'\n', &mut self.line).map_err(|_| UNREADABLE)?;
         self.len += read as u64;
         digits(&self.line).ok_or(UNREADABLE)
     }
 }
 
-/// An archive, read from a place on.
+/// An archive, read from an offset on.
 struct At<'a> {
     archive: &'a File,
     at: u64,

@@ -1,4 +1,4 @@
-//! Fragments: ends of files, and whole files, that become the content of the packed inode.
+//! Fragments: ends of files, and whole files, that form the content of the packed inode.
 
 use std::collections::HashMap;
 use std::env::temp_dir;
@@ -12,27 +12,27 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::error::{Error, Result};
 use crate::format::MAX_EXTENT_BYTES;
 
-/// Files that end alike share so much or more. What is before it then takes whole blocks of its
-/// own, half a block more than in a fragment.
+/// The minimum common end of files in blocks for sharing it. The part before it then takes separate
+/// whole blocks, half a block more than in a fragment.
 const SHARED_END_BLOCKS: usize = 4;
 
-/// A temporary file into which fragments are gathered.
+/// A temporary file that collects fragments.
 pub(super) struct Spool {
     file: File,
     block_bytes: usize,
     len: u64,
-    /// Offsets of fragments by the sum and the length of their bytes.
+    /// Offsets of fragments, by hash and length.
     known: HashMap<(u128, usize), u64>,
-    /// Where fragments lie, by the sum of the last [`SHARED_END_BLOCKS`] of those that are longer.
+    /// Ranges of longer fragments, by the hash of their last [`SHARED_END_BLOCKS`].
     ends: HashMap<u128, Range<u64>>,
 }
 
-/// Where a fragment lies.
+/// The location of a fragment.
 pub(super) struct Fragment {
-    /// Bytes of what was to be added, in whole blocks, that lie before the fragment and are not in
-    /// it.
+    /// The number of leading bytes, in whole blocks, that are not in the fragment and must be
+    /// stored before it.
     pub(super) head_len: usize,
-    /// The offset in the packed inode of what follows them.
+    /// The offset of the remaining bytes in the packed inode.
     pub(super) offset: u64,
 }
 
@@ -47,7 +47,7 @@ impl Spool {
         Ok(Self { file, block_bytes, len: 0, known: HashMap::new(), ends: HashMap::new() })
     }
 
-    /// One with `front` before all fragments; `None` if that is empty.
+    /// Creates a spool with `front` before all fragments; `None` if that is empty.
     pub(super) fn beginning_with(front: &[u8], block_bytes: u32) -> Result<Option<Self>> {
         if front.is_empty() {
             return Ok(None);
@@ -57,13 +57,13 @@ impl Spool {
         Ok(Some(spool))
     }
 
-    /// The file with all fragments, and its length.
+    /// Returns the file with all fragments, and its length.
     pub(super) fn into_file(self) -> (File, u64) {
         (self.file, self.len)
     }
 
-    /// Adds a fragment, unless there is one that is the same or ends so. Without `may_split`
-    /// nothing of it is left before the fragment.
+    /// Adds a fragment, unless an existing one is equal or has the same end. Only if `may_split`
+    /// may leading bytes be left out of it.
     pub(super) fn add(&mut self, bytes: &[u8], may_split: bool) -> Result<Fragment> {
         let block = self.block_bytes;
         let key = (xxh3_128(bytes), bytes.len());
@@ -83,7 +83,7 @@ impl Spool {
             let shared = pairs.take_while(|(here, there)| here == there).count();
             let mut head_len = (bytes.len() - shared).next_multiple_of(block);
             if head_len > 0 {
-                // What is not a whole file is an extent, and no longer than one may be.
+                // A part of a file is an extent, so it must not be longer than one.
                 head_len = head_len.max(bytes.len().saturating_sub(MAX_EXTENT_BYTES as usize).next_multiple_of(block));
             }
             if head_len + SHARED_END_BLOCKS * block <= bytes.len() && (may_split || head_len == 0) {

@@ -1,4 +1,4 @@
-//! What an image is built of: a tree of files with sorted names.
+//! The source of an image: a tree of files with sorted names.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,23 +11,23 @@ use super::warnings::{Warning, WarningKind, Warnings};
 use crate::error::{Error, Result};
 use crate::format::{NAME_LEN, Xattr, mode};
 
-/// A node's place in its [`Tree`].
+/// Identifies a node in its [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) usize);
 
-/// What kind of file a node is, with what only that kind has.
+/// The kind of a node, with kind-specific data.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
-    /// Names and what they name.
+    /// Names and their nodes.
     Directory(BTreeMap<Vec<u8>, NodeId>),
     /// A regular file.
     Regular {
-        /// Its bytes.
+        /// The content.
         content: Content,
-        /// How many they are.
+        /// The size in bytes.
         size: u64,
     },
-    /// A symbolic link's target.
+    /// A symbolic link, with its target.
     Symlink(Vec<u8>),
     /// A character device: major and minor number.
     CharDevice(u32, u32),
@@ -39,7 +39,7 @@ pub enum NodeKind {
     Socket,
 }
 
-/// One file, whatever names it has.
+/// A file, independent of its names.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// Its kind.
@@ -50,9 +50,9 @@ pub struct Node {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Modification time: seconds since 1970.
+    /// Modification time: seconds since the epoch.
     pub mtime_s: i64,
-    /// And nanoseconds, below 10⁹.
+    /// The nanoseconds of the modification time, below 10⁹.
     pub mtime_nsec: u32,
     /// Extended attributes with names that EROFS can store.
     pub xattrs: Vec<Xattr>,
@@ -73,14 +73,14 @@ impl Node {
     }
 }
 
-/// Where nodes come from, for messages.
+/// The origin of nodes, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// They were made by hand.
+    /// Assembled by hand.
     None,
-    /// This directory of the operating system.
+    /// A directory of the operating system.
     Directory(PathBuf),
-    /// The archive of this name.
+    /// The archive with this name.
     Archive(PathBuf),
 }
 
@@ -88,25 +88,26 @@ pub(crate) enum Origin {
 #[derive(Clone, Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
-    /// For each node its place in `sources`; those behind the end have the last one.
+    /// For each node, an index into `sources`. Nodes past the end have the last source.
     origins: Vec<u32>,
     sources: Vec<Origin>,
     warnings: Warnings,
 }
 
 impl Tree {
-    /// A tree of a root directory alone. A `root` of another kind becomes an empty directory.
+    /// Creates a tree that contains only a root directory. A `root` of another kind becomes an
+    /// empty directory.
     pub fn new(root: Node) -> Self {
         Self::of_origin(root, Origin::None)
     }
 
-    /// As [`new`](Self::new), of what comes from `origin`.
+    /// As [`new`](Self::new), with the given `origin`.
     pub(crate) fn of_origin(mut root: Node, origin: Origin) -> Self {
         root.kind = NodeKind::Directory(BTreeMap::new());
         Self { nodes: vec![root], origins: Vec::new(), sources: vec![origin], warnings: Warnings::default() }
     }
 
-    /// What of the tree's source an image of it does not hold as it was.
+    /// Returns warnings about properties of the source that an image of the tree does not preserve.
     pub fn warnings(&self) -> Vec<Warning> {
         self.warnings.list()
     }
@@ -115,14 +116,14 @@ impl Tree {
         &mut self.warnings
     }
 
-    /// Counts a warning about a file, which `name` is asked for only if it is an example.
+    /// Counts a warning about a file. Calls `name` only if it is needed as an example.
     pub(crate) fn warn(&mut self, kind: WarningKind, name: impl FnOnce(&Self) -> PathBuf) {
         let name = self.warnings.wants_example(kind).then(|| name(self).display().to_string());
         self.warnings.add(kind, || name.unwrap_or_default());
     }
 
-    /// Adds the nodes of another tree, none of which has a name in this one, and returns the number
-    /// that its ids are moved by.
+    /// Adds the nodes of another tree, without names in this one. Returns the offset added to their
+    /// ids.
     pub(crate) fn append(&mut self, other: Self) -> usize {
         let (moved, sources) = (self.nodes.len(), self.sources.len());
         self.origins.resize(moved, sources as u32 - 1);
@@ -143,7 +144,7 @@ impl Tree {
         self.origins.get(id.0).map_or(self.sources.len() - 1, |source| *source as usize)
     }
 
-    /// What a directory's names are, and what they name.
+    /// Returns a directory's names and their nodes.
     pub(crate) fn names_mut(&mut self, directory: NodeId) -> Option<&mut BTreeMap<Vec<u8>, NodeId>> {
         match &mut self.nodes[directory.0].kind {
             NodeKind::Directory(names) => Some(names),
@@ -151,7 +152,7 @@ impl Tree {
         }
     }
 
-    /// Makes a directory what another is, but for its names.
+    /// Copies another directory's metadata, but not its names.
     pub(crate) fn describe_as(&mut self, id: NodeId, other: NodeId) {
         let node = Node { kind: NodeKind::Fifo, ..self.nodes[other.0].clone() };
         let kind = std::mem::replace(&mut self.nodes[id.0].kind, NodeKind::Fifo);
@@ -163,45 +164,45 @@ impl Tree {
         self.origins[id.0] = source;
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> NodeId {
         NodeId(0)
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Panics
-    /// May panic if `id` is another tree's, as all methods that take one.
+    /// May panic if `id` belongs to another tree; so may all methods with such a parameter.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0]
     }
 
-    /// A node, to be changed. Its kind must stay.
+    /// Returns a node for modification. Its kind must not change.
     pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
         &mut self.nodes[id.0]
     }
 
-    /// Adds a node under `name` in a directory and returns it. Replaces what had the name.
+    /// Adds a node under `name` in a directory. Returns its id. Replaces any node with that name.
     ///
     /// # Errors
-    /// As of [`link`](Self::link).
+    /// The errors of [`link`](Self::link).
     pub fn add(&mut self, directory: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
         let id = self.add_unnamed(node);
         self.link(directory, name, id)?;
         Ok(id)
     }
 
-    /// Adds a node that is in the tree once it has a name.
+    /// Adds a node without a name, so that it is not in the tree yet.
     pub(crate) fn add_unnamed(&mut self, node: Node) -> NodeId {
         self.nodes.push(node);
         NodeId(self.nodes.len() - 1)
     }
 
-    /// Gives a node one more name.
+    /// Gives a node another name.
     ///
     /// # Errors
-    /// [`Error::Source`], and no name has changed: the name is empty, `.`, `..`, longer than 255 bytes, or has a slash or a NUL in it, or
-    /// `directory` is none.
+    /// [`Error::Source`], with the tree unchanged: the name is empty, `.`, `..`, longer than 255
+    /// bytes or contains a slash or NUL, or `directory` is not a directory.
     pub fn link(&mut self, directory: NodeId, name: &[u8], node: NodeId) -> Result<()> {
         let refuse = |what: &str| {
             let path = PathBuf::from(String::from_utf8_lossy(name).into_owned());
@@ -220,7 +221,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The node that a directory has under `name`.
+    /// Returns the node with `name` in a directory.
     pub fn child(&self, directory: NodeId, name: &[u8]) -> Option<NodeId> {
         match &self.nodes[directory.0].kind {
             NodeKind::Directory(names) => names.get(name).copied(),
@@ -228,17 +229,17 @@ impl Tree {
         }
     }
 
-    /// A node's path below the root, with the source that it comes from, for people.
+    /// Returns a node's path below the root and its source, for messages.
     pub(crate) fn name_of(&self, id: NodeId) -> PathBuf {
         self.at_source(id, &self.path_of(id))
     }
 
-    /// As [`name_of`](Self::name_of), of a node that is to be `name` in a directory.
+    /// As [`name_of`](Self::name_of), for a node that will be `name` in a directory.
     pub(crate) fn name_below(&self, directory: NodeId, name: &[u8], id: NodeId) -> PathBuf {
         self.at_source(id, &self.path_of(directory).join(OsStr::from_bytes(name)))
     }
 
-    /// A path in the source that a node comes from, for people.
+    /// Returns a path in a node's source, for messages.
     pub(crate) fn at_source(&self, id: NodeId, path: &Path) -> PathBuf {
         let is_root = path.as_os_str().is_empty();
         match &self.sources[self.source_of(id)] {
@@ -249,7 +250,7 @@ impl Tree {
         }
     }
 
-    /// A path of a node below the root, for people.
+    /// Returns a path of a node below the root, for messages.
     fn path_of(&self, id: NodeId) -> PathBuf {
         let mut names = Vec::new();
         let mut below = id;
@@ -268,9 +269,9 @@ impl Tree {
         names.iter().rev().collect()
     }
 
-    /// All nodes that have a name, the root first, each directory's children in the order of their
-    /// names before what is below them; with the number of names that each has (2 and its
-    /// subdirectories for directories) and the parent of directories.
+    /// Returns all named nodes, the root first: each directory's children in name order, before
+    /// anything below them. Each has its link count (for directories, 2 plus the number of
+    /// subdirectories) and the directory in which it was first found.
     pub(crate) fn walk(&self) -> Vec<Visit> {
         let mut visits: Vec<Visit> = Vec::with_capacity(self.nodes.len());
         let mut place = vec![usize::MAX; self.nodes.len()];

@@ -1,4 +1,4 @@
-//! Which options contradict each other or the format.
+//! Checks of options against each other and the format.
 
 use super::chunks::Chunking;
 use super::options::{BuildOptions, Compression, Fragments, Hint};
@@ -7,10 +7,14 @@ use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
 
 impl BuildOptions {
+<<<<<<< HEAD
     /// Whether images can be built in this way; [`build()`](crate::build()) asks that first.
+=======
+    /// Checks whether images can be built with these options; [`build()`] does so first.
+>>>>>>> prose-erofs
     ///
     /// # Errors
-    /// [`Error::Options`], which says what cannot be.
+    /// [`Error::Options`] with the reason.
     pub fn check(&self) -> Result<()> {
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
         let pattern = |hint: &Hint| format!("the hint for '{}': ", String::from_utf8_lossy(&hint.pattern));
@@ -26,7 +30,7 @@ impl BuildOptions {
                 );
             }
         }
-        // Before the work, and also if no file has the hint.
+        // Checked before the work starts, and even if no file matches the hint.
         let hinted = self.hints.iter().filter_map(|hint| Some((pattern(hint), hint.compression?)));
         let hinted = hinted.map(|(who, Compression { codec, pcluster_bytes })| (who, Some(codec), pcluster_bytes));
         for (who, codec, pcluster_bytes) in hinted.chain([(String::new(), self.codec, self.pcluster_bytes)]) {

@@ -1,43 +1,43 @@
-//! What of a source an image does not hold as it was, counted.
+//! Counts properties of a source that an image does not preserve.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How many examples of one kind are kept.
+/// The maximum number of examples per kind.
 const MOST_EXAMPLES: usize = 20;
 
-/// What a [`Warning`] is about.
+/// The kind of a [`Warning`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum WarningKind {
-    /// Files and directories that could not be read were left out
+    /// Unreadable files and directories were skipped
     /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
     Unreadable,
-    /// Extended attributes were left out whose names have none of EROFS's prefixes.
+    /// Extended attributes were skipped because their names have none of EROFS's prefixes.
     XattrName,
-    /// NFSv4 ACLs were left out.
+    /// NFSv4 ACLs were skipped.
     Nfs4Acl,
-    /// POSIX ACLs were left out that name users or groups without an id, which this system does not
-    /// know.
+    /// POSIX ACLs were skipped because they name users or groups without an id that this system
+    /// does not know.
     AclName,
-    /// Files whose names mark whiteouts in layers of containers are files of the tree.
+    /// Files whose names denote whiteouts of container layers became ordinary files.
     WhiteoutFile,
-    /// A layer has directories that it does not describe, so that their mode and owner hide those
-    /// of the layers below.
+    /// A layer contains directories that it does not describe, so their default mode and owner hide
+    /// those of the layers below.
     UndescribedDirectory,
-    /// A layer hides all that is below it, for which overlayfs has no mark.
+    /// A layer hides everything below it, which overlayfs cannot express for the root.
     OpaqueRoot,
 }
 
-/// One kind of things that an image does not hold as its source did.
+/// A kind of property that an image does not preserve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warning {
-    /// What happened.
+    /// The kind.
     pub kind: WarningKind,
-    /// How often.
+    /// The number of occurrences.
     pub count: u64,
-    /// Where: the first of them, at most 20, for people to read.
+    /// The first occurrences, at most 20, as text for users.
     pub examples: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Warnings, by kind.
+/// Warnings by kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings {
     kinds: BTreeMap<WarningKind, (u64, Vec<String>)>,
@@ -97,7 +97,7 @@ impl Warnings {
         }
     }
 
-    /// Whether an example of this kind would be kept.
+    /// Returns whether another example of this kind would be kept.
     pub(crate) fn wants_example(&self, kind: WarningKind) -> bool {
         self.kinds.get(&kind).is_none_or(|(_, examples)| examples.len() < MOST_EXAMPLES)
     }

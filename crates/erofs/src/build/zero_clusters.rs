@@ -1,5 +1,4 @@
-//! Long runs of zeros, over the ends of segments: as many clusters of one length as there are, and
-//! one with the rest.
+//! Long runs of zeros across segments: clusters of one length, and one for the rest.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,16 +10,15 @@ use crate::error::Result;
 /// Clusters of zeros, each compressed once.
 #[derive(Default)]
 pub(crate) struct Zeros {
-    /// By the way in which they are compressed.
+    /// By compression choice.
     compressors: HashMap<usize, Compressor>,
-    /// By that, and by how many zeros there were; [`MAX_ZEROS`] for any number of them.
+    /// By compression choice and number of zeros; [`MAX_ZEROS`] for any number from there on.
     known: HashMap<(usize, usize), Segment>,
     zeros: Vec<u8>,
 }
 
 impl Zeros {
-    /// A cluster for the front of `len` zeros, which are stored in this `way`: it is all of the
-    /// segment.
+    /// Returns a segment with one cluster for the front of `len` zeros, stored with choice `way`.
     pub(crate) fn cluster(
         &mut self,
         way: usize,
@@ -64,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// So that each LZ4 extent of a run ends in a block in which the next one begins, and Linux
+    /// Each LZ4 extent of a run must end in a block in which the next one begins, so that Linux
     /// knows its length.
     #[test]
     fn lz4_extents_of_zeros_end_within_a_block() {

@@ -1,5 +1,5 @@
-//! Content that was decoded for readers in order and that they have not fetched yet, of all files
-//! of the images that share them.
+//! Content that was decoded ahead of sequential readers and not yet read, for all files of the
+//! images that share this structure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,48 +7,48 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::buffers::Content;
 
-/// Bytes of an image that may wait for their readers: so many, or `A_READER_BYTES` for each
-/// processor if that is more. Where they are more, the oldest go, whose readers may have gone.
+/// The maximum number of unread bytes, or `A_READER_BYTES` per processor if that is more. Above it,
+/// the oldest segments are evicted, because their readers may have stopped.
 const MAX_BYTES: u64 = 32 << 20;
-/// The longest extent that is built.
+/// The maximum length of an extent that the builder makes.
 const A_READER_BYTES: u64 = 8 << 20;
-/// What zeros count for, so that there is an end to them too.
+/// The cost in bytes of a segment of zeros, so that their number is bounded too.
 const ZEROS_BYTES: u64 = 4096;
 
-/// Bytes of an image that may wait for their readers.
+/// Returns the maximum number of unread bytes of an image.
 pub(crate) fn max_bytes() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
     MAX_BYTES.max(A_READER_BYTES * processors)
 }
 
-/// Whole extents of a file, side by side, decoded or being decoded by the one who made the segment.
+/// Adjacent whole extents of a file, decoded or being decoded by the thread that added the segment.
 pub(crate) struct Segment {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// `None`: it could not be decoded.
+    /// Set to `None` if decoding failed.
     pub(crate) content: OnceLock<Option<Decoded>>,
-    /// Bytes that nobody has fetched.
+    /// The number of unread bytes.
     unread: AtomicU64,
 }
 
-/// What a segment holds.
+/// The content of a segment.
 pub(crate) enum Decoded {
     Content(Content),
-    /// Zeros alone, which take no memory.
+    /// All zeros, which use no memory.
     Zeros,
 }
 
 /// A file: the image's number among those that share the segments, and the nid.
 pub(crate) type FileId = (u64, u64);
 
-/// Where a segment lies: its file, and its start in the file.
+/// A segment's file and its start in the file.
 type Place = (FileId, u64);
 
-/// The segments of an image, or of those that share a cache.
+/// The segments of an image, or of all images that share a cache.
 ///
-/// Invariants: those of one file do not overlap; `bytes` is the sum of what they count for, and at
-/// most `max_bytes`, or there is one; `order` has the number and the place of each, the oldest
-/// first, and of some that are gone.
+/// Invariants: segments of one file do not overlap. `bytes` is the sum of their costs and at most
+/// `max_bytes`, unless there is only one segment. `order` lists the number and place of each
+/// segment, the oldest first, and may contain some that were removed.
 pub(crate) struct Segments {
     kept: Mutex<Kept>,
     max_bytes: u64,
@@ -65,15 +65,15 @@ struct Kept {
 struct Entry {
     number: u64,
     segment: Arc<Segment>,
-    /// What it counts for: its length, or less.
+    /// The cost: at most the segment's length.
     bytes: u64,
 }
 
-/// What is known of a file from an offset on.
+/// The result of a search in a file from an offset on.
 pub(crate) enum Found {
-    /// A segment has that byte.
+    /// A segment contains the byte at the offset.
     Segment(Arc<Segment>),
-    /// None has it, or any other byte before this offset.
+    /// No segment contains any byte before this offset.
     Nothing(u64),
 }
 
@@ -87,8 +87,8 @@ impl Segments {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for the byte at `offset` of `file`, and if there is nothing, for the next before
-    /// `end`.
+    /// Looks up the byte at `offset` of `file`. If no segment contains it, looks for the next
+    /// segment before `end`.
     pub(crate) fn find(&self, file: FileId, offset: u64, end: u64) -> Found {
         let kept = self.lock();
         if let Some(segment) = kept.at_or_before(file, offset).filter(|segment| segment.end > offset) {
@@ -98,7 +98,8 @@ impl Segments {
         Found::Nothing(next.map_or(end, |((_, start), _)| *start))
     }
 
-    /// A new segment, if none has any byte of it. Who gets it must decode it.
+    /// Adds a segment and returns it for the caller to decode. Returns `None` if it would overlap
+    /// another.
     pub(crate) fn add(&self, file: FileId, start: u64, end: u64) -> Option<Arc<Segment>> {
         let mut kept = self.lock();
         let before = kept.at_or_before(file, end.checked_sub(1)?);
@@ -120,17 +121,16 @@ impl Segments {
         Some(segment)
     }
 
-    /// Notes that `len` bytes of a segment were fetched, and forgets it when that was all.
+    /// Records that `len` bytes of a segment were read, and removes it once all were.
     pub(crate) fn fetched(&self, file: FileId, segment: &Arc<Segment>, len: u64) {
-        // Bytes that are fetched twice are counted twice: a segment that goes too early is decoded
-        // again.
+        // Bytes read twice count twice. A segment that is removed too early is decoded again.
         let before = segment.unread.fetch_sub(len.min(segment.end - segment.start), Ordering::Relaxed);
         if before <= len {
             self.forget(file, segment);
         }
     }
 
-    /// Forgets a segment. Who has it keeps it.
+    /// Removes a segment. Existing references remain valid.
     pub(crate) fn forget(&self, file: FileId, segment: &Arc<Segment>) {
         let mut kept = self.lock();
         let place = (file, segment.start);
@@ -142,7 +142,7 @@ impl Segments {
         }
     }
 
-    /// Notes that a segment holds zeros alone, which take no memory.
+    /// Records that a segment is all zeros, which use no memory.
     pub(crate) fn holds_zeros(&self, file: FileId, segment: &Arc<Segment>) {
         let mut kept = self.lock();
         let entry = kept.segments.get_mut(&(file, segment.start));
@@ -155,7 +155,7 @@ impl Segments {
 }
 
 impl Kept {
-    /// The last segment of a file that starts at or before an offset.
+    /// Returns the last segment of a file that starts at or before an offset.
     fn at_or_before(&self, file: FileId, offset: u64) -> Option<&Arc<Segment>> {
         self.segments.range((file, 0)..=(file, offset)).next_back().map(|(_, entry)| &entry.segment)
     }
@@ -168,7 +168,7 @@ impl Kept {
         }
     }
 
-    /// Drops what `order` says of segments that are gone, when that is most of it.
+    /// Removes stale items from `order` once they are the majority.
     fn tidy(&mut self) {
         if self.order.len() > 2 * self.segments.len() + 64 {
             let segments = &self.segments;

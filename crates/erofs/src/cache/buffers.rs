@@ -1,6 +1,6 @@
-//! Buffers for decoded content that are used again, so that a cluster costs neither an allocation
-//! nor new zeroed pages from the kernel, which took as long as decoding it. They lie in two
-//! [`Arena`]s, one of which is for what the cache keeps.
+//! Reusable buffers for decoded content. They save an allocation and zeroed pages from the kernel
+//! for each cluster, which took as long as decoding it. Buffers come from two [`Arena`]s, one of
+//! which is for cached content.
 
 use std::ops::{Deref, DerefMut, RangeInclusive};
 
@@ -10,28 +10,29 @@ use pagefold_codec::lz4::in_place_margin;
 
 use crate::format::MAX_PCLUSTER_BYTES;
 
-/// Buffers of such lengths for which an arena has no room have pages of their own, asked for all at
-/// once (`MAP_POPULATE`), which takes two thirds of the time of a fault for each. The length of
-/// longer ones may be a lie: they get pages as they fill, huge ones where there are.
+/// Buffers of these lengths that no arena has room for are mapped with all pages at once
+/// (`MAP_POPULATE`), which takes two thirds of the time of individual page faults. The claimed
+/// length of longer ones may be bogus, so they fault pages in as they fill, as huge pages if
+/// available.
 const MAPPED_BYTES: RangeInclusive<usize> = 64 << 10..=2 << 20;
 
-/// So much of a copy's source is fetched before it begins; by then the processor fetches ahead
-/// itself.
+/// The part of a copy's source that is prefetched explicitly, in bytes. After that, the hardware
+/// prefetcher keeps up.
 const FETCHED_BYTES: usize = 16 << 10;
 
-/// What room a read of `len` bytes takes at most, in bytes: its last cluster is decoded in place
-/// where the buffer has that.
+/// Returns the most room in bytes that a read of `len` bytes can use: with it, the last cluster is
+/// decoded in place.
 pub(crate) fn room_bytes(len: usize) -> usize {
     len + in_place_margin(MAX_PCLUSTER_BYTES as usize)
 }
 
-/// Where buffers come from.
+/// The source of buffers.
 pub(crate) struct Buffers {
     passing: Arena,
     kept: Arena,
 }
 
-/// Memory that was zeros when it was new.
+/// Memory that was zeroed when new.
 enum Buffer {
     Heap(Vec<u8>),
     Mapped(MmapMut),
@@ -46,7 +47,7 @@ impl Buffer {
             let mapped = MmapOptions::new().len(len).map_anon().ok();
             #[cfg(target_os = "linux")]
             if let Some(mapped) = &mapped {
-                // Where there are none it is without effect.
+                // Has no effect if huge pages are not available.
                 let _ = mapped.advise(memmap2::Advice::HugePage);
             }
             mapped
@@ -80,18 +81,19 @@ impl DerefMut for Buffer {
 }
 
 impl Buffers {
-    /// `kept_bytes` are for what is kept, `passing_bytes` for the rest.
+    /// Creates buffers with arenas of `kept_bytes` for cached content and `passing_bytes` for the
+    /// rest.
     pub(crate) fn new(kept_bytes: usize, passing_bytes: usize) -> Self {
         Self { passing: Arena::packed(passing_bytes), kept: Arena::new(kept_bytes) }
     }
 
-    /// A buffer of `len` bytes, which hold anything.
+    /// Returns a buffer of `len` bytes with arbitrary contents.
     pub(crate) fn take(&self, len: usize) -> Content {
         Content { bytes: self.passing.take(len).map_or_else(|| Buffer::new(len), Buffer::Lent), len }
     }
 
-    /// As [`take`](Self::take), for content that is kept. What there is no room for in one piece
-    /// comes from elsewhere.
+    /// As [`take`](Self::take), for content to be cached. If the arena has no contiguous room,
+    /// falls back to `take`.
     pub(crate) fn take_kept(&self, len: usize) -> Content {
         match self.kept.take(len) {
             Some(piece) => Content { bytes: Buffer::Lent(piece), len },
@@ -100,26 +102,26 @@ impl Buffers {
     }
 }
 
-/// Decoded content, in a buffer that goes back to where it came from.
+/// Decoded content in a buffer that is returned to its source on drop.
 pub(crate) struct Content {
     bytes: Buffer,
     len: usize,
 }
 
 impl Content {
-    /// The whole buffer.
+    /// Returns the whole buffer.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// Copies what lies from `from`, which nobody used lately.
+    /// Copies content from `from` on, assuming that it is not in the CPU cache.
     pub(crate) fn read(&self, from: usize, out: &mut [u8]) {
         let bytes = &self[from..from + out.len()];
         pagefold_arena::fetch(&bytes[..bytes.len().min(FETCHED_BYTES)]);
         out.copy_from_slice(bytes);
     }
 
-    /// Says that the content is the buffer's first `len` bytes.
+    /// Limits the content to the buffer's first `len` bytes.
     pub(crate) fn shorten(mut self, len: usize) -> Self {
         self.len = len.min(self.bytes.len());
         self
@@ -148,7 +150,7 @@ mod tests {
         let again = buffers.take(60_000).shorten(10);
         assert_eq!((again.as_ptr(), again.len(), again[0]), (address, 10, 7));
         assert_ne!(buffers.take(60_000).as_ptr(), address);
-        // More than there is room for, and longer ones.
+        // More than the arena has room for, and longer ones.
         let many: Vec<_> = [0, 1, 100_000, 2 << 20, 40 << 20]
             .into_iter()
             .cycle()

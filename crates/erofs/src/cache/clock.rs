@@ -1,11 +1,10 @@
-//! A bounded map that forgets what was not used lately, for any number of threads.
+//! A bounded, concurrent map that evicts values not used recently.
 //!
-//! A hit takes one lock of many and writes nothing else that other threads read: that a value was
-//! used is one bit, set once, and what goes is found by a hand that goes round the values and
-//! clears the bits (the clock algorithm: Corbató, *A Paging Experiment with the Multics System*,
-//! 1968). Each part has a hand: a value takes the room of one in its own part, or of the next part
-//! that has any. With one hand for all, threads that had to make room did so in the same part, all
-//! at once.
+//! A hit takes one of many locks and writes nothing else that other threads read. Use of a value
+//! sets one bit, once. To evict, a hand sweeps over the values and clears the bits (the clock
+//! algorithm: Corbató, *A Paging Experiment with the Multics System*, 1968). Each shard has its own
+//! hand: a new value evicts from its own shard, or from the next one that has values. With a single
+//! hand, all threads that evict would contend for the same shard.
 
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
@@ -17,17 +16,17 @@ use foldhash::quality::RandomState;
 
 use crate::error::Result;
 
-/// Parts with a lock each, so that readers of different keys seldom meet.
+/// The number of shards with a lock each, so that readers of different keys rarely contend.
 const SHARDS: usize = 32;
-/// Places of a shard's table when it gets its first entry.
+/// The size of a shard's table when it gets its first entry.
 const FIRST_PLACES: usize = 8;
 
-/// A value that may still be being made; `None` if that failed.
+/// A value that may still be under construction; `None` if that failed.
 type Slot<V> = Arc<OnceLock<Option<V>>>;
 
 /// A value that is or was in a cache.
 ///
-/// Invariant: it was made.
+/// Invariant: it was constructed successfully.
 pub(crate) struct Kept<V> {
     slot: Slot<V>,
 }
@@ -43,30 +42,30 @@ impl<V> Deref for Kept<V> {
     }
 }
 
-/// Values by key, within a bound on their bytes. A value is made once, by the first thread that
-/// asks for it, while others that do wait.
+/// Values by key, within a limit on their total cost in bytes. The first thread that asks for a
+/// value constructs it, once; other threads that ask for it wait.
 ///
-/// Invariants: `bytes` is the sum of `cost` over all entries, and of what has room and is no entry
-/// yet; `bytes <= limit`, unless values that have no entry yet are larger than that.
+/// Invariants: `bytes` is the sum of `cost` over all entries, plus reservations for entries not yet
+/// added. `bytes <= limit`, unless such reservations alone exceed it.
 pub(crate) struct Cache<K, V> {
     shards: Vec<CachePadded<Mutex<Shard<K, V>>>>,
     limit: usize,
     bytes: CachePadded<AtomicUsize>,
-    /// Whether there were ever more bytes than half of `limit`.
+    /// Whether `bytes` ever exceeded half of `limit`.
     filling: AtomicBool,
-    /// An image chooses its keys, but not how they are hashed.
+    /// Randomly seeded: an image controls its keys, but not their hashes.
     hasher: RandomState,
 }
 
-/// A hit costs one line of the table: entries lie in it, each at the first free place from that of
-/// its hash on (linear probing: Knuth, volume 3, section 6.4).
+/// A hash table with inline entries, so that a hit touches one cache line. Each entry is in the
+/// first free slot from that of its hash on (linear probing: Knuth, volume 3, section 6.4).
 ///
-/// Invariants: `count` entries are in `table`, whose length is a power of two or 0; at most three
-/// quarters of it; between the place of an entry's hash and the entry no place is free.
+/// Invariants: `table` contains `count` entries and is at most three quarters full. Its length is a
+/// power of two or 0. No slot between an entry's home slot and the entry is free.
 struct Shard<K, V> {
     table: Vec<Option<Entry<K, V>>>,
     count: usize,
-    /// The place that is looked at next when an entry of the shard must go.
+    /// The slot to examine next for an eviction.
     hand: usize,
     hits: u64,
 }
@@ -75,7 +74,7 @@ struct Entry<K, V> {
     key: K,
     slot: Slot<V>,
     cost: usize,
-    /// Whether it was asked for since the hand passed.
+    /// Whether it was used since the hand last passed.
     used: bool,
 }
 
@@ -99,13 +98,13 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         self.lock(part(hash))
     }
 
-    /// The shard of a number, modulo theirs. Nobody locks two.
+    /// Locks the shard with a number modulo `SHARDS`. No thread holds two of these locks.
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard<K, V>> {
         // Nothing panics while the lock is held.
         self.shards[number % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value of `key`, if it is here.
+    /// Returns the value of `key` if it is cached.
     pub(crate) fn find(&self, key: K) -> Option<Kept<V>> {
         let hash = self.hash(key);
         let mut shard = self.shard(hash);
@@ -117,23 +116,23 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         Some(Kept { slot })
     }
 
-    /// How often [`find`](Self::find) found what it was asked for.
+    /// Returns the number of hits of [`find`](Self::find).
     pub(crate) fn hits(&self) -> u64 {
         (0..SHARDS).map(|number| self.lock(number).hits).sum()
     }
 
-    /// What all entries cost now.
+    /// Returns the total cost of all entries.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Whether room was ever more than half taken.
+    /// Returns whether the cache was ever more than half full.
     pub(crate) fn is_filling(&self) -> bool {
         self.filling.load(Relaxed)
     }
 
-    /// The key whose value is likely to be forgotten for that of `key`, of `cost` bytes; `None` if
-    /// there is room.
+    /// Returns the key that would likely be evicted to add `key` at a cost of `cost` bytes; `None`
+    /// if there is room.
     pub(crate) fn victim(&self, key: K, cost: usize) -> Option<K> {
         if self.bytes.load(Relaxed).saturating_add(cost) <= self.limit {
             return None;
@@ -141,10 +140,10 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         self.with_oldest(self.hash(key), |shard, place| shard.table[place].as_ref().map(|entry| entry.key))?
     }
 
-    /// Does something with the entry that goes first for one with this hash. `None`: there is no
-    /// entry.
+    /// Calls `act` with the next entry to evict for one with this hash. Returns `None` if there are
+    /// no entries.
     fn with_oldest<T>(&self, hash: u64, act: impl Fn(&mut Shard<K, V>, usize) -> T) -> Option<T> {
-        // What was used again since the hand came by goes all the same.
+        // After one round over all shards, entries that were used again are evicted too.
         (0..=2 * SHARDS).find_map(|tries| {
             let mut shard = self.lock(part(hash) + tries);
             let place = shard.oldest(tries <= SHARDS)?;
@@ -152,12 +151,12 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         })
     }
 
-    /// Makes room for `cost` bytes of an entry with this hash, as far as that can be done, and
-    /// takes it.
+    /// Reserves `cost` bytes for an entry with this hash. Evicts entries to make room as far as
+    /// possible.
     fn reserve(&self, hash: u64, cost: usize) {
         let taken = |bytes: usize| bytes.checked_add(cost).filter(|sum| *sum <= self.limit);
         while self.bytes.fetch_update(Relaxed, Relaxed, taken).is_err() {
-            // The value is dropped when the lock is not held any more.
+            // The value is dropped after the lock is released.
             match self.with_oldest(hash, |shard, place| shard.remove(place, &self.hasher)).flatten() {
                 Some(gone) => drop(self.bytes.fetch_sub(gone.cost, Relaxed)),
                 None => {
@@ -171,7 +170,7 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         }
     }
 
-    /// The slot of a key that was not here, in place of as many others as it takes.
+    /// Adds a key that was not cached, evicting others as needed, and returns its slot.
     fn add(&self, key: K, hash: u64, cost: usize) -> Slot<V> {
         self.reserve(hash, cost);
         let mut shard = self.shard(hash);
@@ -184,8 +183,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         slot
     }
 
-    /// The value of `key`. If it is not here it is made, and kept as one of `cost` bytes. An error
-    /// is not kept: those who waited for the value try for themselves.
+    /// Returns the value of `key`. On a miss, constructs it and caches it at a cost of `cost`
+    /// bytes. Errors are not cached: threads that waited for the value retry on their own.
     pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<V>) -> Result<Kept<V>> {
         let hash = self.hash(key);
         let found = self.shard(hash).used(key, hash).map(Arc::clone);
@@ -207,14 +206,13 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
     }
 }
 
-/// The shard of a hash, modulo their number. The low bits are the table's.
+/// Returns the shard of a hash, modulo `SHARDS`. The table uses the low bits.
 fn part(hash: u64) -> usize {
     (hash >> 48) as usize
 }
 
 impl<K: Copy + Eq + Hash, V> Shard<K, V> {
-    /// The place of a key that is here, or the free one where it would go; `None` if there is no
-    /// table.
+    /// Returns the slot of a key, or the free slot where it would go; `None` if there is no table.
     fn place(&self, key: K, hash: u64) -> Option<usize> {
         let last = self.table.len().checked_sub(1)?;
         let mut place = hash as usize & last;
@@ -224,7 +222,7 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         Some(place)
     }
 
-    /// The slot of a key, if it is here, as one that was used.
+    /// Returns the slot of a cached key and marks it as used.
     fn used(&mut self, key: K, hash: u64) -> Option<&Slot<V>> {
         let place = self.place(key, hash)?;
         let entry = self.table[place].as_mut()?;
@@ -234,7 +232,7 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         Some(&entry.slot)
     }
 
-    /// Adds an entry for a key that is not here.
+    /// Adds an entry for a key that is not present.
     fn add(&mut self, entry: Entry<K, V>, hasher: &RandomState) {
         if (self.count + 1) * 4 > self.table.len() * 3 {
             let places = (self.table.len() * 2).max(FIRST_PLACES);
@@ -253,8 +251,8 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         }
     }
 
-    /// The place of the entry that goes first, to which the hand moves. Used ones on its way are
-    /// spared once, if any are. `None`: the hand came to the end.
+    /// Advances the hand to the next entry to evict and returns its slot. If `spare`, used entries
+    /// on the way are skipped once. Returns `None` if the hand reaches the end.
     fn oldest(&mut self, spare: bool) -> Option<usize> {
         while let Some(place) = self.table.get_mut(self.hand) {
             if let Some(entry) = place
@@ -268,7 +266,7 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         None
     }
 
-    /// Removes the entry at a place, and moves those behind it that would not be found any more.
+    /// Removes the entry in a slot and moves later ones that would become unreachable.
     fn remove(&mut self, place: usize, hasher: &RandomState) -> Option<Entry<K, V>> {
         let gone = self.table[place].take()?;
         self.count -= 1;
@@ -285,7 +283,7 @@ impl<K: Copy + Eq + Hash, V> Shard<K, V> {
         Some(gone)
     }
 
-    /// Removes a key if it still has this slot.
+    /// Removes a key if it still refers to this slot.
     fn forget(&mut self, key: K, hash: u64, slot: &Slot<V>, hasher: &RandomState) -> Option<Entry<K, V>> {
         let place = self.place(key, hash)?;
         let same = self.table[place].as_ref().is_some_and(|entry| Arc::ptr_eq(&entry.slot, slot));
@@ -357,7 +355,7 @@ mod tests {
         for key in 0..100 {
             cache.get(key, 100, make).unwrap();
         }
-        // Six times what a sixteenth of the bound is.
+        // Six times a sixteenth of the limit.
         cache.get(100, 6000, make).unwrap();
         assert!((0..=100).all(|key| cache.find(key).is_some()));
         cache.get(101, 6000, make).unwrap();

@@ -1,4 +1,4 @@
-//! Memory for decoded clusters, which one image has for itself or many share.
+//! Memory for decoded clusters, used by one image or shared by several.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,24 +9,25 @@ use super::clock::{Cache, Kept};
 use super::visits::Visits;
 use crate::error::{Error, Result};
 
-/// Bits of a key that are a content's length: the longest extent takes 24 of them.
+/// Bits of a key for the content's length; the longest extent needs 24.
 const LEN_BITS: u32 = 32;
 
-/// How far the number of an image is from an address in what stands for a cluster among visits.
+/// The position of the image's number above the address in the id under which visits are counted.
 const NUMBER_SHIFT: u32 = 36;
 
-/// A bounded cache of decoded clusters that any number of open images share. A clone is the same
+/// A bounded cache of decoded clusters that any number of open images share. Clones share the
 /// cache.
 ///
-/// [`limit_bytes`](Self::limit_bytes) bounds the clusters that are kept and those that were decoded ahead of readers in order.
-/// Each open image has up to 5 MiB of decoded indexes and directories of its own.
+/// [`limit_bytes`](Self::limit_bytes) bounds the cached clusters and the content decoded ahead of
+/// sequential readers. In addition, each open image uses up to 5 MiB for decoded indexes and
+/// directories.
 #[derive(Clone)]
 pub struct ClusterCache {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// By address, and by length of the content with the image's number.
+    /// Keyed by address, and by image number and content length.
     clusters: Cache<(u64, u64), Content>,
     visits: Visits,
     buffers: Buffers,
@@ -36,14 +37,15 @@ struct Shared {
 }
 
 impl ClusterCache {
-    /// A cache of at most `limit_bytes`, a quarter of which are for what is decoded ahead of
-    /// readers in order. A single extent is decoded ahead however long it is: 12 MiB at most.
+    /// Creates a cache of at most `limit_bytes`. A quarter is for content decoded ahead of
+    /// sequential readers. A single extent is decoded ahead regardless of its length, which is at
+    /// most 12 MiB.
     pub fn new(limit_bytes: usize) -> Self {
         let ahead_bytes = limit_bytes / 4;
         Self::with(limit_bytes - ahead_bytes, ahead_bytes)
     }
 
-    /// A cache for one image.
+    /// Creates a cache for one image.
     pub(crate) fn of_one(kept_bytes: usize) -> Self {
         Self::with(kept_bytes, max_bytes() as usize)
     }
@@ -60,17 +62,17 @@ impl ClusterCache {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The most memory that it takes, but for a single long extent.
+    /// Returns the memory limit in bytes, which only a single long extent can exceed.
     pub fn limit_bytes(&self) -> usize {
         self.shared.limit_bytes
     }
 
-    /// Bytes of the clusters that are kept now.
+    /// Returns the size in bytes of all cached clusters.
     pub fn kept_bytes(&self) -> usize {
         self.shared.clusters.bytes()
     }
 
-    /// The part of one more image.
+    /// Registers another image.
     pub(crate) fn join(&self) -> Result<Clusters> {
         let next = |number: u32| number.checked_add(1);
         let taken = self.shared.next_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
@@ -83,27 +85,27 @@ impl ClusterCache {
 /// One image's clusters in a cache.
 pub(crate) struct Clusters {
     cache: ClusterCache,
-    /// No other image that ever shared the cache has it.
+    /// Unique among all images that ever shared the cache.
     number: u64,
 }
 
-/// A cluster among those of all images.
+/// Identifies a cluster among those of all images.
 type Key = (u64, u64);
 
 impl Clusters {
-    /// The length is of the key: a cluster that others share may have been decoded for a shorter
-    /// extent.
+    /// Returns the key of a cluster. It includes the length, because another image file that shares
+    /// the cluster may have a shorter extent.
     fn key(&self, pa: u64, len: u64) -> Key {
         (pa, self.number << LEN_BITS | len)
     }
 
-    /// What stands for the cluster of a key where visits are counted. Two may share it, which only
-    /// blurs the counts.
+    /// Returns the id under which the visits of a cluster are counted. Collisions only blur the
+    /// counts.
     fn visited((pa, word): Key) -> u64 {
         pa ^ (word >> LEN_BITS) << NUMBER_SHIFT
     }
 
-    /// The content of `len` bytes of the cluster at `pa`, if it is kept.
+    /// Returns the content of `len` bytes of the cluster at `pa`, if it is cached.
     pub(crate) fn find(&self, pa: u64, len: u64) -> Option<Kept<Content>> {
         self.cache.shared.clusters.find(self.key(pa, len))
     }
@@ -119,29 +121,29 @@ impl Clusters {
         self.cache.shared.clusters.get(self.key(pa, len), cost, make)
     }
 
-    /// How often the cluster was visited lately that is likely to be forgotten for this one, of
-    /// `cost` bytes; `None` if there is room.
+    /// Returns the recent visits of the cluster that would likely be evicted for this one, at a
+    /// cost of `cost` bytes; `None` if there is room.
     pub(crate) fn visits_of_victim(&self, pa: u64, len: u64, cost: usize) -> Option<u64> {
         let victim = self.cache.shared.clusters.victim(self.key(pa, len), cost)?;
         Some(self.cache.shared.visits.count(Self::visited(victim)))
     }
 
-    /// Counts a visit to the cluster at `pa`, and returns how many there were.
+    /// Counts a visit to the cluster at `pa`. Returns the new count.
     pub(crate) fn visit(&self, pa: u64) -> u64 {
         self.cache.shared.visits.add(Self::visited(self.key(pa, 0)))
     }
 
-    /// Notes a miss of the cluster at `pa`, and returns whether it was among the last already.
+    /// Records a miss of the cluster at `pa`. Returns whether it was already among the last misses.
     pub(crate) fn missed_again(&self, pa: u64) -> bool {
         self.cache.shared.visits.missed_again(Self::visited(self.key(pa, 0)))
     }
 
-    /// Whether room was ever more than half taken.
+    /// Returns whether the cache was ever more than half full.
     pub(crate) fn is_filling(&self) -> bool {
         self.cache.shared.clusters.is_filling()
     }
 
-    /// How often a cluster of any image was found.
+    /// Returns the number of cache hits, for all images.
     pub(crate) fn hits(&self) -> u64 {
         self.cache.shared.clusters.hits()
     }
@@ -154,7 +156,7 @@ impl Clusters {
         &self.cache.shared.segments
     }
 
-    /// A file of the image among those of all that share the segments.
+    /// Returns the id of a file of this image among all that share the segments.
     pub(crate) fn file(&self, nid: u64) -> FileId {
         (self.number, nid)
     }

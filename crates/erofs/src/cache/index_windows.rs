@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::Result;
 
-/// The first windows of a file are kept while it is open, as long as the budget of all open files
-/// has room.
+/// The number of windows at the front of a file that stay in memory while it is open, as far as the
+/// budget of all open files permits.
 const KEPT_WINDOWS: u64 = 64;
 
-/// Bytes that several may take, within a bound.
+/// A byte budget shared by several users.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: AtomicUsize,
@@ -20,7 +20,7 @@ impl Budget {
         Self { left: AtomicUsize::new(bytes) }
     }
 
-    /// Takes bytes, if so many are left.
+    /// Takes bytes from the budget. Returns whether enough were left.
     pub(crate) fn take(&self, bytes: usize) -> bool {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
@@ -35,8 +35,8 @@ impl Budget {
     }
 }
 
-/// The first windows of an open file's indexes, once they were asked for. What they take of the
-/// budget is given back on drop.
+/// The first windows of an open file's indexes, read on first use. Their share of the budget is
+/// returned on drop.
 #[derive(Debug)]
 pub(crate) struct KeptWindows<T> {
     windows: Box<[OnceLock<Box<[T]>>]>,
@@ -44,14 +44,14 @@ pub(crate) struct KeptWindows<T> {
 }
 
 impl<T> KeptWindows<T> {
-    /// Room for the first of `count` windows.
+    /// Creates room for the first of `count` windows.
     pub(crate) fn new(count: u64, budget: &Arc<Budget>) -> Self {
         let windows = (0..count.min(KEPT_WINDOWS)).map(|_| OnceLock::new()).collect();
         Self { windows, budget: Arc::clone(budget) }
     }
 
-    /// The window `number` of `bytes`, which is read if it was not asked for before. `None` if it
-    /// is not among the first, or the budget has no room for it.
+    /// Returns window `number`, of `bytes`, and reads it on first use. Returns `None` if it is not
+    /// among the first windows or does not fit into the budget.
     pub(crate) fn get(
         &self,
         number: u64,
@@ -65,7 +65,7 @@ impl<T> KeptWindows<T> {
         if !self.budget.take(bytes) {
             return Ok(None);
         }
-        // If two threads read the same window, the second one's is dropped.
+        // If two threads read the same window, the second copy is dropped.
         let read = read().map(|window| slot.set(window).is_ok());
         if !matches!(read, Ok(true)) {
             self.budget.give(bytes);

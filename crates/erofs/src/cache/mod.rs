@@ -1,4 +1,4 @@
-//! Memory for what was decoded: buffers, and bounded caches of it.
+//! Memory for decoded data: buffers and bounded caches.
 
 mod ahead_segments;
 mod buffers;

@@ -1,37 +1,35 @@
-//! How often parts of clusters were read lately: what decides whether a cluster is worth a place in
-//! the cache.
+//! Counts recent reads of partial clusters, to decide which clusters are worth caching.
 //!
-//! The policy is TinyLFU's (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission
-//! Policy*, ACM Transactions on Storage 13(4), 2017): who comes in must have been asked for more
-//! often than who goes out, and old visits count for less. In place of its sketch there is a table
-//! in which a cluster has one place, and may lose it to another: it then counts as new. In place of
-//! the small cache in front of it, which takes what is asked for again at once, there are the
-//! addresses of the last misses.
+//! The policy is TinyLFU (Einziger, Friedman, Manes: *TinyLFU: A Highly Efficient Cache Admission
+//! Policy*, ACM Transactions on Storage 13(4), 2017): a new cluster must have been read more often
+//! than the one it evicts, and old visits count less. Instead of a sketch, there is a table in
+//! which each cluster has one slot, and counts as new if another cluster takes that slot. Instead
+//! of a small cache in front for immediate repeats, the addresses of the last misses are kept.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// Clusters that are counted, 8 bytes each. A power of two.
+/// The number of slots, 8 bytes each. A power of two.
 const PLACES: usize = 4096;
-/// Bits of a place that count; the others are the address.
+/// Bits of a slot for the count; the others hold the address.
 const COUNT_BITS: u32 = 4;
-/// Further visits are not counted, so that reads of what is read most write nothing.
+/// Further visits are not counted, so that reads of the most popular clusters write nothing.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
-/// Places that grow old together, and have a line for their visits, so that threads seldom write
-/// the same one.
+/// The number of slots that age together and share a visit counter, so that threads rarely contend
+/// for one.
 const PART: usize = 256;
-/// Counted visits after which a part's counts are halved.
+/// The number of visits after which a part's counts are halved.
 const LIFE: u64 = 16 * PART as u64;
-/// Misses that are remembered.
+/// The number of misses that are remembered.
 const LAST: usize = 8;
 
-/// Counts of visits by a cluster's address.
+/// Visit counts by cluster address.
 pub(crate) struct Visits {
     parts: Box<[Part]>,
     /// Addresses of the last misses; 0 for none.
     last: [AtomicU64; LAST],
-    /// How many there were.
+    /// The total number of misses.
     missed: AtomicUsize,
 }
 
@@ -56,19 +54,20 @@ impl Visits {
     }
 
     fn place(&self, pa: u64) -> (&Part, &AtomicU64) {
-        // Spread, since addresses have strides. (Fibonacci hashing: Knuth, volume 3, section 6.4.)
+        // Addresses have strides, so they are hashed. (Fibonacci hashing: Knuth, volume 3, section
+        // 6.4.)
         let hash = pa.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let part = &self.parts[hash as usize % PLACES / PART];
         (part, &part.places[hash as usize % PART])
     }
 
-    /// The visits of the cluster at `pa` that are remembered.
+    /// Returns the recent visits of the cluster at `pa`.
     pub(crate) fn count(&self, pa: u64) -> u64 {
         let word = self.place(pa).1.load(Ordering::Relaxed);
         if word >> COUNT_BITS == pa << COUNT_BITS >> COUNT_BITS { word & MOST } else { 0 }
     }
 
-    /// Counts one more and returns how many there are. Threads that do so at once may lose one.
+    /// Counts a visit and returns the new count. Concurrent calls may lose a visit.
     pub(crate) fn add(&self, pa: u64) -> u64 {
         let count = self.count(pa) + 1;
         if count > MOST {
@@ -85,7 +84,7 @@ impl Visits {
         count
     }
 
-    /// Notes a miss of the cluster at `pa`, and returns whether it was among the last already.
+    /// Records a miss of the cluster at `pa`. Returns whether it was already among the last misses.
     pub(crate) fn missed_again(&self, pa: u64) -> bool {
         if self.last.iter().any(|last| last.load(Ordering::Relaxed) == pa) {
             return true;

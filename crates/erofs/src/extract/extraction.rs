@@ -1,20 +1,22 @@
-//! Extracting an image into a directory.
+//! Extracts an image into a directory.
 //!
 //! ```text
-//! 1. walk        directories are made, those in the target for the owner alone; files are listed, by directory
-//! 2. files       threads make and fill files, links and devices, a batch of one directory at a time, while the walk goes on;
-//!                a long file is filled by all who have nothing else to do; one thread alone makes them during the walk
+//! 1. walk        creates directories, those directly in the target accessible to the owner only;
+//!                lists files by directory
+//! 2. files       threads create and fill files, links and devices in batches of one directory, while
+//!                the walk continues; all idle threads fill a long file together; if there is only
+//!                one thread, it creates them during the walk
 //! 3. hard links  further names of files
-//! 4. directories owners, modes, xattrs, times, the deepest first
+//! 4. directories owners, modes, xattrs, times; the deepest first
 //! ```
 //!
-//! Nobody else gets to what is made before all in it is as it should be: a directory in the target
-//! gets its mode last, and keeps others out until then. What is further below has its own mode from
-//! the start, so that most directories need no more than a time, by name.
+//! No other user can access a file before it is complete: a directory in the target gets its mode
+//! last and denies access until then. Deeper directories get their mode at creation, so most of
+//! them need only a time at the end, set by name.
 //!
-//! Nothing is written outside the target: every directory is one that step 1 made (an existing name
-//! is an error) and is opened name by name from the target without following links; names have no
-//! slash and are not `..`.
+//! Nothing is written outside the target. Every directory was created by step 1 (an existing name
+//! is an error) and is opened name by name from the target without following links. Names contain
+//! no slash and are not `..`.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -36,33 +38,33 @@ use crate::read::{
 };
 use crate::work::{Work, thread_count};
 
-/// Files that a thread takes together.
+/// The number of files that a thread processes as a unit.
 const BATCH: usize = 64;
-/// Batches that wait for a thread; the walk does further ones itself.
+/// The maximum number of queued batches; the walk processes further ones itself.
 const MAX_WAITING: usize = 256;
-/// Longer paths are not taken by a system call.
+/// System calls reject paths of this length or more.
 const PATH_BYTES: usize = 4096;
-/// Directories that are kept open, besides the target.
+/// The maximum number of directories kept open, besides the target.
 const MAX_OPEN: usize = 8;
-/// How directories are opened.
+/// The flags for opening directories.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Problems that a report holds.
+/// The maximum number of problems in a report.
 const MAX_PROBLEMS: usize = 1000;
 
-/// How an image is extracted.
+/// Options for extracting an image.
 #[derive(Clone, Debug)]
 pub struct ExtractOptions {
-    /// Threads, at most 1024; 0 for one a processor.
+    /// Number of threads, at most 1024; 0 for one per processor.
     pub threads: usize,
-    /// Set owners, and make device files, which are left out otherwise. Needs root.
+    /// Sets owners and creates device files, which are skipped otherwise. Needs root.
     pub owners: bool,
-    /// Set modes as the image has them. Otherwise programs gain no rights of others, and modes are
-    /// those of new files: without set-id and sticky bits and what the process's umask takes, and
-    /// `security.capability` is not set.
+    /// Sets modes as in the image. Otherwise, no program gains extra privileges, and modes are
+    /// those of new files: set-id and sticky bits and the bits in the process's umask are cleared,
+    /// and `security.capability` is not set.
     pub permissions: bool,
-    /// Set extended attributes.
+    /// Sets extended attributes.
     pub xattrs: bool,
-    /// Bytes of content after which nothing more is extracted, against images made to fill disks.
+    /// The maximum number of bytes of content to extract, against images made to fill disks.
     pub max_bytes: Option<u64>,
 }
 
@@ -73,24 +75,24 @@ impl Default for ExtractOptions {
     }
 }
 
-/// What was extracted.
+/// The result of an extraction.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ExtractReport {
-    /// Names made.
+    /// Names created.
     pub names: u64,
     /// Bytes of regular files.
     pub file_bytes: u64,
-    /// What could not be extracted: the first thousand.
+    /// The first thousand files that could not be extracted.
     pub problems: Vec<Problem>,
-    /// Problems beyond those.
+    /// The number of further problems.
     pub more_problems: u64,
-    /// What this crate left out, as Linux does: the first hundred. They are no problems.
+    /// Notices of what was skipped, as Linux does: the first hundred. They are not problems.
     pub warnings: Vec<Notice>,
-    /// Notices beyond those.
+    /// The number of further warnings.
     pub more_warnings: u64,
-    /// The target took no more: it is full, over a quota, or read-only. What was left was not
-    /// tried, and the last problem says where that was.
+    /// The target accepts no more data: it is full, over a quota, or read-only. Extraction stopped
+    /// there; the last problem says where.
     pub stopped: bool,
 }
 
@@ -109,38 +111,38 @@ struct Batch {
     files: Vec<Listed>,
 }
 
-/// A long file that is filled by all who have nothing else to do. The last of them ends it.
+/// A long file that idle threads fill together. The last one finishes it.
 struct Shared {
     file: Listed,
     filling: Filling,
     has_mode: bool,
 }
 
-/// What a thread may do.
+/// A task for a thread.
 enum Job {
     Batch(Batch),
-    /// Unless it has ended.
+    /// Helps to fill a file that is not finished yet.
     Help(Weak<Shared>),
 }
 
-/// Where and how an image is extracted: what threads share.
+/// The target and options of an extraction, shared by the threads.
 struct Target<'a> {
     image: &'a Image,
     root: OwnedFd,
     options: &'a ExtractOptions,
     threads: usize,
     made: Made,
-    /// Bytes of content that may still come.
+    /// The remaining limit on bytes of content.
     left: AtomicU64,
     jobs: Work<Job>,
     filled: Mutex<Filled>,
     warnings: Mutex<Vec<(PathId, String)>>,
-    /// Set with the first error that each further file would meet.
+    /// Set by the first error that would affect all further files.
     stopped: AtomicBool,
     stopped_by: Mutex<Option<(PathId, Error)>>,
 }
 
-/// What came of the batches.
+/// The results of the batches.
 #[derive(Default)]
 struct Filled {
     names: u64,
@@ -148,63 +150,63 @@ struct Filled {
     problems: Vec<(PathId, Error)>,
 }
 
-/// A directory that was made.
+/// A directory that was created.
 struct Directory {
     path: PathId,
     inode: Inode,
     has_mode: bool,
 }
 
-/// The walk through an image that is extracted.
+/// The state of the walk.
 struct Extraction<'a> {
     target: &'a Target<'a>,
     directories: Vec<Directory>,
-    /// Files of the directory that the walk is in.
+    /// Files of the directory that is being walked.
     batch: Option<Batch>,
-    /// Those whose paths are too long to be told a thread.
+    /// Batches whose path is too long for a system call.
     deep: Vec<Batch>,
-    /// The first path of each file, and further ones.
+    /// The first path of each file with several links, then its further paths.
     first_path: HashMap<u64, PathId>,
     links: Vec<(PathId, PathId)>,
     report: ExtractReport,
-    /// Directories whose children are being made or finished, and some that these are in. The one
-    /// used last is the last.
+    /// Recently used directories and some of their parents, the most recent last.
     open: Vec<(PathId, OwnedFd)>,
-    /// For content on its way.
+    /// Buffers for content.
     room: Room,
 }
 
-/// What files in the target are when they have just been made, so that only what is otherwise needs
-/// a call.
+/// The properties of files just created in the target, so that only deviations need a system call.
 struct Made {
-    /// Owner and group, if they are certain.
+    /// Owner and group, if known for certain.
     owner: Option<(u32, u32)>,
-    /// Bits of modes that are kept: all, or those that new files have.
+    /// The mode bits that are kept: all, or those of new files.
     kept_mode: u16,
-    /// Bits that a mode asked for may lose.
+    /// The mode bits that may be lost at creation.
     lost_mode: u16,
-    /// Directories get a bit that their modes may not have (`S_ISGID`).
+    /// New directories may inherit a bit that is not in their mode (`S_ISGID`).
     passes_group_on: bool,
 }
 
 impl Made {
-    /// Directories in the target are made by us and get what it gives to what is made in it.
+    /// Determines the properties. Directories in the target are created by this process and inherit
+    /// from the target.
     fn in_directory(root: &OwnedFd, options: &ExtractOptions) -> Self {
         let ours = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        // Whether a group comes from the process or from the directory is then the same.
+        // The group is then the same, whether it comes from the process or from the directory.
         let certain = |stat: &rustix::fs::Stat| {
             (stat.st_uid, stat.st_gid) == ours && !Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID)
         };
         let stat = rustix::fs::fstat(root).ok();
         let owner = stat.filter(certain).map(|_| ours);
         let passes_group_on = stat.is_none_or(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
-        // An ACL for new files takes the place of the mask.
+        // A default ACL replaces the umask.
         let acl = rustix::fs::fgetxattr(root, "system.posix_acl_default", &mut [0; 0]).is_ok();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok());
         Self {
             owner,
-            // A system that does not tell its mask (Linux before 4.7) leaves all to the owner.
+            // If the system does not report the umask (Linux before 4.7), only the owner gets
+            // access.
             kept_mode: if options.permissions { 0o7777 } else { 0o777 & !mask.unwrap_or(0o077) },
             lost_mode: if acl { 0o7777 } else { mask.unwrap_or(0o777) | 0o7000 },
             passes_group_on,
@@ -215,20 +217,20 @@ impl Made {
         self.owner == Some((inode.uid, inode.gid))
     }
 
-    /// The mode that a file is to have.
+    /// Returns the mode that a file should end up with.
     fn final_mode(&self, inode: &Inode) -> Mode {
         Mode::from_raw_mode((inode.permissions() & self.kept_mode).into())
     }
 
-    /// The mode to make a file with: its final one, if it is certain to get and to keep it. An ACL
-    /// among its xattrs would bring back what is not kept.
+    /// Returns the mode for creating a file: its final mode, if the file is certain to get and keep
+    /// it. An ACL among its xattrs could restore cleared bits.
     fn mode(&self, inode: &Inode) -> Option<Mode> {
         let mode = self.final_mode(inode);
         let keeps = self.kept_mode == 0o7777 || inode.xattr_start == inode.xattr_end;
         (keeps && mode.as_raw_mode() & u32::from(self.lost_mode) == 0).then_some(mode)
     }
 
-    /// As [`mode`](Self::mode), for a directory in which we make files.
+    /// As [`mode`](Self::mode), for a directory in which files are created.
     fn directory_mode(&self, inode: &Inode) -> Option<Mode> {
         self.mode(inode).filter(|mode| !self.passes_group_on && mode.contains(Mode::RWXU))
     }
@@ -238,7 +240,8 @@ fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
     move |error| Error::io(what)(error.into())
 }
 
-/// A file's xattrs have a room of their own. That it is full says nothing of other files.
+/// Builds the error for an xattr. Space for xattrs is limited per file, so `ENOSPC` says nothing
+/// about other files.
 fn no_xattr(name: &[u8], error: rustix::io::Errno) -> Error {
     let source = match error {
         rustix::io::Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "no room for it"),
@@ -251,13 +254,13 @@ fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Opens a directory below `root`: by one call where the system has one that follows no links on
-/// the way, else name by name.
+/// Opens a directory below `root` without following links: with one `openat2` if available, else
+/// name by name.
 fn open_directory(root: &OwnedFd, names: &[&[u8]]) -> Result<OwnedFd> {
     let path = names.join(&b'/');
     if (1..PATH_BYTES).contains(&path.len()) {
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        // What was wrong is found again below.
+        // Errors are found again below.
         if let Ok(directory) = rustix::fs::openat2(root, os(&path), DIRECTORY, Mode::empty(), within) {
             return Ok(directory);
         }
@@ -274,15 +277,15 @@ fn open_in(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
 }
 
 impl Image {
-    /// Extracts the whole tree into `target`, which is made if it does not exist. Files that cannot
-    /// be extracted are reported and the rest goes on, unless the target takes nothing more; an
-    /// error means that there was nothing to go on with.
+    /// Extracts the whole tree into `target`, which is created if it does not exist. Files that
+    /// cannot be extracted are reported, and extraction continues unless the target accepts no more
+    /// data. An error means that extraction could not start.
     pub fn extract(&self, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         self.extract_below(&self.root()?, target, options)
     }
 
-    /// As [`extract`](Self::extract), what is in the directory `start`, from which the report's
-    /// paths begin. `target` becomes as it is.
+    /// As [`extract`](Self::extract), for the contents of the directory `start`. The report's paths
+    /// are relative to it. `target` gets its metadata.
     pub fn extract_below(&self, start: &Inode, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         if start.kind != FileKind::Directory {
             return Err(Error::NotA("directory"));
@@ -319,7 +322,7 @@ impl Image {
         };
         let paths = std::thread::scope(|scope| {
             let finder = target.jobs.finder();
-            // The system may allow fewer.
+            // The system may allow fewer threads.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, || target.fill()).is_ok();
             let _ = (1..target.threads).all(spawn);
             let paths = walk_from(self, Step { path: 0, parent_nid: None, inode: start.clone() }, &mut extraction);
@@ -352,7 +355,7 @@ impl Visitor for Extraction<'_> {
             return false;
         }
         if step.inode.kind == FileKind::Directory {
-            // While its parent is open.
+            // Now, while its parent is open.
             self.end_batch(paths);
         }
         let Some((parent, name)) = paths.parent(step.path) else {
@@ -412,7 +415,7 @@ impl ExtractReport {
 }
 
 impl Extraction<'_> {
-    /// An open directory: some that were asked for lately are kept.
+    /// Returns an open directory, from the recently used ones if possible.
     fn directory(&mut self, paths: &Paths, path: PathId) -> Result<&OwnedFd> {
         let kept = |path: PathId| self.open.iter().rposition(|(open, _)| *open == path);
         let directory = match (kept(path), paths.parent(path)) {
@@ -431,7 +434,7 @@ impl Extraction<'_> {
         Ok(&self.open.push_mut(directory).1)
     }
 
-    /// Makes a directory, and says whether it has its mode.
+    /// Creates a directory. Returns whether it has its final mode.
     fn make_directory(&mut self, paths: &Paths, parent: PathId, name: &[u8], inode: &Inode) -> Result<bool> {
         let mode = if parent == 0 { None } else { self.target.made.directory_mode(inode) };
         let parent = self.directory(paths, parent)?;
@@ -439,7 +442,7 @@ impl Extraction<'_> {
         Ok(mode.is_some())
     }
 
-    /// Puts a file into the batch of its directory.
+    /// Adds a file to the batch of its directory.
     fn list(&mut self, paths: &Paths, parent: PathId, file: Listed) {
         if self.batch.as_ref().is_none_or(|batch| batch.parent != parent || batch.files.len() == BATCH) {
             self.end_batch(paths);
@@ -450,7 +453,7 @@ impl Extraction<'_> {
         }
     }
 
-    /// Makes the files that are listed, or hands them over.
+    /// Processes the current batch or queues it.
     fn end_batch(&mut self, paths: &Paths) {
         let Some(mut batch) = self.batch.take() else { return };
         let target = self.target;
@@ -462,7 +465,7 @@ impl Extraction<'_> {
         }
         batch.place = paths.names(batch.parent).join(&b'/');
         if batch.place.len() >= PATH_BYTES {
-            // Paths get as long as an image likes, and there may be as many.
+            // An image can contain any number of paths of any length, so do not store them.
             batch.place = Vec::new();
             self.deep.push(batch);
         } else if let Some(Job::Batch(batch)) = target.jobs.offer(Job::Batch(batch), MAX_WAITING) {
@@ -470,7 +473,7 @@ impl Extraction<'_> {
         }
     }
 
-    /// Makes the files that no thread was told of, and reports on all.
+    /// Processes the batches with long paths, then collects all results.
     fn end_files(&mut self, paths: &Paths) {
         for batch in std::mem::take(&mut self.deep) {
             let directory = open_directory(&self.target.root, &paths.names(batch.parent));
@@ -484,7 +487,7 @@ impl Extraction<'_> {
         }
     }
 
-    /// Gives files their further names.
+    /// Creates further names of files.
     fn link(&mut self, paths: &Paths) {
         for (first, further) in std::mem::take(&mut self.links) {
             if self.target.is_stopped() {
@@ -540,8 +543,8 @@ impl Target<'_> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// The error, unless it is one that each further file would meet: the first of these is kept,
-    /// and stops everything.
+    /// Returns the error, unless it would affect all further files: the first such error is
+    /// recorded and stops the extraction.
     fn unless_stopped_by(&self, path: PathId, error: Error) -> Option<Error> {
         if !error.takes_no_more() {
             return Some(error);
@@ -555,7 +558,7 @@ impl Target<'_> {
         self.filled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes and fills files until there is nothing more to do.
+    /// Processes jobs until none are left.
     fn fill(&self) {
         let mut room = Room::default();
         while let Some((job, _finder)) = self.jobs.next_of_finder() {
@@ -602,7 +605,7 @@ impl Target<'_> {
         self.report(filled);
     }
 
-    /// Adds a file, of so many bytes if it could be extracted.
+    /// Records a file: its size, or the error.
     fn add(&self, filled: &mut Filled, path: PathId, made: Result<u64>) {
         match made {
             Ok(len) => (filled.names, filled.file_bytes) = (filled.names + 1, filled.file_bytes + len),
@@ -617,7 +620,7 @@ impl Target<'_> {
         all.problems.append(&mut filled.problems);
     }
 
-    /// Makes a link, device or pipe.
+    /// Creates a link, device, pipe or socket.
     fn make_other(&self, directory: &OwnedFd, file: &Listed) -> Result<()> {
         let name = os(&file.name);
         let inode = &file.inode;
@@ -642,8 +645,8 @@ impl Target<'_> {
             }
         }
         self.set_owner(inode, directory, &file.name)?;
-        // There is no call that takes a directory and a name; the descriptor's link in /proc stands
-        // for it.
+        // No system call takes a directory and a name for this, so use the descriptor's link in
+        // /proc.
         let path = || PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
         let xattrs = self.set_xattrs(file.path, inode, |name, value| {
             rustix::fs::lsetxattr(path(), name, value, XattrFlags::empty())
@@ -656,7 +659,7 @@ impl Target<'_> {
         xattrs
     }
 
-    /// Sets the owner of what has a name, unless it was made so.
+    /// Sets the owner by name, unless the file already has it.
     fn set_owner(&self, inode: &Inode, directory: &OwnedFd, name: &[u8]) -> Result<()> {
         if !self.options.owners || self.made.has_owner(inode) {
             return Ok(());
@@ -666,7 +669,7 @@ impl Target<'_> {
             .map_err(failed("setting the owner"))
     }
 
-    /// Sets all xattrs that can be set, and says why the first of the others could not.
+    /// Sets all xattrs that can be set. Returns the first error.
     fn set_xattrs(
         &self,
         path: PathId,
@@ -685,7 +688,7 @@ impl Target<'_> {
         done.fold(Ok(()), Result::and)
     }
 
-    /// Makes and fills a file, together with others if it is long.
+    /// Creates and fills a file, together with other threads if it is long.
     fn make_regular(&self, directory: &OwnedFd, file: &Listed, room: &mut Room, filled: &mut Filled) {
         match self.open_regular(directory, file) {
             Err(error) => self.add(filled, file.path, Err(error)),
@@ -700,7 +703,7 @@ impl Target<'_> {
         }
     }
 
-    /// Makes a file, and says whether it has its mode.
+    /// Creates a file. Returns whether it has its final mode.
     fn open_regular(&self, directory: &OwnedFd, file: &Listed) -> Result<(Filling, bool)> {
         let inode = &file.inode;
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(inode.size));
@@ -709,8 +712,8 @@ impl Target<'_> {
             return Err(Error::TooMuch { needed: inode.size, allowed });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Nobody else gets here before the directories get their modes. Who is not root sets xattrs
-        // of what it may write to.
+        // No other user can get here before the directories get their modes. Without root, setting
+        // xattrs needs write permission on the file.
         let can_set_xattrs = |mode: &Mode| mode.contains(Mode::WUSR) || inode.xattr_start == inode.xattr_end;
         let mode = self.made.mode(inode).filter(can_set_xattrs);
         let out = rustix::fs::openat(directory, os(&file.name), flags, mode.unwrap_or(Mode::RUSR | Mode::WUSR))
@@ -718,7 +721,7 @@ impl Target<'_> {
         Ok((Filling::new(self.image.file(inode)?, out.into()), mode.is_some()))
     }
 
-    /// Helps to fill a file, for which others are called, and ends it if this is the last to do so.
+    /// Helps to fill a file, queues more help, and finishes the file if this thread is the last.
     fn fill_shared(&self, shared: Arc<Shared>, room: &mut Room, filled: &mut Filled) {
         if shared.filling.has_more() {
             self.jobs.push_first(Job::Help(Arc::downgrade(&shared)));
@@ -729,14 +732,14 @@ impl Target<'_> {
         }
     }
 
-    /// Ends a file and returns the bytes of its content.
+    /// Finishes a file. Returns the size of its content in bytes.
     fn end_regular(&self, file: &Listed, filling: Filling, has_mode: bool) -> Result<u64> {
         self.finish(file.path, &file.inode, &filling.end()?, has_mode)?;
         Ok(file.inode.size)
     }
 
-    /// Sets what an open file or directory has besides content. The owner first, which clears bits
-    /// of the mode; the mode after the xattrs, which it may forbid to set.
+    /// Sets the metadata of an open file or directory. The owner comes first because changing it
+    /// clears mode bits. The mode comes after the xattrs because it may forbid setting them.
     fn finish(&self, path: PathId, inode: &Inode, file: &OsFile, has_mode: bool) -> Result<()> {
         let file = file.as_fd();
         if self.options.owners && !self.made.has_owner(inode) {

@@ -1,5 +1,4 @@
-//! Writing the content of a file that is extracted: in pieces, which any number of threads take in
-//! order.
+//! Writes the content of an extracted file in pieces, which any number of threads take in order.
 
 use std::fs::File as OsFile;
 use std::io;
@@ -13,27 +12,27 @@ use crate::error::{Error, Result};
 use crate::read::File;
 use crate::zeros::is_zeros;
 
-/// Bytes that are decoded and written together, while a processor's cache still has them.
+/// The size of a piece in bytes, which are written while still in the CPU cache.
 const PIECE_BYTES: usize = 512 << 10;
-/// And of one extent.
+/// The maximum size of a piece that is a single extent.
 const MOST_BYTES: usize = 8 << 20;
-/// A huge page.
+/// The size of a huge page.
 const HUGE_BYTES: usize = 2 << 20;
-/// Runs of zeros of this length and alignment are left as holes.
+/// Zeros of this length and alignment are left as holes.
 const HOLE_BYTES: usize = 4096;
 
-/// What a thread fills files of one image with.
+/// A thread's buffers for filling files of one image.
 #[derive(Default)]
 pub(crate) struct Room {
     content: Option<Content>,
     /// The cluster of a long extent.
     cluster: Vec<u8>,
-    /// One that turned out to hold nothing but zeros, and how many. The same cluster holds the
-    /// same, and a disk's zeros are one again and again.
+    /// A cluster that decoded to zeros only, with its format and content length. An identical
+    /// cluster decodes to the same, and on disk images the zeros are often one cluster repeated.
     zeros: Option<(ClusterFormat, usize, Vec<u8>)>,
 }
 
-/// A file that is being filled.
+/// A file being filled.
 pub(crate) struct Filling {
     content: File,
     out: OsFile,
@@ -42,11 +41,11 @@ pub(crate) struct Filling {
 
 #[derive(Default)]
 struct Progress {
-    /// Where the next piece starts.
+    /// The start of the next piece.
     at: u64,
-    /// Where the last that is no hole ends, of those that are written.
+    /// The end of the last data written that is not a hole.
     written: u64,
-    /// The first piece that failed, and why. No more are begun.
+    /// The first piece that failed, and its error. No more pieces are started.
     failed: Option<(u64, Error)>,
 }
 
@@ -63,17 +62,17 @@ fn writing(error: io::Error) -> Error {
 }
 
 impl Filling {
-    /// `out` is an empty file.
+    /// Fills `out`, which must be empty, with `content`.
     pub(crate) fn new(content: File, out: OsFile) -> Self {
         Self { content, out, progress: Mutex::default() }
     }
 
-    /// Whether there is work for several threads.
+    /// Returns whether the file is long enough for several threads.
     pub(crate) fn is_long(&self) -> bool {
         self.content.inode().size > 2 * PIECE_BYTES as u64
     }
 
-    /// Whether there are pieces that nobody has begun.
+    /// Returns whether there are pieces left to start.
     pub(crate) fn has_more(&self) -> bool {
         let progress = self.progress();
         progress.at < self.content.inode().size && progress.failed.is_none()
@@ -83,7 +82,7 @@ impl Filling {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes pieces until all are begun.
+    /// Writes pieces until all are started.
     pub(crate) fn help(&self, room: &mut Room) {
         while let Some((at, len)) = self.next() {
             let written = self.write(at, len, room);
@@ -95,14 +94,14 @@ impl Filling {
         }
     }
 
-    /// Ends a file of which all pieces are written. After an error it has what lies before the
+    /// Finishes a file whose started pieces are all written. After an error, truncates it at the
     /// first piece that failed.
     pub(crate) fn end(self) -> Result<OsFile> {
         let progress = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
         let size = self.content.inode().size;
         match progress.failed {
             Some((at, error)) => {
-                // What went wrong first is what counts.
+                // The first error is the one that matters.
                 let _ = self.out.set_len(at);
                 return Err(error);
             }
@@ -112,7 +111,7 @@ impl Filling {
         Ok(self.out)
     }
 
-    /// The next piece to be written: where it starts, and its bytes.
+    /// Returns the start and length of the next piece.
     fn next(&self) -> Option<(u64, usize)> {
         let mut progress = self.progress();
         let size = self.content.inode().size;
@@ -135,9 +134,9 @@ impl Filling {
         None
     }
 
-    /// Writes a piece, zeros as holes. Returns where what is no hole ends.
+    /// Writes a piece, with zeros as holes. Returns the end of the last data that is not a hole.
     fn write(&self, at: u64, len: usize, room: &mut Room) -> Result<u64> {
-        // That is one extent.
+        // A longer piece is a single extent.
         let format = if len > PIECE_BYTES { self.content.cluster_of(at, len, &mut room.cluster)? } else { None };
         if let (Some(format), Some(zeros)) = (format, &room.zeros)
             && (zeros.0, zeros.1) == (format, len)
@@ -146,7 +145,7 @@ impl Filling {
             return Ok(0);
         }
         let needed = match File::room_bytes(len) {
-            // As Linux has huge pages for.
+            // A multiple of huge pages.
             long if long > HUGE_BYTES => long.next_multiple_of(HUGE_BYTES),
             long if len > PIECE_BYTES => long.next_multiple_of(PIECE_BYTES / 4),
             short => short.next_power_of_two().min(File::room_bytes(PIECE_BYTES)),

@@ -5,7 +5,7 @@ use super::inode::mode;
 /// The longest file name.
 pub(crate) const NAME_LEN: usize = 255;
 
-/// A file's type in a directory entry (the kernel's generic `FT_*`).
+/// File types in directory entries (the kernel's generic `FT_*`).
 pub(crate) mod file_type {
     use super::mode;
 

@@ -1,4 +1,4 @@
-//! Extents of compressed files: where their content lies, and what encoded ones say of it.
+//! Extents of compressed files: the location of their content, and the fields of encoded extents.
 
 use pagefold_codec::cluster::ClusterFormat;
 
@@ -6,17 +6,17 @@ use pagefold_codec::cluster::ClusterFormat;
 pub(crate) const MAX_PCLUSTER_BYTES: u64 = 1 << 20;
 /// The longest content of a physical cluster.
 pub(crate) const MAX_EXTENT_BYTES: u64 = 12 << 20;
-/// Bits of an encoded extent's `plen` that are the cluster's length.
+/// The bits of an encoded extent's `plen` that hold the cluster's length.
 pub(crate) const EXTENT_PLEN_MASK: u32 = (1 << 21) - 1;
-/// Its cluster decodes to more.
+/// The extent is only a prefix of the cluster's content.
 pub(crate) const EXTENT_PARTIAL: u32 = 1 << 27;
-/// From this bit on: 0 for plain, else the algorithm and one.
+/// From this bit on: 0 for plain, else the algorithm plus one.
 pub(crate) const EXTENT_FORMAT_SHIFT: u32 = 28;
 
-/// Where an extent's content is.
+/// The location of an extent's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Bytes as they are, in one physical cluster.
+    /// Uncompressed bytes in one physical cluster.
     Plain {
         pa: u64,
         plen: u32,
@@ -28,21 +28,21 @@ pub(crate) enum Place {
         pa: u64,
         plen: u32,
         format: ClusterFormat,
-        /// The extent is a prefix of what the cluster decodes to.
+        /// The extent is a prefix of the cluster's content.
         partial: bool,
     },
     /// A range of the packed inode.
     Fragment { offset: u64 },
-    /// Nowhere: zeros, any number of them.
+    /// Not stored: any number of zeros.
     Hole,
 }
 
-/// A run of a file's bytes that is stored together.
+/// A run of a file's bytes that is stored as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Its start in the file.
+    /// Offset in the file.
     pub(crate) start: u64,
-    /// Its bytes, at least 1.
+    /// The length in bytes, at least 1.
     pub(crate) len: u64,
     pub(crate) place: Place,
 }
@@ -52,7 +52,7 @@ impl Extent {
         self.start + self.len
     }
 
-    /// Whether its content must be decoded.
+    /// Returns whether the content must be decoded.
     pub(crate) fn is_encoded(&self) -> bool {
         matches!(self.place, Place::Encoded { .. })
     }

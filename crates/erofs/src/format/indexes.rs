@@ -2,9 +2,9 @@
 
 pub(crate) mod advise {
     pub(crate) const COMPACTED_2B: u16 = 0x01;
-    /// The same bit where the layout says full indexes: there are encoded extents in their place.
+    /// The same bit in the layout with full indexes: encoded extents replace the indexes.
     pub(crate) const EXTENTS: u16 = 0x01;
-    /// With those, bits 1 and 2: the record has `4 << n` bytes.
+    /// With `EXTENTS`, bits 1 and 2: a record has `4 << n` bytes.
     pub(crate) const EXTENT_RECORD_SHIFT: u32 = 1;
     pub(crate) const EXTENT_RECORD_MASK: u16 = 3;
     pub(crate) const BIG_PCLUSTER_1: u16 = 0x02;
@@ -18,7 +18,7 @@ pub(crate) mod advise {
 /// Bit 7 of `h_clusterbits`: the whole file is a fragment.
 pub(crate) const FRAGMENT_INODE: u8 = 0x80;
 
-/// What a logical cluster's index says of it.
+/// The kind of a logical cluster's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LclusterType {
     /// An uncompressed extent starts in it.
@@ -42,16 +42,16 @@ impl LclusterType {
     }
 }
 
-/// One logical cluster's index, decoded.
+/// The decoded index of one logical cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lcluster {
     pub(crate) kind: LclusterType,
     pub(crate) partial: bool,
-    /// Where in the cluster the extent starts (heads); blocks of the physical cluster of the head
-    /// just before, 0 if unsaid (non-heads).
+    /// For heads: where the extent starts in the cluster. For non-heads: the blocks of the physical
+    /// cluster of the head just before, 0 if not given.
     pub(crate) low: u16,
-    /// The block address (heads); clusters back to the head, or to another non-head, where 0 is
-    /// corrupt (non-heads).
+    /// For heads: the block address. For non-heads: the distance in clusters back to the head or to
+    /// another non-head; 0 is corrupt.
     pub(crate) high: u32,
 }
 
@@ -67,13 +67,14 @@ impl Lcluster {
 
 /// Bit 15 of a full index's `di_advise`: the extent is a prefix of its physical cluster's content.
 pub(crate) const LI_PARTIAL_REF: u16 = 1 << 15;
-/// In a distance: it is the number of blocks of the physical cluster, and the distance is 1.
+/// In a distance: the low bits are the number of blocks of the physical cluster, and the distance
+/// is 1.
 pub(crate) const LI_CBLKCNT: u32 = 1 << 11;
 
-/// One compacted index: the low bits (an offset or a distance) and the type above them.
+/// One compacted index: the low bits (an offset or a distance), and the type above them.
 ///
-/// A pack of `count` of them, packed without gaps from bit 0, is followed by the 32-bit block
-/// address that the block addresses of its heads are derived from:
+/// A pack of `count` indexes, without gaps from bit 0, is followed by the 32-bit block address from
+/// which the block addresses of its heads are derived:
 ///
 /// ```text
 /// 4-byte indexes, a pack of 8 bytes:   | 16 bits | 16 bits | base:32 |
@@ -81,13 +82,13 @@ pub(crate) const LI_CBLKCNT: u32 = 1 << 11;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackFormat {
-    /// Indexes in a pack.
+    /// The number of indexes in a pack.
     pub(crate) count: usize,
-    /// Bytes of a pack.
+    /// The size of a pack in bytes.
     pub(crate) bytes: usize,
-    /// Bits of an index.
+    /// The size of an index in bits.
     bits: usize,
-    /// Bits of its low part.
+    /// The size of an index's low part in bits.
     low_bits: u32,
 }
 
@@ -110,7 +111,7 @@ impl PackFormat {
         (LclusterType::decode(value >> self.low_bits), value & ((1 << self.low_bits) - 1))
     }
 
-    /// Sets an index of a pack that was zero.
+    /// Sets an index that is still zero.
     pub(crate) fn put(self, pack: &mut [u8], index: usize, kind: LclusterType, low: u32) {
         debug_assert!(low < 1 << self.low_bits);
         let bit = index * self.bits;
@@ -129,9 +130,9 @@ impl PackFormat {
     }
 }
 
-/// How a compacted file's indexes are divided: `first` of 4 bytes up to a 32-byte boundary,
-/// `middle` of 2 bytes, the rest of 4 bytes. `start` is the image offset of the first, `total` the
-/// file's logical clusters.
+/// The division of a compacted file's indexes: `first` of 4 bytes up to a 32-byte boundary,
+/// `middle` of 2 bytes, and `last` of 4 bytes. `start` is the image offset of the first index,
+/// `total` the number of the file's logical clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompactLayout {
     pub(crate) first: u64,
@@ -147,7 +148,7 @@ impl CompactLayout {
         Self { first, middle, last: total - first - middle }
     }
 
-    /// Bytes of all packs. A last pack that is not full counts whole.
+    /// Returns the size of all packs in bytes. A partial last pack counts in full.
     pub(crate) fn bytes(self) -> u64 {
         (self.first + self.last).next_multiple_of(2) * 4 + self.middle * 2
     }

@@ -1,27 +1,27 @@
-//! What an inode's words mean: its format, its mode, the layout of its data, addresses.
+//! Constants for an inode's fields: its format, its mode, its data layout, addresses.
 
 /// Bit 0 of `i_format`.
 pub(crate) const I_EXTENDED: u16 = 1;
-/// Bit 4 of a compact inode's `i_format`, unless it is a directory's: it has one link, and `i_nb`
-/// is part of an address or a count.
+/// Bit 4 of the `i_format` of a compact inode that is not a directory: the link count is 1, and
+/// `i_nb` is part of an address or a count.
 pub(crate) const I_NLINK_1: u16 = 0x10;
 /// Bit 4 of a directory's `i_format`: it has no entry `.`.
 pub(crate) const I_DOT_OMITTED: u16 = 0x10;
-/// All bits of `i_format` that are defined.
+/// All defined bits of `i_format`.
 pub(crate) const I_ALL: u16 = 0x1f;
 
-/// How an inode's data is laid out (bits 1–3 of `i_format`).
+/// The layout of an inode's data (bits 1–3 of `i_format`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataLayout {
     /// Consecutive blocks.
     FlatPlain,
-    /// Compressed, with an 8-byte index a logical cluster.
+    /// Compressed, with one 8-byte index per logical cluster.
     CompressedFull,
     /// Consecutive blocks, the last partial block after the inode.
     FlatInline,
     /// Compressed, with indexes of 4 or 2 bytes.
     CompressedCompact,
-    /// Chunks of equal size, each anywhere or a hole.
+    /// Chunks of equal size, each anywhere in the image or a hole.
     ChunkBased,
 }
 
@@ -48,23 +48,23 @@ impl DataLayout {
     }
 }
 
-/// Low bits of a chunk-based inode's `i_u`: logarithm of the chunk's blocks.
+/// Low bits of a chunk-based inode's `i_u`: log2 of the number of blocks in a chunk.
 pub(crate) const CHUNK_BLKBITS: u32 = 0x1f;
 /// Chunks are 8-byte indexes, not 4-byte block addresses.
 pub(crate) const CHUNK_INDEXES: u32 = 0x20;
-/// Those have addresses of 48 bits.
+/// Indexes have 48-bit addresses.
 pub(crate) const CHUNK_48BIT: u32 = 0x40;
 /// The block address of a hole.
 pub(crate) const NULL_ADDR: u32 = u32::MAX;
-/// And of 48 bits.
+/// The 48-bit block address of a hole.
 pub(crate) const NULL_ADDR_48BIT: u64 = (1 << 48) - 1;
 
-/// Bytes to which nids refer.
+/// The unit of nids, in bytes.
 pub(crate) const SLOT: u64 = 32;
-/// A nid with this bit counts from the start of the metadata box.
+/// A nid with this bit is relative to the start of the metadata box.
 pub(crate) const NID_IN_METABOX: u64 = 1 << 63;
 
-/// Offsets from here on count from the start of the metadata box. Images are shorter.
+/// Offsets from here on are relative to the start of the metadata box. Images are shorter.
 pub(crate) const IN_BOX: u64 = 1 << 63;
 
 /// The file type bits of a mode.

@@ -1,7 +1,7 @@
-//! The on-disk format, all of it: structures, constants and the packing of compacted indexes,
-//! encode beside decode.
+//! The complete on-disk format: structures, constants and the packing of compacted indexes, with
+//! encoding and decoding side by side.
 //!
-//! Source: the kernel's `Documentation/filesystems/erofs.rst` and the definitions of
+//! Sources: the kernel's `Documentation/filesystems/erofs.rst` and the definitions in
 //! `fs/erofs/erofs_fs.h`. All numbers are little-endian.
 //!
 //! ```text

@@ -1,6 +1,6 @@
-//! All structures of the format: fields in their order on disk, sizes asserted, encode beside decode.
+//! All structures of the format: fields in on-disk order, asserted sizes, encoding beside decoding.
 
-/// A number as the format stores it.
+/// A number in its on-disk form.
 trait Le: Sized {
     fn get(bytes: &[u8]) -> Self;
     fn put(&self, bytes: &mut [u8]);
@@ -34,8 +34,7 @@ impl<const N: usize> Le for [u8; N] {
     }
 }
 
-/// Defines a structure of consecutive fields with its size on disk, which is asserted, and both
-/// directions.
+/// Defines a structure of consecutive fields with an asserted on-disk size, `encode` and `decode`.
 macro_rules! on_disk {
     ($(#[$doc:meta])* $name:ident: $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -44,7 +43,7 @@ macro_rules! on_disk {
 
         #[allow(dead_code, reason = "every structure has both directions, though not all are used in both")]
         impl $name {
-            /// Bytes on disk.
+            /// The size on disk in bytes.
             pub(crate) const SIZE: usize = $size;
 
             pub(crate) fn decode(bytes: &[u8; $size]) -> Self {
@@ -78,12 +77,12 @@ on_disk! {
         blkszbits: u8,
         /// The superblock is `128 + 16 * sb_extslots` bytes long.
         sb_extslots: u8,
-        /// The root's nid; where `rootnid_8b` has it, bits 32 to 47 of the number of blocks.
+        /// The root's nid, or bits 32 to 47 of the number of blocks if `rootnid_8b` holds the nid.
         rootnid_2b_or_blocks_hi: u16,
         inos: u64,
-        /// What the times of compact inodes are added to, in seconds.
+        /// The base of compact inodes' times, in seconds.
         epoch: u64,
-        /// Their nanoseconds.
+        /// The nanoseconds of compact inodes' times.
         fixed_nsec: u32,
         blocks_lo: u32,
         meta_blkaddr: u32,
@@ -91,7 +90,7 @@ on_disk! {
         uuid: [u8; 16],
         volume_name: [u8; 16],
         feature_incompat: u32,
-        /// A bitmap of algorithms with `COMPR_CFGS`, else LZ4's longest offset (0: 65535).
+        /// With `COMPR_CFGS`, a bitmap of algorithms; otherwise LZ4's longest offset (0: 65535).
         available_compr_algs: u16,
         extra_devices: u16,
         devt_slotoff: u16,
@@ -102,7 +101,7 @@ on_disk! {
         xattr_filter_reserved: u8,
         ishare_xattr_prefix_id: u8,
         reserved: [u8; 2],
-        /// When the image was built: seconds after `epoch`.
+        /// The build time: seconds after `epoch`.
         build_time: u32,
         /// With 48-bit addresses: the root's nid, unless 0.
         rootnid_8b: u64,
@@ -111,20 +110,20 @@ on_disk! {
 }
 
 on_disk! {
-    /// The superblock's first extension slot, which lies behind it if `sb_extslots` is not 0.
+    /// The superblock's first extension slot, which follows it if `sb_extslots` is not 0.
     SuperBlockSlot1: 16 {
-        /// The inode that holds the metadata box.
+        /// The inode that contains the metadata box.
         metabox_nid: u64,
         reserved3: u64,
     }
 }
 
 on_disk! {
-    /// Another device, in a table of 128-byte slots.
+    /// Another device, as a 128-byte slot of the device table.
     DeviceSlot: 128 {
         tag: [u8; 64],
         blocks: u32,
-        /// The unified address of its first block; 0: it has none.
+        /// The unified address of its first block; 0 if it has none.
         uniaddr: u32,
         blocks_hi: u16,
         uniaddr_hi: u16,
@@ -138,7 +137,8 @@ on_disk! {
         i_format: u16,
         i_xattr_icount: u16,
         i_mode: u16,
-        /// The number of links; with [`I_NLINK_1`] bits 32 to 47 of what `i_u` has bits 0 to 31 of.
+        /// The number of links or, with [`I_NLINK_1`], bits 32 to 47 of the word that starts in
+        /// `i_u`.
         i_nb: u16,
         i_size: u32,
         i_mtime: u32,
@@ -156,7 +156,7 @@ on_disk! {
         i_format: u16,
         i_xattr_icount: u16,
         i_mode: u16,
-        /// Bits 32 to 47 of what `i_u` has bits 0 to 31 of.
+        /// Bits 32 to 47 of the word that starts in `i_u`.
         i_nb: u16,
         i_size: u64,
         i_u: u32,
@@ -180,8 +180,7 @@ on_disk! {
 }
 
 on_disk! {
-    /// One xattr, followed by the name without its prefix, then by the value; entries are aligned
-    /// to 4.
+    /// One xattr, followed by the name without its prefix and the value. Entries are aligned to 4.
     XattrEntry: 4 {
         e_name_len: u8,
         e_name_index: u8,
@@ -190,8 +189,8 @@ on_disk! {
 }
 
 on_disk! {
-    /// One directory entry. A block begins with these; the names follow, each up to the start of
-    /// the next.
+    /// One directory entry. A block begins with its entries; their names follow, each up to the
+    /// start of the next.
     Dirent: 12 {
         nid: u64,
         nameoff: u16,
@@ -203,7 +202,7 @@ on_disk! {
 on_disk! {
     /// One chunk of a chunk-based file.
     ChunkIndex: 8 {
-        /// With [`CHUNK_48BIT`].
+        /// Used with [`CHUNK_48BIT`].
         startblk_hi: u16,
         device_id: u16,
         startblk_lo: u32,
@@ -211,27 +210,27 @@ on_disk! {
 }
 
 on_disk! {
-    /// How a compressed file is mapped.
+    /// The map header of a compressed file.
     MapHeader: 8 {
-        /// The tail's offset in the packed inode (fragment), or the inline tail's length in the
-        /// upper half.
+        /// A fragment's offset in the packed inode, or the length of the inline tail in the upper
+        /// half.
         h_fragmentoff: u32,
         h_advise: u16,
         /// Bits 0–3: the algorithm of `HEAD1`; 4–7: of `HEAD2`.
         h_algorithmtype: u8,
-        /// Bits 0–3: logical cluster bits less block bits; 7: the whole file is a fragment, and the
-        /// other 63 bits of this header are its offset.
+        /// Bits 0–3: logical cluster bits minus block bits. Bit 7: the whole file is a fragment,
+        /// and the other 63 bits of this header are its offset.
         h_clusterbits: u8,
     }
 }
 
 on_disk! {
-    /// How a compressed file with encoded extents is mapped. Records of 4 or 8 bytes say the
-    /// logical cluster in bits 0 to 3 of the last byte, as [`MapHeader`] does; longer ones are
-    /// counted.
+    /// The map header of a compressed file with encoded extents. With records of 4 or 8 bytes, bits
+    /// 0 to 3 of the last byte hold the logical cluster size, as in [`MapHeader`]; with longer
+    /// records, the header holds their count.
     ExtentsHeader: 8 {
         h_extents_lo: u32,
-        /// [`advise::EXTENTS`], the records' length above it, and the other bits.
+        /// [`advise::EXTENTS`], the record length above it, and the other bits.
         h_advise: u16,
         h_extents_hi: u16,
     }
@@ -240,15 +239,14 @@ on_disk! {
 on_disk! {
     /// An encoded extent. Shorter records are its first 4, 8 or 16 bytes.
     EncodedExtent: 32 {
-        /// Bits 0 to 20: bytes of the physical cluster, 0 for a hole; 27: the extent is a prefix of
-        /// its content; 28 to 31: 0 if it is plain, else its algorithm and one. For the fragment at
-        /// a file's end: bits 0 to 31 of its offset.
+        /// Bits 0 to 20: the length of the physical cluster in bytes, 0 for a hole. Bit 27: the
+        /// extent is only a prefix of the content. Bits 28 to 31: 0 if plain, else the algorithm
+        /// plus one. For the fragment at a file's end: bits 0 to 31 of its offset.
         plen: u32,
-        /// Where the physical cluster starts, in bytes. For a fragment: bits 32 to 63 of its
-        /// offset.
+        /// The start of the physical cluster in bytes. For a fragment: bits 32 to 63 of its offset.
         pstart_lo: u32,
         pstart_hi: u32,
-        /// Where the extent starts in the file.
+        /// The extent's start in the file.
         lstart_lo: u32,
         lstart_hi: u32,
         reserved: [u8; 12],
@@ -256,8 +254,8 @@ on_disk! {
 }
 
 on_disk! {
-    /// A full index: one logical cluster. For heads `di_u` is the block address of the physical
-    /// cluster; for others it is two 16-bit distances, to the head before and the head after.
+    /// A full index of one logical cluster. For heads, `di_u` is the block address of the physical
+    /// cluster. For others, it is two 16-bit distances: to the previous head and to the next.
     FullIndex: 8 {
         di_advise: u16,
         di_clusterofs: u16,
@@ -295,7 +293,7 @@ on_disk! {
     /// Zstandard's configuration.
     ZstdConfig: 6 {
         format: u8,
-        /// Logarithm of the window less 10.
+        /// Log2 of the window, minus 10.
         windowlog: u8,
         reserved: [u8; 4],
     }

@@ -1,4 +1,4 @@
-//! The superblock's place, features and checksum.
+//! The superblock's offset, features and checksum.
 
 pub(crate) const SUPER_OFFSET: u64 = 1024;
 pub(crate) const SUPER_MAGIC: u32 = 0xE0F5_E1E2;
@@ -10,7 +10,7 @@ pub(crate) mod compat {
     pub(crate) const SB_CHKSUM: u32 = 0x1;
     pub(crate) const MTIME: u32 = 0x2;
     pub(crate) const SHARED_XATTRS_IN_METABOX: u32 = 0x8;
-    /// Long xattr prefixes lie in the image, not in its packed inode.
+    /// Long xattr prefixes are in the image, not in the packed inode.
     pub(crate) const PLAIN_XATTR_PREFIXES: u32 = 0x10;
 
     pub(crate) const NAMES: &[(u32, &str)] = &[
@@ -36,7 +36,7 @@ pub(crate) mod incompat {
     pub(crate) const XATTR_PREFIXES: u32 = 0x40;
     /// 48-bit block addresses; also encoded extents, and directories without `.`.
     pub(crate) const ADDRESSES_48BIT: u32 = 0x80;
-    /// Metadata in a file of its own, which may be compressed.
+    /// Metadata is in a separate file, which may be compressed.
     pub(crate) const METABOX: u32 = 0x100;
 
     pub(crate) const SUPPORTED: u32 = ZERO_PADDING
@@ -49,7 +49,7 @@ pub(crate) mod incompat {
         | ADDRESSES_48BIT
         | METABOX;
 
-    /// Names of those. Some bits stand for two features.
+    /// Names of the features. Some bits mean two features.
     pub(crate) const NAMES: &[(u32, &str)] = &[
         (ZERO_PADDING, "lz4 padded in front"),
         (COMPR_CFGS, "codec settings or big clusters"),
@@ -63,12 +63,13 @@ pub(crate) mod incompat {
     ];
 }
 
-/// The CRC-32C of EROFS: the usual one without its final complement.
+/// Returns EROFS's CRC-32C: the standard one without its final complement.
 pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     !crc32c::crc32c(bytes)
 }
 
-/// The bytes that the checksum covers: from the superblock to the end of its block.
+/// Returns the number of bytes that the checksum covers: from the superblock to the end of its
+/// block.
 pub(crate) fn checksummed_len(block_bytes: usize) -> usize {
     let before = SUPER_OFFSET as usize;
     if block_bytes > before { block_bytes - before } else { block_bytes }

@@ -2,7 +2,7 @@
 
 pub(crate) const XATTR_LONG_PREFIX: u8 = 0x80;
 
-/// Prefixes of xattr names, by `e_name_index`.
+/// Prefixes of xattr names, indexed by `e_name_index`.
 pub(crate) const XATTR_PREFIXES: &[(u8, &[u8])] = &[
     (1, b"user."),
     (2, b"system.posix_acl_access"),
@@ -21,13 +21,13 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// What stands before an xattr's name.
+/// The prefix of an xattr's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Prefix {
     Known(Vec<u8>),
-    /// Index 0: what the image keeps for itself, such as digests of files. Nobody is shown it.
+    /// Index 0: internal data of the image, such as digests of files. Never shown.
     Hidden,
-    /// An index that the format does not define. As in Linux, nobody is shown it.
+    /// An index that the format does not define. Not shown, as in Linux.
     Unknown(u8),
 }
 

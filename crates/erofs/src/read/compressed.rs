@@ -1,17 +1,18 @@
-//! The content of files, compressed or not.
+//! Reading of file content, compressed or not.
 //!
 //! ```text
-//! for each extent that the buffer meets:
+//! for each extent that the buffer overlaps:
 //!     a hole              is zeros
 //!     a fragment          is read from the packed inode
 //!     interlaced          is read from the image
-//!     a part of a cluster is copied out of the cluster, decoded whole and cached, or as far as it takes (`read_part`)
-//!     whole clusters      that lie side by side in the file and in the image are a run: one read, then one after the other
-//!                         is decoded where its content belongs
+//!     part of a cluster   is copied out of the cluster, which is decoded whole and cached, or decoded
+//!                         as far as needed (`read_part`)
+//!     whole clusters      that are adjacent in the file and in the image form a run: one read, then
+//!                         each is decoded to its place in the buffer
 //! ```
 //!
-//! A run of LZ4 clusters is read to the end of the room that its content will take, and decoded
-//! over itself:
+//! A run of LZ4 clusters is read to the end of the space that its content will fill, and decoded in
+//! place:
 //!
 //! ```text
 //!     |<------------------- content of a, b and c ------------------->|margin|
@@ -19,10 +20,10 @@
 //!     |<------- content of a ------->|           . . . . |   b   |   c       |
 //! ```
 //!
-//! A cluster is shorter than its content, or it would have been stored plain, so what is written
-//! stays behind what is still to be read; the margin is what one cluster needs at the end. Where an
-//! image has it otherwise, or the buffer has no room for the margin, the decoder notices, that
-//! cluster is decoded from a copy, and what was overwritten is read anew.
+//! A cluster is shorter than its content, or it would have been stored plain, so the output stays
+//! behind the input that is still to be read. The margin is what one cluster needs at the end. If
+//! an image violates this, or the buffer has no room for the margin, the decoder notices: that
+//! cluster is decoded from a copy, and any overwritten input is read again.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -40,39 +41,40 @@ use crate::error::{Error, Result};
 use crate::format::{DataLayout, Extent, MAX_EXTENT_BYTES, Place, incompat};
 use crate::readahead::Busy;
 
-/// Compressed bytes that are read together, unless one cluster has more.
+/// Compressed bytes that are read together, unless a single cluster is longer.
 const RUN_BYTES: usize = 64 << 10;
 
-/// Content that is decoded whole and kept when it is first asked for, while there is room.
+/// The maximum size of content that is decoded whole and cached on the first access, while there is
+/// room.
 const CHEAP_BYTES: u64 = 32 << 10;
 
-/// Decoding this much of a cluster keeps a processor busy.
+/// The minimum size of cluster content whose decoding counts as keeping a processor busy.
 const BUSY_BYTES: u64 = 16 << 10;
 
-/// A file of which this part of the clusters were missed is likely to be read all over, and more
-/// than once in most of them.
+/// If more than 1/`LIKELY` of a file's clusters were missed, the file is likely to be read
+/// completely, and most of its clusters more than once.
 const LIKELY: u64 = 8;
 
-/// A Zstandard block's content at most (RFC 8878, section 3.1.1.2.4).
+/// The maximum content of a Zstandard block (RFC 8878, section 3.1.1.2.4).
 const ZSTD_BLOCK: usize = 128 << 10;
 
 thread_local! {
     static DECODER: RefCell<Scratch> = RefCell::default();
 }
 
-/// What a thread decodes with.
+/// A thread's decoder and buffers.
 #[derive(Default)]
 struct Scratch {
     decoder: ClusterDecoder,
     /// Compressed bytes.
     src: Vec<u8>,
-    /// Content of which a part is wanted.
+    /// Content of which only a part is wanted.
     content: Vec<u8>,
 }
 
 impl Scratch {
-    /// Works with the thread's. A source that lies in an image itself comes here again meanwhile,
-    /// and gets another.
+    /// Runs `work` with the thread's scratch. If the source is itself a file in an image, this
+    /// nests, and the inner call gets a new scratch.
     fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = DECODER.take();
         let result = work(&mut scratch);
@@ -81,14 +83,14 @@ impl Scratch {
     }
 }
 
-/// Extents whose clusters lie side by side.
+/// Extents whose clusters are adjacent.
 #[derive(Default)]
 struct Run {
     extents: Vec<Extent>,
 }
 
 impl Data {
-    /// Reads from `offset` into `buf`, and returns how many bytes the file had.
+    /// Reads from `offset` into `buf`. Returns the number of bytes read.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let len = self.clip(buf.len(), offset);
         let buf = &mut buf[..len];
@@ -105,8 +107,9 @@ impl Data {
         Ok(len)
     }
 
-    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, all of which
-    /// may be overwritten. A reader that goes `forward` is likely to want what follows.
+    /// Reads `len` bytes, which must exist in the file, from `offset` to the front of `room`. All
+    /// of `room` may be overwritten. If `forward`, the reader is likely to continue with the bytes
+    /// that follow.
     pub(crate) fn read_compressed(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {
         let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
         let mut cursor = Cursor::default();
@@ -145,8 +148,8 @@ impl Data {
         Ok(())
     }
 
-    /// Makes `run` of an extent and those that follow it before `end`. Returns the first that is
-    /// not of the run, if it was looked at.
+    /// Collects an extent and adjacent ones that end by `end` into `run`. Returns the next extent
+    /// if it was looked up but does not belong to the run.
     fn gather(
         &self,
         map: &CompressedMap,
@@ -182,8 +185,8 @@ impl Data {
         }
     }
 
-    /// The front of an interlaced extent, up to the end of the block in which it starts in the
-    /// file, lies at its cluster's end, the rest at the cluster's front.
+    /// Reads an interlaced extent. Its front, up to the end of the block in which it starts in the
+    /// file, is at the end of its cluster; the rest is at the cluster's front.
     fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
         let block = self.block_bytes();
         let front = block - extent.start % block;
@@ -194,8 +197,8 @@ impl Data {
         if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, pa + skipped.saturating_sub(front)) }
     }
 
-    /// Fills `out` from the cache, or from as much of a cluster as it takes, or from a cluster that
-    /// is then cached.
+    /// Fills `out` from the cache, from a cluster decoded only as far as needed, or from a cluster
+    /// that is decoded and cached.
     fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
         let Place::Encoded { pa, plen, format, .. } = extent.place else {
             return Err(Error::NotA("compressed extent"));
@@ -203,8 +206,8 @@ impl Data {
         let to = from + out.len();
         let clusters = self.image.clusters();
         if let Some(content) = clusters.find(pa, extent.len) {
-            // Where nothing will have to go soon nobody asks for it, and the table would be one
-            // more thing to fetch.
+            // Visits matter only if the cache must soon evict. Until then, counting them would cost
+            // one more cache line.
             if clusters.is_filling() {
                 clusters.visit(pa);
             }
@@ -234,8 +237,8 @@ impl Data {
         })
     }
 
-    /// Whether a cluster of which parts were read `visits` times, now up to `to`, is worth a place
-    /// in the cache. In its file the cache lacked clusters `misses` times.
+    /// Returns whether a cluster is worth caching. Parts of it were read `visits` times, this time
+    /// up to `to`; in its file, the cache missed `misses` times.
     fn is_wanted(
         &self,
         extent: &Extent,
@@ -247,11 +250,12 @@ impl Data {
         let room = extent.len as usize + self.margin(extent);
         let clusters = self.image.clusters();
         match clusters.visits_of_victim(pa, extent.len, room) {
-            // Once more may be chance, and who comes back at once may come often.
+            // One extra visit may be noise; a cluster that missed again immediately is admitted.
             Some(of_other) => visits > of_other + 1 || clusters.missed_again(pa),
-            // There is room, and decoding is dear.
+            // There is room, and decoding is expensive.
             None if format != ClusterFormat::Lz4 => true,
-            // But the rest costs time, and memory that was never used before about as much.
+            // LZ4 decodes fast. Decoding the rest takes time, and touching fresh memory takes about
+            // as much again.
             None => {
                 let likely = misses * LIKELY > self.inode.size / extent.len;
                 visits > 1 || extent.len <= CHEAP_BYTES || to as u64 > extent.len / 4 * 3 || likely
@@ -259,7 +263,7 @@ impl Data {
         }
     }
 
-    /// Compressed bytes where the image has them in memory, or read into `src`.
+    /// Returns compressed bytes in place if the image is in memory, else reads them into `src`.
     fn fetch<'a>(&'a self, pa: u64, stored: usize, src: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         if let Some(bytes) = self.image.bytes_at(stored, pa)? {
             return Ok(bytes);
@@ -271,7 +275,7 @@ impl Data {
         Ok(&src[..stored])
     }
 
-    /// The decoded content of an extent, from the cache if a reader was here before.
+    /// Returns the decoded content of an extent, from the cache if it is there.
     fn cached(&self, extent: &Extent) -> Result<Kept<Content>> {
         let Place::Encoded { pa, .. } = extent.place else { return Err(Error::NotA("compressed extent")) };
         let len = extent.len as usize;
@@ -283,7 +287,7 @@ impl Data {
         })
     }
 
-    /// What decoding an extent in place needs behind its content.
+    /// Returns the space that decoding an extent in place needs after its content.
     pub(super) fn margin(&self, extent: &Extent) -> usize {
         match extent.place {
             Place::Encoded { plen, format: ClusterFormat::Lz4, .. } => in_place_margin(plen as usize),
@@ -291,8 +295,8 @@ impl Data {
         }
     }
 
-    /// Decodes extents that lie side by side in the file and in the image to the front of `room`,
-    /// which holds their content and may all be overwritten.
+    /// Decodes extents that are adjacent in the file and in the image to the front of `room`, which
+    /// must hold their content. All of `room` may be overwritten.
     pub(super) fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
         let mut counts = Counts::default();
         let at = run.first().and_then(address).unwrap_or(0);
@@ -306,7 +310,8 @@ impl Data {
             let Some(pa) = address(first) else { return Err(Error::NotA("compressed extent")) };
             let stored = read_bytes(run).sum();
             let in_memory = self.image.bytes_at(stored, pa)?.is_some();
-            // Without its margin the last would be decoded almost to its end, in vain.
+            // Without its margin, the last extent would fail near its end and have to be decoded
+            // again.
             let over = if self.has_margin(run, room.len()) { run } else { &run[..run.len() - 1] };
             let done = if overlays && stored <= room.len() && !in_memory && !over.is_empty() {
                 self.decode_over_itself(over, read_bytes(over).sum(), pa, room, &mut counts)?
@@ -322,14 +327,14 @@ impl Data {
         Ok(())
     }
 
-    /// Whether `room_bytes` hold the content of extents and the margin of the last.
+    /// Returns whether `room_bytes` hold the content of the extents and the margin of the last.
     fn has_margin(&self, run: &[Extent], room_bytes: usize) -> bool {
         let content: u64 = run.iter().map(|extent| extent.len).sum();
         run.last().is_none_or(|last| content as usize + self.margin(last) <= room_bytes)
     }
 
-    /// Decodes extents over their own compressed bytes, at least one, until one overwrote what the
-    /// next needs. Returns how many.
+    /// Decodes extents in place, at least one, until one overwrites the input of the next. Returns
+    /// the number of extents decoded.
     fn decode_over_itself(
         &self,
         run: &[Extent],
@@ -353,7 +358,7 @@ impl Data {
                         && out + len <= to
                         && match decompress_in_place(&mut room[out..to], start - out..to - out, len) {
                             Ok(()) => true,
-                            // There was all the room that a sound cluster needs.
+                            // The room suffices for any valid cluster.
                             Err(error) if to - out >= len + self.margin(extent) => {
                                 return Err(Error::Corrupt { what: error.what, offset: pa });
                             }
@@ -377,8 +382,8 @@ impl Data {
         Ok(run.len())
     }
 
-    /// Decodes all extents from a copy of their compressed bytes, or from where the image has them
-    /// in memory.
+    /// Decodes all extents from a copy of their compressed bytes, or directly from an image in
+    /// memory.
     fn decode_copied(
         &self,
         run: &[Extent],
@@ -405,7 +410,7 @@ impl Data {
         })
     }
 
-    /// Decodes an extent, or a prefix of it, from its cluster.
+    /// Decodes an extent or a prefix of it from its cluster.
     fn decode_one(
         &self,
         extent: &Extent,
@@ -429,7 +434,8 @@ impl Data {
             .map_err(|error| Error::Corrupt { what: error.what, offset: pa })
     }
 
-    /// Zeros in front of a cluster's compressed bytes: at most what is left of its first block.
+    /// Returns the number of zeros before a cluster's compressed bytes. They end within its first
+    /// block.
     fn padding(&self, src: &[u8], pa: u64) -> Result<usize> {
         let block = self.block_bytes();
         let most = (block - pa % block).min(src.len() as u64) as usize;
@@ -439,8 +445,8 @@ impl Data {
         }
     }
 
-    /// The extents of a compressed file, from that which has the byte at `range.start` to that
-    /// which has the last of `range` or of the file. None of a file that is not compressed.
+    /// Returns the extents of a compressed file that overlap `range`, up to the end of the file.
+    /// Returns none for an uncompressed file.
     pub(super) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
         let (mut cursor, mut at) = (Cursor::default(), range.start);
         let end = range.end.min(self.inode.size);
@@ -452,7 +458,7 @@ impl Data {
         })
     }
 
-    /// The extent that has the byte at `offset`, which the file has.
+    /// Returns the extent that contains the byte at `offset`, which must be within the file.
     pub(crate) fn extent_around(&self, offset: u64) -> Result<Extent> {
         let Some(map) = &self.map else { return Err(Error::NotA("compressed file")) };
         map.extent_at(&self.image, &mut Cursor::default(), offset)
@@ -473,8 +479,8 @@ impl Run {
     }
 }
 
-/// What is decoded of an extent of `len` bytes whose first `to` are wanted: Zstandard gives whole
-/// blocks, libdeflate all or nothing.
+/// Returns how many bytes to decode of an extent of `len` bytes if the first `to` are wanted.
+/// Zstandard decodes whole blocks, libdeflate all or nothing.
 fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
     match format {
         ClusterFormat::Lz4 | ClusterFormat::MicroLzma => to,
@@ -483,7 +489,7 @@ fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
     }
 }
 
-/// The bytes of an extent's cluster.
+/// Returns the size of an extent's cluster in bytes.
 fn cluster_bytes(extent: &Extent) -> usize {
     match extent.place {
         Place::Encoded { plen, .. } | Place::Plain { plen, .. } => plen as usize,
@@ -491,8 +497,8 @@ fn cluster_bytes(extent: &Extent) -> usize {
     }
 }
 
-/// The bytes of a run's clusters, of which the last need not be read further than its content if it
-/// is plain.
+/// Returns the bytes to read for each cluster of a run. If the last is plain, only its content is
+/// read.
 fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
     run.iter().enumerate().map(|(number, extent)| match extent.place {
         Place::Plain { .. } if number + 1 == run.len() => extent.len as usize,
@@ -500,8 +506,8 @@ fn read_bytes(run: &[Extent]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where an extent's cluster lies; `None` for what is in no cluster of its own, or not in one
-/// piece.
+/// Returns the address of an extent's cluster. Returns `None` if the extent has no cluster of its
+/// own or is not contiguous in it.
 fn address(extent: &Extent) -> Option<u64> {
     match extent.place {
         Place::Encoded { pa, .. } | Place::Plain { pa, interlaced: false, .. } => Some(pa),

@@ -1,4 +1,4 @@
-//! A file's content and where it lies: flat and chunked content is read here.
+//! A file's content and its location. Flat and chunked content is read here.
 
 use std::sync::atomic::AtomicU64;
 
@@ -11,17 +11,17 @@ use crate::format::{
     CHUNK_48BIT, CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, NULL_ADDR_48BIT, align,
 };
 
-/// Chunk addresses that are read together.
+/// The number of chunk addresses that are read together.
 pub(crate) const CHUNKS_READ: u64 = 512;
 
-/// A file's content and where it is.
+/// A file's content and its location.
 pub(crate) struct Data {
     pub(crate) image: Image,
     pub(crate) inode: Inode,
     pub(crate) map: Option<CompressedMap>,
-    /// Reads of parts of clusters that were not in the cache.
+    /// The number of reads of partial clusters that missed the cache.
     pub(crate) missed: AtomicU64,
-    /// The packed inode's content, when this one ends there.
+    /// The packed inode's content, if this file has a fragment there.
     pub(crate) packed: Option<Box<Data>>,
 }
 
@@ -44,13 +44,14 @@ impl Data {
         Ok(Self { image: image.clone(), inode: inode.clone(), map, missed: AtomicU64::new(0), packed })
     }
 
-    /// The bytes of a read of `len` from `offset` that the file has.
+    /// Clips a read of `len` bytes at `offset` to the end of the file.
     pub(super) fn clip(&self, len: usize, offset: u64) -> usize {
         let left = self.inode.size.saturating_sub(offset);
         usize::try_from(left).map_or(len, |left| left.min(len))
     }
 
-    /// Where the file's metadata ends: its inode, xattrs, indexes or chunks, and inline data.
+    /// Returns the end of the file's metadata: its inode, xattrs, indexes or chunks, and inline
+    /// data.
     pub(crate) fn record_end(&self) -> Result<u64> {
         let inode = &self.inode;
         let end = match (&self.map, inode.layout) {
@@ -100,10 +101,11 @@ impl Data {
         Ok(())
     }
 
-    /// The chunk's logarithm, the bytes of an index, and where the indexes start.
+    /// Returns log2 of the chunk size, the size of an index in bytes, and the offset of the first
+    /// index.
     pub(crate) fn chunk_format(&self) -> Result<(u32, u64, u64)> {
         let superblock = self.image.superblock();
-        // Images with chunks need not say that they have: those made of archives' indexes do not.
+        // Images with chunks need not set the feature flag: those made from archive indexes do not.
         let format = self.inode.raw as u32;
         if format & !(CHUNK_BLKBITS | CHUNK_INDEXES | CHUNK_48BIT) & 0xffff != 0 {
             return Err(Error::Unsupported(format!("chunk format {format:#x} of nid {}", self.inode.nid)));
@@ -112,7 +114,7 @@ impl Data {
         Ok((superblock.blkszbits + (format & CHUNK_BLKBITS), unit, align(self.inode.xattr_end, unit)))
     }
 
-    /// Where `count` chunks from chunk `first` on lie; `None` for holes.
+    /// Returns the places of `count` chunks from chunk `first` on; `None` for holes.
     pub(crate) fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
         let (_, unit, start) = self.chunk_format()?;
         let mut bytes = vec![0; (count * unit) as usize];
@@ -163,7 +165,7 @@ impl Data {
         Ok(())
     }
 
-    /// Whether the packed inode has a fragment.
+    /// Checks that a fragment is within the packed inode.
     pub(crate) fn check_fragment(&self, offset: u64, len: u64) -> Result<()> {
         let size = self.packed.as_ref().map_or(0, |packed| packed.inode.size);
         match offset.checked_add(len) {

@@ -1,30 +1,30 @@
-//! Other devices that hold an image's data: files besides the image that its table of devices
-//! lists.
+//! The other devices with an image's data: files besides the image, listed in its device table.
 //!
 //! ```text
-//! a chunk says       a device's number and a block of it; number 0 stands for a unified address
-//! all other data     a unified address: a block of the image, or one within the range that the table maps a device to
-//! metadata           always lies in the image
+//! a chunk           names a device by number and a block on it; number 0 means a unified address
+//! all other data    has a unified address: a block of the image, or of the range that the table maps
+//!                   to a device
+//! metadata          is always in the image
 //! ```
 //!
-//! Where no devices are given, those that the table maps to blocks of the image are taken to lie
+//! If no devices are given, devices that the table maps to blocks of the image are assumed to be
 //! there, as Linux does.
 
 use crate::error::{Error, Result};
 use crate::format::DeviceSlot;
 use crate::source::ReadAt;
 
-/// A place on one of an image's devices, 0 for the image itself.
+/// A location on one of an image's devices; device 0 is the image itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Spot {
     pub(crate) device: u16,
     pub(crate) offset: u64,
 }
 
-/// One of the devices as the table has it.
+/// A device, as the table describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Mapped {
-    /// The unified address of its first byte, 0 for none.
+    /// The unified address of its first byte; 0 if it has none.
     start: u64,
     len_bytes: u64,
     number: u16,
@@ -33,17 +33,17 @@ struct Mapped {
 /// An image's other devices.
 #[derive(Default)]
 pub(crate) struct Devices {
-    /// By number, less 1.
+    /// By number, minus 1.
     table: Vec<Mapped>,
-    /// Those with unified addresses, in the order of these.
+    /// The devices with unified addresses, sorted by address.
     unified: Vec<Mapped>,
-    /// None where all lie in the image.
+    /// Empty if all devices are within the image.
     sources: Vec<Box<dyn ReadAt>>,
 }
 
 impl Devices {
-    /// Of as many devices as the image has: what was given for them must be there, and as long as
-    /// the table says, whose addresses have 48 bits if they are `wide`.
+    /// Opens the devices of the table. Each must be given and be at least as long as the table
+    /// says. If `wide`, block addresses and counts in the table have 48 bits.
     pub(crate) fn open(
         slots: &[DeviceSlot],
         (block_bytes, wide): (u64, bool),
@@ -89,10 +89,9 @@ impl Devices {
         Ok(Self { table, unified, sources })
     }
 
-    /// Where a byte lies that the image says to be on the device `number`; `None` if there is no
-    /// such device.
+    /// Resolves an address on the device `number`. Returns `None` if there is no such device.
     pub(crate) fn spot(&self, number: u16, address: u64) -> Option<Spot> {
-        // The mask is the least that has room for all numbers: bits above it are for others to use.
+        // The mask is the smallest that fits all numbers; bits above it have other uses.
         let number = number & (self.table.len() + 1).next_power_of_two().wrapping_sub(1) as u16;
         if number > 0 {
             let device = self.table.get(usize::from(number) - 1)?;
@@ -109,12 +108,12 @@ impl Devices {
         })
     }
 
-    /// Whether all data lies in the image, wherever it says.
+    /// Returns whether the table is empty, so that all data is in the image.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Bytes of a device, as the table says; none of one that is not there.
+    /// Returns a device's length in bytes according to the table; 0 if there is no such device.
     pub(crate) fn len_bytes(&self, device: u16) -> u64 {
         usize::from(device)
             .checked_sub(1)
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!(refused(&[slot(2, 0)], &[]), "the image has data on 1 other device, and 0 were given");
         assert_eq!(refused(&[], &[5]), "the image has data on no other devices, and 1 were given");
         assert!(refused(&[slot(2, 0)], &[1023]).starts_with("device 1 has 1023 bytes, but the image expects 1024"));
-        // One file that holds all.
+        // One file that contains all devices.
         let flat = Devices::open(&[slot(10, 10)], (512, true), sources(&[]), 10_240).unwrap();
         assert_eq!(flat.spot(1, 512), Some(Spot { device: 0, offset: 11 * 512 }));
         assert!(refused(&[slot(11, 10)], &[]).contains("1 other device"));

@@ -14,15 +14,15 @@ pub struct DirEntry {
     /// The name: 1 to 255 bytes, none of them `/` or NUL. `.` and `..` are entries too, wherever
     /// the image stores them.
     pub name: Vec<u8>,
-    /// The inode that it names.
+    /// The inode that the entry refers to.
     pub nid: u64,
     /// The file type that the entry claims (`FT_*`); 0 is unknown.
     pub file_type: u8,
 }
 
 impl DirEntry {
-    /// The kind of file that the entry claims to name; `None` where it does not say, or nothing
-    /// known.
+    /// Returns the kind of file that the entry claims; `None` if the type is unspecified or
+    /// unknown.
     pub fn kind(&self) -> Option<FileKind> {
         Some(match self.file_type {
             1 => FileKind::Regular,
@@ -37,16 +37,17 @@ impl DirEntry {
     }
 }
 
-/// What it takes to keep a block, in bytes, besides its own.
+/// The overhead of a cached block, in bytes.
 const KEPT_BYTES: usize = 128;
 
-/// Bits of a position in a directory that number an entry of a block; the others number the block.
+/// The low bits of a directory position number an entry in its block; the high bits number the
+/// block.
 const ENTRY_BITS: u32 = 16;
 
-/// The entries of one directory block, checked as they are taken.
+/// The entries of a directory block, checked as they are read.
 pub(crate) struct DirBlock<'a> {
     bytes: &'a [u8],
-    /// Where the block lies, for errors.
+    /// The offset that errors report.
     offset: u64,
     count: usize,
 }
@@ -94,9 +95,9 @@ impl<'a> DirBlock<'a> {
 }
 
 impl Image {
-    /// Calls `each` with every entry of a directory, `.` and `..` too, in order, and checks that
-    /// the names ascend, so that none comes twice. A `.` that the image leaves out comes last.
-    /// Memory is one block.
+    /// Calls `each` with every entry of a directory in order, including `.` and `..`. Checks that
+    /// the names ascend, so none occurs twice. If the image omits `.`, it comes last. Memory use is
+    /// one block.
     pub fn for_each_entry(&self, directory: &Inode, mut each: impl FnMut(DirEntry) -> Result<()>) -> Result<()> {
         let mut failed = None;
         self.for_each_entry_from(directory, 0, |entry, _| match each(entry) {
@@ -109,9 +110,9 @@ impl Image {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Calls `each` with the entries of a directory from `position` on, and with the position after
-    /// each, until it breaks off. The first position is 0. One that no call was given is no error:
-    /// it lies before some entry, or behind the last. Finding it costs one block, wherever it is.
+    /// Calls `each` with every entry of a directory from `position` on and the position after it,
+    /// until `each` breaks. The first position is 0. A position that no call returned is not an
+    /// error: it is before some entry or after the last. Seeking costs one block read.
     pub fn for_each_entry_from(
         &self,
         directory: &Inode,
@@ -147,7 +148,7 @@ impl Image {
         Ok(())
     }
 
-    /// All entries of a directory but `.` and `..`, in order.
+    /// Returns all entries of a directory except `.` and `..`, in order.
     pub fn read_dir(&self, directory: &Inode) -> Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         self.for_each_entry(directory, |entry| {
@@ -159,8 +160,8 @@ impl Image {
         Ok(entries)
     }
 
-    /// The inode that `name` has in a directory, by binary search: over the blocks, then within
-    /// one.
+    /// Looks up `name` in a directory by binary search, first over the blocks, then within one.
+    /// Returns its inode number.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<u64>> {
         let offset = directory.offset;
         let (mut low, mut high) = (0, self.dir_blocks(directory)?);
@@ -191,7 +192,7 @@ impl Image {
         Ok((directory.dot_omitted && name == b".").then_some(directory.nid))
     }
 
-    /// A block of a directory.
+    /// Reads a block of a directory through the cache.
     fn dir_block(&self, directory: &Inode, number: u64) -> Result<Kept<Content>> {
         let block_bytes = self.superblock().block_bytes();
         let at = number * block_bytes;
@@ -207,8 +208,7 @@ impl Image {
         if directory.kind != FileKind::Directory {
             return Err(Error::NotA("directory"));
         }
-        // Every block of a directory exists in the image, so that its size is bounded by the
-        // image's.
+        // Directory blocks are never holes, so the image's size bounds the directory's.
         if directory.size > self.len_bytes() {
             return Error::corrupt("directory is larger than the image", directory.offset);
         }

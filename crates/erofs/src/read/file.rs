@@ -15,10 +15,10 @@ use crate::readahead::{Ahead, AheadFile};
 
 /// An open file, directory or symbolic link of an [`Image`].
 ///
-/// A file that is read from front to back is decoded ahead, by threads that the process has for it,
-/// as long as a processor has nothing else to do.
+/// If a file is read sequentially, background threads of the process decode ahead while a processor
+/// is idle.
 ///
-/// A clone is the same file, and reads in order where the other left off.
+/// Clones share the file and its position for sequential reads.
 #[derive(Clone)]
 pub struct File {
     data: Arc<Data>,
@@ -34,38 +34,38 @@ impl File {
         &self.data
     }
 
-    /// The image that the file is in.
+    /// Returns the image that contains the file.
     pub(crate) fn image(&self) -> &Image {
         &self.data.image
     }
 
-    /// As [`read_at`](Self::read_at). Nothing is decoded ahead, and `buf` takes no more than what
-    /// was read.
+    /// As [`read_at`](Self::read_at), but without decoding ahead and without using `buf` past the
+    /// bytes read.
     pub(crate) fn read_apart(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.data.read_at(buf, offset)
     }
 
-    /// The extents of a compressed file, from that which has the byte at `range.start` to that
-    /// which has the last of `range` or of the file. None of a file that is not compressed.
+    /// Returns the extents of a compressed file that overlap `range`, up to the end of the file.
+    /// Returns none for an uncompressed file.
     pub(crate) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
         self.data.extents(range)
     }
 
-    /// The file's inode.
+    /// Returns the file's inode.
     pub fn inode(&self) -> &Inode {
         &self.data.inode
     }
 
-    /// Reads from `offset` into `buf` and returns how many bytes were read: all that fit, up to the
-    /// end of the file; 0 from there on. What is behind them in `buf` may be overwritten: content
-    /// is decoded in place if there is some room behind it. After an error `buf` holds unspecified
-    /// bytes.
+    /// Reads from `offset` into `buf`. Returns the number of bytes read: fewer than `buf` holds
+    /// only at the end of the file, and 0 past it. The rest of `buf` may be overwritten, because
+    /// content is decoded in place if there is some room after it. After an error, the contents of
+    /// `buf` are unspecified.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_into(buf, buf.len(), offset)
     }
 
-    /// As [`read_at`](Self::read_at), at most `len` bytes. The last cluster too is decoded in place
-    /// where `room` has [`room_bytes`](Self::room_bytes).
+    /// As [`read_at`](Self::read_at), for at most `len` bytes. If `room` has
+    /// [`room_bytes`](Self::room_bytes), the last cluster is decoded in place too.
     pub fn read_into(&self, room: &mut [u8], len: usize, offset: u64) -> Result<usize> {
         let len = self.data.clip(len.min(room.len()), offset);
         if self.data.map.is_none() {
@@ -75,8 +75,8 @@ impl File {
         Ok(len)
     }
 
-    /// Reads `len` bytes from `offset`, which the file has, to the front of `room`, which is
-    /// longer. Nothing is decoded ahead.
+    /// Reads `len` bytes, which must exist in the file, from `offset` to the front of `room`, which
+    /// is longer. Does not decode ahead.
     pub(crate) fn read_alone(&self, room: &mut [u8], len: usize, offset: u64) -> Result<()> {
         if self.data.map.is_some() {
             return self.data.read_compressed(room, len, offset, true);
@@ -84,18 +84,18 @@ impl File {
         self.data.read_at(&mut room[..len], offset).map(drop)
     }
 
-    /// What room a read of `len` bytes takes at most.
+    /// Returns the most room that a read of `len` bytes can use.
     pub fn room_bytes(len: usize) -> usize {
         room_bytes(len)
     }
 
-    /// A buffer of at least `len` bytes, which hold anything.
+    /// Returns a buffer of at least `len` bytes with arbitrary contents.
     pub(crate) fn buffer(&self, len: usize) -> Content {
         self.data.image.buffers().take(len)
     }
 
-    /// Makes `bytes` the cluster of the extent of `len` bytes from `offset`. `None`: it is not
-    /// compressed, or ends elsewhere.
+    /// Reads the cluster of the extent of `len` bytes at `offset` into `bytes`. Returns `None` if
+    /// it is not compressed or has other bounds.
     pub(crate) fn cluster_of(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> Result<Option<ClusterFormat>> {
         if self.data.map.is_none() {
             return Ok(None);
@@ -113,9 +113,9 @@ impl File {
         }
     }
 
-    /// The bytes from `offset`, which the file has, to the end of the last extent that ends within
-    /// `len` bytes of it. If none does, to the end of the one that starts there, at most `most`
-    /// bytes; else `len`.
+    /// Returns the number of bytes from `offset`, which must be within the file, to the end of the
+    /// last extent that ends within `len` bytes. If none does, returns the length of the extent
+    /// that starts at `offset`, if at most `most`; otherwise `len`.
     pub(crate) fn whole_extents(&self, len: usize, most: usize, offset: u64) -> Result<usize> {
         let end = offset + len as u64;
         if self.data.map.is_none() || end >= self.data.inode.size {

@@ -14,32 +14,32 @@ use crate::error::{Error, Result};
 use crate::format::{IN_BOX, Lcluster, Prefix};
 use crate::source::ReadAt;
 
-/// Memory for blocks of directories, in bytes.
+/// Bytes of memory for cached directory blocks.
 const NAMES_CACHE_BYTES: usize = 1 << 20;
-/// Memory for decoded indexes, in bytes: those that open files keep, and as much for those that
-/// they share.
+/// Bytes of memory for decoded indexes: once for those that open files keep, once for the shared
+/// cache.
 const INDEX_CACHE_BYTES: usize = 2 << 20;
 
-/// Parts of what is counted.
+/// The number of counter shards.
 const COUNTERS: usize = 16;
 
-/// The number of the next image that is opened.
+/// The number of the next image to be opened.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// An EROFS image, open for reading by any number of threads. A clone is the same open image.
 ///
-/// Nothing in it is trusted: any bytes give data or an [`Error`], in bounded time and memory.
+/// Nothing in it is trusted: any bytes yield data or an [`Error`], in bounded time and memory.
 #[derive(Clone)]
 pub struct Image {
     shared: Arc<Shared>,
-    /// The image's own prefixes of xattrs' names, and where they lie in it.
+    /// The image's own xattr name prefixes and their place in it.
     long_prefixes: (Arc<[Prefix]>, Range<u64>),
-    /// The metadata box reads its own file through an image that has none.
+    /// `None` in the image through which the metadata box reads its own file.
     metabox: Option<Arc<dyn MetadataBox>>,
 }
 
 struct Shared {
-    /// In this process.
+    /// Unique in this process.
     number: u64,
     source: Box<dyn ReadAt>,
     len_bytes: u64,
@@ -47,12 +47,12 @@ struct Shared {
     superblock: Superblock,
     /// Blocks of directories, by nid and number.
     names: Cache<(u64, u64), Content>,
-    /// Decoded indexes, by nid and number of the window.
+    /// Decoded indexes, by nid and window number.
     windows: Cache<(u64, u64), Box<[Lcluster]>>,
-    /// What open files keep of them.
+    /// The budget for indexes that open files keep.
     kept_indexes: Arc<Budget>,
     clusters: Clusters,
-    /// Many, so that threads seldom count in the same one.
+    /// Sharded so that threads rarely contend.
     counters: [CachePadded<Counters>; COUNTERS],
 }
 
@@ -62,29 +62,29 @@ struct Counters {
     copied: AtomicU64,
 }
 
-/// What an image has done since it was opened.
+/// Counters of an image since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// LZ4 clusters decoded over their own compressed bytes.
+    /// LZ4 clusters decoded in place.
     pub decoded_in_place: u64,
-    /// Clusters decoded from elsewhere: other formats, LZ4 where the margin did not suffice, images
-    /// in memory.
+    /// Clusters decoded from a separate buffer: other formats, LZ4 without a sufficient margin,
+    /// images in memory.
     pub decoded_by_copy: u64,
-    /// Reads of part of a cluster that found it decoded; those of all images that share the cache.
+    /// Reads of partial clusters that hit the cache, for all images that share it.
     pub cache_hits: u64,
 }
 
-/// What a file holds that has inodes and what follows them in it ([`IN_BOX`]).
+/// A file that contains inodes and the data that follows them ([`IN_BOX`]).
 pub(super) trait MetadataBox: Send + Sync {
     fn len_bytes(&self) -> u64;
 
-    /// Fills `buf` with what lies at `at`, counted from the start of the box, which has it.
+    /// Fills `buf` from offset `at` of the box. The range must be within the box.
     fn read(&self, buf: &mut [u8], at: u64) -> Result<()>;
 }
 
 impl Image {
-    /// An image without its metadata box and its own prefixes.
+    /// Creates an image without its metadata box and its own prefixes.
     pub(super) fn new(
         source: Box<dyn ReadAt>,
         superblock: Superblock,
@@ -115,17 +115,17 @@ impl Image {
         self.long_prefixes = (prefixes.into(), place);
     }
 
-    /// The image's superblock.
+    /// Returns the image's superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.shared.superblock
     }
 
-    /// Bytes of the image.
+    /// Returns the image's length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.shared.len_bytes
     }
 
-    /// What the image has done so far.
+    /// Returns the image's counters.
     pub fn counts(&self) -> Counts {
         let sum = |counter: fn(&Counters) -> &AtomicU64| {
             self.shared.counters.iter().map(|counters| counter(counters).load(Ordering::Relaxed)).sum()
@@ -137,7 +137,8 @@ impl Image {
         }
     }
 
-    /// Reads what an image must have where it says, which may be in its metadata box.
+    /// Reads metadata, which may be in the metadata box. If the image ends earlier, that is an
+    /// error.
     pub(crate) fn read_meta(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         if buf.len() <= near::SHORT_BYTES {
             return self.read_near(buf, offset);
@@ -149,7 +150,7 @@ impl Image {
         self.read_source(buf, offset)
     }
 
-    /// As [`read_meta`](Self::read_meta), for what lies beside what was read, or will be.
+    /// As [`read_meta`](Self::read_meta), for data near previous or following reads.
     pub(crate) fn read_near(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
         if offset >= IN_BOX {
@@ -168,19 +169,18 @@ impl Image {
         self.shared.source.read_exact_at(buf, offset).map_err(reading)
     }
 
-    /// Where data lies that the image has at `address` of the device `number`, 0 for what names
-    /// none.
+    /// Resolves `address` on the device `number`; 0 for a unified address.
     pub(crate) fn spot(&self, number: u16, address: u64) -> Result<Spot> {
         let no_device = || Error::corrupt("data lies on a device that the image does not have", address);
         self.shared.devices.spot(number, address).map_or_else(no_device, Ok)
     }
 
-    /// Bytes of a device, or of the image.
+    /// Returns the length in bytes of a device or, for 0, of the image.
     pub(crate) fn device_len(&self, device: u16) -> u64 {
         if device == 0 { self.len_bytes() } else { self.shared.devices.len_bytes(device) }
     }
 
-    /// Whether there are `len` bytes from a place on.
+    /// Checks that `len` bytes exist at a place.
     pub(crate) fn check_spot(&self, len: u64, at: Spot) -> Result<()> {
         match at.offset.checked_add(len) {
             _ if at.device == 0 => self.check_range(len, at.offset),
@@ -189,7 +189,7 @@ impl Image {
         }
     }
 
-    /// Reads what lies on a device, or in the image.
+    /// Reads from a device or the image.
     pub(crate) fn read_spot(&self, buf: &mut [u8], at: Spot) -> Result<()> {
         let Some(source) = self.shared.devices.source(at.device) else { return self.read_meta(buf, at.offset) };
         self.check_spot(buf.len() as u64, at)?;
@@ -199,7 +199,7 @@ impl Image {
             .map_err(|error| Error::io(format!("reading device {device} at {offset}"))(error))
     }
 
-    /// Reads data from a unified address.
+    /// Reads data at a unified address.
     pub(crate) fn read_data(&self, buf: &mut [u8], address: u64) -> Result<()> {
         if self.shared.devices.is_empty() {
             return self.read_meta(buf, address);
@@ -207,8 +207,9 @@ impl Image {
         self.read_spot(buf, self.spot(0, address)?)
     }
 
-    /// The file with the image's data, each byte at its unified address, of which these are `len`
-    /// from `address`. `None` where there is no such file, or not one.
+    /// Returns the file with the image's data if each byte is at its unified address in it, and
+    /// checks that it has `len` bytes at `address`. Returns `None` if the data is not in one such
+    /// file.
     pub(crate) fn data_file(&self, len: u64, address: u64) -> Result<Option<&std::fs::File>> {
         if !self.shared.devices.is_empty() || address >= IN_BOX {
             return Ok(None);
@@ -225,7 +226,7 @@ impl Image {
         }
     }
 
-    /// The end of what holds `offset`: of the image, or of its metadata box.
+    /// Returns the end of the image or metadata box that contains `offset`.
     pub(crate) fn end_around(&self, offset: u64) -> u64 {
         match &self.metabox {
             _ if offset < IN_BOX => self.shared.len_bytes,
@@ -234,7 +235,7 @@ impl Image {
         }
     }
 
-    /// Where a block starts whose address has 48 bits; `None` for one that no image has.
+    /// Returns the offset of a block with a 48-bit address; `None` if no image can contain it.
     pub(crate) fn block_offset(&self, blkaddr: u64) -> Option<u64> {
         blkaddr.checked_mul(self.superblock().block_bytes()).filter(|offset| *offset < IN_BOX)
     }
@@ -243,12 +244,12 @@ impl Image {
         &self.long_prefixes.0
     }
 
-    /// Where the prefixes lie in the image, if they do not in the packed inode.
+    /// Returns the place of the prefixes in the image; empty if they are in the packed inode.
     pub(crate) fn long_prefixes_place(&self) -> Range<u64> {
         self.long_prefixes.1.clone()
     }
 
-    /// Blocks of directories that were read.
+    /// Returns the cache of directory blocks.
     pub(super) fn names(&self) -> &Cache<(u64, u64), Content> {
         &self.shared.names
     }
@@ -273,7 +274,7 @@ impl Image {
         self.shared.clusters.segments()
     }
 
-    /// Data from a unified address that the source has in memory, if it has.
+    /// Returns data at a unified address in place if the source is in memory.
     pub(crate) fn bytes_at(&self, len: usize, address: u64) -> Result<Option<&[u8]>> {
         let at = self.spot(0, address)?;
         self.check_spot(len as u64, at)?;
@@ -281,7 +282,7 @@ impl Image {
         Ok(if at.offset < IN_BOX { source.bytes_at(len, at.offset) } else { None })
     }
 
-    /// Counts what was done with a cluster at `pa`.
+    /// Counts operations on a cluster at `pa`.
     pub(crate) fn count(&self, counts: &Counts, pa: u64) {
         let counters = &self.shared.counters[(pa >> self.shared.superblock.blkszbits) as usize % COUNTERS];
         for (counter, count) in

@@ -28,7 +28,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind that the type bits of `mode` say.
+    /// Returns the kind that the type bits of `mode` encode.
     pub fn from_mode(mode: u16) -> Option<Self> {
         Some(match u32::from(mode) & mode::FORMAT {
             mode::REGULAR => Self::Regular,
@@ -46,42 +46,42 @@ impl FileKind {
 /// One inode of an [`Image`].
 #[derive(Clone, Debug)]
 pub struct Inode {
-    /// Its number: its place in the image.
+    /// Its number, which encodes its place in the image.
     pub nid: u64,
     /// Its kind.
     pub kind: FileKind,
     /// Type and permissions, as `st_mode`.
     pub mode: u16,
-    /// Names that it has.
+    /// The link count.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub size: u64,
-    /// Modification time: seconds since 1970.
+    /// Modification time: seconds since the epoch.
     pub mtime_s: i64,
-    /// And nanoseconds.
+    /// The nanoseconds of the modification time.
     pub mtime_nsec: u32,
     /// How its data is laid out.
     pub layout: DataLayout,
-    /// The layout's word: a block address, a device number, a chunk format or a count of blocks, of
-    /// 48 bits at most.
+    /// The word whose meaning depends on the layout: a block address, a device number, a chunk
+    /// format or a block count; at most 48 bits.
     pub(crate) raw: u64,
-    /// None of its content is stored, as all of it is zeros.
+    /// No content is stored because all of it is zeros.
     pub(crate) is_hole: bool,
-    /// A directory that has no entry `.`.
+    /// A directory without an entry `.`.
     pub(crate) dot_omitted: bool,
-    /// Where it lies in the image, or in the metadata box.
+    /// Offset in the image or in the metadata box.
     pub(crate) offset: u64,
-    /// Where its xattrs end, or it ends if it has none.
+    /// The end of its xattrs, or of the inode if it has none.
     pub(crate) xattr_end: u64,
     pub(crate) xattr_start: u64,
 }
 
 impl Image {
-    /// The inode `nid`.
+    /// Reads the inode `nid`.
     pub fn inode(&self, nid: u64) -> Result<Inode> {
         Inode::read(self, nid)
     }
@@ -93,7 +93,7 @@ impl Inode {
             Some(offset) if offset < image.end_around(offset) => offset,
             _ => return Error::corrupt("inode lies outside the image", image.superblock().meta_offset),
         };
-        // One read for either size; a compact inode may be the image's last bytes.
+        // One read covers both sizes. A compact inode may be at the very end of the image.
         let mut bytes = [0; InodeExtended::SIZE];
         let there = (image.end_around(offset) - offset).min(InodeExtended::SIZE as u64) as usize;
         image.read_meta(&mut bytes[..there], offset)?;
@@ -184,7 +184,7 @@ impl Inode {
         if self.mtime_nsec >= 1_000_000_000 {
             return Error::corrupt("modification time has too many nanoseconds", self.offset);
         }
-        // st_size is signed.
+        // `st_size` is signed.
         if self.size > i64::MAX as u64 {
             return Error::corrupt("file size exceeds the maximum", self.offset);
         }
@@ -201,20 +201,20 @@ impl Inode {
         Ok(())
     }
 
-    /// The device number of a device file, as (major, minor).
+    /// Returns the major and minor number of a device file.
     pub fn device(&self) -> Option<(u32, u32)> {
         let raw = self.raw as u32;
         matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice)
             .then_some(((raw & 0xfff00) >> 8, (raw & 0xff) | (raw >> 12 & 0xfff00)))
     }
 
-    /// Permission bits, set-id and sticky bits.
+    /// Returns the permission, set-id and sticky bits.
     pub fn permissions(&self) -> u16 {
         self.mode & 0o7777
     }
 
-    /// Blocks of the image that hold its content, for a compressed file as it says itself. Ends
-    /// that lie with the inode are counted as a block, holes too.
+    /// Returns the number of blocks that hold the content. For a compressed file, this is the
+    /// inode's own count. An inline tail counts as a block, and so do holes.
     pub fn stored_blocks(&self, superblock: &Superblock) -> u64 {
         if self.is_compressed() { self.raw } else { self.size.div_ceil(superblock.block_bytes()) }
     }

@@ -1,14 +1,14 @@
-//! The metadata box: inodes and what follows them as the content of a file, which may be
-//! compressed.
+//! The metadata box: inodes and the data that follows them, stored as the content of a file, which
+//! may be compressed.
 //!
 //! ```text
 //! offsets of the image:   0 ............................. its length
 //! offsets of the box:     IN_BOX + 0 .................... IN_BOX + the file's size
 //! ```
 //!
-//! Whatever reads metadata has offsets of either kind and gets its bytes from [`Image::read_meta`].
-//! The file itself lies outside of the box and is read through an [`Image`] that has no box, so
-//! that no image makes this recurse.
+//! Code that reads metadata passes offsets of either kind to [`Image::read_meta`]. The box's file
+//! is outside the box and is read through an [`Image`] without one, so no image can make this
+//! recurse.
 
 use super::content::Data;
 use super::image::{Image, MetadataBox};
@@ -17,12 +17,12 @@ use crate::cache::{Cache, Content, Kept};
 use crate::error::{Error, Result};
 use crate::format::IN_BOX;
 
-/// What is read at once, and kept.
+/// The unit of reading and caching, in bytes.
 const AREA_BYTES: u64 = 16 << 10;
-/// Memory for areas, in bytes, and what one takes besides its own.
+/// Bytes of memory for cached areas, then the overhead of one area.
 const CACHE_BYTES: usize = 4 << 20;
 const KEPT_BYTES: usize = 128;
-/// The longest box, in lengths of the image: what a walk takes is bounded by both.
+/// The maximum length of the box relative to the image. It bounds the work of a walk.
 const MAX_RATIO: u64 = 64;
 
 /// The box of an image.
@@ -51,7 +51,7 @@ impl MetadataBox for Metabox {
 }
 
 impl Metabox {
-    /// Opens the box whose file is `nid` of an image that is read without it.
+    /// Opens the box stored in file `nid` of an image that is read without a box.
     pub(crate) fn open(image: &Image, nid: u64) -> Result<Self> {
         let inode = image.inode(nid)?;
         if inode.kind != FileKind::Regular {
@@ -71,7 +71,7 @@ impl Metabox {
             let mut content = self.data.image.buffers().take_kept(len);
             let room = &mut content.room()[..len];
             if self.data.map.is_some() {
-                // Metadata near by will be wanted too, so that clusters are decoded whole and kept.
+                // Nearby metadata will be needed too, so decode whole clusters and cache them.
                 self.data.read_compressed(room, len, start, true)?;
             } else if self.data.read_at(room, start)? != len {
                 return Error::corrupt("metadata box ends before it is said to", self.data.inode.offset);

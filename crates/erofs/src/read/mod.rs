@@ -1,4 +1,4 @@
-//! Reading an image: nothing in it is trusted.
+//! Reads an image. Nothing in it is trusted.
 
 mod check;
 mod compressed;

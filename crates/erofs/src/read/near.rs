@@ -1,32 +1,33 @@
-//! Short reads of metadata: each thread keeps what it read around its last ones.
+//! Short metadata reads: each thread caches the surroundings of its last ones.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::error::Result;
 
-/// Longer reads than this are none of inodes, headers and a few indexes.
+/// Reads of inodes, headers and a few indexes are never longer than this.
 pub(super) const SHORT_BYTES: usize = 512;
-/// What a thread reads at once for short reads, since what belongs to a file lies side by side, and
-/// files that do.
+/// Bytes that a thread reads at once for a short read, because a file's metadata is contiguous, and
+/// the files of a directory are adjacent.
 const NEAR_BYTES: u64 = 4096;
-/// And where it comes back: a walk finds inodes of a directory among those of some others.
+/// Bytes read if the thread returns to an area: in a walk, a directory's inodes alternate with
+/// others.
 const AREA_BYTES: u64 = 16 << 10;
 
-/// Areas of which a thread keeps what it read: a walk comes from a directory's names to inodes,
-/// headers and back.
+/// The number of areas that a thread caches: a walk alternates between directory names, inodes and
+/// headers.
 const AREAS: usize = 16;
 
 thread_local! {
     static NEAR: RefCell<Option<Box<Near>>> = RefCell::default();
 }
 
-/// What a thread's last short reads came from.
+/// A thread's cached areas.
 struct Near {
-    /// The image's number, 0 for none, and the part of the area that was read. Each area has one
-    /// place.
+    /// The image's number (0 for none) and the range of the area that was read. Each area maps to
+    /// one slot.
     places: [(u64, Range<u64>); AREAS],
-    /// Memory is taken as they are read.
+    /// Untouched parts use no memory.
     bytes: Vec<u8>,
 }
 
@@ -36,7 +37,8 @@ impl Near {
     }
 }
 
-/// Fills `buf` from `offset` of the image `number`, which has `image_bytes` and is read by `read`.
+/// Fills `buf` from `offset` of the image `number`, which is `image_bytes` long and is read with
+/// `read`.
 pub(super) fn read(
     number: u64,
     image_bytes: u64,
@@ -48,7 +50,7 @@ pub(super) fn read(
     if end > area + AREA_BYTES {
         return read(buf, offset);
     }
-    // Taken, not borrowed: a source may itself lie in an image.
+    // Taken, not borrowed: a source may itself be in an image, so `read` may nest.
     let mut last = NEAR.take().unwrap_or_else(Near::new);
     let place = (offset / AREA_BYTES) as usize % AREAS;
     let Near { places, bytes } = &mut *last;

@@ -14,7 +14,7 @@ use crate::format::incompat;
 use crate::source::ReadAt;
 
 impl Image {
-    /// Bytes of decoded clusters that [`open`](Self::open) keeps at most.
+    /// The maximum size in bytes of decoded clusters that [`open`](Self::open) caches.
     pub const DEFAULT_CACHE_BYTES: usize = 128 << 20;
 
     /// Opens an image file.
@@ -23,23 +23,23 @@ impl Image {
         Self::open(file)
     }
 
-    /// Opens the image that `source` holds.
+    /// Opens the image in `source`.
     pub fn open(source: impl ReadAt + 'static) -> Result<Self> {
         Self::open_with(source, Self::DEFAULT_CACHE_BYTES)
     }
 
-    /// Opens the image that `source` holds, with at most `cache_bytes` of decoded clusters kept.
+    /// Opens the image in `source` and caches at most `cache_bytes` of decoded clusters.
     pub fn open_with(source: impl ReadAt + 'static, cache_bytes: usize) -> Result<Self> {
         Self::open_with_devices(source, Vec::new(), cache_bytes)
     }
 
-    /// As [`open_with`](Self::open_with), an image that has data on other devices, which are given
-    /// in the order of its table: for `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the
-    /// archive. Without any, data that the table maps to blocks behind the image's own is looked
-    /// for there.
+    /// As [`open_with`](Self::open_with), for an image with data on other devices. They are given
+    /// in the order of its device table: for `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the
+    /// archive. If none are given, devices that the table maps within the image are read there.
     ///
     /// # Errors
-    /// [`Error::Devices`] where there are not as many, or one is shorter than the table says, besides what makes [`open`](Self::open) fail.
+    /// [`Error::Devices`] if the number of devices is wrong or one is shorter than the table says,
+    /// and the errors of [`open`](Self::open).
     pub fn open_with_devices(
         source: impl ReadAt + 'static,
         devices: Vec<Box<dyn ReadAt>>,
@@ -48,12 +48,12 @@ impl Image {
         Self::open_sharing(source, devices, &ClusterCache::of_one(cache_bytes))
     }
 
-    /// As [`open_with_devices`](Self::open_with_devices), with decoded clusters kept in a cache
-    /// that other images may use too.
+    /// As [`open_with_devices`](Self::open_with_devices), with a cache of decoded clusters that
+    /// other images may share.
     ///
     /// # Errors
-    /// As there; and [`Error::Options`] once more than four thousand million images have shared the
-    /// cache.
+    /// The errors of that function, and [`Error::Options`] once more than four thousand million
+    /// images have shared the cache.
     pub fn open_sharing(
         source: impl ReadAt + 'static,
         devices: Vec<Box<dyn ReadAt>>,

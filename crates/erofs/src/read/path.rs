@@ -1,22 +1,22 @@
-//! Paths: the inode that one names.
+//! Path resolution.
 
 use super::image::Image;
 use super::inode::{FileKind, Inode};
 use crate::error::{Error, Result};
 
-/// Symbolic links that a path may pass through, as in Linux.
+/// The maximum number of symbolic links in a path, as in Linux.
 const MAX_LINKS: u32 = 40;
 
 impl Image {
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> Result<Inode> {
         let root = self.inode(self.superblock().root_nid)?;
         if root.kind == FileKind::Directory { Ok(root) } else { Error::corrupt("root is not a directory", root.offset) }
     }
 
-    /// The inode at `path`, which is taken from the root whether or not it starts with a slash.
-    /// Symbolic links on the way are followed within the image; one at the end is only if there is
-    /// a slash behind it.
+    /// Returns the inode at `path`. The path is relative to the root whether or not it starts with
+    /// a slash. Symbolic links on the way are followed within the image. A link at the end is
+    /// followed only if a slash follows it.
     pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
         let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
         let mut todo: Vec<Vec<u8>> = split(path);
@@ -51,7 +51,7 @@ impl Image {
         Ok(here)
     }
 
-    /// A symbolic link's target: 1 to 4095 bytes.
+    /// Returns a symbolic link's target: 1 to 4095 bytes.
     pub fn read_link(&self, link: &Inode) -> Result<Vec<u8>> {
         if link.kind != FileKind::Symlink {
             return Err(Error::NotA("symbolic link"));
@@ -65,7 +65,7 @@ impl Image {
     }
 }
 
-/// The parts of a path, last first.
+/// Returns the components of a path, last first.
 fn split(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|byte| *byte == b'/')
         .filter(|part| !part.is_empty() && *part != b".")

@@ -1,6 +1,6 @@
-//! Paths of an image, as names with their parents.
+//! Paths in an image, as names with their parents.
 
-/// Names on the way to files, each with its parent: a path costs one entry however deep it is.
+/// Names with their parents: a path costs one entry regardless of its depth.
 pub(crate) struct Paths {
     entries: Vec<(usize, Vec<u8>)>,
 }
@@ -9,7 +9,7 @@ pub(crate) struct Paths {
 pub(crate) type PathId = usize;
 
 impl Paths {
-    /// Paths with the root alone, which is 0.
+    /// Creates paths that contain only the root, whose id is 0.
     pub(crate) fn new() -> Self {
         Self { entries: vec![(0, Vec::new())] }
     }
@@ -19,12 +19,12 @@ impl Paths {
         self.entries.len() - 1
     }
 
-    /// A name and what it is in; `None` for the root.
+    /// Returns the parent and the name; `None` for the root.
     pub(crate) fn parent(&self, path: PathId) -> Option<(PathId, &[u8])> {
         (path != 0).then(|| (self.entries[path].0, self.entries[path].1.as_slice()))
     }
 
-    /// The names from the root down.
+    /// Returns the names from the root down.
     pub(crate) fn names(&self, mut path: PathId) -> Vec<&[u8]> {
         let mut names = Vec::new();
         while path != 0 {
@@ -36,8 +36,8 @@ impl Paths {
         names
     }
 
-    /// The path with slashes. At most 4 KiB of it, its end kept, since the depth is the image's to
-    /// choose.
+    /// Returns the path with slashes. Only its last 4 KiB are kept, because the image controls the
+    /// depth.
     pub(crate) fn display(&self, path: PathId) -> Vec<u8> {
         let joined = [&b"/"[..], &self.names(path).join(&b'/')].concat();
         joined[joined.len().saturating_sub(4096)..].to_vec()

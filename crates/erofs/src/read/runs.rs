@@ -1,33 +1,38 @@
-//! A file's runs from front to back, with what the image says of where they lie.
+//! A file's runs in order, as the image maps them.
 
 use super::content::{CHUNKS_READ, Data};
 use super::file::File;
 use crate::error::Result;
 use crate::format::{DataLayout, Place};
 
-/// A run of a file's content and whether it is stored.
+/// A run of a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its bytes, at least 1.
+    /// The length in bytes, at least 1.
     pub len: u64,
-    /// Not stored: zeros.
+    /// Whether the run is not stored and reads as zeros.
     pub hole: bool,
 }
 
 impl File {
-    /// The run at `offset`, which is less than the file's size: where a reader may skip zeros.
+    /// Returns the run at `offset`, which must be less than the file's size, so that a reader can
+    /// skip zeros.
     pub fn run_at(&self, offset: u64) -> Result<Run> {
         self.data().run_at(offset)
     }
 
-    /// Tells `each` the file's runs in order; they cover it exactly, and two of a kind may follow
-    /// each other. `each` returns false to hear no more.
+    /// Calls `each` with the file's runs in order. They cover the file exactly; adjacent runs may
+    /// be of the same kind. Stops when `each` returns false.
     ///
-    /// All that the image says of where content lies is read and must be possible; the content
-    /// itself is not read.
+    /// Reads and validates the whole mapping, but not the content.
     ///
     /// # Errors
+<<<<<<< HEAD
     /// [`Error::Corrupt`](crate::Error::Corrupt) where it is not: content that lies outside the image, or extents that do not cover the file.
+=======
+    /// [`Error::Corrupt`] if the mapping is invalid: content outside the image, or extents that do
+    /// not cover the file.
+>>>>>>> prose-erofs
     pub fn runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
         let data = self.data();
         match data.inode.layout {

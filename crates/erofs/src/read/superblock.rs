@@ -1,4 +1,4 @@
-//! The superblock, checked, and what follows it.
+//! The superblock and the structures that follow it, validated on reading.
 
 use std::ops::Range;
 
@@ -11,41 +11,41 @@ use crate::format::{
 };
 use crate::source::ReadAt;
 
-/// What an image says of itself.
+/// The contents of an image's superblock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Superblock {
-    /// Base-2 logarithm of the block, 9 to 16.
+    /// Log2 of the block size, 9 to 16.
     pub blkszbits: u32,
-    /// The root directory.
+    /// The inode number of the root directory.
     pub root_nid: u64,
-    /// Inodes in the image.
+    /// The number of inodes in the image.
     pub inos: u64,
-    /// When the image was built: seconds since 1970.
+    /// The build time: seconds since the epoch.
     pub build_time_s: u64,
-    /// And nanoseconds, which are those of compact inodes too.
+    /// The nanoseconds of the build time, which apply to compact inodes too.
     pub build_time_nsec: u32,
-    /// Blocks of the image, less than 2⁴⁸.
+    /// The number of blocks of the image, less than 2⁴⁸.
     pub blocks: u64,
-    /// The volume's identity.
+    /// The volume's UUID.
     pub uuid: [u8; 16],
     /// The volume's name, padded with zeros.
     pub volume_name: [u8; 16],
-    /// Incompatible features, as bits.
+    /// Incompatible features, as a bit mask.
     pub feature_incompat: u32,
-    /// Compatible features, as bits.
+    /// Compatible features, as a bit mask.
     pub feature_compat: u32,
     /// The inode that holds fragments.
     pub packed_nid: Option<u64>,
     /// The inode that holds the metadata box.
     pub metabox_nid: Option<u64>,
-    /// What the modification times of compact inodes are added to: seconds since 1970.
+    /// The base of compact inodes' modification times: seconds since the epoch.
     pub(crate) epoch_s: u64,
-    /// Devices, besides the image, on which data lies.
+    /// The number of devices with data, besides the image.
     pub extra_devices: u16,
-    /// Where the table of devices lies.
+    /// The byte range of the device table.
     pub(crate) device_table: Range<u64>,
-    /// Where the superblock ends, and what belongs to it.
+    /// The end of the superblock and its extensions.
     pub(crate) end: u64,
     pub(crate) meta_offset: u64,
     pub(crate) xattr_offset: u64,
@@ -71,7 +71,7 @@ impl Superblock {
         if !(9..=16).contains(&blkszbits) {
             return corrupt("block size is not 512 bytes to 64 KiB");
         }
-        // Linux wants it within the first page.
+        // Linux requires it to be within the first page.
         if SUPER_OFFSET + 128 + 16 * u64::from(raw.sb_extslots) > 4096 {
             return corrupt("superblock is longer than Linux reads");
         }
@@ -103,7 +103,7 @@ impl Superblock {
             0 => None,
             _ => Some(read_metabox_nid(source, image_len, &raw)?),
         };
-        // The bit stands for the second algorithm of a file too.
+        // The same bit also means that files may have a second algorithm.
         let has_devices = raw.feature_incompat & incompat::DEVICE_TABLE_OR_HEAD2 != 0;
         if raw.extra_devices > 0 && !has_devices {
             return corrupt("superblock counts other devices and has no table of them");
@@ -145,8 +145,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// The configurations of the algorithms that the image uses: for each, a 16-bit length and that
-    /// many bytes, aligned to 4. Returns where they end.
+    /// Reads the configurations of the image's algorithms: for each, a 16-bit length and that many
+    /// bytes, aligned to 4. Returns their end.
     fn read_configs(&mut self, source: &dyn ReadAt, image_len: u64, mut at: u64) -> Result<u64> {
         if self.algorithms >> 4 != 0 {
             let bits = self.algorithms >> 4 << 4;
@@ -193,7 +193,7 @@ impl Superblock {
         Ok(at)
     }
 
-    /// The table of other devices.
+    /// Reads the device table.
     pub(crate) fn read_devices(&self, source: &dyn ReadAt, image_len: u64) -> Result<Vec<DeviceSlot>> {
         if self.extra_devices == 0 {
             return Ok(Vec::new());
@@ -206,12 +206,12 @@ impl Superblock {
         Ok(bytes.as_chunks().0.iter().map(DeviceSlot::decode).collect())
     }
 
-    /// The block, in bytes.
+    /// Returns the block size in bytes.
     pub fn block_bytes(&self) -> u64 {
         1 << self.blkszbits
     }
 
-    /// The names of the features that the image says it has.
+    /// Returns the names of the features that the image declares.
     pub fn feature_names(&self) -> Vec<&'static str> {
         let of = |bits: u32, names: &[(u32, &'static str)]| -> Vec<&'static str> {
             names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
@@ -227,7 +227,7 @@ impl Superblock {
         self.feature_compat & feature != 0
     }
 
-    /// The algorithm numbered `algorithm`, if the image declares it.
+    /// Returns the format with the number `algorithm`, if the image declares it.
     pub(crate) fn algorithm(&self, algorithm: u8) -> Option<ClusterFormat> {
         let format = match algorithm {
             0 => ClusterFormat::Lz4,
@@ -239,13 +239,13 @@ impl Superblock {
         (self.algorithms >> algorithm & 1 != 0).then_some(format)
     }
 
-    /// The compression formats that the image declares.
+    /// Returns the compression formats that the image declares.
     pub fn formats(&self) -> Vec<ClusterFormat> {
         (0..4).filter_map(|algorithm| self.algorithm(algorithm)).collect()
     }
 
-    /// The image offset of an inode, or that in the metadata box ([`IN_BOX`]); `None` past the end
-    /// of the address space.
+    /// Returns the offset of an inode in the image or, from [`IN_BOX`] on, in the metadata box;
+    /// `None` past the end of the address space.
     pub(crate) fn inode_offset(&self, nid: u64) -> Option<u64> {
         let (nid, base, space) = match nid & NID_IN_METABOX {
             0 => (nid, self.meta_offset, 0),
@@ -255,7 +255,7 @@ impl Superblock {
     }
 }
 
-/// The inode of the metadata box, which lies outside of it: a box in itself has no beginning.
+/// Reads the inode number of the metadata box. The inode must be outside the box.
 fn read_metabox_nid(source: &dyn ReadAt, image_len: u64, raw: &SuperBlock) -> Result<u64> {
     let at = SUPER_OFFSET + SuperBlock::SIZE as u64;
     let mut bytes = [0; SuperBlockSlot1::SIZE];

@@ -1,4 +1,4 @@
-//! Walking an image's tree without trusting it: each directory once, memory linear in the names.
+//! Walks an untrusted image's tree: each directory once, with memory linear in the number of names.
 
 use std::collections::HashSet;
 
@@ -12,43 +12,43 @@ use crate::error::{Error, Result};
 pub(crate) struct Step {
     pub(crate) path: PathId,
     pub(crate) inode: Inode,
-    /// The directory that it was reached from, which is its own for the root; `None` where the walk
-    /// began elsewhere.
+    /// The directory from which it was reached; the root is its own parent. `None` if the walk
+    /// started below the root.
     pub(crate) parent_nid: Option<u64>,
 }
 
-/// What a walk calls.
+/// The callbacks of a walk.
 pub(crate) trait Visitor {
-    /// A file was reached, for the first time if it is a directory. `false`: what is below it is
-    /// left out.
+    /// Called for each name of a file and once for each directory. If it returns `false`, a
+    /// directory is not entered.
     fn visit(&mut self, paths: &Paths, step: &Step) -> bool;
 
-    /// A directory was found in the one that was visited last, and will be visited when all that is
-    /// there was come to. `false`: it is left out.
+    /// Called for each subdirectory of the directory visited last, which will be visited later. If
+    /// it returns `false`, the subdirectory is skipped.
     fn found(&mut self, _paths: &Paths, _directory: &Step) -> bool {
         true
     }
 
-    /// An entry of the directory that was visited last, `.` and `..` too, with the inode of any
-    /// other if it can be read.
+    /// Called for each entry of the directory visited last. `.` and `..` come without an inode;
+    /// other entries have one if it is readable.
     fn entry(&mut self, paths: &Paths, directory: &Step, entry: &DirEntry, inode: Option<&Inode>);
 
-    /// Something is wrong at a path; the walk goes on with the next.
+    /// Called for an error at a path. The walk continues.
     fn failed(&mut self, paths: &Paths, path: PathId, error: Error);
 }
 
-/// Walks the tree from the root, each directory before what is in it, and first the files in it.
-/// Returns the names met.
+/// Walks the tree from the root: each directory before its contents, and its files before its
+/// subdirectories. Returns the names found.
 ///
-/// One thread walks. Others that read inodes ahead of it won nothing (two processors: 72 ms for
-/// 51,473 inodes, one 62): what they found had to be handed over. Visitors have other threads do
-/// what takes longer while the walk goes on.
+/// One thread walks. More threads that read inodes ahead do not help, because of the handover: for
+/// 51,473 inodes on two processors, two threads took 72 ms and one 62 ms. Visitors hand longer work
+/// to other threads while the walk continues.
 pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
     let root = image.root()?;
     Ok(walk_from(image, Step { path: 0, parent_nid: Some(root.nid), inode: root }, visitor))
 }
 
-/// As [`walk`], from `start`, which the paths begin at. It need not be a directory.
+/// As [`walk`], from `start`, to which the paths are relative. It need not be a directory.
 pub(crate) fn walk_from(image: &Image, start: Step, visitor: &mut dyn Visitor) -> Paths {
     let mut paths = Paths::new();
     let mut directories = HashSet::from([start.inode.nid]);

@@ -12,14 +12,14 @@ use crate::format::{IN_BOX, Prefix, XATTR_LONG_PREFIX, Xattr, XattrEntry, XattrH
 #[derive(Default)]
 pub(crate) struct Xattrs {
     pub(crate) known: Vec<Xattr>,
-    /// The indexes of unknown prefixes, each once.
+    /// Unrecognized prefix indexes, each once.
     pub(crate) unknown: BTreeSet<u8>,
-    /// Where the shared ones lie in the image.
+    /// The byte ranges of the shared ones in the image.
     pub(crate) shared: Vec<Range<u64>>,
 }
 
 impl Xattrs {
-    /// What is to be told of those that are left out.
+    /// Returns warnings about the xattrs that are skipped.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
         self.unknown.iter().map(|index| {
             format!("an xattr is left out: its name begins with prefix {index}, which the format does not define")
@@ -44,14 +44,14 @@ impl Xattrs {
 }
 
 impl Image {
-    /// The xattrs of `inode`, shared ones first; without those whose names have a prefix that the
-    /// format does not define, which Linux shows nobody. At most 256 KiB inline plus 255 shared
-    /// ones of at most 64 KiB.
+    /// Returns the xattrs of `inode`, shared ones first. Skips those whose name has a prefix that
+    /// the format does not define, as Linux does. At most 256 KiB inline plus 255 shared ones of at
+    /// most 64 KiB.
     pub fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>> {
         Ok(self.all_xattrs(inode)?.known)
     }
 
-    /// As [`xattrs`](Self::xattrs), with what is left out.
+    /// As [`xattrs`](Self::xattrs), including information about skipped ones.
     pub(crate) fn all_xattrs(&self, inode: &Inode) -> Result<Xattrs> {
         let mut xattrs = Xattrs::default();
         if inode.xattr_end == inode.xattr_start {
@@ -77,7 +77,7 @@ impl Image {
             let at = inode.xattr_end - rest.len() as u64;
             let entry = XattrEntry::decode(entry);
             let (name_len, value_len) = (usize::from(entry.e_name_len), usize::from(entry.e_value_size));
-            // Zeros fill what an encoder left over.
+            // Encoders pad with zeros.
             if (entry.e_name_index, name_len, value_len) == (0, 0, 0) {
                 rest = after;
                 continue;
@@ -108,16 +108,18 @@ impl Image {
         xattrs.add(self, entry, &bytes[..name_len], &bytes[name_len..], at)
     }
 
-    /// The prefix that the image defines for an index, if it is one of those.
+    /// Returns the prefix that the image defines for an index; `None` for an index of a predefined
+    /// prefix.
     fn long_prefix(&self, index: u8) -> Option<Prefix> {
         let number = index & !XATTR_LONG_PREFIX;
         (number != index)
             .then(|| self.long_prefixes().get(usize::from(number)).cloned().unwrap_or(Prefix::Unknown(index)))
     }
 
-    /// The image's own prefixes: for each a 16-bit length, the index of a predefined prefix, and
-    /// what follows it; aligned to 4. They lie in the metadata box or else in the packed inode
-    /// where there is one, unless the image says that they do not. Where they end is returned too.
+    /// Reads the image's own prefixes: for each, a 16-bit length, the index of a predefined prefix,
+    /// and the rest of the prefix; aligned to 4. They are in the metadata box or else in the packed
+    /// inode, if there is one, unless the image says otherwise. Also returns their byte range,
+    /// which is empty if they are in one of these.
     pub(crate) fn read_long_prefixes(&self) -> Result<(Vec<Prefix>, Range<u64>)> {
         let superblock = self.superblock();
         let Some((count, start)) = superblock.xattr_prefixes else { return Ok((Vec::new(), 0..0)) };

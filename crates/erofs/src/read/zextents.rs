@@ -1,10 +1,10 @@
-//! Encoded extents: from an offset in a compressed file to the extent that holds it, by a list of
-//! extents in place of indexes.
+//! Encoded extents: maps an offset in a compressed file to its extent, by a list of extents instead
+//! of indexes.
 //!
 //! ```text
-//! records of  4 bytes:  | plen |                    all extents have one length, and clusters follow one another from the address
-//!                                                   that lies before the records
-//!             8 bytes:  | plen | pstart |           all extents have one length
+//! records of  4 bytes:  | plen |             all extents have one length; clusters are contiguous
+//!                                            from the address that precedes the records
+//!             8 bytes:  | plen | pstart |    all extents have one length
 //!            16 bytes:  | plen | pstart : 8 | lstart |
 //!            32 bytes:  | plen | pstart : 8 | lstart : 8 | reserved : 12 |
 //!
@@ -12,9 +12,10 @@
 //! end    := the start of the next, or the end of the file
 //! ```
 //!
-//! Records are decoded a window at a time, with the first of the next window, so that a window says
-//! where its last extent ends. Each window must ascend. An image whose windows do not is not mapped
-//! twice: a search in it ends somewhere, and what it finds is held against the offset.
+//! Records are decoded a window at a time, including the first record of the next window, which
+//! marks the end of the window's last extent. Each window must ascend. Order across windows is not
+//! validated: a search in unordered windows still terminates, and its result is checked against the
+//! offset.
 
 use std::sync::OnceLock;
 
@@ -26,20 +27,20 @@ use crate::format::{
     MAX_PCLUSTER_BYTES, Place, advise, align,
 };
 
-/// Extents that are decoded and kept together.
+/// The number of extents that are decoded and cached together.
 const WINDOW: u64 = 1024;
 
-/// An extent as its record says it.
+/// An extent, as its record describes it.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// Its start in the file.
+    /// Offset in the file.
     start: u64,
-    /// The start of its cluster, in bytes.
+    /// Offset of its cluster, in bytes.
     pa: u64,
     plen: u32,
 }
 
-/// What lies in a window, and the first record of the next.
+/// The records of a window, and the first record of the next.
 type Window = Box<[Record]>;
 
 /// The extents of one file.
@@ -50,19 +51,19 @@ pub(crate) struct Extents {
     start: u64,
     record_bytes: u64,
     count: u64,
-    /// If all extents have one length: its logarithm.
+    /// If all extents have one length: its log2.
     bits: Option<u32>,
-    /// If all clusters follow one another: the start of the first, and those of each window, once
-    /// they were asked for.
+    /// If all clusters are contiguous: the offset of the first, then that of each window's first
+    /// cluster, computed on first use.
     first_pa: Option<u64>,
     window_pas: OnceLock<Box<[u64]>>,
     interlaced: bool,
-    /// The last extent lies in the packed inode.
+    /// The last extent is in the packed inode.
     fragment: bool,
     kept: KeptWindows<Record>,
 }
 
-/// The window that a mapping used last, unless the file keeps it.
+/// The last window used, unless the file keeps it.
 #[derive(Default)]
 pub(crate) struct ExtentCursor {
     number: u64,
@@ -112,12 +113,13 @@ impl Extents {
         })
     }
 
-    /// The image offset at which the records end.
+    /// Returns the image offset of the end of the records.
     pub(crate) fn records_end(&self) -> u64 {
         self.start + self.count * self.record_bytes
     }
 
-    /// The extent that holds the byte at `offset`, which is less than the file's size.
+    /// Returns the extent that contains the byte at `offset`, which must be less than the file's
+    /// size.
     pub(crate) fn extent_at(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<Extent> {
         let number = match self.bits {
             Some(bits) => (offset >> bits) / WINDOW,
@@ -133,7 +135,7 @@ impl Extents {
             if number > 0 {
                 return self.corrupt("file's extents are not in order");
             }
-            // Nothing is stored before the first.
+            // A hole precedes the first extent.
             return Ok(Extent { start: 0, len: end, place: Place::Hole });
         };
         let len = end - record.start;
@@ -176,14 +178,14 @@ impl Extents {
         Ok(Place::Encoded { pa, plen, format, partial: word & EXTENT_PARTIAL != 0 })
     }
 
-    /// The window in which the last record is that starts at or before `offset`; the first if there
-    /// is none.
+    /// Returns the window with the last record that starts at or before `offset`; the first window
+    /// if there is none.
     fn find_window(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<u64> {
         let windows = self.count.div_ceil(WINDOW);
         if windows <= 1 {
             return Ok(0);
         }
-        // Readers mostly go on where they were.
+        // Most readers continue where they were.
         let number = cursor.number;
         let window = self.window(image, cursor, number)?;
         let ends = window.get(WINDOW as usize).map_or(self.size, |next| next.start);
@@ -213,7 +215,7 @@ impl Extents {
         Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window))
     }
 
-    /// Records of a window, with the next one.
+    /// Returns the number of records in a window, plus the first of the next.
     fn in_window(&self, number: u64) -> u64 {
         self.count.saturating_sub(number * WINDOW).min(WINDOW + 1)
     }
@@ -234,7 +236,7 @@ impl Extents {
         Ok(window.into())
     }
 
-    /// Calls `each` with `count` records, each at the front of what it gets.
+    /// Calls `each` with `count` records, each padded to the longest size.
     fn read_records(
         &self,
         image: &Image,
@@ -252,8 +254,8 @@ impl Extents {
         Ok(())
     }
 
-    /// The record numbered `number` from its bytes, behind which there are zeros. `pa` is where its
-    /// cluster starts if that is not said.
+    /// Decodes record `number` from its zero-padded bytes. `pa` is the cluster's offset if the
+    /// record has none.
     fn decode(&self, bytes: &[u8; EncodedExtent::SIZE], number: u64, pa: u64) -> Record {
         let raw = EncodedExtent::decode(bytes);
         let wide = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
@@ -264,8 +266,8 @@ impl Extents {
         }
     }
 
-    /// Where the first cluster of a window starts, if that follows from the clusters before it. All
-    /// windows' starts are summed up at once.
+    /// Returns the offset of a window's first cluster if it follows from preceding clusters. The
+    /// offsets of all windows are computed at once.
     fn window_pa(&self, image: &Image, number: u64) -> Result<u64> {
         let Some(first) = self.first_pa.filter(|_| number > 0) else { return Ok(self.first_pa.unwrap_or(0)) };
         if let Some(pas) = self.window_pas.get() {

@@ -1,19 +1,19 @@
-//! From an offset in a compressed file to the extent that holds it.
+//! Maps an offset in a compressed file to its extent.
 //!
-//! A file is divided into logical clusters of one block. An index a cluster says whether an extent
-//! starts in it, and where; if none does, how far back the one is that covers it. At most one
-//! extent starts in a cluster, so that an extent runs from its head to the next head or to the end
-//! of the file.
+//! A file is divided into logical clusters of one block. Each has an index that says whether an
+//! extent starts in it and where; if none does, it says how far back the covering extent starts. At
+//! most one extent starts in a cluster, so an extent runs from its head to the next head or to the
+//! end of the file.
 //!
 //! ```text
 //! head  := the nearest cluster at or before the offset in which an extent starts at or before it
 //! end   := the start of the extent in the next head, or the end of the file
-//! where := the block address of the head; its blocks are 1, or what the cluster after the head says
+//! where := the block address of the head; its length is 1 block, or is given by the next cluster
 //! ```
 //!
-//! Distances in the image only say how far to step back. Each step goes back, none further than the
-//! longest extent, and the end is found by looking, so that no image makes this loop or map one
-//! byte twice.
+//! Distances in the image only say how far to step back. Every step goes back, and never farther
+//! than the longest extent. The end is found by scanning. So no image can cause an endless loop or
+//! map a byte twice.
 
 use pagefold_codec::cluster::ClusterFormat;
 
@@ -27,12 +27,12 @@ use crate::format::{
     LclusterType, MAX_EXTENT_BYTES, MAX_PCLUSTER_BYTES, MapHeader, PackFormat, Place, advise, align, incompat,
 };
 
-/// Logical clusters that are decoded and kept together.
+/// The number of logical clusters that are decoded and cached together.
 pub(crate) const WINDOW: u64 = 1024;
-/// What it takes to keep a window in the cache, besides its indexes.
+/// The overhead of a cached window in bytes, besides its indexes.
 const KEPT_BYTES: usize = 128;
 
-/// How one compressed file is mapped.
+/// The mapping of a compressed file.
 #[derive(Debug)]
 pub(crate) struct CompressedMap {
     nid: u64,
@@ -42,21 +42,21 @@ pub(crate) struct CompressedMap {
     formats: [Option<ClusterFormat>; 2],
     /// The image offset of the first index.
     index_start: u64,
-    /// And of what follows the last: inline data.
+    /// The image offset of the data after the last index: inline data.
     index_end: u64,
     total: u64,
-    /// In place of indexes.
+    /// Used instead of indexes.
     extents: Option<Box<Extents>>,
     compact: Option<CompactLayout>,
     idata_len: u32,
     fragment_offset: u64,
     whole_fragment: bool,
-    /// The logical cluster in which the last extent starts, if that is inline or a fragment.
+    /// The logical cluster in which the last extent starts, if that extent is inline or a fragment.
     tail_head: Option<u64>,
     kept: KeptWindows<Lcluster>,
 }
 
-/// The window of indexes that a mapping used last.
+/// The last window of indexes used.
 #[derive(Default)]
 pub(crate) struct Cursor {
     window: Option<(u64, Kept<Box<[Lcluster]>>)>,
@@ -165,22 +165,22 @@ impl CompressedMap {
         Ok(map)
     }
 
-    /// Whether a cluster lies behind the indexes.
+    /// Returns whether a cluster is inline, after the indexes.
     pub(crate) fn is_inline(&self, pa: u64) -> bool {
         self.idata_len > 0 && pa == self.index_end
     }
 
-    /// The image offset at which indexes and inline data end.
+    /// Returns the image offset of the end of the indexes and inline data.
     pub(crate) fn record_end(&self) -> u64 {
         if self.whole_fragment { self.index_start } else { self.index_end + u64::from(self.idata_len) }
     }
 
-    /// Whether part of the file lies in the packed inode.
+    /// Returns whether part of the file is in the packed inode.
     pub(crate) fn has_fragment(&self) -> bool {
         self.whole_fragment || self.has(advise::FRAGMENT_PCLUSTER)
     }
 
-    /// Whether an extent may be a hole.
+    /// Returns whether extents may be holes.
     pub(crate) fn may_have_holes(&self) -> bool {
         self.extents.is_some()
     }
@@ -189,7 +189,8 @@ impl CompressedMap {
         self.advise & bits != 0
     }
 
-    /// The extent that holds the byte at `offset`, which is less than the file's size.
+    /// Returns the extent that contains the byte at `offset`, which must be less than the file's
+    /// size.
     pub(crate) fn extent_at(&self, image: &Image, cursor: &mut Cursor, offset: u64) -> Result<Extent> {
         if self.whole_fragment {
             return Ok(Extent { start: 0, len: self.size, place: Place::Fragment { offset: self.fragment_offset } });
@@ -233,7 +234,7 @@ impl CompressedMap {
             return self.corrupt("inline cluster is empty or crosses a block boundary");
         }
         match self.place(index, self.index_end, self.idata_len, len)? {
-            // What lies inline is never turned around.
+            // Inline data is never interlaced.
             Place::Plain { pa, plen, .. } => Ok(Place::Plain { pa, plen, interlaced: false }),
             place => Ok(place),
         }
@@ -273,7 +274,7 @@ impl CompressedMap {
         }
     }
 
-    /// The cluster in which the extent of the byte at `offset` starts.
+    /// Returns the cluster in which the extent of the byte at `offset` starts.
     fn head(&self, image: &Image, cursor: &mut Cursor, offset: u64) -> Result<(u64, Lcluster)> {
         let from = offset >> self.bits;
         let mut lcn = from;
@@ -299,9 +300,9 @@ impl CompressedMap {
         }
     }
 
-    /// The first head behind `head`; `None` if that is the file's last.
+    /// Returns the next head after `head`; `None` if `head` is the file's last.
     fn next_head(&self, image: &Image, cursor: &mut Cursor, head: u64) -> Result<Option<(u64, Lcluster)>> {
-        // Heads further away would make an extent longer than any may be.
+        // A head farther away would make an extent longer than the maximum.
         let reach = self.total.min(head + (MAX_EXTENT_BYTES >> self.bits) + 1);
         let mut lcn = head + 1;
         while lcn < reach {
@@ -323,7 +324,7 @@ impl CompressedMap {
         }
     }
 
-    /// The window of indexes in which a logical cluster's is.
+    /// Returns the window that contains a logical cluster's index.
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
         if let Some(window) = self.kept.get(number, self.window_bytes(number), || self.read_window(image, number))? {
@@ -372,8 +373,8 @@ impl CompressedMap {
         Ok(indexes.into())
     }
 
-    /// The pack that holds a compacted index: its image offset, its format and its first logical
-    /// cluster.
+    /// Returns the pack that contains a compacted index: its image offset, its format and its first
+    /// logical cluster.
     fn pack(&self, layout: CompactLayout, lcn: u64) -> (u64, PackFormat, u64) {
         let four = PackFormat::four_bytes(self.bits);
         let two = PackFormat::two_bytes(self.bits);
@@ -414,13 +415,13 @@ impl CompressedMap {
 
     /// Decodes a pack from front to back. The block addresses of its heads follow from its base:
     ///
-    /// - without big clusters the base is the address before the first head's, and each head takes
-    ///   one block;
-    /// - with them it is the address of the first cluster whose size the pack says, by a block
-    ///   count in the pack or by a head that is followed by a head.
+    /// - Without big clusters, the base is the address before the first head's, and each head takes
+    ///   one block.
+    /// - With big clusters, it is the address of the first cluster whose size is given in the pack,
+    ///   by a block count or by a head that is followed by a head.
     ///
-    /// The last index of a pack, unless it is a block count, has the distance to the next head in
-    /// place of the distance back, which is one more than that of the index before it.
+    /// The last index of a pack, unless it is a block count, stores the distance to the next head
+    /// instead of the distance back. The distance back is one more than that of the previous index.
     fn decode_pack(&self, bytes: &[u8], format: PackFormat) -> Result<[Lcluster; 16]> {
         let big = self.has(advise::BIG_PCLUSTER_1 | advise::BIG_PCLUSTER_2);
         let mut pack = [Lcluster::EMPTY; 16];

@@ -1,22 +1,23 @@
-//! Decoding ahead of readers that go from front to back.
+//! Decoding ahead of sequential readers.
 //!
 //! ```text
 //!                 what a reader wants now         limit
 //!        |-----------------------------------|- - - -|
 //!     | own  | segment | segment | direct | own  | segment | segment |
-//!              decoded   under way                 under way         ^ frontier: nothing is begun from here on
+//!              decoded   under way                 under way         ^ frontier
 //! ```
 //!
-//! Workers take segments at the frontier, some whole extents each, as long as it is before the
-//! limit and a processor is idle. A reader takes what is in segments from there, and decodes the
-//! rest for itself: whole extents straight into its buffer, one of which it wants only a part as a
-//! segment of its own, from which the next read takes the other part. Where it meets a segment that
-//! is under way, it does as a worker does until that is there. So all are at work, whoever is
-//! faster, a reader whom no worker helps reads as if there were none, and nothing is decoded twice.
+//! From the frontier on, nothing is started.
 //!
-//! A file may be read by several at once, each in order: a stream is where one of them is. Reads
-//! that go through a kernel come a little out of order, so that a long read near an established
-//! stream belongs to it.
+//! Workers decode segments of several whole extents at the frontier while it is before the limit
+//! and a processor is idle. A reader copies finished segments and decodes the rest itself: whole
+//! extents straight into its buffer, and an extent of which it wants only a part as a segment, from
+//! which the next read takes the other part. If a reader needs a segment that is in progress, it
+//! acts as a worker until the segment is ready. So all threads stay busy regardless of their speed,
+//! a reader without workers is as fast as without readahead, and nothing is decoded twice.
+//!
+//! Several readers may read one file sequentially at once; each position is a stream. Reads through
+//! a kernel arrive slightly out of order, so a long read near an established stream belongs to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -26,34 +27,34 @@ use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::zeros::is_zeros;
 
-/// Bytes that must be read in order before anything is decoded ahead.
+/// Bytes that must be read sequentially before readahead starts.
 const START_BYTES: u64 = 128 << 10;
-/// A segment's bytes, but for the rest of its last extent.
+/// The size of a segment in bytes, up to the end of its last extent.
 const SEGMENT_BYTES: u64 = 128 << 10;
-/// How far ahead of a reader segments may start: so far, and as much again for every `WINDOW_IDLE`
-/// idle processors, up to `MOST_WINDOWS` times as far.
+/// How far ahead of a reader segments may start, in bytes. The distance grows by this much for
+/// every `WINDOW_IDLE` idle processors, up to `MOST_WINDOWS` times.
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 const MOST_WINDOWS: usize = 4;
-/// Longer reads are cut, so that workers help within them.
+/// Longer reads are split, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
-/// Segments of at least this length are looked through for zeros: the longest extents are those,
-/// and many readers of them would displace each other's.
+/// Segments of at least this length are checked for zeros. The longest extents are mostly zeros,
+/// and with many readers such segments would evict each other.
 const LONG_BYTES: usize = 1 << 20;
-/// Streams of a file that are told apart.
+/// The maximum number of tracked streams of a file.
 const MAX_STREAMS: usize = 64;
-/// And those of them that are not known to go on.
+/// The maximum number of streams that are not yet established.
 const MAX_NEW: usize = 16;
-/// Reads of at least this length that are at most so far from a stream belong to it.
+/// Reads of at least `NEAR_READ_BYTES` within `NEAR_BYTES` of a stream belong to it.
 const NEAR_READ_BYTES: u64 = 32 << 10;
 const NEAR_BYTES: u64 = 1 << 20;
 
-/// Reads of at least this length keep a processor busy.
+/// Reads of at least this length count as keeping a processor busy.
 const BUSY_BYTES: usize = 16 << 10;
 
-/// A compressed file that is decoded ahead of its readers.
+/// A compressed file that can be decoded ahead of its readers.
 pub(crate) trait AheadFile: Send + Sync + 'static {
-    /// The file among those that share its segments.
+    /// Identifies the file among those that share its segments.
     fn id(&self) -> FileId;
 
     fn size_bytes(&self) -> u64;
@@ -62,15 +63,16 @@ pub(crate) trait AheadFile: Send + Sync + 'static {
 
     fn buffers(&self) -> &Buffers;
 
-    /// The extent that has the byte at `offset`, which the file has.
+    /// Returns the extent that contains the byte at `offset`, which must be within the file.
     fn extent_around(&self, offset: u64) -> Result<Extent>;
 
-    /// Decodes `len` bytes from `offset`, which the file has, to the front of `room`, all of which
-    /// may be overwritten. A reader that goes `forward` is likely to want what follows.
+    /// Decodes `len` bytes, which must exist in the file, from `offset` to the front of `room`. All
+    /// of `room` may be overwritten. If `forward`, the reader is likely to continue with the bytes
+    /// that follow.
     fn decode(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()>;
 }
 
-/// How a file is read.
+/// The readahead state of a file.
 #[derive(Default)]
 pub(crate) struct Ahead {
     streams: Mutex<Streams>,
@@ -78,25 +80,26 @@ pub(crate) struct Ahead {
 
 #[derive(Default)]
 struct Streams {
-    /// The one used last is the last.
+    /// In order of use, the most recent last.
     streams: Vec<Stream>,
     next_id: u64,
 }
 
 struct Stream {
     id: u64,
-    /// Where its furthest read ended.
+    /// The end of its farthest read.
     next: u64,
-    /// Bytes that were read in order.
+    /// Bytes that were read sequentially.
     in_order: u64,
-    /// The end of an extent.
+    /// Always the end of an extent.
     frontier: u64,
     limit: u64,
     helpers: usize,
 }
 
 impl Streams {
-    /// The stream that a read belongs to, and whether the read goes on with it, or starts a file.
+    /// Returns the stream that a read belongs to, and whether the read continues it or starts at
+    /// the front of the file.
     fn meet(&mut self, offset: u64, len: u64) -> (&mut Stream, bool) {
         let near = |stream: &Stream| {
             stream.in_order >= START_BYTES && len >= NEAR_READ_BYTES && stream.next.abs_diff(offset) <= NEAR_BYTES
@@ -105,7 +108,7 @@ impl Streams {
         let stream = match met.or_else(|| self.streams.iter().rposition(near)) {
             Some(at) => self.streams.remove(at),
             None => {
-                // Reads at random do not displace streams.
+                // Random reads do not evict established streams.
                 let is_new = |stream: &&Stream| stream.in_order < START_BYTES;
                 let new = self.streams.iter().filter(is_new).count();
                 if new == MAX_NEW || self.streams.len() == MAX_STREAMS {
@@ -125,8 +128,8 @@ impl Streams {
     }
 }
 
-/// Says that a segment failed unless it was decoded, even if decoding panicked: somebody may wait
-/// for it.
+/// Marks a segment as failed on drop unless it was decoded, even after a panic, because a thread
+/// may wait for it.
 struct UnderWay<'a, F: AheadFile> {
     data: &'a F,
     segment: &'a Arc<Segment>,
@@ -158,8 +161,8 @@ impl<F: AheadFile> Drop for UnderWay<'_, F> {
 }
 
 impl Ahead {
-    /// Reads `len` bytes of a file from `offset`, which it has, to the front of `room`, all of
-    /// which may be overwritten.
+    /// Reads `len` bytes, which must exist in the file, from `offset` to the front of `room`. All
+    /// of `room` may be overwritten.
     pub(crate) fn read<F: AheadFile>(
         self: &Arc<Self>,
         data: &Arc<F>,
@@ -167,7 +170,8 @@ impl Ahead {
         len: usize,
         offset: u64,
     ) -> Result<()> {
-        // Of a short read only decoding counts: all who read count in one place.
+        // Short reads do not count unless they decode: all readers share one counter and would
+        // contend.
         let _busy = (len >= BUSY_BYTES).then(Busy::enter);
         for done in (0..len).step_by(PIECE_BYTES) {
             self.read_piece(data, &mut room[done..], PIECE_BYTES.min(len - done), offset + done as u64)?;
@@ -189,7 +193,7 @@ impl Ahead {
         let end = offset + len as u64;
         let mut streams = match self.streams.try_lock() {
             Ok(streams) => streams,
-            // Many threads that read a page each would wait for each other longer than they decode.
+            // Many threads that read a page each would wait longer for the lock than they decode.
             Err(TryLockError::WouldBlock) if (len as u64) < NEAR_READ_BYTES => {
                 return data.decode(room, len, offset, false);
             }
@@ -227,8 +231,8 @@ impl Ahead {
         self.fill(&**data, id, room, offset, end)
     }
 
-    /// Fills the front of `room` with what lies from `offset` to `end`, from segments and by
-    /// decoding what they lack.
+    /// Fills the front of `room` with the bytes from `offset` to `end`, from segments or by
+    /// decoding.
     fn fill<F: AheadFile>(&self, data: &F, id: u64, mut room: &mut [u8], mut offset: u64, end: u64) -> Result<()> {
         let (file, segments) = (data.id(), data.segments());
         while offset < end {
@@ -264,7 +268,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Decodes the segment at the frontier of a stream. Returns whether there was one.
+    /// Decodes the segment at a stream's frontier. Returns whether there was one.
     fn help<F: AheadFile>(&self, data: &F, id: u64) -> bool {
         let mut streams = self.lock();
         let Some(stream) = streams.by_id(id) else { return false };
@@ -274,20 +278,20 @@ impl Ahead {
         }
         let enough = (start + SEGMENT_BYTES).min(data.size_bytes());
         let Ok(last) = data.extent_around(enough - 1) else { return false };
-        // A hole may have any length, and takes no time wherever it is cut.
+        // A hole may have any length and may be cut anywhere at no cost.
         let end = if last.place == Place::Hole { enough } else { last.end() };
         stream.frontier = end;
         let added = data.segments().add(data.id(), start, end);
         drop(streams);
         if let Some(segment) = added {
-            // Who reads it meets the error.
+            // The reader of the segment reports the error.
             let _ = UnderWay { data, segment: &segment }.decode();
         }
         true
     }
 }
 
-/// Copies a part of a segment that is there or will be.
+/// Copies a part of a segment; waits if the segment is in progress.
 fn take<F: AheadFile>(data: &F, segment: &Arc<Segment>, out: &mut [u8], offset: u64) -> Result<()> {
     match segment.content.wait() {
         Some(decoded) => {
@@ -299,7 +303,7 @@ fn take<F: AheadFile>(data: &F, segment: &Arc<Segment>, out: &mut [u8], offset: 
             data.segments().fetched(data.id(), segment, out.len() as u64);
             Ok(())
         }
-        // To meet the error, if it is one.
+        // Decode again to report the error, if there is one.
         None => data.decode(out, out.len(), offset, true),
     }
 }
@@ -308,7 +312,7 @@ fn take<F: AheadFile>(data: &F, segment: &Arc<Segment>, out: &mut [u8], offset: 
 mod tests {
     use super::*;
 
-    /// Reads `len` bytes at `offset` and says which stream it belongs to, and whether it goes on.
+    /// Reads `len` bytes at `offset`. Returns the stream and whether the read continues it.
     fn read(streams: &mut Streams, offset: u64, len: u64) -> (u64, bool) {
         let (stream, forward) = streams.meet(offset, len);
         stream.next = stream.next.max(offset + len);
@@ -329,11 +333,11 @@ mod tests {
             assert!(id > 2 && !forward);
         }
         assert_eq!(streams.streams.len(), 2 + MAX_NEW);
-        // Two requests that change places, as a kernel's do.
+        // Two requests out of order, as a kernel sends them.
         assert_eq!(read(&mut streams, 21 * LEN, LEN), (1, true));
         assert_eq!(read(&mut streams, 20 * LEN, LEN), (1, true));
         assert_eq!(read(&mut streams, 22 * LEN, LEN), (1, true));
-        // A short read nearby is somebody else's.
+        // A short read nearby belongs to another reader.
         assert!(!read(&mut streams, 25 * LEN, 4096).1);
     }
 

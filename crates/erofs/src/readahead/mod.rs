@@ -1,4 +1,4 @@
-//! Decoding ahead of readers, by the process's threads that have nothing else to do.
+//! Decoding ahead of readers, by the process's otherwise idle threads.
 
 mod ahead;
 mod workers;

@@ -1,4 +1,4 @@
-//! The process's threads that decode ahead of readers, and how many threads are at work at all.
+//! The process's readahead threads, and the number of busy threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that wait for work: one less than there are processors, since who reads has one.
+/// The readahead threads: one fewer than there are processors, because the reader uses one.
 pub(crate) struct Workers {
     jobs: Mutex<VecDeque<Job>>,
     wake: Condvar,
@@ -14,10 +14,10 @@ pub(crate) struct Workers {
 }
 
 static WORKERS: OnceLock<Workers> = OnceLock::new();
-/// Threads that read or decode now.
+/// The number of threads that are reading or decoding.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread at work, until dropped.
+/// A busy thread, until dropped.
 pub(crate) struct Busy(());
 
 impl Busy {
@@ -34,7 +34,7 @@ impl Drop for Busy {
 }
 
 impl Workers {
-    /// The process's workers, started when first asked for.
+    /// Returns the process's workers. Starts them on the first call.
     pub(crate) fn get() -> &'static Self {
         let mut first = false;
         let workers = WORKERS.get_or_init(|| {
@@ -44,19 +44,19 @@ impl Workers {
         });
         if first {
             for _ in 1..workers.processors {
-                // Without the thread its work is left to the readers.
+                // If a thread cannot be started, readers do its work.
                 let _ = std::thread::Builder::new().name("pagefold-ahead".to_owned()).spawn(|| workers.work());
             }
         }
         workers
     }
 
-    /// Processors that have nothing to do, so far as this process knows.
+    /// Returns the number of processors that this process does not keep busy.
     pub(crate) fn idle_processors(&self) -> usize {
         self.processors.saturating_sub(BUSY.load(Ordering::Relaxed))
     }
 
-    /// Whether more threads are at work than there are processors.
+    /// Returns whether more threads are busy than there are processors.
     pub(crate) fn overloaded(&self) -> bool {
         BUSY.load(Ordering::Relaxed) > self.processors
     }

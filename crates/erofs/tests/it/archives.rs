@@ -12,7 +12,7 @@ use pagefold_erofs::{BuildOptions, IdMap, IdRange, Image, Layer, NodeKind, ScanO
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
 
-/// What is in an image of an archive.
+/// Builds an image of an archive and returns its tree.
 fn image(folder: &Path, archive: &Path) -> crate::tools::Tree {
     let tree = Tree::from_tar(File::open(archive).unwrap(), &ScanOptions::default()).unwrap();
     let path = folder.join("image");
@@ -27,7 +27,7 @@ fn an_archive_gives_the_tree_that_it_was_made_of() {
     let source = directory.path().join("tree");
     fs::create_dir(&source).unwrap();
     trees::awkward(&source);
-    // tar leaves sockets out.
+    // tar skips sockets.
     let _ = fs::remove_file(source.join("socket"));
     let archive = directory.path().join("tree.tar");
     let mut expected = tree_of_directory(&source);
@@ -48,7 +48,7 @@ fn an_archive_gives_the_tree_that_it_was_made_of() {
     }
 }
 
-/// What a tree says of a file, and the warnings of its tree.
+/// Reads the tree of an archive with these members.
 fn read(members: &[Vec<u8>], options: &ScanOptions) -> Result<Tree, String> {
     let mut archive = tempfile::tempfile().unwrap();
     archive.write_all(&members.concat()).unwrap();
@@ -74,16 +74,16 @@ fn acls_as_text_become_xattrs() {
         xattrs(access("user::rwx,user:x:r-x:1000,user:root:r--,group::r-x,mask::r-x,other::---"), &options).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].name, b"system.posix_acl_access");
-    // Root before the id that 1000 becomes.
+    // Root sorts before the id that 1000 is mapped to.
     assert_eq!((found[0].value.len(), found[0].value[16], found[0].value[24]), (4 + 6 * 8, 0, 77));
     assert_eq!(warnings, []);
     assert_eq!(xattrs(access("user::rw-,group::r--,other::r--"), &options).unwrap(), (vec![], 0o644, vec![]));
-    // Only directories have one for what is made in them.
+    // Only directories have a default ACL.
     assert_eq!(xattrs(("SCHILY.acl.default", "user::rw-,group::r--,other::r--"), &options).unwrap().0, []);
     let unknown = access("user::rwx,user:no-such-user-here:r-x,group::---,mask::r-x,other::---");
     let (found, permissions, warnings) = xattrs(unknown, &options).unwrap();
     let example = "user:no-such-user-here in that of the.tar: file".to_owned();
-    // What stood for the mask is not the group's.
+    // The mask in the mode's group bits is not the group's rights.
     assert_eq!((found, permissions, warnings), (vec![], 0o604, vec![(WarningKind::AclName, 1, example)]));
     let error = xattrs(access("user::rwx,group:7:r-x,group::---,other::---"), &options).unwrap_err();
     assert!(error.starts_with("the.tar: file: its ACL (SCHILY.acl.access) cannot be read"), "{error}");
@@ -114,7 +114,7 @@ fn xattrs_are_read_in_libarchives_form_and_counted_where_they_cannot_be_held() {
     assert_eq!(error.unwrap_err(), "the.tar: one: the value of its xattr user.a cannot be read");
 }
 
-/// Before the image is made, or while it is: with the names of the archive and the member.
+/// Errors name the archive and the member, both before and during the build.
 #[test]
 fn what_an_image_cannot_hold_is_refused_by_name() {
     let pack = |members: &[Vec<u8>]| {
@@ -158,7 +158,7 @@ fn what_an_image_cannot_hold_is_refused_by_name() {
     assert_eq!(error, format!("the.tar: {path}: the name is longer than 255 bytes"));
 }
 
-/// An archive that is cut behind the reader's back.
+/// The archive is truncated after it was scanned.
 #[test]
 fn members_that_can_no_longer_be_read_are_named() {
     let archive = tempfile::NamedTempFile::new().unwrap();
@@ -171,7 +171,7 @@ fn members_that_can_no_longer_be_read_are_named() {
     assert_eq!(error.to_string(), "the.tar: d/file: was truncated while the image was built");
 }
 
-/// In each of the ways in which GNU tar leaves holes out.
+/// Covers each sparse format of GNU tar.
 #[test]
 fn members_with_holes_are_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ fn members_with_holes_are_read() {
     }
 }
 
-/// A PAX member: records, then a header and content.
+/// Returns a PAX member: records, then a header and content.
 fn member(records: &[(&str, &str)], name: &str, content: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for (key, value) in records {
@@ -307,7 +307,7 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
     assert_eq!(error.to_string(), "a/member: it is longer than 2^32 blocks");
 }
 
-/// A disk that came through a pipe begins as an archive of nothing does.
+/// A disk image may begin with zeros, like an empty archive.
 #[test]
 fn data_behind_zeros_is_no_archive() {
     let read = |data_at: Option<u64>| {
@@ -325,7 +325,7 @@ fn data_behind_zeros_is_no_archive() {
     }
 }
 
-/// A name on the path at a time, not all that lead to it again for each.
+/// Handling a path must not take quadratic time in its depth.
 #[test]
 fn a_path_of_half_a_million_names_takes_no_time() {
     let path = "d/".repeat(500_000) + "file";
@@ -338,7 +338,7 @@ fn a_path_of_half_a_million_names_takes_no_time() {
     }
 }
 
-/// A header as archivers wrote it before there were others, and what is behind it.
+/// Returns a header in the pre-POSIX format, followed by content.
 fn old_member(kind: u8, name: &str, link: &str, size: u64, content: &[u8]) -> Vec<u8> {
     let mut header = tar::Header::new_old();
     header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
@@ -414,14 +414,14 @@ fn directories_of_incremental_archives_are_directories() {
     assert_eq!(names_of(&members).unwrap(), ["", "d", "d/file"]);
 }
 
-/// Rather than left out without a word.
+/// Unknown members must not be skipped silently.
 #[test]
 fn members_of_unknown_kinds_are_refused() {
     let error = names_of(&[old_member(b'M', "part", "", 1, b"x"), vec![0; 1024]]).unwrap_err();
     assert_eq!(error, "part: unknown member type 'M'");
 }
 
-/// As a directory's file that has a further name outside of what is left out.
+/// An excluded file may have hard links that are not excluded.
 #[test]
 fn what_is_left_out_may_have_further_names() {
     let members = [

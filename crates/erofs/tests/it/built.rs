@@ -1,5 +1,5 @@
-//! What we build: mounted by the kernel, checked by `fsck.erofs`, read by us, and the same whatever
-//! the threads.
+//! Images that this crate builds: mounted by the kernel, checked by `fsck.erofs`, read back, and
+//! equal for any number of threads.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::trees;
 const LZMA: ClusterCodec = ClusterCodec::MicroLzma { preset: 6, dict_bytes: 1 << 17 };
 const ZSTD: ClusterCodec = ClusterCodec::Zstd { level: 3, window_log: 17 };
 
-/// Every codec, index size, cluster size and packing, not each with each but each pair somewhere.
+/// Every codec, index size, cluster size and packing: not all combinations, but every pair.
 fn variants() -> Vec<(String, BuildOptions)> {
     let mut variants = Vec::new();
     let mut add = |options: BuildOptions| {
@@ -53,9 +53,8 @@ fn variants() -> Vec<(String, BuildOptions)> {
     variants
 }
 
-/// Builds an image in a new file: the one that was there may still be mounted where mounts were
-/// copied to another namespace, and the next mount of a file gets the loop device that the file
-/// has.
+/// Builds an image in a new file. The previous file may still be mounted in another mount
+/// namespace, and a new mount of the same file would reuse its loop device.
 pub(crate) fn build_at(path: &Path, tree: &Tree, options: &BuildOptions) -> pagefold_erofs::BuildReport {
     let _ = fs::remove_file(path);
     let out = File::options().read(true).write(true).create_new(true).open(path).unwrap();
@@ -73,8 +72,8 @@ pub(crate) fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) 
     (directory, tree, tree_of_directory(&source))
 }
 
-/// Builds an image twice, with other numbers of threads, reads it, checks it, and mounts it if the
-/// machine can. Linux mounts no blocks above its page.
+/// Builds an image twice with different numbers of threads, reads it, checks it, and mounts it if
+/// the machine can. Linux mounts no block size above its page size.
 pub(crate) fn round_trip(
     directory: &Path,
     tree: &Tree,

@@ -1,4 +1,4 @@
-//! What a user can choose for single files and owners, mounted by the kernel.
+//! Per-file options and owners, mounted by the kernel.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
-//! Plain files in chunks: equal to their source whatever chunks they have in common, aligned, and
-//! stored once.
+//! Plain files in chunks: equal to their sources whatever chunks they share, aligned, and stored
+//! once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::trees::{noise, text};
 
 const MIB: usize = 1 << 20;
 
-/// Files that are alike but for an end, a byte, or a shift, around chunks of 4, 16 and 256 KiB.
+/// Creates files that differ only in an end, a byte or a shift, around chunks of 4, 16 and 256 KiB.
 fn alike(root: &Path) {
     let write = |name: String, bytes: &[u8]| fs::write(root.join(name), bytes).unwrap();
     for chunk in [4096, 16_384, 262_144] {
@@ -45,7 +45,8 @@ fn alike(root: &Path) {
     }
 }
 
-/// Chunks of everything, and of what a hint names beside what is compressed and packed.
+/// Options with chunks for all files, and with chunks for hinted files next to compressed and
+/// packed ones.
 fn variants(block_bytes: u32, chunk_bytes: u32) -> [BuildOptions; 2] {
     let chunks = BuildOptions {
         block_bytes,
@@ -90,7 +91,7 @@ fn fsck_extracts_chunks() {
         if run("fsck.erofs", [extract.as_os_str(), path.as_os_str()]).is_none() {
             return skip("fsck_extracts_chunks", "fsck.erofs is not installed");
         }
-        // fsck.erofs 1.5 fills holes with what it has read last, in images of mkfs.erofs too.
+        // fsck.erofs 1.5 fills holes with its last read, in images of mkfs.erofs too.
         let holes = |name: &Path| ["holes", "zeros"].iter().any(|part| name.to_string_lossy().contains(part));
         for (name, facts) in expected.iter().filter(|(name, facts)| facts.is_regular() && !holes(name)) {
             let same = fs::read(out.join(name)).unwrap() == facts.clone().into_content();
@@ -109,7 +110,7 @@ fn tree_of(files: &[(String, Vec<u8>)]) -> Tree {
     tree
 }
 
-/// Where the chunks of a file of `chunks` of them lie in the image.
+/// Returns the offsets of a file's `chunks` chunks in the image.
 fn addresses(image: &Image, bytes: &[u8], name: &str, chunks: usize) -> Vec<u64> {
     let at = image.resolve(name.as_bytes()).unwrap().nid as usize * 32;
     let header = if bytes[at] & 1 == 0 { 32 } else { 64 };
@@ -132,7 +133,7 @@ fn chunks_of_a_huge_page_lie_at_one_and_the_gaps_are_used() {
             let chunks = addresses(&image, &bytes, name, 1);
             assert!(chunks[0].is_multiple_of(HUGE), "{name}: {chunks:?}");
         }
-        // Ends of half a MiB that are chunks of their own lie in front of other files; else half a
+        // Half-MiB ends that are separate chunks fill gaps before other files; otherwise, half a
         // chunk stays free.
         let most = if chunk_bytes == 2 << 20 { 54 } else { 81 };
         assert!(built <= most << 20, "{built} bytes");
@@ -165,14 +166,14 @@ fn chunks_that_cannot_be_are_refused() {
     for chunk_bytes in [0, 1, 2048, 12_288, 32 << 20, u32::MAX] {
         refused(&BuildOptions { codec: None, chunk_bytes: Some(chunk_bytes), ..BuildOptions::default() });
     }
-    // All is compressed.
+    // Everything is compressed.
     let compression = pagefold_erofs::Compression { codec: ClusterCodec::Lz4, pcluster_bytes: 4096 };
     let hint = Hint { pattern: b"*".to_vec(), compression: Some(compression) };
     refused(&BuildOptions { hints: vec![hint], chunk_bytes: Some(4096), ..BuildOptions::default() });
 }
 
-/// Bytes of few kinds, so that files have much in common: a piece of noise or zeros, perhaps with
-/// another last byte.
+/// Few kinds of pieces, so that files have much in common: noise or zeros, perhaps with a different
+/// last byte.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     let lens = prop_oneof![Just(512), Just(1024), Just(2048), Just(511), Just(513), 1usize..2000];
     (0u64..4, lens, prop::bool::weighted(0.2)).prop_map(|(kind, len, changed)| {

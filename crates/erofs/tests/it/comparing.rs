@@ -1,4 +1,4 @@
-//! Comparing an image with a tree finds each thing that differs, and nothing else.
+//! Comparing an image with a tree finds every difference and nothing else.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn regular(bytes: &[u8]) -> NodeKind {
     NodeKind::Regular { content: Content::Bytes(bytes.into()), size: bytes.len() as u64 }
 }
 
-/// Content of all kinds, over the parts in which it is compared.
+/// Content of all kinds, longer than the parts in which it is compared.
 fn contents() -> Vec<(&'static str, Vec<u8>)> {
     let mut sparse = vec![0; 9 << 20];
     sparse[5_000_000..5_000_100].copy_from_slice(&noise(100, 3));
@@ -182,8 +182,8 @@ fn names_of_one_file_count() {
     assert_eq!(differences(&image, &empty), ["/a: is in the image alone"]);
 }
 
-/// A file that was shortened or removed after the image was built is a difference, not an error
-/// that stops the rest.
+/// A file that was truncated or removed after the build is a difference and does not stop the
+/// comparison.
 #[test]
 fn a_source_that_is_gone_differs() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! Images with one field changed, each of which must fail, with what each part of the reader says
-//! of it.
+//! Images with one field changed, each of which must fail, and the messages of each part of the
+//! reader.
 //!
-//! The images are made here, always the same, and their errors are committed in `tests/corpus.txt`,
-//! so that a changed error shows in a diff. `PAGEFOLD_BLESS=1` writes the file anew.
+//! The images are generated deterministically, and their errors are committed in
+//! `tests/corpus.txt`, so that a changed error shows in a diff. `PAGEFOLD_BLESS=1` rewrites the
+//! file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +20,7 @@ use pagefold_erofs::{
 use crate::tools::skip;
 use crate::trees;
 
-/// A tree that is the same on every machine.
+/// Returns a tree that is the same on every machine.
 fn tree() -> Tree {
     let node = |kind| Node {
         kind,
@@ -58,7 +59,7 @@ fn tree() -> Tree {
     tree
 }
 
-/// A good image whose superblock's checksum does not stand in the way.
+/// Returns a valid image without a superblock checksum.
 fn image(options: &BuildOptions) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -84,7 +85,7 @@ fn kinds() -> Vec<(&'static str, BuildOptions)> {
     ]
 }
 
-/// A field: where it is, behind the start of its structure, and its bytes.
+/// A field: its name, its offset in its structure, and its size.
 type Field = (&'static str, usize, usize);
 
 const SUPERBLOCK: &[(Field, &[u64])] = &[
@@ -100,7 +101,7 @@ const SUPERBLOCK: &[(Field, &[u64])] = &[
     (("extra_devices", 86, 2), &[1]),
 ];
 
-/// Fields that both kinds of inode have.
+/// Fields of both kinds of inode.
 const INODE: &[(Field, &[u64])] = &[
     (("i_format", 0, 2), &[0xffff, 5 << 1]),
     (("i_xattr_icount", 2, 2), &[0xffff]),
@@ -108,7 +109,7 @@ const INODE: &[(Field, &[u64])] = &[
     (("i_size", 8, 4), &[u32::MAX as u64]),
 ];
 
-/// The header in front of a compressed file's indexes, and the first words after it.
+/// The map header of a compressed file, and the first words after it.
 const MAP: &[(Field, &[u64])] = &[
     (("h_algorithmtype", 6, 1), &[0x0f, 0x44]),
     (("h_clusterbits", 7, 1), &[0x0f, 0xff]),
@@ -133,7 +134,7 @@ fn cases() -> Vec<Case> {
         let mut change = |name: String, at: usize, len: usize, value: u64| {
             let mut bytes = good.clone();
             put(&mut bytes, at, len, value);
-            // What stands there already, or says the same, is no case.
+            // A change without effect is not a case.
             if bytes != good {
                 cases.push(Case { name: format!("{kind}: {name} = {value:#x}"), bytes });
             }
@@ -153,7 +154,7 @@ fn cases() -> Vec<Case> {
                         .for_each(|value| change(format!("/{path}.{field}"), inode_at(path) + at, *len, *value));
                 }
             }
-            // Entries lie behind the inode: 8 bytes of nid, 2 of where the name is, and the type.
+            // Entries follow the inode: 8 bytes of nid, 2 of the name's offset, and the type.
             for (entry, name) in [".", "..", "below"].into_iter().enumerate() {
                 let at = inode_at("directory") + 32 + 12 * entry + 10;
                 for value in [3, 0xff] {
@@ -161,7 +162,7 @@ fn cases() -> Vec<Case> {
                 }
             }
             change("/noise.i_u".to_owned(), inode_at("noise") + 16, 4, u64::from(u32::MAX) - 1);
-            // A number of shared xattrs that there is no room for, and one that lies outside.
+            // More shared xattrs than there is room for, and one outside the image.
             change("/tagged.h_shared_count".to_owned(), inode_at("tagged") + 64 + 4, 1, 255);
             change("/tagged.shared xattr 0".to_owned(), inode_at("tagged") + 64 + 12, 4, u64::from(u32::MAX));
         }
@@ -175,7 +176,7 @@ fn cases() -> Vec<Case> {
             if kind == "lz4-inline" || kind == "lz4-fragments" {
                 change("/text.h_fragmentoff".to_owned(), inode_at("text") + 32, 4, u64::from(u32::MAX));
             }
-            // The block after the one that holds the file of noise.
+            // The block after the file of noise.
             change("/text's first cluster".to_owned(), 2 * 4096, 8, u64::MAX);
         }
         for blocks in [0, 1, good.len() / 4096 - 1] {
@@ -185,13 +186,13 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Reads every file and link and lists every directory; the first error.
+/// Reads every file and link and lists every directory. Returns the first error.
 fn read_all(image: &Image) -> Result<(), String> {
     let mut pending = vec![(image.root().map_err(|error| error.to_string())?, 0)];
     let (mut first, mut files) = (None, 0);
     while let Some((inode, depth)) = pending.pop() {
         files += 1;
-        // A directory that is in itself has no end: this reader, as any, must see to that.
+        // A directory that contains itself is endless, so every reader must bound its walk.
         if files > 200 || depth > 10 {
             first.get_or_insert_with(|| "directories do not end".to_owned());
             break;
@@ -223,7 +224,7 @@ fn read_all(image: &Image) -> Result<(), String> {
     first.map_or(Ok(()), Err)
 }
 
-/// What opening, checking, reading and extracting say.
+/// Returns the errors of opening, checking, reading and extracting.
 fn errors(case: &Case) -> String {
     let start = Instant::now();
     let mut text = format!("{}\n", case.name);
@@ -280,7 +281,7 @@ fn every_bad_image_fails_with_its_own_error() {
     assert!(expected == found, "tests/corpus.txt says otherwise, first at {differ:?}; PAGEFOLD_BLESS=1 writes it anew");
 }
 
-/// The test above once more, in a process that gets no more than half a GiB of addresses.
+/// Repeats the test above in a process limited to half a GiB of address space.
 #[test]
 fn bad_images_take_little_memory() {
     let test = "corpus::every_bad_image_fails_with_its_own_error";

@@ -1,4 +1,4 @@
-//! Extraction into targets that give their files something of their own.
+//! Extraction into targets that affect their files' metadata.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::trees;
 
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("a/b")).unwrap();
-    // Only root can read what nobody may.
+    // Only root can read files without permissions.
     let none = if rustix::process::geteuid().is_root() { 0 } else { 0o400 };
     for (name, mode) in
         [("a/plain", 0o644), ("a/b/all", 0o777), ("secret", 0o600), ("a/set-id", 0o6755), ("none", none)]
@@ -38,21 +38,21 @@ fn fill(root: &Path) {
     }
 }
 
-/// Puts something on an empty target, or says why that is not possible.
+/// Prepares an empty target, or returns why that is not possible.
 type Prepare = fn(&Path) -> std::io::Result<()>;
 
 fn nothing(_: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What is made in it gets its group.
+/// New files inherit the target's group.
 fn set_group_id(target: &Path) -> std::io::Result<()> {
     fs::create_dir(target)?;
     std::os::unix::fs::chown(target, None, Some(1))?;
     fs::set_permissions(target, fs::Permissions::from_mode(0o2777))
 }
 
-/// What is made in it gets an ACL, and a mode by that instead of by the mask: owner rwx, group r,
+/// New files inherit an ACL, which determines their mode instead of the umask: owner rwx, group r,
 /// others none.
 fn default_acl(target: &Path) -> std::io::Result<()> {
     fs::create_dir(target)?;
@@ -98,11 +98,11 @@ fn the_target_leaves_no_mark_on_what_is_extracted() {
     }
 }
 
-/// An image that is being extracted, and what others may do meanwhile.
+/// An image that checks during its extraction what other users could access.
 struct Watched {
     image: Vec<u8>,
     target: PathBuf,
-    /// Reads while there was a directory that is open to others, in one that is not.
+    /// The number of reads while an inaccessible directory contained an accessible one.
     open_within: Arc<AtomicUsize>,
 }
 
@@ -146,7 +146,7 @@ fn nobody_gets_in_before_all_is_done() {
         let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
         assert!(report.problems.is_empty(), "{:?}", report.problems);
         assert_same(&tree_of_directory(&source), &tree_of_directory(&target), "what nobody saw");
-        // With another umask it may be otherwise.
+        // Another umask may change this.
         if fs::metadata(directory.path().join("tree")).unwrap().mode() & 0o777 == 0o755 {
             assert!(open_within.load(Ordering::Relaxed) > 0, "most directories have their modes from the start");
         }
@@ -172,7 +172,7 @@ fn device_files_are_left_out_where_owners_are() {
     assert_eq!(names, ["pipe"]);
 }
 
-/// Text, zeros, and noise, over many pieces.
+/// Text, zeros and noise, longer than several pieces.
 fn long_content() -> Vec<u8> {
     let mut content = Vec::new();
     let mut state = 1u64;
@@ -239,7 +239,7 @@ fn a_damaged_file_has_what_lies_before_the_damage() {
     }
 }
 
-/// A full target is reported once, and what was not reached by then is not tried.
+/// A full target is reported once, and the remaining files are not tried.
 #[test]
 fn extraction_stops_where_no_file_would_fare_better() {
     const TEST: &str = "extraction_stops_where_no_file_would_fare_better";
@@ -274,7 +274,7 @@ fn extraction_stops_where_no_file_would_fare_better() {
         assert!(report.stopped && report.names == 0, "{report:?}");
         assert!(matches!(&report.problems[..], [problem] if problem.error.to_string().contains("Read-only")));
 
-        // A file that is in the way is in the way of none but itself.
+        // An existing file affects only the file with the same name.
         let target = directory.path().join(format!("out-{threads}"));
         fs::create_dir_all(target.join("directory-1")).unwrap();
         let report = image.extract(&target, &options).unwrap();
@@ -282,7 +282,7 @@ fn extraction_stops_where_no_file_would_fare_better() {
     }
 }
 
-/// No file system takes xattrs of Lustre's but its own.
+/// No file system but Lustre accepts `lustre.` xattrs.
 #[test]
 fn an_xattr_that_cannot_be_set_is_named_and_takes_nothing_with_it() {
     let directory = tempfile::tempdir().unwrap();

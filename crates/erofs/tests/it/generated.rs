@@ -9,14 +9,14 @@ use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_in
 
 use crate::tools::{Mount, skip};
 
-/// Cases that are read back.
+/// The number of cases that are read back.
 const CASES: u64 = 10_000;
-/// Cases that are mounted, and cases that `fsck.erofs` extracts.
+/// The number of cases that are mounted, and that `fsck.erofs` extracts.
 const OTHERS: u64 = 200;
-/// Cases that are tried to make one that fails smaller.
+/// The number of cases to try when shrinking a failing one.
 const SHRINK_TRIES: usize = 4000;
 
-/// Makes a case that fails smaller and panics with it. `check` says why one fails.
+/// Shrinks a failing case and panics with it. `check` returns why a case fails.
 fn fail<T>(seed: u64, case: &Case, check: impl Fn(&Case) -> Result<T, String>) -> ! {
     let why = check(case).err();
     let small = shrink(case, SHRINK_TRIES, &mut |case| check(case).is_err());
@@ -57,8 +57,8 @@ fn generated_trees_are_read_back() {
     assert!(refused == 0, "{refused} of {CASES} cases have options that are refused");
 }
 
-/// Builds cases until [`OTHERS`] of them were taken by `check`, which gets the image's path and
-/// says `None` of one that it does not take.
+/// Builds cases until `check` has accepted [`OTHERS`] of them. `check` gets the image's path and
+/// returns `None` for a case that it does not support.
 fn others(check: impl Fn(&Case, &Expected, &Path) -> Option<Result<(), String>>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
@@ -102,7 +102,7 @@ fn generated_trees_mount() {
     }
 }
 
-/// Whether the image has blocks longer than a page, which Linux does not mount.
+/// Returns whether the image has blocks longer than a page, which Linux does not mount.
 fn blocks_are_long(path: &Path) -> bool {
     let image = pagefold_erofs::Image::open_path(path).unwrap();
     image.superblock().block_bytes() > rustix::param::page_size() as u64
@@ -138,7 +138,7 @@ fn generated_trees_are_extracted_and_packed_again() {
     let target = folder.path().join("extracted");
     others(|case, expected, path| {
         let _ = fs::remove_dir_all(&target);
-        // A file system may not take long xattrs.
+        // The file system may not support long xattrs.
         repack(case, expected, path, &target).map(|took| took.then_some(())).transpose()
     });
 }

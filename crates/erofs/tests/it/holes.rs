@@ -1,4 +1,4 @@
-//! Files with holes give the image of the same files with zeros.
+//! Files with holes produce the same image as files with zeros.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,7 +10,7 @@ use pagefold_erofs::{BuildOptions, ExtractOptions, Fragments, Image, ScanOptions
 
 use crate::trees;
 
-/// What lies where in a file of 37 MiB and 5 bytes.
+/// Offsets and lengths of the data in a file of 37 MiB and 5 bytes.
 const DATA: [(u64, usize); 5] =
     [(0, 3), (5 << 20, 200_000), ((9 << 20) + 77, 1), (20 << 20, 4 << 20), (33 << 20, 4096)];
 const LEN: u64 = (37 << 20) + 5;
@@ -70,7 +70,8 @@ fn zeros_take_as_few_blocks_as_their_codec_can() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("zeros")).unwrap();
-    // Zeros from within one segment to within another one, on both sides of a little data.
+    // Zeros from the middle of one segment to the middle of another, on both sides of a little
+    // data.
     let file = File::create(at("zeros/disk")).unwrap();
     file.set_len(256 << 20).unwrap();
     for (seed, offset) in [(1, 0), (2, 70 << 20), (3, 255 << 20)] {
@@ -80,9 +81,9 @@ fn zeros_take_as_few_blocks_as_their_codec_can() {
     let zstd = Some(ClusterCodec::Zstd { level: 3, window_log: 16 });
     let (deflate, lzma) =
         (Some(ClusterCodec::Deflate(1)), Some(ClusterCodec::MicroLzma { preset: 0, dict_bytes: 1 << 16 }));
-    // LZ4 makes 255 bytes one, DEFLATE 985; the others are bound by what a cluster may hold. Two
-    // blocks of metadata, indexes of two bytes a block, and for each of the three pieces of data a
-    // few blocks.
+    // LZ4 reduces 255 bytes to one, DEFLATE 985; the others are limited by the content of a
+    // cluster. In addition: two blocks of metadata, indexes of two bytes per block, and a few
+    // blocks for each of the three pieces of data.
     let around = 256 * 512 / 4096 + 2 + 18;
     for (name, codec, pcluster_bytes, blocks) in [
         ("lz4", base.codec, 4096, 258),
@@ -108,7 +109,7 @@ fn long_extents_of_zeros_come_out_as_holes_and_others_do_not() {
     fs::create_dir(at("disk")).unwrap();
     let file = File::create(at("disk/disk")).unwrap();
     file.set_len(80 << 20).unwrap();
-    // Clusters as long as those of zeros, between such.
+    // Clusters as long as those of zeros, between clusters of zeros.
     for (offset, byte) in [(20 << 20, 1), (60 << 20, 2)] {
         file.write_all_at(&vec![byte; 12 << 20], offset).unwrap();
     }

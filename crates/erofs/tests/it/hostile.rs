@@ -1,5 +1,5 @@
-//! Images that are wrong: each is refused or read, none hangs, panics or takes memory that it does
-//! not pay for.
+//! Invalid images: each is rejected or read, and none causes a hang, a panic or memory use out of
+//! proportion to its size.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,7 +10,7 @@ use pagefold_erofs::{BuildOptions, Error, ExtractOptions, Fragments, Image, Inde
 
 use crate::{modern, trees};
 
-/// A small image of every kind of file.
+/// Returns a small image with every kind of file.
 fn image(options: &BuildOptions) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("tree");
@@ -47,13 +47,13 @@ fn kinds() -> Vec<BuildOptions> {
     ]
 }
 
-/// Clears the superblock's checksum feature, so that what it covers can be changed.
+/// Clears the superblock's checksum feature, so that covered bytes can be changed.
 fn without_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes[1024 + 8] &= !1;
     bytes
 }
 
-/// Opens and checks an image within a time that none of its size may exceed.
+/// Opens and checks an image within a time limit that suffices for all of this size.
 fn survives(bytes: Vec<u8>) -> bool {
     let start = Instant::now();
     let sound = Image::open(bytes).is_ok_and(|image| {
@@ -66,8 +66,8 @@ fn survives(bytes: Vec<u8>) -> bool {
 
 const BOXED_NAMES: &[&[&str]] = &[&[".", "..", "directory", "link", "text"], &[".", "..", "short"]];
 
-/// An image whose inodes and names all lie in its metadata box, as they are: a small image without
-/// blocks of data, as a file.
+/// Returns an image whose inodes and names are all in its uncompressed metadata box: a small image
+/// without data blocks, as a file.
 fn boxed() -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let build = |name: &str| {
@@ -96,7 +96,7 @@ fn boxed() -> Vec<u8> {
     fs::write(directory.path().join("outer/box"), &content).unwrap();
     let mut bytes = without_checksum(build("outer"));
     let nid = nid(&bytes, dirent(&bytes, &[".", "..", "box"], "box"));
-    // This takes the place of the outer root, which nothing names any more.
+    // This replaces the outer root, which is no longer referenced.
     bytes[1024 + 13] = 1;
     bytes[1024 + 80] |= 0x80;
     bytes[1024 + 81] |= 1;
@@ -106,7 +106,7 @@ fn boxed() -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with an image, in words.
+/// Returns an image's problems as text.
 fn problems(bytes: Vec<u8>) -> Vec<String> {
     match Image::open(bytes) {
         Err(error) => vec![error.to_string()],
@@ -137,7 +137,7 @@ fn a_metadata_box_that_is_wrong_is_refused() {
     edit(inode + 4, &0o040_755u16.to_le_bytes(), "metadata box is not a regular file");
     edit(inode + 8, &(1u32 << 30).to_le_bytes(), "metadata box of 1073741824 bytes");
     edit(inode + 8, &1024u32.to_le_bytes(), "inode lies outside the image");
-    // Without the box nothing is in it.
+    // Without the box, its inodes do not exist.
     edit(1024 + 81, &[good[1024 + 81] & !1], "inode lies outside the image");
     let text = dirent(&good, BOXED_NAMES[0], "text");
     edit(text, &(1u64 << 63 | 1 << 57).to_le_bytes(), "inode lies outside the image");
@@ -161,7 +161,7 @@ fn any_changed_byte_is_survived() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize
         };
-        // Metadata, which is little and which matters, more than data.
+        // Favor metadata over data: it is short and critical.
         let interesting: Vec<usize> = (1024..4096).chain(good.len() - 4096..good.len()).collect();
         for round in 0..400 {
             let mut bad = good.clone();
@@ -188,15 +188,15 @@ fn a_flipped_bit_in_the_superblock_is_found() {
     for at in 1024..4096 {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
-        // The feature that says that there is a checksum is itself a bit.
+        // The flag for the checksum is itself in a covered byte.
         if at != 1024 + 8 {
             assert!(Image::open(bad).is_err(), "byte {at}");
         }
     }
 }
 
-/// Where the entry of `name` lies in a directory block of the image, given the order of names
-/// there.
+/// Returns the offset of the entry of `name` in a directory block of the image with these names in
+/// this order.
 fn dirent(bytes: &[u8], names: &[&str], name: &str) -> usize {
     let joined = names.concat();
     let at =
@@ -211,7 +211,7 @@ fn nid(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// Each crafted image with what `check` must say of it.
+/// Crafted images, each with the expected result of `check`.
 fn crafted() -> Vec<(&'static str, Vec<u8>)> {
     let good = without_checksum(image(&BuildOptions::default()));
     let mut images = Vec::new();
@@ -231,8 +231,8 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         bytes[at] ^= 1;
     });
     craft("inode overlaps another", &|bytes| {
-        // An empty file's inode, moved to where another file's indexes are: behind the map header
-        // and the first six.
+        // The inode of an empty file, placed over another file's indexes: after the map header and
+        // the first six.
         let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
         let inside = inode_of("text-40000") + 64;
         bytes[inside..inside + 32].copy_from_slice(&empty);
@@ -290,7 +290,7 @@ fn unknown_features_are_refused_by_name() {
 fn extraction_does_not_leave_its_target() {
     let outside = tempfile::tempdir().unwrap();
     let source = tempfile::tempdir().unwrap();
-    // A link out of the tree, and beside it a file whose name is then changed to the link's.
+    // A link out of the tree, and a file that is then renamed to the link's name.
     std::os::unix::fs::symlink(outside.path(), source.path().join("aaaa")).unwrap();
     fs::create_dir(source.path().join("aaab")).unwrap();
     fs::write(source.path().join("aaab/file"), b"content").unwrap();
@@ -309,7 +309,7 @@ fn extraction_does_not_leave_its_target() {
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
         assert!(!directory.path().join("x").exists());
     }
-    // A link that is already where a directory is to be.
+    // A link that already exists in the place of a directory.
     let target = directory.path().join("prepared");
     fs::create_dir(&target).unwrap();
     std::os::unix::fs::symlink(outside.path(), target.join("aaab")).unwrap();
@@ -318,8 +318,8 @@ fn extraction_does_not_leave_its_target() {
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "written outside");
 }
 
-/// Two folders share their files' clusters; a bad one is told of both, and everything in the same
-/// order, whatever the threads.
+/// Two directories share their files' clusters. A bad cluster is reported for both, in the same
+/// order for any number of threads.
 #[test]
 fn findings_do_not_depend_on_threads() {
     let directory = tempfile::tempdir().unwrap();
@@ -353,8 +353,7 @@ fn findings_do_not_depend_on_threads() {
     }
 }
 
-/// What is below a path is checked as in the whole; damage elsewhere is not seen, and links from
-/// elsewhere are not missed.
+/// A subtree is checked as in a check of the whole; damage and links elsewhere are ignored.
 #[test]
 fn a_part_of_the_tree_is_checked_alone() {
     for options in kinds() {

@@ -1,4 +1,4 @@
-//! Large trees, and a reader that is not ours.
+//! Large trees, and an independent reader.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::built::build_at;
 use crate::tools::{Mount, assert_same, run, skip, summary_of_directory, tree_of_directory};
 use crate::trees;
 
-/// Files below `path`, up to a few more than `enough`.
+/// Counts files below `path`, up to a few more than `enough`.
 fn count_files(path: &Path, enough: usize) -> usize {
     let (mut files, mut pending) = (0, vec![path.to_owned()]);
     while let Some(path) = pending.pop()
@@ -33,7 +33,7 @@ fn count_files(path: &Path, enough: usize) -> usize {
     files
 }
 
-/// What this user may not read below `root`, as excludes. Root reads all.
+/// Returns patterns for files below `root` that this user may not read. Root may read all.
 fn unreadable(root: &Path) -> Vec<Vec<u8>> {
     let (mut found, mut pending) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = pending.pop() {
@@ -51,7 +51,7 @@ fn unreadable(root: &Path) -> Vec<Vec<u8>> {
     found
 }
 
-/// Builds `source` with each number of threads, lets `fsck.erofs` go over the image, mounts it and
+/// Builds `source` with each number of threads, runs `fsck.erofs` on the image, mounts it and
 /// compares.
 fn large_tree(test: &str, source: &Path, options: &BuildOptions, threads: &[usize]) {
     let directory = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn a_hundred_thousand_names_and_all_lengths_around_blocks() {
     large_tree("a_hundred_thousand_names_and_all_lengths_around_blocks", &source, &options, &[1, 2, 5]);
 }
 
-/// The paths and contents of regular files as erofs-rs reads them.
+/// Returns the paths and contents of regular files, as erofs-rs reads them.
 fn read_by_erofs_rs(bytes: &[u8]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let image = EroFS::new(SliceImage::new(bytes)).unwrap();
     let mut files = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Layers of containers: put together as a plain model does, and as overlayfs does.
+//! Container layers: stacked as in a simple model, and as by overlayfs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
 use crate::tools::{Mount, assert_same, run, skip, tree_of_directory, tree_of_image};
 
-/// A member of an archive.
+/// Returns a member of an archive.
 fn member(kind: u8, path: &str, link: &str, mode: u32) -> Vec<u8> {
     let mut header = tar::Header::new_ustar();
     header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
@@ -44,8 +44,8 @@ fn layer(members: &[Vec<u8>]) -> Layer {
     Layer::from_tar(archive, Path::new("the.tar"), &ScanOptions::default()).unwrap()
 }
 
-/// What is told apart in these tests: the kind, the mode, the first path of the same file, and
-/// whether it is opaque.
+/// The properties that these tests compare: the kind, the mode, the first path of the same file,
+/// and whether it is opaque.
 type Facts = BTreeMap<String, (char, u16, String, bool)>;
 
 fn facts(tree: &Tree) -> Facts {
@@ -76,7 +76,7 @@ fn stack<const N: usize>(layers: [Layer; N], whiteouts: Whiteouts) -> Facts {
     facts(&Layer::stack(layers, whiteouts).unwrap())
 }
 
-/// The paths of a stack that is a container's root, with a mark for what is a directory.
+/// Returns the paths of layers stacked into a container's root. Directories end with a slash.
 fn paths<const N: usize>(layers: [Layer; N]) -> Vec<String> {
     let found = stack(layers, Whiteouts::Apply);
     let path = |(path, (kind, ..)): (&String, &(char, u16, String, bool))| match kind {
@@ -101,17 +101,17 @@ fn base() -> Layer {
 
 #[test]
 fn whiteouts_delete_below_their_layer_and_nowhere_else() {
-    // In either order, what the same layer has stays.
+    // In either order, the layer's own file stays.
     for members in [[file("etc/.wh.one", 0), file("etc/one", 0o600)], [file("etc/one", 0o600), file("etc/.wh.one", 0)]]
     {
         let found = stack([base(), layer(&members)], Whiteouts::Apply);
         assert_eq!(found["/etc/one"].1, 0o600);
-        // What the layer did not describe is as it was.
+        // A directory that the layer does not describe is unchanged.
         assert_eq!(found["/etc"].1, 0o755);
     }
     let gone = ["/etc/", "/etc/two", "/lib", "/usr/"];
     assert_eq!(paths([base(), layer(&[file("etc/.wh.one", 0), file("usr/.wh.lib", 0), file(".wh.none", 0)])]), gone);
-    // A directory that is deleted and made again has only what the layer puts there.
+    // A directory that is deleted and created again contains only the layer's files.
     let again = [directory("etc", 0o700), file("etc/new", 0o600), file(".wh.etc", 0)];
     assert_eq!(paths([base(), layer(&again), layer(&[file(".wh.usr", 0), file(".wh.lib", 0)])]), ["/etc/", "/etc/new"]);
     let opaque = [file("etc/new", 0o600), file("etc/.wh..wh..opq", 0), file(".wh..wh.plnk", 0)];
@@ -164,8 +164,8 @@ fn later_sources_replace_and_directories_merge() {
     // One name of a hard link is replaced.
     let found = stack([base(), layer(&[file("usr/lib/a", 0o600)])], Whiteouts::Apply);
     assert_eq!((found["/usr/lib/a"].1, found["/usr/lib/b"].1), (0o600, 0o644));
-    // A hard link may be to what a layer below has, by a path that has links, also where this layer
-    // deletes that.
+    // A hard link may refer to a file of a layer below, through a path with symbolic links, even if
+    // this layer deletes that file.
     let links = [member(b'1', "c", "lib/a", 0), file("usr/lib/.wh.a", 0)];
     let found = stack([base(), layer(&links)], Whiteouts::Apply);
     assert_eq!((&found["/c"].2[..], &found["/usr/lib/b"].2[..]), ("/c", "/c"));
@@ -176,7 +176,7 @@ fn later_sources_replace_and_directories_merge() {
     }
 }
 
-/// As containerd does; nothing leads out of the tree.
+/// As in containerd; nothing leads out of the tree.
 #[test]
 fn links_of_layers_below_are_followed_where_a_layer_only_goes_through() {
     let through = [file("lib/new", 0o600), file("lib/.wh.a", 0)];
@@ -184,7 +184,7 @@ fn links_of_layers_below_are_followed_where_a_layer_only_goes_through() {
         paths([base(), layer(&through)]),
         ["/etc/", "/etc/one", "/etc/two", "/lib", "/usr/", "/usr/lib/", "/usr/lib/b", "/usr/lib/new"]
     );
-    // One that the layer describes takes the link's place.
+    // A directory that the layer describes replaces the link.
     let found = stack([base(), layer(&[directory("lib", 0o700), file("lib/new", 0o600)])], Whiteouts::Apply);
     assert!(found.contains_key("/lib/new") && !found.contains_key("/usr/lib/new"));
     for (link, expected) in [
@@ -223,7 +223,7 @@ fn whiteouts_of_a_single_archive_stay_files_and_are_counted() {
     let [warning] = &tree.warnings()[..] else { panic!("{:?}", tree.warnings()) };
     assert_eq!((warning.kind, warning.count), (WarningKind::WhiteoutFile, 2));
     assert_eq!(warning.examples.len(), 2);
-    // A directory that is not described hides the mode of those below it.
+    // An undescribed directory hides the mode of those below it.
     let tree = Layer::stack([layer(&members)], Whiteouts::Keep).unwrap();
     let found: Vec<_> = tree.warnings().iter().map(|warning| (warning.kind, warning.count)).collect();
     assert_eq!(found, [(WarningKind::UndescribedDirectory, 2)]);
@@ -241,7 +241,7 @@ enum Op {
     Opaque,
 }
 
-/// Members of a layer: paths of up to three names, and what is there.
+/// Members of a layer: paths of up to three names, and their operations.
 fn ops() -> impl Strategy<Value = Vec<(String, Op)>> {
     let path = || prop::collection::vec("[abc]", 1..4).prop_map(|names| names.join("/"));
     let op = prop_oneof![
@@ -254,7 +254,7 @@ fn ops() -> impl Strategy<Value = Vec<(String, Op)>> {
     prop::collection::vec((path(), op), 0..12)
 }
 
-/// What a path is in the model: a directory or a file, its mode, and which file it is.
+/// A path in the model: a directory or a file, its mode, and the file's identity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     directory: bool,
@@ -273,7 +273,7 @@ fn remove(model: &mut Model, path: &str) {
     model.retain(|other, _| other != path && !other.starts_with(&below));
 }
 
-/// Takes away what a layer has at a path, with the marks that are below it.
+/// Removes a layer's file at a path, including whiteouts below it.
 fn replace(own: &mut Model, deleted: &mut Vec<String>, opaque: &mut Vec<String>, path: &str) {
     let below = format!("{path}/");
     remove(own, path);
@@ -281,8 +281,7 @@ fn replace(own: &mut Model, deleted: &mut Vec<String>, opaque: &mut Vec<String>,
     opaque.retain(|other| other != path && !other.starts_with(&below));
 }
 
-/// Makes an archive of those members that can be, and applies it to the model by the rules of OCI's
-/// layers.
+/// Builds an archive of the valid members and applies it to the model by the rules of OCI layers.
 fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, describes_all: bool) -> Vec<Vec<u8>> {
     let (mut members, mut own) = (Vec::new(), Model::new());
     let mut described: BTreeMap<String, bool> = BTreeMap::new();
@@ -373,12 +372,12 @@ fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, describes_all:
     members
 }
 
-/// The model's facts in the form of a tree's.
+/// Returns the model's facts in the form of a tree's.
 fn facts_of(model: &Model) -> Vec<(String, char, u16, String)> {
     let mut first: BTreeMap<u32, String> = BTreeMap::new();
     let mut found = Vec::new();
     let mut entries: Vec<_> = model.iter().map(|(path, entry)| (format!("/{path}"), entry)).collect();
-    // As a tree is walked: a name is before all that is below the next.
+    // In the order of a walk: a name comes before everything below the next.
     entries.sort_by(|(left, _), (right, _)| left.split('/').cmp(right.split('/')));
     for (path, entry) in entries {
         let same_as = match entry.directory {
@@ -409,8 +408,8 @@ proptest! {
         prop_assert_eq!(plain(found), facts_of(&model));
     }
 
-    /// Layers that are made one, and that one laid over what they were over, give what they give
-    /// one by one.
+    /// Merging the upper layers first and then stacking the result gives the same tree as stacking
+    /// them one by one.
     #[test]
     fn layers_that_are_made_one_delete_the_same(layers in prop::collection::vec(ops(), 2..5)) {
         let without_links = |ops: &Vec<(String, Op)>| -> Vec<(String, Op)> {
@@ -426,13 +425,13 @@ proptest! {
     }
 }
 
-/// An overlay of directories, until dropped.
+/// An overlayfs mount of directories, until dropped.
 struct Overlay {
     at: tempfile::TempDir,
 }
 
 impl Overlay {
-    /// The first is the lowest.
+    /// The first layer is the lowest.
     fn new(layers: &[&Path]) -> Result<Self, String> {
         let at = tempfile::tempdir().unwrap();
         let lower: Vec<_> = layers.iter().rev().map(|layer| layer.display().to_string()).collect();
@@ -459,8 +458,7 @@ fn built(folder: &Path, name: &str, tree: &Tree) -> std::path::PathBuf {
     path
 }
 
-/// Three layers made by tar, as images that the kernel mounts over each other, and as the tree that
-/// they give.
+/// Three layers made by tar, as images that the kernel mounts as an overlay, and as a stacked tree.
 #[test]
 fn images_of_layers_are_what_overlayfs_reads() {
     const TEST: &str = "images_of_layers_are_what_overlayfs_reads";
@@ -482,7 +480,7 @@ fn images_of_layers_are_what_overlayfs_reads() {
     write("2/.wh.opt", "");
     write("2/link/instead", "a directory where a link was");
     write("2/srv/file/below", "a directory where a file was");
-    // Deleted and made again in the same layer.
+    // Deleted and created again in the same layer.
     write("2/usr/.wh.two", "");
     write("2/usr/two/below", "below");
     write("2/etc/.wh.sub", "");

@@ -1,4 +1,4 @@
-//! Trees so deep that no system call takes their paths.
+//! Trees too deep for system calls to accept their paths.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,7 +16,7 @@ fn a_tree_with_paths_of_any_length_is_packed() {
     let name = "n".repeat(255);
     let mut path = String::new();
     for depth in 0..40 {
-        // Files on the way, some of them with paths of just about 4096 bytes.
+        // Files on the way, some with paths of about 4096 bytes.
         let file = PathBuf::from(format!("/proc/self/fd/{}/file", here.as_raw_fd()));
         fs::write(&file, format!("at depth {depth}")).unwrap();
         symlinkat(format!("target {depth}"), &here, "link").unwrap();

@@ -1,4 +1,4 @@
-//! Images against other implementations, and against bytes that are no image.
+//! Images tested against other implementations and with invalid bytes.
 
 mod archives;
 mod built;

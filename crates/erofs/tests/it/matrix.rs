@@ -1,5 +1,5 @@
-//! Each way to build a compressed image with each other, over a small tree: mounted by the kernel
-//! and compared.
+//! All combinations of options for a compressed image of a small tree, mounted by the kernel and
+//! compared.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::built::build_at;
 use crate::tools::{self, Mount, Refused, assert_same, skip, tree_of_directory, tree_of_image};
 use crate::trees;
 
-/// What codecs are called. Levels are low: they change nothing of what is stored where.
+/// Names of codecs. Levels are low: they do not affect the layout.
 const CODECS: [(&str, ClusterCodec); 5] = [
     ("lz4", ClusterCodec::Lz4),
     ("lz4hc", ClusterCodec::Lz4Hc(3)),
@@ -23,7 +23,7 @@ const CODECS: [(&str, ClusterCodec); 5] = [
     ("zstd", ClusterCodec::Zstd { level: 1, window_log: 16 }),
 ];
 const CLUSTERS: [u32; 3] = [4096, 65_536, 1 << 20];
-/// Whether ends lie behind inodes, and what are fragments.
+/// Whether tails are inline, and what becomes a fragment.
 const PACKINGS: [(bool, Fragments); 6] = [
     (false, Fragments::Off),
     (true, Fragments::Off),
@@ -33,7 +33,7 @@ const PACKINGS: [(bool, Fragments); 6] = [
     (true, Fragments::All),
 ];
 
-/// Features as the kernel calls them, which options need.
+/// Returns the features that options need, as the kernel calls them.
 fn features(options: &BuildOptions) -> impl Iterator<Item = &'static str> {
     let needed = [
         (options.pcluster_bytes > options.block_bytes, "big_pcluster"),
@@ -44,7 +44,7 @@ fn features(options: &BuildOptions) -> impl Iterator<Item = &'static str> {
     needed.into_iter().filter_map(|(needed, name)| needed.then_some(name))
 }
 
-/// All images of one codec.
+/// Returns all options with one codec.
 fn cases(codec: ClusterCodec) -> Vec<BuildOptions> {
     let mut cases = Vec::new();
     for pcluster_bytes in CLUSTERS {
@@ -68,13 +68,13 @@ fn cases(codec: ClusterCodec) -> Vec<BuildOptions> {
     cases
 }
 
-/// Whether each option changes the image: with fragments what did not move is stored once in any
-/// case.
+/// Returns whether each option changes the image. With fragments, repeated content is shared in any
+/// case unless it moved.
 fn each_matters(options: &BuildOptions) -> bool {
     options.fragments == Fragments::Off || !options.dedupe
 }
 
-/// Mounts an image and compares. An error says what the kernel lacks.
+/// Mounts an image and compares it. An error names what the kernel lacks.
 fn mounts(path: &Path, expected: &tools::Tree, name: &str, options: &BuildOptions) -> Result<(), String> {
     let BuildOptions { pcluster_bytes, indexes, ztailpacking, fragments, dedupe, .. } = options;
     let case = format!(

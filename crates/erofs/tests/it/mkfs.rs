@@ -1,5 +1,5 @@
-//! Reading what `mkfs.erofs` builds, with every option that changes how an image is made: each
-//! image is the source again, and sound.
+//! Images built by `mkfs.erofs`, with every option that affects the image: each must equal its
+//! source and pass the check.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use crate::tools::{Tree, assert_same, run, skip, tree_of_directory, tree_of_imag
 use crate::trees;
 
 type Version = (u32, u32);
-/// Makes of the source what is to be found in the image.
+/// Converts the source's tree into the expected one.
 type Expected = fn(&mut Tree);
 
-/// Debian 12 has this, and knows but LZ4.
+/// The version in Debian 12, which supports only LZ4.
 const OLD: Version = (1, 5);
-/// What `make deps` sees to.
+/// The version that `make deps` installs.
 const NEW: Version = (1, 9);
 
-/// What an image is made of.
+/// The source of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Directory,
     /// A tar archive of the directory.
     Archive,
-    /// The same, of which the image has an index, and which it needs to be read.
+    /// A tar archive of which the image is only an index, so that reading needs the archive.
     Index,
 }
 
-/// One set of options: the oldest `mkfs.erofs` that has them; the options, with `BLOB` for the path
-/// of another device; what else than the source is to be found.
+/// A set of options: the oldest `mkfs.erofs` that supports them; the options, with `BLOB` for the
+/// path of another device; and the expected differences from the source.
 struct Row {
     since: Version,
     source: Source,
@@ -48,7 +48,7 @@ fn new(options: &str) -> Row {
     row(NEW, options)
 }
 
-/// What versions from 1.5 on build.
+/// Options that versions since 1.5 support.
 fn old_rows() -> Vec<Row> {
     let options = [
         "",
@@ -71,7 +71,7 @@ fn old_rows() -> Vec<Row> {
     options.map(|options| row(OLD, options)).into()
 }
 
-/// Each codec with each way of laying out what it makes.
+/// Each layout option with this codec.
 fn codec_rows(codec: &str) -> Vec<Row> {
     let layouts = [
         "",
@@ -96,7 +96,7 @@ fn codec_rows(codec: &str) -> Vec<Row> {
     layouts.map(|layout| new(&format!("-z{codec} {layout}"))).into()
 }
 
-/// How blocks are laid out that are not compressed.
+/// Layout options for uncompressed blocks.
 fn plain_rows() -> Vec<Row> {
     let options = [
         "-b512",
@@ -123,7 +123,7 @@ fn plain_rows() -> Vec<Row> {
     options.map(new).into()
 }
 
-/// What is told of files: xattrs, owners, times, links.
+/// Metadata options: xattrs, owners, times, links.
 fn metadata_rows() -> Vec<Row> {
     let options = [
         "-x0",
@@ -173,7 +173,7 @@ fn archive_rows() -> Vec<Row> {
     rows.map(|(source, options)| Row { source, ..new(options) }).into()
 }
 
-/// The version of the `mkfs.erofs` on the `PATH`.
+/// Returns the version of the `mkfs.erofs` on the `PATH`.
 fn version() -> Option<Version> {
     let output = Command::new("mkfs.erofs").arg("-V").output().ok()?;
     let said = [output.stdout, output.stderr].concat();
@@ -189,7 +189,7 @@ struct Made {
 }
 
 impl Made {
-    /// A source: a directory, filled, and a tar archive of it.
+    /// Creates a source: a filled directory, and a tar archive of it.
     fn new(fill: fn(&Path)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("tree");
@@ -213,7 +213,7 @@ impl Made {
         self.folder.path().join(name)
     }
 
-    /// Builds an image and holds it against the source.
+    /// Builds an image and compares it with the source.
     fn hold(&self, row: &Row) {
         let (image, blob) = (self.path("image"), self.path("blob"));
         let _ = fs::remove_file(&image);
@@ -244,7 +244,7 @@ impl Made {
     }
 }
 
-/// Builds and reads the images of all rows that this machine's `mkfs.erofs` builds.
+/// Builds and reads the images of all rows that this machine's `mkfs.erofs` supports.
 fn hold_all(test: &str, fill: fn(&Path), rows: &[Row]) {
     let Some(have) = version() else { return skip(test, "mkfs.erofs is not installed") };
     if let Some(row) = rows.iter().find(|row| row.since > have) {
@@ -265,11 +265,11 @@ fn hold_all(test: &str, fill: fn(&Path), rows: &[Row]) {
 
 fn awkward(root: &Path) {
     trees::awkward(root);
-    // mkfs.erofs 1.5 fails on the longest name there is.
+    // mkfs.erofs 1.5 fails on names of maximum length.
     fs::rename(root.join("n".repeat(255)), root.join("n".repeat(254))).unwrap();
 }
 
-/// A tree that an archive has all of: sockets are left out of it.
+/// Fills a tree that an archive can contain completely, so without sockets.
 fn archived(root: &Path) {
     trees::awkward(root);
     fs::remove_file(root.join("socket")).unwrap();

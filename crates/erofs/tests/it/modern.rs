@@ -1,5 +1,5 @@
-//! Images of what `mkfs.erofs` has since 1.9: 48-bit addresses, encoded extents, directories
-//! without `.`, the metadata box.
+//! Image features of `mkfs.erofs` 1.9: 48-bit addresses, encoded extents, directories without `.`,
+//! the metadata box.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::trees;
 const BIT_48: u32 = 0x80;
 const METABOX: u32 = 0x100;
 
-/// Options, and incompatible features that the image must have then.
+/// Options, and the incompatible features that the image must then have.
 const VARIANTS: &[(&[&str], u32)] = &[
     (&["-E48bit"], BIT_48),
     (&["-Edot-omitted"], BIT_48),
     (&["-E48bit", "--chunksize=4096"], BIT_48),
     (&["-E48bit,dot-omitted", "--chunksize=16384", "-Eforce-chunk-indexes"], BIT_48),
-    // Encoders that only fill clusters keep them in blocks.
+    // Encoders that fill clusters completely store them in blocks.
     (&["-zlz4", "-E48bit"], BIT_48),
     (&["-zlz4hc", "-C65536", "-E48bit,dedupe"], BIT_48),
     (&["-zlz4", "-C65536", "-E48bit", "--max-extent-bytes=65536"], BIT_48),
     (&["-zlz4", "-E48bit,ztailpacking"], BIT_48),
     (&["-zlzma", "-C65536", "-E48bit,fragments"], BIT_48),
-    // Others give clusters of any length, one after the other: records of 4 bytes where nothing
-    // lies between.
+    // Others produce contiguous clusters of any length: records of 4 bytes if there is nothing in
+    // between.
     (&["-zzstd", "-E48bit"], BIT_48),
     (&["-zzstd", "-C65536", "-E48bit"], BIT_48),
     (&["-zzstd", "-C65536", "-E48bit,dedupe"], BIT_48),
@@ -37,7 +37,7 @@ const VARIANTS: &[(&[&str], u32)] = &[
     (&["-zlibdeflate", "-C1048576", "-E48bit,dot-omitted"], BIT_48),
     (&["-b512", "-zzstd", "-E48bit"], BIT_48),
     (&["-b1024", "-zlibdeflate", "-C8192", "-E48bit,fragments"], BIT_48),
-    // The metadata zone moves inodes, and with them the addresses that nids count from.
+    // The metadata zone moves inodes, and with them the base address of nids.
     (&["-zlz4", "--MZ"], 0),
     (&["-zlz4", "--MZ=id", "-Edot-omitted"], BIT_48),
     (&["-zlz4", "-C65536", "-m4096"], METABOX),
@@ -53,7 +53,7 @@ const VARIANTS: &[(&[&str], u32)] = &[
     (&["-b1024", "-zlz4", "-m1024"], METABOX),
 ];
 
-/// What `mkfs.erofs` says its version is, if it is installed.
+/// Returns the version of `mkfs.erofs`, if it is installed.
 fn version() -> Option<(u32, u32)> {
     let output = Command::new("mkfs.erofs").arg("-V").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -61,7 +61,7 @@ fn version() -> Option<(u32, u32)> {
     Some((numbers.next()?, numbers.next()?))
 }
 
-/// Why no image of the kind can be made here, if none can.
+/// Returns why such images cannot be made here, if they cannot.
 fn lacking() -> Option<String> {
     match version() {
         None => Some("mkfs.erofs is not installed".to_owned()),
@@ -90,8 +90,8 @@ fn reads_what_new_mkfs_builds() {
     trees::over_a_mebibyte(&source);
     let hole = fs::File::create(source.join("hole")).unwrap();
     hole.set_len(3 << 20).unwrap();
-    // With 48-bit addresses inodes stay short, and have times of whole seconds. That they have
-    // these a mount shows.
+    // With 48-bit addresses, inodes stay compact and have times in whole seconds. A mount confirms
+    // this.
     let without_times = |mut tree: Tree| {
         tree.values_mut().for_each(Facts::forget_time);
         tree
@@ -126,12 +126,12 @@ fn reads_what_new_mkfs_builds() {
     }
 }
 
-/// Images that are committed, so that these formats are read wherever the tests run.
-/// `PAGEFOLD_BLESS=1` makes them anew.
+/// Committed images, so that these formats are read wherever the tests run. `PAGEFOLD_BLESS=1`
+/// creates them again.
 pub(crate) const COMMITTED: &[(&str, &[&str], u32)] = &[
-    // Records of 4 bytes, and of 8 where content is shared.
+    // Records of 4 bytes, and of 8 if content is shared.
     ("zstd-extents", &["-b512", "-zzstd", "-C4096", "-E48bit,dedupe,dot-omitted", "--max-extent-bytes=4096"], BIT_48),
-    // Of 16 bytes.
+    // Records of 16 bytes.
     ("lz4-extents", &["-b512", "-zlz4", "-C4096", "-E48bit,fragments", "--max-extent-bytes=16384"], BIT_48),
     ("metabox", &["-b512", "-zlz4", "-C4096", "-m4096", "-x1", "--xattr-prefix=user.n"], BIT_48 | METABOX),
 ];
@@ -140,7 +140,7 @@ pub(crate) fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images").join(name).with_extension("erofs")
 }
 
-/// What is in the committed images. All files that lie in the directory have an xattr in common.
+/// The contents of the committed images. All files in the directory share an xattr.
 fn committed_files() -> Vec<(&'static str, Vec<u8>)> {
     let text = trees::text(9000, 2);
     vec![
@@ -208,7 +208,7 @@ fn committed_images_are_read() {
             assert_eq!(image.lookup(&directory, b".").unwrap(), Some(directory.nid), "{name}");
             assert_eq!(image.lookup(&directory, b"..").unwrap(), Some(image.superblock().root_nid), "{name}");
             let mut found = Vec::new();
-            // One entry after the other, each from where the last one ended.
+            // One entry at a time, each from the position after the previous one.
             let mut position = Some(0);
             while let Some(from) = position.take() {
                 image
@@ -233,7 +233,7 @@ fn committed_images_are_read() {
     }
 }
 
-/// Where the map header of a file lies in an image whose inodes are not in a box.
+/// Returns the offset of a file's map header in an image without a metadata box.
 fn map_header(bytes: &[u8], image: &Image, path: &str) -> usize {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let inode = (word(1024 + 40) << bytes[1024 + 12]) + image.resolve(path.as_bytes()).unwrap().nid as usize * 32;
@@ -277,11 +277,11 @@ fn extents_that_are_wrong_are_refused() {
     wrong(&[(record(0) + 8, &word(1 << 31))], "cluster lies outside the image");
     wrong(&[(text + 8, &u64::MAX.to_le_bytes())], "cluster lies outside the image");
     wrong(&[(text + 8, &(1u64 << 63).to_le_bytes())], "cluster lies outside the image");
-    // Logical clusters of 16 MiB, and a file that has as much.
+    // Logical clusters of 16 MiB, and a file of the same size.
     wrong(&[(text + 7, &[15])], "shorter than its extent");
     wrong(&[(text + 7, &[15]), (text - 32 + 8, &word(16 << 20))], "extent is longer than 12 MiB");
 
-    // What is not stored is zeros, also before the first extent.
+    // Content that is not stored is zeros, even before the first extent.
     let content = |image: &Image| {
         let inode = image.resolve(b"mixed").unwrap();
         let mut content = vec![1; inode.size as usize];

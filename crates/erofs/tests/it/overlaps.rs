@@ -1,4 +1,4 @@
-//! Two things in one place: a check names both, and lets pass what files may share.
+//! Overlapping structures: a check names both, and accepts what files may share.
 
 use std::fs::{self, File};
 
@@ -8,7 +8,7 @@ use crate::trees;
 
 const BLOCK: usize = 4096;
 
-/// An image of some files, whose superblock's checksum does not stand in the way.
+/// An image of some files, without a superblock checksum.
 struct Edited {
     bytes: Vec<u8>,
 }
@@ -38,7 +38,7 @@ impl Edited {
         u32::from_le_bytes(*self.word(1024 + 40)) as usize * BLOCK + nid * 32
     }
 
-    /// The first block of a file that is not compressed.
+    /// Returns the first block of an uncompressed file.
     fn block(&mut self, name: &str) -> u32 {
         let at = self.inode(name) + 16;
         u32::from_le_bytes(*self.word(at))
@@ -49,8 +49,8 @@ impl Edited {
         *self.word(at) = block.to_le_bytes();
     }
 
-    /// Where the address of a file's first cluster stands, if its indexes are full ones and it has
-    /// no xattrs.
+    /// Returns the offset of the address of a file's first cluster, for a file with full indexes
+    /// and without xattrs.
     fn cluster(&mut self, name: &str) -> usize {
         let inode = self.inode(name);
         let size = if self.bytes[inode] & 1 == 0 { 32 } else { 64 };
@@ -61,7 +61,7 @@ impl Edited {
         Image::open(self.bytes.clone()).unwrap().check(2)
     }
 
-    /// Fails unless the check says so of both.
+    /// Fails unless the check reports this for both files.
     fn finds(&self, what: &str, one: &str, other: &str) {
         let report = self.check();
         let found = report.problems.iter().any(|problem| {
@@ -93,8 +93,7 @@ fn blocks_of_a_file_that_run_into_another_are_found() {
     assert!(!image.check().problems.is_empty());
 }
 
-/// What `pack --dedupe` once wrote: a file that shares another's blocks, and whose tail is taken
-/// from whatever lies behind them.
+/// A file that shares another's blocks, but whose tail is in unrelated blocks after them.
 #[test]
 fn tails_that_are_others_blocks_are_found() {
     let head = trees::noise(2 * BLOCK, 1);
@@ -113,7 +112,8 @@ fn tails_that_are_others_blocks_are_found() {
     let first = image.block("a");
     image.set_block("c", first);
     image.finds("files share some of their blocks", "/b", "/c");
-    // Where the other is a block, all of it lies within; but it goes on behind the end.
+    // If the other file is one block, it is inside the first's run, but continues past the first's
+    // end.
     let mut image = Edited::new(
         &plain(),
         &[("a", head.clone()), ("b", trees::noise(BLOCK, 2)), ("c", with(trees::noise(BLOCK - 1, 3)))],
@@ -132,7 +132,7 @@ fn whole_blocks_may_be_shared() {
     let first = image.block("a");
     image.set_block("b", first);
     image.set_block("c", first + 1);
-    // The blocks that nobody has now are counted still.
+    // Blocks that are now unused still count.
     assert!(image.check().problems.is_empty(), "{:?}", image.check().problems);
     let read = Image::open(image.bytes).unwrap();
     let mut bytes = vec![0; 2 * BLOCK];
@@ -148,18 +148,18 @@ fn clusters_that_overlap_are_found() {
     let block = u32::from_le_bytes(*image.word(from));
     *image.word(to) = (block + 1).to_le_bytes();
     image.finds("different compressed clusters overlap", "/a", "/b");
-    // The same cluster is shared.
+    // An equal cluster is shared.
     *image.word(to) = block.to_le_bytes();
     assert!(image.check().problems.iter().all(|problem| problem.other.is_none()));
 }
 
 #[test]
 fn inodes_that_overlap_are_both_named() {
-    // Short files lie with their inodes.
+    // Short files are inline.
     let files: Vec<_> = (0..4).map(|number| (["a", "b", "c", "d"][number], trees::text(500, number as u32))).collect();
     let mut image = Edited::new(&plain(), &files);
     let inode = image.inode("a");
-    // So long that the next inode lies in it.
+    // Long enough to contain the next inode.
     let size = 1500u32.to_le_bytes();
     *image.word(inode + 8) = size;
     let report = image.check();
@@ -174,7 +174,7 @@ fn blocks_of_no_file_are_warned_of() {
     let mut image = Edited::new(&plain(), &[("a", content), ("b", trees::noise(3 * BLOCK, 2))]);
     let (first, second) = (image.block("a"), image.block("b"));
     assert!(image.check().warnings.is_empty());
-    // As if both were the same, and the last block of one had been written for nothing.
+    // As if both were equal and the last block of one were unused.
     image.set_block("b", first);
     let report = image.check();
     let expected = format!("3 blocks from byte {} on hold data that belongs to no file", second as usize * BLOCK);

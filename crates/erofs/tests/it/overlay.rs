@@ -1,4 +1,4 @@
-//! A disk above a file of an image, built as a new image.
+//! A disk on top of a file of an image, built as a new image.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::tools::{run, skip};
 
-/// An image of one file, in memory.
+/// Returns an image of one file, in memory.
 fn image_of(content: Content, size: u64, options: &BuildOptions) -> Vec<u8> {
     let node = |kind| Node { kind, permissions: 0o644, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
     let mut tree = Tree::new(node(NodeKind::Fifo));
@@ -33,7 +33,7 @@ fn disk_of(image: &Image) -> pagefold_erofs::File {
     image.file(&image.resolve(b"/disk").unwrap()).unwrap()
 }
 
-/// As [`open`], of a file on a disk, whose blocks the system can copy.
+/// As [`open`], for an image in a file, whose blocks the system can copy.
 fn open_stored(image: &[u8]) -> pagefold_erofs::File {
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(image, 0).unwrap();
@@ -47,7 +47,7 @@ fn content(image: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The image of `disk`, which differs from the file of the image `base` in `changes`.
+/// Returns the image of `disk`, which differs from the file in the image `base` by `changes`.
 fn frozen(base: &[u8], disk: &[u8], changes: &[Change], options: &BuildOptions) -> Vec<u8> {
     frozen_above(open(base), disk, changes, options)
 }
@@ -57,7 +57,7 @@ fn frozen_above(base: pagefold_erofs::File, disk: &[u8], changes: &[Change], opt
     image_of(Content::Overlay(Arc::new(overlay.over(base))), disk.len() as u64, options)
 }
 
-/// Text, noise and zeros in turn.
+/// Returns text, noise and zeros in turn.
 fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut bytes = Vec::new();
@@ -69,7 +69,7 @@ fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
                 0 => 0,
                 1 => noise,
                 2 => b"words of some length, "[at % 22],
-                // What compresses a little.
+                // Slightly compressible.
                 _ => noise & 31,
             });
         }
@@ -77,7 +77,7 @@ fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Writes stretches of `pages` to `disk`, and returns what changed.
+/// Writes stretches of `pages` to `disk`. Returns the changes.
 fn change(disk: &mut [u8], stretches: &[(u64, u64, u8)], seed: u64) -> Vec<Change> {
     let pages = disk.len().div_ceil(4096) as u64;
     let mut kinds = vec![None; pages as usize];
@@ -90,7 +90,7 @@ fn change(disk: &mut [u8], stretches: &[(u64, u64, u8)], seed: u64) -> Vec<Chang
                 let new = bytes_of(&[(range.len(), kind)], seed + number as u64 + page);
                 disk[range].copy_from_slice(&new);
             } else {
-                // Written with what was there.
+                // Rewritten with the same content.
                 kinds[page as usize] = Some(false);
             }
         }
@@ -163,14 +163,14 @@ proptest! {
         prop_assert!(new == frozen(&base, &disk, &changes, &one), "other threads, another image");
         let stored = frozen_above(open_stored(&base), &disk, &changes, &one);
         prop_assert!(new == stored, "copied by the system, another image");
-        // What was written with what was there before makes no difference.
+        // Rewriting the same content makes no difference.
         let mut fewer = disk.clone();
         let all = change(&mut fewer, &[(0, disk.len().div_ceil(4096) as u64, 4)], 0);
         prop_assert!(new == frozen(&base, &disk, &all, &one), "equal content, another image");
     }
 }
 
-/// Long enough for several segments, and changes that are few.
+/// Several segments with few changes.
 #[test]
 fn what_did_not_change_is_copied() {
     for (name, codec, pcluster_bytes) in [
@@ -195,7 +195,7 @@ fn what_did_not_change_is_copied() {
         let changes = change(&mut disk, &stretches, 7);
         let new = frozen(&base, &disk, &changes, &like);
         assert!(content(&new) == disk, "{name}");
-        // Each change makes the clusters around it new, and the indexes.
+        // Each change affects the clusters around it and the indexes.
         let most = 20 * (3 * pcluster_bytes as usize / 4096 + 2) + unchanged;
         assert!(unchanged * 20 < known.len() && new_blocks(&new) <= most, "{name}: {unchanged}, {}", new_blocks(&new));
     }
@@ -244,7 +244,7 @@ fn an_image_of_others_is_copied_from() {
     }
 }
 
-/// Whatever the base's bytes are, the new image holds what the disk reads as, or there is none.
+/// For any bytes in the base, the new image equals what the disk reads as, or the build fails.
 #[test]
 fn a_damaged_base_gives_no_other_content() {
     let (mut failed, mut equal) = (0, 0);
@@ -256,7 +256,7 @@ fn a_damaged_base_gives_no_other_content() {
         let mut state = seed + 77;
         for _ in 0..1 + seed % 4 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Behind the superblock and its checksum.
+            // After the superblock and its checksum.
             let at = 4096 + (state >> 33) as usize % (base.len() - 4096);
             base[at] ^= 1 << (seed % 8);
         }

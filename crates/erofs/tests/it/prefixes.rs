@@ -1,5 +1,5 @@
-//! Long prefixes of xattr names: the names are what they were, for our reader and the kernel,
-//! wherever the table lies.
+//! Long prefixes of xattr names: the names are unchanged for this crate's reader and the kernel,
+//! wherever the table is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ fn xattr(name: &str, value: &[u8]) -> Xattr {
     Xattr { name: name.into(), value: value.into() }
 }
 
-/// A tree whose root and files have these xattrs.
+/// Returns a tree whose root and files have these xattrs.
 fn tree_of(xattrs: &[Vec<Xattr>]) -> Tree {
     let node = |kind, xattrs| Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 1, mtime_nsec: 0, xattrs };
     let root = xattrs.first().cloned().unwrap_or_default();
@@ -29,8 +29,8 @@ fn tree_of(xattrs: &[Vec<Xattr>]) -> Tree {
     tree
 }
 
-/// Ways to build that put the table into different places: before the root, or into the packed
-/// inode, with and without anything else there.
+/// Options that put the table into different places: before the root, or into the packed inode,
+/// with and without other content there.
 fn variants(prefixes: &[&str], block_bytes: u32) -> [BuildOptions; 5] {
     let xattr_prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
     let base = BuildOptions {
@@ -49,8 +49,8 @@ fn variants(prefixes: &[&str], block_bytes: u32) -> [BuildOptions; 5] {
     ]
 }
 
-/// Compares what the image at `path` holds with `xattrs`, and with what the kernel shows if
-/// `mount`. An error says what the machine lacks.
+/// Compares the image at `path` with `xattrs` and, if `mount`, with what the kernel shows. An error
+/// names what the machine lacks.
 fn compare(path: &Path, xattrs: &[Vec<Xattr>], mount: bool) -> Result<(), String> {
     let image = Image::open_path(path).unwrap();
     let problems = image.check(1).problems;
@@ -87,7 +87,7 @@ fn the_kernel_reads_long_prefixes() {
         .collect();
     let tree = tree_of(&xattrs);
     let wanted = ["user.mime_", "trusted.overlay.", "trusted.overlay.redirect", "trusted.overlay.re", "lustre.unused"];
-    // 128 prefixes that make the longest table there is, and push the root away from the
+    // 128 prefixes that make the longest possible table, which moves the root away from the
     // superblock.
     let long: Vec<_> = (0..128).map(|number| format!("user.{number:03}{}", "x".repeat(247))).collect();
     let long: Vec<_> = long.iter().map(String::as_str).collect();
@@ -134,7 +134,7 @@ fn prefixes_save_bytes_and_those_without_names_change_nothing() {
     assert!(long.len() + 2000 * 8 <= short.len(), "{} of {} bytes", long.len(), short.len());
 }
 
-/// Names and prefixes of few parts, so that one is often the front of another.
+/// Names and prefixes of few parts, so that one is often a prefix of another.
 fn name() -> impl Strategy<Value = String> {
     let base = prop::sample::select(vec!["user.", "trusted.", "security.", "lustre."]);
     let parts = prop::collection::vec(prop::sample::select(vec!["a", "b", "overlay.", "mime_"]), 1..5);
@@ -160,7 +160,7 @@ proptest! {
             .collect();
         let prefixes: Vec<_> = prefixes.iter().map(String::as_str).collect();
         build_at(&path, &tree_of(&xattrs), &variants(&prefixes, 1 << block_log)[variant]);
-        // Linux shows no names of Lustre.
+        // Linux does not show `lustre.` names.
         let lustre = names.iter().any(|names| names.keys().any(|name| name.starts_with("lustre.")));
         let _ = compare(&path, &xattrs, mount && !lustre);
     }

@@ -1,4 +1,4 @@
-//! Readers of every manner against the bytes that were packed.
+//! All kinds of reads, compared with the packed bytes.
 
 use std::fs;
 use std::io;
@@ -13,12 +13,12 @@ use proptest::prelude::*;
 use crate::built::build_at;
 use crate::trees::{noise, text};
 
-/// Text with noise in it, so that clusters of both kinds lie side by side.
+/// Text with noise in it, so that clusters of both kinds are adjacent.
 fn content() -> Vec<u8> {
     let mut bytes = text(2_000_000, 1);
     bytes.extend(noise(100_000, 1));
     bytes.extend(text(900_000, 2));
-    // One cluster of this has megabytes.
+    // A single cluster of this contains megabytes.
     bytes.extend(vec![b'x'; 3_000_000]);
     bytes.extend(text(5_432, 3));
     bytes
@@ -58,7 +58,7 @@ fn image(directory: &Path, content: &[u8], options: &BuildOptions) -> PathBuf {
     path
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
     move |below| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -66,7 +66,7 @@ fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Reads in order, now and then elsewhere, with requests of all lengths.
+/// Reads sequentially with occasional jumps, in requests of all lengths.
 fn read_about(file: &File, content: &[u8], seed: u64) {
     let mut next = numbers(seed);
     let mut buffer = vec![0; 1_500_000];
@@ -121,7 +121,7 @@ fn reading_in_order_is_the_same_in_any_step() {
     }
 }
 
-/// What a reader decodes ahead it must not be blamed for, nor may it hide what the reader comes to.
+/// An error in readahead must not fail the current read, nor hide the error from a later one.
 #[test]
 fn damage_is_met_where_it_lies() {
     let (directory, content) = (tempfile::tempdir().unwrap(), content());
@@ -147,8 +147,8 @@ fn damage_is_met_where_it_lies() {
     assert!(buffer == content[behind as usize..behind as usize + 10_000]);
 }
 
-/// Who reads the front of a cluster does not hear that its end is bad. Who reads its end does, and
-/// who reads or checks all of it.
+/// A read of the front of a cluster does not report damage at its end. A read of the end, or a read
+/// or check of the whole cluster, does.
 #[test]
 fn damage_at_the_end_of_a_cluster_is_met_there() {
     const CLUSTER: usize = 65_536;
@@ -169,7 +169,7 @@ fn damage_at_the_end_of_a_cluster_is_met_there() {
     let end = offset as usize + CLUSTER;
     let (image, inode) = damaged(end - 2_000..end);
     let mut page = [0; 4096];
-    // Every fourth page, so that few clusters are asked for often enough to be decoded whole.
+    // Every fourth page, so that few clusters are read often enough to be decoded whole.
     let bad: Vec<_> = (0..content.len() - 4096)
         .step_by(16_384)
         .filter(|&at| match image.read_exact_at(&inode, &mut page, at as u64) {
@@ -199,7 +199,7 @@ fn an_image_that_is_shortened_under_its_reader_is_an_error() {
     assert!(matches!(file.read_at(&mut buffer, 0), Err(Error::Io { .. })));
 }
 
-/// A source that counts how often it is asked.
+/// A source that counts requests.
 struct Counting {
     bytes: Vec<u8>,
     reads: Arc<AtomicU64>,
@@ -216,7 +216,7 @@ impl ReadAt for Counting {
     }
 }
 
-/// An image that lies in another.
+/// An image stored in another image.
 struct Nested(File);
 
 impl ReadAt for Nested {
@@ -312,13 +312,13 @@ fn many_misses_in_a_file_keep_its_clusters() {
         assert_eq!(file.read_at(&mut page, at as u64).unwrap(), 4096);
         assert!(page[..] == content[at..at + 4096]);
     }
-    // Of each cluster one is decoded whole, and of one in eight a prefix before.
+    // Each cluster is decoded whole once, and for one in eight, a prefix is decoded before.
     let (counts, clusters) = (image.counts(), image.len_bytes() / 65_536);
     let decoded = counts.decoded_in_place + counts.decoded_by_copy;
     assert!(clusters > 20 && decoded * 2 < clusters * 3, "{clusters} clusters, {counts:?}");
 }
 
-/// Counts of reads long past do not keep a full cache from what is read now.
+/// Old visit counts do not keep a full cache from admitting what is read now.
 #[test]
 fn a_full_cache_takes_what_is_read_now() {
     let directory = tempfile::tempdir().unwrap();
@@ -348,7 +348,7 @@ fn a_full_cache_takes_what_is_read_now() {
     }
 }
 
-/// A read of a file, with room behind it, through the image if that is how it goes.
+/// A read of a file, with room after it; if `stateless`, directly through the image.
 #[derive(Clone, Debug)]
 struct Read {
     at: usize,
@@ -357,8 +357,8 @@ struct Read {
     stateless: bool,
 }
 
-/// Reads all over and in a few places again and again, of parts of blocks, pages, clusters and runs
-/// of them.
+/// Reads at random offsets and repeatedly in a few places: parts of blocks, pages, clusters and
+/// runs of clusters.
 fn reads() -> impl Strategy<Value = Vec<Read>> {
     let at = prop_oneof![0_usize..7_000_000, (0_usize..12).prop_map(|place| place * 531_441), Just(usize::MAX)];
     let len = prop_oneof![3 => Just(4096), 2 => 1_usize..10_000, 1 => 1_usize..400_000];
@@ -370,7 +370,7 @@ fn reads() -> impl Strategy<Value = Vec<Read>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// With any cache, down to none. A read at `usize::MAX` goes on where the last ended.
+    /// With any cache size, even 0. A read at `usize::MAX` continues where the last one ended.
     #[test]
     fn any_reads_give_what_was_packed(
         reads in reads(),

@@ -1,4 +1,4 @@
-//! Trees that once became images with wrong content, each as small as it could be made.
+//! Regression tests: minimal trees whose images need special care.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn tree_of(files: &[File]) -> Tree {
     tree
 }
 
-/// Builds an image of `files` and compares what our reader and the kernel's mount have with them.
+/// Builds an image of `files` and compares it as read by this crate and as mounted by the kernel.
 /// Returns its length.
 #[track_caller]
 fn round_trip(files: &[File], options: &BuildOptions) -> u64 {
@@ -82,8 +82,8 @@ fn sharing() -> Vec<BuildOptions> {
     all
 }
 
-/// A file's last block, where it is too long to lie beside the inode, was not behind the blocks
-/// that the file shared.
+/// A file's last block, if too long for inline storage, must follow the blocks that the file
+/// shares.
 #[test]
 fn files_that_differ_in_their_last_block_alone() {
     for options in sharing() {
@@ -94,13 +94,12 @@ fn files_that_differ_in_their_last_block_alone() {
     }
 }
 
-/// The same for files that are equal, one of which has its end beside its inode and the other has
-/// not.
+/// The same for equal files, of which only one has its tail inline.
 #[test]
 fn equal_files_whose_inodes_differ_in_length() {
     for options in sharing() {
         let block = options.block_bytes as usize;
-        // Fits behind an inode of 32 bytes, not behind one of 64.
+        // Fits after an inode of 32 bytes, but not of 64.
         let bytes = noise(3 * block - 50, 1);
         let later = File { mtime_s: 2, ..file("c.jpg", bytes.clone()) };
         let base = [file("a.jpg", bytes.clone()), file("b", text(9000, 3)), later];
@@ -113,7 +112,7 @@ fn equal_files_whose_inodes_differ_in_length() {
     }
 }
 
-/// Equal files are stored once, their ends too, wherever these lie.
+/// Equal files are stored once, including their tails, wherever these are.
 #[test]
 fn equal_plain_files_are_stored_once() {
     let options = BuildOptions { dedupe: true, ..BuildOptions::default() };
@@ -126,8 +125,7 @@ fn equal_plain_files_are_stored_once() {
     }
 }
 
-/// Addresses of chunks follow the xattrs at the next multiple of 4 bytes, where they were written
-/// at the next of 8.
+/// Chunk addresses follow the xattrs at the next multiple of 4 bytes, not 8.
 #[test]
 fn files_with_holes_and_xattrs_of_any_length() {
     for value in ["", "1", "12345", "123456789"] {
@@ -139,8 +137,7 @@ fn files_with_holes_and_xattrs_of_any_length() {
     }
 }
 
-/// A fragment that is not a whole file is an extent, which may have 12 MiB: here 14 MiB were
-/// shared.
+/// A partial fragment is an extent, so it is at most 12 MiB long, even if files share 14 MiB.
 #[test]
 fn long_ends_that_files_share() {
     let first = noise(15_000_000, 1);

@@ -1,4 +1,4 @@
-//! Images that are no larger than they need be.
+//! Images are no larger than necessary.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn tree(contents: &[Vec<u8>]) -> Tree {
     tree
 }
 
-/// Builds an image of these files, sees that it has them, and returns its length.
+/// Builds an image of these files, checks their contents, and returns its length.
 fn image_bytes(folder: &Path, contents: &[Vec<u8>], options: &BuildOptions) -> u64 {
     let path = folder.join("image");
     let report = build_at(&path, &tree(contents), options);
@@ -42,8 +42,8 @@ fn image_bytes(folder: &Path, contents: &[Vec<u8>], options: &BuildOptions) -> u
     report.image_bytes
 }
 
-/// With their inodes two of the short ones and a third of a block fill one, or a short one and a
-/// long one.
+/// Including inodes, two short files leave a third of a block free, and a short and a long one fill
+/// it.
 #[test]
 fn long_and_short_inodes_share_blocks() {
     let folder = tempfile::tempdir().unwrap();
@@ -52,7 +52,7 @@ fn long_and_short_inodes_share_blocks() {
     assert!(image_bytes(folder.path(), &contents, &options) <= 103 * 4096);
 }
 
-/// Compressed or not, in whole clusters and at their ends.
+/// Compressed or not, in whole clusters and at file ends.
 #[test]
 fn copies_are_stored_once_with_fragments_too() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The programs and kernel features that tests need, and comparing trees.
+//! Programs and kernel features that tests need, and comparison of trees.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,13 +10,13 @@ use std::process::Command;
 
 use pagefold_erofs::{FileKind, Image, Inode};
 
-/// Says that a test was not run, or fails where it must be.
+/// Reports that a test was skipped, or fails if skipping is not allowed.
 pub(crate) fn skip(test: &str, why: &str) {
     assert!(std::env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "{test}: {why}");
     eprintln!("SKIPPED: {test}: {why}");
 }
 
-/// Runs a program; `None` if it is not installed. Panics if it fails.
+/// Runs a program. Returns `None` if it is not installed. Panics if it fails.
 pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Option<()> {
     let output = match Command::new(program).args(args).output() {
         Ok(output) => output,
@@ -32,7 +32,7 @@ pub(crate) fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item =
     Some(())
 }
 
-/// What a file is, apart from its name.
+/// The properties of a file, apart from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     mode: u32,
@@ -43,7 +43,7 @@ pub(crate) struct Facts {
     nlink: u64,
     content: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The first path, in order, that names the same inode.
+    /// The first path, in order, of the same inode.
     same_as: PathBuf,
 }
 
@@ -56,7 +56,7 @@ impl Facts {
         self.content
     }
 
-    /// Leaves the time out of what is compared.
+    /// Excludes the time from the comparison.
     pub(crate) fn forget_time(&mut self) {
         self.mtime = (0, 0);
     }
@@ -77,13 +77,13 @@ impl Facts {
         self.mtime = (seconds, 0);
     }
 
-    /// Makes a file of this name alone, if it has several.
+    /// Makes this name a separate file, if the file has several names.
     pub(crate) fn set_alone(&mut self, path: &Path) {
         self.same_as = path.to_owned();
         self.nlink = self.nlink.min(1);
     }
 
-    /// Leaves POSIX ACLs out of what is compared.
+    /// Excludes POSIX ACLs from the comparison.
     pub(crate) fn forget_acls(&mut self) {
         self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
     }
@@ -91,7 +91,7 @@ impl Facts {
 
 pub(crate) type Tree = BTreeMap<PathBuf, Facts>;
 
-/// The tree under `root` as the operating system shows it.
+/// Returns the tree under `root` as the operating system shows it.
 pub(crate) fn tree_of_directory(root: &Path) -> Tree {
     tree_of(root, |bytes| bytes)
 }
@@ -150,8 +150,8 @@ fn xattrs_of(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     xattrs
 }
 
-/// As [`tree_of_directory`], for trees that do not fit into memory or that have names elsewhere: of
-/// contents a sum is kept, and only names in the tree count as links.
+/// As [`tree_of_directory`], for trees that do not fit into memory or have links elsewhere: keeps
+/// hashes of contents, and counts only links within the tree.
 pub(crate) fn summary_of_directory(root: &Path) -> Tree {
     let mut tree = tree_of(root, |bytes| xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes().to_vec());
     let mut names: BTreeMap<PathBuf, u64> = BTreeMap::new();
@@ -164,7 +164,7 @@ pub(crate) fn summary_of_directory(root: &Path) -> Tree {
     tree
 }
 
-/// The tree that an image holds, as our reader shows it.
+/// Returns the tree in an image as this crate reads it.
 pub(crate) fn tree_of_image(image: &Image) -> Tree {
     fn walk(image: &Image, path: &Path, inode: &Inode, seen: &mut BTreeMap<u64, PathBuf>, tree: &mut Tree) {
         let mut content = Vec::new();
@@ -222,21 +222,21 @@ pub(crate) struct Mount {
     at: tempfile::TempDir,
 }
 
-/// Why the kernel took no image.
+/// The reason why the kernel rejected an image.
 pub(crate) struct Refused {
-    /// It knows of what the image has and was built without.
+    /// The image needs a feature that the kernel knows but was built without.
     pub(crate) unsupported: bool,
     pub(crate) message: String,
 }
 
 impl Mount {
-    /// Mounts an image, or says why the machine cannot. Panics if the kernel refuses this image and
-    /// not others.
+    /// Mounts an image, or returns why the machine cannot. Panics if the kernel rejects this image
+    /// but accepts others.
     pub(crate) fn new(image: &Path) -> Result<Self, String> {
         Self::attempt(image).map(|mounted| mounted.unwrap_or_else(|refused| panic!("{}", refused.message)))
     }
 
-    /// As [`new`](Self::new), but says what the kernel refuses.
+    /// As [`new`](Self::new), but returns the kernel's rejection.
     pub(crate) fn attempt(image: &Path) -> Result<Result<Self, Refused>, String> {
         let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
         if !filesystems.lines().any(|line| line.trim() == "erofs") {
@@ -249,7 +249,7 @@ impl Mount {
         let mut mount = Command::new("mount");
         mount.args(["-t", "erofs", "-oloop,ro"]).arg(image).arg(at.path()).env("LC_ALL", "C");
         let mut message = String::new();
-        // Another mount may take the loop device between its being found free and used.
+        // Another mount may take the loop device after it was found free.
         for _ in 0..5 {
             let output = match mount.output() {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -273,7 +273,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A child that another test is just starting still has the files that this one had open.
+        // A child process that another test is starting may still hold this test's open files.
         let _ = Command::new("umount").arg("-l").arg(self.at.path()).status();
     }
 }
@@ -284,7 +284,7 @@ pub(crate) struct Small {
 }
 
 impl Small {
-    /// Of so many KiB; or says why the machine has none.
+    /// Creates one of this size, or returns why the machine cannot.
     pub(crate) fn new(kib: usize) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("mounting needs root".to_owned());
@@ -307,7 +307,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // A child that another test is just starting still has the files that this one had open.
+        // A child process that another test is starting may still hold this test's open files.
         let _ = Command::new("umount").arg("-l").arg(self.at.path()).status();
     }
 }

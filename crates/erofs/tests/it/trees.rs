@@ -1,4 +1,4 @@
-//! Trees of files with what is awkward about files.
+//! Trees with awkward files.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-/// Bytes that compress as text does.
+/// Returns bytes that compress like text.
 pub(crate) fn text(len: usize, seed: u32) -> Vec<u8> {
     let words = ["page", "fold", "cluster", "of", "the", "inode", "extent", "a", "block", "and", "index", "compressed"];
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
@@ -25,7 +25,7 @@ pub(crate) fn text(len: usize, seed: u32) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that do not compress.
+/// Returns incompressible bytes.
 pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     std::iter::repeat_with(|| {
@@ -109,7 +109,7 @@ pub(crate) fn awkward(root: &Path) {
     stamp("text-0", 1, 999_999_999);
     stamp("text-1", -5, 3);
     stamp("link", 1 << 33, 7);
-    // Not every file system has xattrs, nor every user the right to all of them.
+    // Not every file system supports xattrs, and not every user may set all of them.
     let set = |name: &str, key: &str, value: &[u8]| {
         let _ = rustix::fs::lsetxattr(root.join(name), key, value, XattrFlags::empty());
     };
@@ -130,8 +130,8 @@ pub(crate) fn awkward(root: &Path) {
     set("empty", "system.posix_acl_default", &acl);
 }
 
-/// Fills `root` with some thirty files, less than a MiB in all: edges of blocks and clusters,
-/// content that is repeated and moved, holes.
+/// Fills `root` with about thirty files, less than a MiB in all: edges of blocks and clusters,
+/// repeated and moved content, holes.
 pub(crate) fn small(root: &Path) {
     let write = |name: &str, bytes: &[u8]| fs::write(root.join(name), bytes).unwrap();
     for len in [0, 1, 100, 4095, 4096, 4097, 65_535, 65_536, 65_537] {
@@ -158,19 +158,19 @@ pub(crate) fn small(root: &Path) {
     symlink("../text-1", root.join("below/link")).unwrap();
 }
 
-/// Two files of more than a cluster of 1 MiB that have content in common.
+/// Creates two files of more than a 1 MiB cluster with common content.
 pub(crate) fn over_a_mebibyte(root: &Path) {
     let bytes = text_and_noise(1_300_000);
     fs::write(root.join("over-a-mebibyte"), &bytes).unwrap();
     fs::write(root.join("over-a-mebibyte-moved"), [b"moved", &bytes[..]].concat()).unwrap();
 }
 
-/// Bytes that are a little shorter compressed.
+/// Returns slightly compressible bytes.
 fn text_and_noise(len: usize) -> Vec<u8> {
     (0..).flat_map(|part| [noise(800, part), text(200, part as u32)]).flatten().take(len).collect()
 }
 
-/// Fills `root` with files that are cut into segments.
+/// Fills `root` with files that are split into segments.
 pub(crate) fn large(root: &Path) {
     let segment = 8 << 20;
     let mut bytes = vec![0; segment - 3000];

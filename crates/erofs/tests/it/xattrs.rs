@@ -1,4 +1,4 @@
-//! Xattrs of which the format does not define the name are left out, and nothing else is.
+//! Xattrs with undefined name prefixes are skipped, and nothing else.
 
 use std::fs::{self, File};
 
@@ -6,7 +6,7 @@ use pagefold_erofs::{BuildOptions, Content, ExtractOptions, Image, Node, NodeKin
 
 use crate::tools::{Mount, skip, tree_of_directory, tree_of_image};
 
-/// An image of a file with two xattrs, the name of one of which begins with the prefix `index`.
+/// Returns an image of a file with two xattrs, one of which has a name with the prefix `index`.
 fn image(index: u8) -> Vec<u8> {
     let node = |kind, xattrs| Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 1, mtime_nsec: 0, xattrs };
     let mut tree = Tree::new(node(NodeKind::Fifo, Vec::new()));
@@ -28,7 +28,7 @@ fn image(index: u8) -> Vec<u8> {
 
 #[test]
 fn unknown_xattrs_are_left_out() {
-    // The format defines 1 to 6, keeps 0 to itself, and has no prefix of its own in this image.
+    // The format defines 1 to 6 and reserves 0; this image has no custom prefixes.
     for (index, warnings) in [(0, 0), (7, 1), (100, 1), (0x80, 1), (0xff, 1)] {
         let bytes = image(index);
         let opened = Image::open(bytes.clone()).unwrap();

@@ -1,8 +1,8 @@
-//! A tar archive becomes a tree.
+//! Reads a tar archive into a tree.
 //!
-//! Members are read by position, one header of 512 bytes after the other: POSIX ustar, PAX records
-//! (by their lengths, since values may hold any byte), GNU's long names and both's ways to leave
-//! holes out (`sparse.rs`).
+//! Members are read by position, one 512-byte header after another: POSIX ustar, PAX records (by
+//! their lengths, because values may contain any byte), GNU long names, and the sparse formats of
+//! both (`sparse.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -22,13 +22,14 @@ use crate::build::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use crate::error::{Error, Result};
 
 impl Tree {
-    /// The tree that a tar archive (POSIX, PAX, GNU) holds. `archive` stays open, since files'
-    /// content is read from it when the image is built. A later member of a name replaces an
-    /// earlier one; directories that no member describes belong to root and have mode 0755 and time
-    /// 0. Whiteouts of containers' layers are files.
+    /// Reads the tree in a tar archive (POSIX, PAX, GNU). `archive` stays open, because content is
+    /// read from it when the image is built. A later member replaces an earlier one of the same
+    /// name. Directories without a member belong to root and have mode 0755 and time 0. Whiteouts
+    /// of container layers stay ordinary files.
     ///
     /// # Errors
-    /// [`Error::Source`] for what is wrong with the archive, with the member's name; [`Error::Io`] where it cannot be read.
+    /// [`Error::Source`] with the member's name if the archive is invalid; [`Error::Io`] if it
+    /// cannot be read.
     pub fn from_tar(archive: File, options: &ScanOptions) -> Result<Self> {
         Layer::from_tar(archive, Path::new(""), options)?.into_tree()
     }
@@ -38,7 +39,7 @@ impl Layer {
     /// As [`Tree::from_tar`], for an archive that messages call `name`, unless that is empty.
     ///
     /// # Errors
-    /// As of [`Tree::from_tar`].
+    /// The errors of [`Tree::from_tar`].
     pub fn from_tar(archive: File, name: &Path, options: &ScanOptions) -> Result<Self> {
         read(archive, name, options).map_err(|error| match error {
             Error::Source { path, what } => Error::Source { path: of_archive(name, &path), what },
@@ -50,13 +51,13 @@ impl Layer {
     }
 }
 
-/// What is known of an archive while it is read.
+/// The state of reading an archive.
 struct Reading<'a> {
     archive: Arc<Archive>,
     options: &'a ScanOptions,
     layer: Layer,
     describer: Describer,
-    /// Files that are left out, by path.
+    /// Excluded files, by path.
     left_out: HashMap<Vec<u8>, NodeId>,
 }
 
@@ -84,7 +85,7 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
             }
             reading.describe(&member, root)?;
         } else if is_left_out(&names, options) {
-            // What is wrong with it is no concern.
+            // Errors in an excluded member do not matter.
             let _ = reading.leave_out(&member, &names);
         } else {
             reading.add(&member, &names)?;
@@ -124,8 +125,7 @@ impl Reading<'_> {
         self.describe(member, id)
     }
 
-    /// Keeps a file that is left out without a name, since a name that stays may be a hard link to
-    /// it.
+    /// Keeps an excluded file without a name, because an included name may be a hard link to it.
     fn leave_out(&mut self, member: &Member, names: &[&[u8]]) -> Result<()> {
         let id = if member.kind == EntryType::Link {
             self.linked(member)?
@@ -141,8 +141,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The file that a member is a hard link to, or what stands for it until the layers below are
-    /// known.
+    /// Returns the file that a member is a hard link to, or a placeholder until the layers below
+    /// are known.
     fn linked(&mut self, member: &Member) -> Result<NodeId> {
         let target = names(&member.link)?;
         let tree = &mut self.layer.tree;
@@ -157,7 +157,8 @@ impl Reading<'_> {
         Ok(id)
     }
 
-    /// What a member is that is no hard link; `None` for what is in no tree.
+    /// Returns the kind of a member that is not a hard link; `None` for a member that is not part
+    /// of the tree.
     fn kind_of(&self, member: &Member) -> Result<Option<NodeKind>> {
         let refuse = |what: &str| Err(source_error(&member.path, what));
         let device = || {
@@ -190,7 +191,7 @@ impl Reading<'_> {
         }))
     }
 
-    /// The directory that `names` lead to, made where it is missing.
+    /// Returns the directory at `names`. Creates missing ones.
     fn directories(&mut self, names: &[&[u8]], path: &[u8]) -> Result<NodeId> {
         let tree = &mut self.layer.tree;
         let mut here = tree.root();
@@ -210,7 +211,7 @@ impl Reading<'_> {
     }
 }
 
-/// Whether the path of `names`, or a directory on it, is left out.
+/// Returns whether the path of `names` or one of its parents is excluded.
 fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
     if options.excludes.is_empty() {
         return false;
@@ -220,13 +221,13 @@ fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
     slashes.chain([path.len()]).any(|end| options.excludes(&path[..end]))
 }
 
-/// The names of a path, without slashes and single dots.
+/// Splits a path into names, without single dots.
 fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
     let names: Vec<_> = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
     if names.contains(&&b".."[..]) { Err(source_error(path, "its path has ..")) } else { Ok(names) }
 }
 
-/// An error about a name, as one about the member that has it.
+/// Converts an error about a name into one about its member.
 fn of_member(path: &[u8], error: Error) -> Error {
     match error {
         Error::Source { what, .. } => source_error(path, &what),

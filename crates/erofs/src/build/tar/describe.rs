@@ -1,4 +1,4 @@
-//! What an archive says of a member: mode, owner, time, xattrs and ACLs.
+//! Metadata of archive members: mode, owner, time, xattrs and ACLs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::build::warnings::{WarningKind, Warnings};
 use crate::error::Result;
 use crate::format::Xattr;
 
-/// Where `tar --selinux` keeps a member's label, without the zero byte at its end.
+/// The key under which `tar --selinux` stores a member's label, without the final NUL.
 const LABEL_KEY: &[u8] = b"RHT.security.selinux";
-/// Where ACLs are kept as text, and the xattrs that they stand for.
+/// The keys of ACLs as text, and the corresponding xattrs.
 const ACL_KEYS: [(&[u8], &[u8]); 2] = [(b"SCHILY.acl.access", acl::ACCESS), (b"SCHILY.acl.default", acl::DEFAULT)];
-/// Where NFSv4 ACLs are kept as text.
+/// The key of NFSv4 ACLs as text.
 const NFS4_ACL_KEY: &[u8] = b"SCHILY.acl.ace";
 
-/// libarchive leaves out what fills the end.
+/// libarchive omits the padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -32,9 +32,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Describes nodes as an archive's members are described.
+/// Transfers the metadata of an archive's members to nodes.
 pub(super) struct Describer {
-    /// What messages call the archive.
+    /// The name of the archive in messages.
     archive: PathBuf,
     no_xattrs: bool,
     accounts: HashMap<(Account, String), Option<u32>>,
@@ -46,7 +46,7 @@ impl Describer {
         Self { archive: archive.to_owned(), no_xattrs, accounts: HashMap::new(), warnings: Warnings::default() }
     }
 
-    /// Takes over mode, owner, time, xattrs and ACLs.
+    /// Sets mode, owner, time, xattrs and ACLs.
     pub(super) fn describe(&mut self, member: &Member, node: &mut Node) -> Result<()> {
         let unreadable = || source_error(&member.path, "its mode, owner or time cannot be read");
         let text = |key: &[u8]| member.records.get(key).map(|value| std::str::from_utf8(value).unwrap_or_default());
@@ -83,7 +83,7 @@ impl Describer {
         for (key, value) in &member.records {
             if let Some(name) = key.strip_prefix(ENCODED_XATTR_KEY).filter(|_| !self.no_xattrs) {
                 let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
-                // libarchive writes both forms of each.
+                // libarchive writes both forms of each xattr.
                 if member.records.contains_key(&[XATTR_KEY, &name].concat()) {
                     continue;
                 }
@@ -110,7 +110,7 @@ impl Describer {
         }
     }
 
-    /// ACLs that are kept as text, unless the same are there as xattrs.
+    /// Adds ACLs that are stored as text, unless the same ones exist as xattrs.
     fn take_acls(&mut self, member: &Member, node: &mut Node) -> Result<()> {
         if member.records.contains_key(NFS4_ACL_KEY) {
             self.warn(WarningKind::Nfs4Acl, member, "");
@@ -129,8 +129,8 @@ impl Describer {
                 Ok(acl) if acl.is_mode() && name == acl::ACCESS => {}
                 Ok(acl) => node.xattrs.push(Xattr { name: name.to_vec(), value: acl.encode() }),
                 Err(Problem::Unknown { name: account, group_rights }) => {
-                    // With an ACL, the mode has the mask's rights where else those of the group
-                    // are.
+                    // With an ACL, the mode's group bits contain the mask instead of the group's
+                    // rights.
                     if name == acl::ACCESS {
                         node.permissions &= !0o070 | group_rights << 3;
                     }
@@ -146,7 +146,7 @@ impl Describer {
         Ok(())
     }
 
-    /// The id of a user or group of this system.
+    /// Looks up the id of a user or group on this system.
     fn find(&mut self, account: Account, name: &str) -> Option<u32> {
         let find = || match account {
             Account::User => User::from_name(name).ok().flatten().map(|user| user.uid.as_raw()),
@@ -156,8 +156,8 @@ impl Describer {
     }
 }
 
-/// Seconds with a fraction, as PAX writes them: the fraction counts away from zero, nanoseconds
-/// count forward.
+/// Parses seconds with a fraction, as PAX writes them. The fraction counts away from zero; the
+/// returned nanoseconds count forward.
 fn parse_time(text: &str) -> Option<(i64, u32)> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds: i64 = whole.parse().ok()?;

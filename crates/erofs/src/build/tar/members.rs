@@ -1,4 +1,4 @@
-//! The members of an archive, one after the other.
+//! The members of an archive, in order.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,43 +12,44 @@ use crate::build::member::shown;
 use crate::build::sparse::{self, Sparse};
 use crate::error::{Error, Result};
 
-/// The longest PAX header or long name.
+/// The maximum size in bytes of a PAX header or long name.
 const MAX_EXTENSION_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 512;
 /// A directory in GNU's incremental archives.
 const INCREMENTAL_DIRECTORY: u8 = b'D';
-/// Where file systems, volumes and partitions have what tells them.
+/// The size in bytes of the front of a disk, which contains the signatures of file systems, volumes
+/// and partitions.
 const DISK_FRONT_BYTES: u64 = 1 << 20;
 
-/// The name of the archive itself.
+/// The type of a member that contains the archive's label.
 pub(super) const LABEL: u8 = b'V';
 
-/// Where PAX headers keep xattrs as they are.
+/// The key prefix of unencoded xattrs in PAX headers.
 pub(super) const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
-/// Where libarchive keeps them too: the name as in a URL, the value in base 64.
+/// The key prefix of libarchive's copies: the name is URL-encoded, the value in base 64.
 pub(super) const ENCODED_XATTR_KEY: &[u8] = b"LIBARCHIVE.xattr.";
 const XATTR_KEYS: [&[u8]; 2] = [XATTR_KEY, ENCODED_XATTR_KEY];
 /// PAX records by key.
 pub(super) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A member of an archive, with what precedes it applied.
+/// A member of an archive, with preceding extension headers applied.
 pub(super) struct Member {
     pub(super) header: Header,
     pub(super) kind: EntryType,
     pub(super) records: Records,
     pub(super) path: Vec<u8>,
     pub(super) link: Vec<u8>,
-    /// Where its content is.
+    /// The offset of its content.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// And which parts of it, if the archive has not all.
+    /// The map of its content, if it has holes.
     pub(super) sparse: Option<Sparse>,
 }
 
 /// The members of an archive.
 pub(super) struct Members<'a> {
     archive: &'a File,
-    /// Its length.
+    /// The length in bytes.
     len: u64,
     at: u64,
     global: Records,
@@ -61,7 +62,7 @@ impl<'a> Members<'a> {
         Ok(Self { archive, len, at: 0, global: Records::new() })
     }
 
-    /// The next member; `None` at the archive's end.
+    /// Returns the next member; `None` at the end of the archive.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut records, mut path, mut link) = (self.global.clone(), None, None);
         let mut extended = false;
@@ -90,7 +91,7 @@ impl<'a> Members<'a> {
                 number(b"size", in_field(&header.as_old().size, header.entry_size()))?
             };
             if kind.as_byte() == INCREMENTAL_DIRECTORY {
-                // Its content is the names that were in it.
+                // Its content is a list of the names in it.
                 kind = EntryType::Directory;
             }
             let named = |what| source_error(&name, what);
@@ -119,7 +120,7 @@ impl<'a> Members<'a> {
                     .unwrap_or_else(|| header.path_bytes().into_owned());
                 let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
                 let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
-                // Before ustar a directory was told by its name alone.
+                // Before ustar, only the name marked a directory.
                 let kind = if is_file && path.ends_with(b"/") { EntryType::Directory } else { kind };
                 return Ok(Some(Member { header, kind, records, path, link, offset, size, sparse }));
             }
@@ -143,8 +144,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The header at the current position and where its content starts; `None` at the archive's
-    /// end.
+    /// Returns the header at the current position and the offset of its content; `None` at the end
+    /// of the archive.
     fn header(&self) -> Result<Option<(Header, u64)>> {
         if self.len == 0 {
             return Err(self.here("an archive is never empty"));
@@ -171,9 +172,8 @@ impl<'a> Members<'a> {
         source_error(format!("byte {}", self.at).as_bytes(), what)
     }
 
-    /// An archive ends with zeros. Disks begin with them, and an image of nothing would be made of
-    /// one; archives that were put one behind the other have them between, and all but the first
-    /// would be left out.
+    /// Rejects data after the final zeros. Disks begin with zeros and would yield an empty image.
+    /// In concatenated archives, zeros separate the parts, and all but the first would be ignored.
     fn refuse_data_behind_zeros(&self) -> Result<()> {
         let mut behind = vec![0; (self.len - self.at).min(DISK_FRONT_BYTES) as usize];
         self.archive.read_exact_at(&mut behind, self.at).map_err(Error::io("reading the archive"))?;
@@ -189,30 +189,30 @@ impl<'a> Members<'a> {
     }
 }
 
-/// The header that a block is, if its checksum is right.
+/// Parses a header block; `None` if its checksum is wrong.
 fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
-    // The sum counts its own eight bytes as spaces.
+    // The sum treats its own eight bytes as spaces.
     let counted = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
     let sum: u32 = block.iter().enumerate().map(counted).sum();
     let header = Header::from_byte_slice(block);
     (header.cksum().ok() == Some(sum)).then(|| header.clone())
 }
 
-/// Whether nothing follows such a member's header. A size in it is not of content: some archivers
-/// write that of a directory, of a link's target, or of the file that a hard link is to.
+/// Returns whether no content follows such a member's header. Its size field is not a content size:
+/// some archivers store the size of a directory, of a link's target, or of a hard link's file
+/// there.
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
     matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
 }
 
-/// A number that a header has in `field`. Where an archiver leaves one out, as npm does with
-/// owners, it is zero.
+/// Returns the number in a header's `field`. A missing one, such as npm's owners, is zero.
 pub(super) fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
     if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
 }
 
-/// Adds PAX records, `LENGTH KEY=VALUE\n` each; an empty value removes the key, unless it is an
-/// xattr's.
+/// Adds PAX records of the form `LENGTH KEY=VALUE\n`. An empty value removes the key, unless it is
+/// an xattr.
 fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result<(), &'static str> {
     while !bytes.is_empty() {
         let parsed = bytes.iter().position(|byte| *byte == b' ').and_then(|space| {
@@ -225,13 +225,13 @@ fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result
             return Err("the PAX header cannot be read");
         };
         if [&b"GNU.sparse.offset"[..], b"GNU.sparse.numbytes"].contains(&key) {
-            // Version 0.0 has these again and again; 0.1 has the same numbers in one record.
+            // Version 0.0 repeats these keys; 0.1 has the same numbers in one record.
             let map = records.entry(sparse::MAP.to_vec()).or_default();
             if !map.is_empty() {
                 map.push(b',');
             }
             map.extend_from_slice(value);
-        // An xattr may be empty, and tar writes it so.
+        // An xattr may be empty, and tar writes it as an empty value.
         } else if value.is_empty() && !XATTR_KEYS.iter().any(|xattrs| key.starts_with(xattrs)) {
             records.remove(key);
         } else {
@@ -242,7 +242,7 @@ fn parse_records(mut bytes: &[u8], records: &mut Records) -> std::result::Result
     Ok(())
 }
 
-/// What is wrong with the member at `path`.
+/// Builds an error about the member at `path`.
 pub(super) fn source_error(path: &[u8], what: &str) -> Error {
     Error::Source { path: shown(path), what: what.to_owned() }
 }

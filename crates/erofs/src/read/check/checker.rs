@@ -1,8 +1,8 @@
-//! Checking an image: its structure, and that every cluster decodes.
+//! Checks an image: its structure, and that every cluster decodes.
 //!
-//! One thread walks the tree, others read the files that it has come to. What is found, and in
-//! which order it is told, does not depend on the threads: problems are sorted, and a cluster that
-//! many files share is decoded for one of them and told of each.
+//! One thread walks the tree while others read the files that it finds. The findings and their
+//! order do not depend on the number of threads: problems are sorted, and a cluster that several
+//! files share is decoded once and reported for each of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -23,16 +23,16 @@ use crate::work::{Work, thread_count};
 struct Checker<'a> {
     image: &'a Image,
     report: CheckReport,
-    /// Regular files and directories, to be read.
+    /// Regular files, directories and symbolic links to read.
     files: &'a Work<(Owner, Inode)>,
-    /// Names, and names said, of each inode that is not a directory.
+    /// For each inode that is not a directory: the names found, its link count, and its first path.
     names: HashMap<u64, (u32, u32, PathId)>,
-    /// Ranges of inodes with what follows them, by their starts: where they end and whose they are.
+    /// The ranges of inodes and the data that follows them, by start: their end and owner.
     records: BTreeMap<u64, (u64, Owner)>,
-    /// Shared xattrs, by their starts: how long they are, and who had them first.
+    /// Shared xattrs, by start: their length and first owner.
     xattrs: BTreeMap<u64, (u64, Owner)>,
     warnings: Notices,
-    /// The directory being listed: subdirectories, and whether `.` and `..` were seen.
+    /// The directory being listed.
     listing: Listing,
 }
 
@@ -48,8 +48,9 @@ impl Checker<'_> {
         self.report.add(paths.display(path), Error::Corrupt { what, offset });
     }
 
-    /// Claims an inode's bytes and what follows it. Two inodes in one place are how a short image
-    /// would have endless content; the second is not read. Says whether this one may be.
+    /// Claims the bytes of an inode and the data that follows it. Overlapping inodes would let a
+    /// short image have endless content, so the second is reported and not read. Returns whether
+    /// this one may be read.
     fn claim_record(&mut self, paths: &Paths, owner: Owner, inode: &Inode) -> bool {
         let end = match self.image.record_end(inode) {
             Ok(end) => end,
@@ -74,7 +75,7 @@ impl Checker<'_> {
         self.report.add_problem(Problem { path, error: Error::Corrupt { what, offset }, other });
     }
 
-    /// Reads an inode's xattrs, and keeps where shared ones lie.
+    /// Reads an inode's xattrs and records the places of shared ones.
     fn check_xattrs(&mut self, paths: &Paths, step: &Step) {
         match self.image.all_xattrs(&step.inode) {
             Ok(xattrs) => {
@@ -90,7 +91,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Claims metadata: what was kept of inodes and xattrs, and what belongs to the superblock.
+    /// Claims metadata: the recorded inodes and xattrs, and the superblock's own structures.
     fn claim_metadata(&self, claims: &Claims) {
         let superblock = self.image.superblock();
         let claim = |offset, len, owner| {
@@ -118,7 +119,7 @@ impl Checker<'_> {
             2 => {}
             _ => self.problem(paths, path, "directory has . twice", offset),
         }
-        // 1 stands for more than the number has room for.
+        // A link count of 1 means that the actual number does not fit.
         let too_many = nlink == 1 && listing.subdirectories + 2 > u32::from(u16::MAX);
         if nlink != listing.subdirectories + 2 && !too_many {
             self.problem(paths, path, "directory has a wrong number of links", offset);
@@ -155,7 +156,7 @@ impl Visitor for Checker<'_> {
             }
             FileKind::Symlink => {
                 match self.image.read_link(inode) {
-                    // Its blocks are claimed, if it has any.
+                    // Its blocks, if it has any, are claimed when it is read.
                     Ok(_) => self.files.push((owner, inode.clone())),
                     Err(error) => self.report.add(paths.display(step.path), error),
                 }
@@ -199,7 +200,7 @@ impl Visitor for Checker<'_> {
 }
 
 impl Image {
-    /// Where an inode ends, with its xattrs, indexes and inline data.
+    /// Returns the end of an inode, including its xattrs, indexes and inline data.
     fn record_end(&self, inode: &Inode) -> Result<u64> {
         match inode.kind {
             FileKind::Regular | FileKind::Directory | FileKind::Symlink => Data::open(self, inode)?.record_end(),
@@ -207,21 +208,21 @@ impl Image {
         }
     }
 
-    /// Checks the whole tree: every inode, name, link count, xattr and index; that no two things
-    /// lie in one place, unless they are clusters or blocks that files share, and nothing behind
-    /// the blocks that the superblock counts; and that every cluster decodes, for the first extent
-    /// that has it. `threads` threads do so, at most 1024; 0 for one a processor.
+    /// Checks the whole tree: every inode, name, link count, xattr and index. No two structures may
+    /// overlap, except clusters or blocks that files share, and none may extend beyond the blocks
+    /// that the superblock counts. Every cluster must decode, for the first extent that refers to
+    /// it. Uses `threads` threads, at most 1024; 0 for one per processor.
     ///
     /// Time and memory are bounded by the image's length, not by the sizes that it claims: inodes
-    /// may not overlap, so that the image pays for every index, and a cluster that many extents
+    /// may not overlap, so every index takes up space in the image, and a cluster that many extents
     /// share is decoded once.
     pub fn check(&self, threads: usize) -> CheckReport {
         self.check_from(None, threads)
     }
 
-    /// As [`check`](Self::check), of one file, or of a directory and what is below it; paths in the
-    /// report begin there. What only the whole tree shows is not looked at: links from elsewhere,
-    /// and what the superblock counts. Fragments are decoded all, wherever they belong.
+    /// As [`check`](Self::check), for one file, or for a directory and everything below it. Paths
+    /// in the report are relative to it. Checks that need the whole tree are skipped: link counts,
+    /// and the superblock's block count. All fragments are decoded, whichever file they belong to.
     pub fn check_below(&self, start: &Inode, threads: usize) -> CheckReport {
         self.check_from(Some(start), threads)
     }
@@ -247,7 +248,7 @@ impl Image {
         };
         let paths = std::thread::scope(|scope| {
             let finder = files.finder();
-            // The system may allow fewer.
+            // The system may allow fewer threads.
             let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, read).is_ok();
             let _ = (1..thread_count(threads)).all(spawn);
             let paths = match start {
@@ -289,7 +290,7 @@ impl Image {
             checker.overlap(&paths, overlap);
         }
         let said_end = self.superblock().blocks.saturating_mul(self.superblock().block_bytes());
-        // What a file could not be read for is nobody's for that reason.
+        // If a file could not be read, its blocks would look unused.
         if start.is_none()
             && checker.report.problems.is_empty()
             && let Some((offset, count)) = claims.nobodys(self, said_end.min(self.len_bytes()))

@@ -1,15 +1,17 @@
-//! What the parts of an image are for and whose they are, and which of them may lie in one place.
+//! The purposes and owners of the parts of an image, and which parts may overlap.
 //!
 //! ```text
-//! metadata          nobody else's
-//! a cluster         shared whole: the same bytes, from the same start to the same end
-//! a file's run      another file's run may lie within it, or be the same; runs that overlap in a part are none that a
-//!                   builder makes: where whole files are shared one is the other or begins it, and else blocks are shared, not runs
-//! blocks            chunks, and what compressed files hold as it is: shared block by block, also with runs
+//! metadata       overlaps nothing
+//! a cluster      may be shared as a whole: the same bytes, with the same start and end
+//! a file's run   may equal or contain another file's run. A partial overlap is an error: no builder
+//!                makes it. Whole files are shared as runs that are equal or that start together;
+//!                otherwise blocks are shared, not runs
+//! blocks         chunks, and uncompressed parts of compressed files: shared block by block, also
+//!                with runs
 //! ```
 //!
-//! A file that ends within a block of which another has more owns zeros from there, or the block is
-//! not its own.
+//! If a file ends within a block that another file continues, the rest of the block must be zeros,
+//! or the overlap is an error.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,25 +24,25 @@ use crate::read::image::Image;
 use crate::read::paths::{PathId, Paths};
 use crate::zeros::is_zeros;
 
-/// Blocks that nobody has are read in pieces of so many bytes: a multiple of every block.
+/// Unclaimed blocks are read in pieces of this many bytes: a multiple of every block size.
 const GAP_BYTES: u64 = 256 << 10;
 
-/// What a part of the image is for.
+/// The purpose of a part of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Purpose {
-    /// Inodes, xattrs, directories.
+    /// Inodes, xattrs and directories.
     Metadata,
     /// Compressed data.
     Cluster,
-    /// All blocks of a file.
+    /// All blocks of a flat file.
     Run,
-    /// Blocks that are shared one by one.
+    /// Blocks that can be shared individually.
     Blocks,
-    /// What compressed files hold as it is, at whatever byte, and shared as blocks are.
+    /// Uncompressed parts of compressed files: at any byte offset, shared like blocks.
     Plain,
 }
 
-/// Whose a part of the image is.
+/// The owner of a part of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     Superblock,
@@ -49,7 +51,7 @@ pub(crate) enum Owner {
     File(PathId),
 }
 
-/// A part of the image and what it is for. Data ends where the content ends, which may be within a
+/// A part of the image and its purpose. Data ends where the content ends, which may be within a
 /// block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Claim {
@@ -58,30 +60,30 @@ pub(crate) struct Claim {
     pub(crate) purpose: Purpose,
 }
 
-/// What the first who claimed a cluster found.
+/// The result of the first decoding of a cluster.
 enum Verdict {
     Sound,
     Corrupt {
         what: &'static str,
         offset: u64,
     },
-    /// The image could not be read, which says nothing about the cluster.
+    /// The image could not be read, which says nothing about the cluster itself.
     Unknown,
 }
 
-/// Who has claimed a part: of several the first by path, whatever threads came first.
+/// The owner of a claimed part: the first by path, regardless of which thread claimed it first.
 struct Claimed {
     owner: Owner,
     verdict: Arc<OnceLock<Verdict>>,
 }
 
-/// What is claimed by what was read so far.
+/// All claims made so far.
 #[derive(Default)]
 pub(crate) struct Claims {
     claims: Mutex<HashMap<Claim, Claimed>>,
 }
 
-/// Claims of blocks that lie one after another are one.
+/// Merges claims of adjacent blocks into one.
 pub(crate) struct Joined<'a> {
     claims: &'a Claims,
     owner: Owner,
@@ -89,18 +91,18 @@ pub(crate) struct Joined<'a> {
     last: Option<(Spot, u64)>,
 }
 
-/// Two things in one place.
+/// Two structures that overlap.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Overlap {
     pub(crate) what: &'static str,
-    /// Where the image has it, on whatever device.
+    /// The offset of the overlap on its device.
     pub(crate) offset: u64,
     pub(crate) owner: Owner,
     pub(crate) other: Owner,
 }
 
 impl Owner {
-    /// Its path, or what it is.
+    /// Returns the owner's path or description.
     pub(crate) fn show(self, paths: &Paths) -> Vec<u8> {
         match self {
             Self::Superblock => b"superblock".to_vec(),
@@ -128,17 +130,17 @@ impl Claims {
         }
     }
 
-    /// Claims what needs no decoding.
+    /// Claims a part that needs no decoding.
     pub(crate) fn add(&self, claim: Claim, owner: Owner) {
         self.claim(claim, owner);
     }
 
-    /// Takes blocks, to claim them.
+    /// Returns a collector that merges adjacent blocks before it claims them.
     pub(crate) fn joined(&self, owner: Owner, purpose: Purpose) -> Joined<'_> {
         Joined { claims: self, owner, purpose, last: None }
     }
 
-    /// Claims a cluster, and decodes it unless somebody did.
+    /// Claims a cluster and decodes it unless another extent already did.
     pub(crate) fn decode(&self, claim: Claim, owner: Owner, decode: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let verdict = self.claim(claim, owner);
         let mut failed = None;
@@ -158,7 +160,7 @@ impl Claims {
         }
     }
 
-    /// All that is claimed, by place.
+    /// Returns all claims, sorted by place.
     pub(crate) fn sorted(self) -> Sorted {
         let claims = self.claims.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut claims: Vec<_> = claims.into_iter().map(|(claim, claimed)| (claim, claimed.owner)).collect();
@@ -167,37 +169,37 @@ impl Claims {
     }
 }
 
-/// Claims in the order of their places.
+/// Claims sorted by place.
 pub(crate) struct Sorted {
     claims: Vec<(Claim, Owner)>,
 }
 
 impl Sorted {
-    /// What lies where it must not.
+    /// Returns the forbidden overlaps.
     pub(crate) fn overlaps(&self, image: &Image) -> Vec<Overlap> {
         let mut found = between(&self.claims, image.superblock().block_bytes());
         found.extend(behind_ends(image, &self.claims));
         found
     }
 
-    /// Claims of the image itself: where they start, and where their last blocks end.
+    /// Returns the start of each claim in the image itself, and the end of its last block.
     fn in_image(&self, block: u64) -> impl Iterator<Item = (u64, u64)> {
-        // Behind them are those in the metadata box.
+        // Claims in the metadata box sort after these.
         let in_image = |claim: &Claim| claim.start.device == 0 && claim.start.offset < IN_BOX;
         let claims = self.claims.iter().take_while(move |(claim, _)| in_image(claim));
         claims.map(move |(claim, _)| (claim.start.offset, claim.block_end(block)))
     }
 
-    /// Where the last claim of the image itself ends.
+    /// Returns the end of the last claim in the image itself.
     pub(crate) fn end(&self, image: &Image) -> u64 {
         self.in_image(image.superblock().block_bytes()).map(|(_, end)| end).max().unwrap_or(0)
     }
 
-    /// The blocks before `end` that nobody has and that are not zeros: where the first of them is,
-    /// and how many there are.
+    /// Returns the offset of the first unclaimed, nonzero block before `end`, and the number of
+    /// such blocks.
     pub(crate) fn nobodys(&self, image: &Image, end: u64) -> Option<(u64, u64)> {
         let block = image.superblock().block_bytes();
-        // Blocks in front of the superblock's may hold what starts a machine.
+        // Blocks before the superblock's may hold a boot loader.
         let mut reach = align(SUPER_OFFSET, block);
         let mut found: Option<(u64, u64)> = None;
         let mut bytes = Vec::new();
@@ -206,7 +208,7 @@ impl Sorted {
             while reach < gap_end {
                 let len = (gap_end - reach).min(GAP_BYTES) as usize;
                 bytes.resize(len, 0);
-                // What cannot be read is told where it is needed.
+                // Read errors are reported where the data is needed.
                 if image.read_spot(&mut bytes, Spot { device: 0, offset: reach }).is_ok() {
                     for (offset, block) in (reach..).step_by(block as usize).zip(bytes.chunks(block as usize)) {
                         if !is_zeros(block) {
@@ -223,7 +225,7 @@ impl Sorted {
 }
 
 impl Joined<'_> {
-    /// Claims `len` bytes of content from `start`.
+    /// Adds `len` bytes of content at `start`.
     pub(crate) fn add(&mut self, start: Spot, len: u64) {
         match &mut self.last {
             Some((first, had)) if first.device == start.device && first.offset + *had == start.offset => *had += len,
@@ -252,7 +254,8 @@ impl Claim {
         self.start.offset.saturating_add(self.len)
     }
 
-    /// Where the last of its blocks ends, or its last byte where it need not take whole ones.
+    /// Returns the end of the claim's last block, or of its last byte if it need not fill whole
+    /// blocks.
     fn block_end(&self, block: u64) -> u64 {
         match self.purpose {
             Purpose::Metadata | Purpose::Cluster | Purpose::Plain => self.end(),
@@ -265,13 +268,13 @@ impl Claim {
     }
 }
 
-/// What the claims before one reach.
+/// The farthest ends of the claims before a given one.
 #[derive(Default)]
 struct Sweep {
-    /// The farthest end of metadata and clusters, and of blocks that may be shared.
+    /// The farthest end of metadata and clusters, then of blocks that may be shared.
     exclusive: Option<Reach>,
     shared: Option<Reach>,
-    /// The run that reaches farthest: those within it may overlap as they like.
+    /// The run with the farthest end. Runs inside it may overlap freely.
     run: Option<Reach>,
 }
 
@@ -283,7 +286,7 @@ struct Reach {
     purpose: Purpose,
 }
 
-/// The claims, in order, that lie where others do: each once, with one of those.
+/// Returns the claims that overlap earlier ones: each once, with one of the others.
 fn between(claims: &[(Claim, Owner)], block: u64) -> Vec<Overlap> {
     let mut found = Vec::new();
     let mut sweep = Sweep::default();
@@ -319,7 +322,7 @@ impl Sweep {
             };
             return Some((what, reach.owner));
         }
-        // Of runs that begin together one is within the other.
+        // If two runs start together, one contains the other.
         let part = |run: &Reach| run.start < start && run.end < claim.block_end(block);
         let run = reaches(self.run).filter(|_| claim.purpose == Purpose::Run).filter(part)?;
         Some(("files share some of their blocks", run.owner))
@@ -332,8 +335,8 @@ fn farthest(before: &mut Option<Reach>, reach: Reach) {
     }
 }
 
-/// Files that end within a block of which another has more, where what is behind the end is not
-/// zeros.
+/// Returns the files that end within a block that another file continues, where the rest of the
+/// block is not all zeros.
 fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
     let block = image.superblock().block_bytes();
     let data = || claims.iter().filter(|(claim, _)| claim.is_shared_by_blocks());
@@ -342,7 +345,7 @@ fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
     ends.sort_unstable_by_key(|(claim, owner)| (claim.start.device, claim.end(), *owner));
     let mut others = data().peekable();
     let mut farthest: Option<(u16, u64, Owner)> = None;
-    // A block is read once, however many files end in it.
+    // Each block is read once, no matter how many files end in it.
     let mut last_read = None;
     let mut found = Vec::new();
     for (claim, owner) in ends {
@@ -359,7 +362,7 @@ fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
         };
         let at = Spot { device, offset: end / block * block };
         if last_read.is_none_or(|(read, _)| read != at) {
-            // What cannot be read is told where the file is read.
+            // Read errors are reported where the file is read.
             last_read = Some((at, last_nonzero(image, at).unwrap_or(0)));
         }
         if last_read.is_some_and(|(_, nonzero_end)| at.offset + nonzero_end > end) {
@@ -370,7 +373,7 @@ fn behind_ends(image: &Image, claims: &[(Claim, Owner)]) -> Vec<Overlap> {
     found
 }
 
-/// The bytes of a block up to the last that is not zero. The source may end within it.
+/// Returns the length of a block up to its last nonzero byte. The source may end within the block.
 fn last_nonzero(image: &Image, at: Spot) -> Result<u64> {
     let len = (image.device_len(at.device) - at.offset.min(image.device_len(at.device)))
         .min(image.superblock().block_bytes());

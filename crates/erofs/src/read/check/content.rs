@@ -8,8 +8,8 @@ use crate::read::inode::FileKind;
 use crate::read::zmap::Cursor;
 
 impl Data {
-    /// Reads what the file is made of, claims its blocks, and decodes each cluster that nobody else
-    /// claimed.
+    /// Reads the file's layout, claims its blocks, and decodes each cluster that is not decoded
+    /// yet.
     pub(crate) fn check(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let size = self.inode.size;
         match self.inode.layout {
@@ -52,7 +52,7 @@ impl Data {
         }
     }
 
-    /// As [`File::check`](super::file::File::check), for compressed files.
+    /// As [`check`](Self::check), for compressed files.
     fn check_extents(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let mut cursor = Cursor::default();
@@ -80,7 +80,7 @@ impl Data {
                         self.decode_run(std::slice::from_ref(&extent), &mut content[..room])
                     };
                     if map.is_inline(pa) {
-                        // What lies behind indexes is part of the inode's own record.
+                        // Data after the indexes is part of the inode's own record.
                         decode()?;
                     } else {
                         let start = self.image.spot(0, pa)?;

@@ -1,35 +1,35 @@
-//! What a check found.
+//! The result of a check.
 
 use crate::error::Error;
 
-/// Problems that a report holds; further ones are counted.
+/// The maximum number of problems in a report; further ones are only counted.
 const MAX_PROBLEMS: usize = 1000;
-/// And warnings.
+/// The maximum number of warnings, likewise.
 const MAX_WARNINGS: usize = 100;
 
-/// Something wrong with an image.
+/// A defect of an image.
 #[derive(Debug)]
 pub struct Problem {
-    /// The path of the file that has it, from the root; at most the last 4 KiB.
+    /// The path of the affected file, from the root; at most the last 4 KiB.
     pub path: Vec<u8>,
-    /// What is wrong.
+    /// The defect.
     pub error: Error,
-    /// Where two things lie in one place, whose the other is: a path as above, or what it is that
-    /// is no file.
+    /// For an overlap, the other owner: a path as above, or the name of a structure that is not a
+    /// file.
     pub other: Option<Vec<u8>>,
 }
 
-/// Something odd that harms nothing else.
+/// An oddity that does no harm.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Notice {
-    /// The path of the file that it is about, from the root; at most the last 4 KiB.
+    /// The path of the file concerned, from the root; at most the last 4 KiB.
     pub path: Vec<u8>,
-    /// What is odd.
+    /// The oddity.
     pub what: String,
 }
 
-/// Notices, the first hundred of them.
+/// The first hundred notices.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     first: Vec<Notice>,
@@ -37,8 +37,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Takes a warning. Those that stay are the first by path and text, in whatever order they
-    /// come.
+    /// Adds a warning. Keeps the first ones by path and text, in whatever order they are added.
     pub(crate) fn add(&mut self, path: impl FnOnce() -> Vec<u8>, what: String) {
         self.first.push(Notice { path: path(), what });
         if self.first.len() >= 2 * MAX_WARNINGS {
@@ -52,31 +51,31 @@ impl Notices {
         self.first.truncate(MAX_WARNINGS);
     }
 
-    /// The first, and how many more there were.
+    /// Returns the first notices and the number of further ones.
     pub(crate) fn take(mut self) -> (Vec<Notice>, u64) {
         self.cut();
         (self.first, self.more)
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
     /// Inodes reached.
     pub inodes: u64,
-    /// Those that are directories.
+    /// Directories among them.
     pub directories: u64,
     /// Bytes of regular files.
     pub file_bytes: u64,
     /// The first thousand problems.
     pub problems: Vec<Problem>,
-    /// Problems beyond those.
+    /// The number of further problems.
     pub more_problems: u64,
-    /// What does no harm, the first hundred: xattrs that are left out, as Linux does; blocks that
-    /// no file has.
+    /// The first hundred harmless oddities: xattrs that are ignored, as Linux does; blocks that
+    /// belong to no file.
     pub warnings: Vec<Notice>,
-    /// Notices beyond those.
+    /// The number of further warnings.
     pub more_warnings: u64,
 }
 
@@ -85,8 +84,7 @@ impl CheckReport {
         self.add_problem(Problem { path, error, other: None });
     }
 
-    /// Takes a problem. Those that stay are the first by path and text, in whatever order they
-    /// come.
+    /// Adds a problem. Keeps the first ones by path and text, in whatever order they are added.
     pub(super) fn add_problem(&mut self, problem: Problem) {
         self.problems.push(problem);
         if self.problems.len() >= 2 * MAX_PROBLEMS {
