@@ -1,12 +1,10 @@
 //! Which threads move objects, and when.
 //!
-//! | pressure | free bytes of a shard             | who empties segments
-//! |
-//! |----------|-----------------------------------|-------------------------------------------------------------|
-//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody
-//! | | soft     | above                             | one thread for all pools of the process, made
-//! when needed   | | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer,
-//! [`HELP_OBJECTS`] per write        |
+//! | pressure | free bytes of a shard             | who empties segments                          |
+//! |----------|-----------------------------------|-----------------------------------------------|
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
+//! | soft     | above                             | one background thread for the whole process   |
+//! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
 //! One thread at a time compacts a shard, down to 1/30 + 16 KiB. Near the memory limit, the
 //! background thread also empties segments when little budget is left (`budget.rs`), and a writer

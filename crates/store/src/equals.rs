@@ -1,7 +1,7 @@
 //! Hints where to find a page that equals another: the hash of a page, and the entry that had it.
 //!
 //! ```text
-//! bucket 0: 8 hints │ bucket 1: 8 hints │ …   hint: 33 bits of the hash, 1, an entry's number (30 bits)
+//! bucket 0: 8 hints │ bucket 1: 8 hints │ …   hint: 33 bits of hash, 1, entry number (30 bits)
 //! ```
 //!
 //! The table contains only hints. A thread that finds one compares the pages; so hints are read,
