@@ -15,17 +15,17 @@
 //! Three rules:
 //!
 //! 1. Memory is taken up to `stored`. It is taken up to the limit to *move objects*, and for the
-//! object of a writer that has just gained as much room. 2. An object is *admitted* if the bytes
-//! taken, less the bytes that are free in the heap, plus the bytes by which it is longer than the
-//! object that it replaces, are at most `longer`, or `new` for an empty slot. An object that is not
-//! longer is always admitted. Permanent memory (tables, streams beyond those promised) is admitted
-//! like an object for an empty slot. 3. Below `stored`, half of the swapping reserve is kept free:
-//! when less is left, the compactor empties segments until the whole reserve is free again. If a
-//! writer finds no room for an admitted object, it empties segments itself.
+//!    object of a writer that has just gained as much room.
+//! 2. An object is *admitted* if the bytes taken, less the bytes that are free in the heap, plus the
+//!    bytes by which it is longer than the object that it replaces, are at most `longer`, or `new`
+//!    for an empty slot. An object that is not longer is always admitted. Permanent memory (tables,
+//!    streams beyond those promised) is admitted like an object for an empty slot.
+//! 3. Below `stored`, half of the swapping reserve is kept free: when less is left, the compactor
+//!    empties segments until the whole reserve is free again. If a writer finds no room for an
+//!    admitted object, it empties segments itself.
 //!
 //! So a full pool can be overwritten forever with similar pages: they are admitted, and the free
 //! bytes in the heap suffice to make room for them.
-//! is free in the heap suffices to bring room for them together.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
