@@ -318,12 +318,12 @@ impl Core {
             (Entry::Raw { at }, Made::Raw) => (at, PAGE_SIZE, &page[..]),
             _ => return false,
         };
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         match unsafe { self.heap.bytes(at, len_bytes) } {
             Some(bytes) => bytes == object,
             None => {
                 let mut old = [0; PAGE_SIZE];
-                // SAFETY: the caller's word.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.heap.read(at, &mut old[..len_bytes]) };
                 old[..len_bytes] == *object
             }
@@ -352,17 +352,17 @@ impl Core {
             Entry::Empty | Entry::Hole => page.fill(0),
             Entry::Link(_) | Entry::Shared { .. } => return Err(Corrupt("an entry that leads to no page")),
             Entry::Same(word) => fill(page, word.word()),
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             Entry::Raw { at } => unsafe { self.heap.read(at, page) },
             Entry::Object { tables, len_bytes, at } => {
                 if !prepare(self.training.as_ref(), &mut *coder.stream, &mut coder.trained, tables) {
                     return Err(Corrupt("an object of tables that the pool does not have"));
                 }
-                // SAFETY: the caller's word.
+                // SAFETY: guaranteed by the caller.
                 let bytes = match unsafe { self.heap.bytes(at, len_bytes) } {
                     Some(bytes) => bytes,
                     None => {
-                        // SAFETY: the caller's word.
+                        // SAFETY: guaranteed by the caller.
                         unsafe { self.heap.read(at, &mut coder.object[..len_bytes]) };
                         &coder.object[..len_bytes]
                     }

@@ -458,7 +458,7 @@ impl Heap {
     /// while the slice exists.
     pub(crate) unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.bytes(body, len_bytes) }
     }
 
@@ -469,7 +469,7 @@ impl Heap {
     /// during the call.
     pub(crate) unsafe fn read(&self, at: Location, out: &mut [u8]) {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.read(body, out) };
     }
 
@@ -479,7 +479,7 @@ impl Heap {
     /// `at` came from `alloc(bytes.len(), _)` of this heap, is live, and only the caller uses it.
     pub(crate) unsafe fn write(&self, at: Location, bytes: &[u8]) {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.write(body, bytes) };
     }
 

@@ -227,7 +227,7 @@ impl Blocks {
     /// The object has `len_bytes`, and nobody writes or frees it while the slice lives.
     pub(super) unsafe fn bytes(&self, body: u32, len_bytes: usize) -> Option<&[u8]> {
         match self.kind(body - HEADER_BYTES) {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             BlockKind::Whole => Some(unsafe { self.region.bytes(body as usize, len_bytes) }),
             _ => None,
         }
@@ -240,7 +240,7 @@ impl Blocks {
     pub(super) unsafe fn read(&self, body: u32, out: &mut [u8]) {
         let (front, rest) = self.pieces(body, out.len());
         let (to_front, to_rest) = out.split_at_mut(front.1);
-        // SAFETY: the caller's word, and the pieces are the object's.
+        // SAFETY: guaranteed by the caller, and the pieces are the object's.
         unsafe {
             to_front.copy_from_slice(self.region.bytes(front.0, front.1));
             to_rest.copy_from_slice(self.region.bytes(rest.0, rest.1));
@@ -254,7 +254,7 @@ impl Blocks {
     pub(super) unsafe fn write(&self, body: u32, bytes: &[u8]) {
         let (front, rest) = self.pieces(body, bytes.len());
         let (to_front, to_rest) = bytes.split_at(front.1);
-        // SAFETY: the caller's word, and the pieces are the object's.
+        // SAFETY: guaranteed by the caller, and the pieces are the object's.
         unsafe {
             self.region.write(front.0, to_front);
             self.region.write(rest.0, to_rest);
