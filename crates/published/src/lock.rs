@@ -58,7 +58,7 @@ pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
         word.get()
     }
 
-    /// Does the same for reading.
+    /// Locks the entry with this word for reading, and returns the word.
     fn lock_shared(lock: &Self::Lock, word: &BitLock) -> u64 {
         lock.lock_shared();
         word.get()

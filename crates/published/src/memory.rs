@@ -69,7 +69,7 @@ impl Memory {
 pub(crate) struct Pages {
     memory: Arc<Memory>,
     given: Vec<u32>,
-    /// The number from which on pages have never been taken.
+    /// Pages with this number or a higher one have never been taken.
     fresh: u32,
     most: u32,
 }

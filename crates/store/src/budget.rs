@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pagefold_codec::PAGE_SIZE;
 
-/// The limit does not allow that much more.
+/// The limit does not allow the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 

@@ -129,7 +129,7 @@ pub struct Disk {
     limit: AtomicU64,
     /// Whether discarded slots become holes.
     over: AtomicBool,
-    /// Bytes written before the disk was last forked that are left, as of the last count.
+    /// Bytes left of what the disk wrote before it was last forked, as of the last count.
     before_bytes: AtomicU64,
 }
 
@@ -234,7 +234,7 @@ impl Disk {
         layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + self.before_bytes.load(Relaxed)
     }
 
-    /// Recounts the bytes written before the disk was last forked that are left.
+    /// Recounts the bytes left of what the disk wrote before it was last forked.
     fn count_before(&self) -> u64 {
         let Core { layers, .. } = &*self.core;
         let all = self.tree.layers();
@@ -382,7 +382,7 @@ impl Disk {
             let old = Entry::decode(place.word.load(Relaxed));
             let new = core.build(place.number(), made, &mut working.coder, &mut working.kept, old.object_bytes())?;
             let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
-                // The leaf may be another's: so is the room in the heap, by its header.
+                // The leaf may be another disk's by now, and the object's header names it as owner.
                 core.free(new);
                 self.check_slot(slot)?;
                 continue;
@@ -491,13 +491,13 @@ impl Disk {
         self.update_from(slot, Below::Zeros, change).map(drop)
     }
 
-    /// Does the same, but leaves a slot that holds nothing as it is. Returns whether the slot held
-    /// anything.
+    /// As [`update`](Self::update), but leaves a slot that holds nothing as it is. Returns whether
+    /// the slot held anything.
     pub fn update_held(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<bool, Error> {
         self.update_from(slot, Below::Unknown, change)
     }
 
-    /// Does the same, but if the slot holds nothing, changes and stores `below`.
+    /// As [`update`](Self::update), but if the slot holds nothing, changes and stores `below`.
     pub fn update_over(&self, slot: Slot, below: &Page, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Page(below), change).map(drop)
     }
@@ -600,8 +600,8 @@ impl Disk {
         Ok(ChangedRun { changed, slots })
     }
 
-    /// Returns the disk's figures at some moment during the call. They cover only what the disk
-    /// itself wrote and still exists.
+    /// Returns the disk's figures at some moment during the call. They cover only pages that the
+    /// disk itself wrote and that still exist.
     pub fn stats(&self) -> DiskStats {
         let Core { layers, .. } = &*self.core;
         let own = self.tree.layers();

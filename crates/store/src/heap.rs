@@ -82,10 +82,10 @@ const MEMORY_UNKNOWN: u64 = 1 << 40;
 /// Changes of a shard's free bytes below this are not published.
 const TELL_BYTES: u64 = SEGMENT as u64 / 16;
 
-/// Queued objects from which on a freeing thread tries to lock the shard and free them.
+/// With this many queued objects, a freeing thread tries to lock the shard and free them.
 const HANDED_MAX: u32 = 16;
 
-/// Queued objects from which on a freeing thread waits for the shard's lock and frees them: the
+/// With this many queued objects, a freeing thread waits for the shard's lock and frees them: the
 /// next holder must free them all, while others wait for it.
 const HANDED_MOST: u32 = 4 * HANDED_MAX;
 
@@ -174,7 +174,7 @@ fn is_roomy(shard: &Shard) -> bool {
     shard.free_bytes > shard.live_bytes / 48 + u64::from(SEGMENT) / 4
 }
 
-/// Returns the bytes held in `active` shards from which on contention activates another.
+/// Returns the bytes held in `active` shards at which contention activates another.
 fn crowded_fill(active: u64) -> u64 {
     active * SHARD_LEAST.min(active * SHARD_STEP)
 }
@@ -239,7 +239,7 @@ impl Heap {
         self.with_handed(padded, padded.shard.lock())
     }
 
-    /// Does the same for a thread that moves objects, which can wait.
+    /// Does the same for a thread that moves objects, which lets others go first.
     fn lock_after_others<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         self.with_handed(padded, padded.shard.lock_after_others())
     }

@@ -230,7 +230,7 @@ impl Leaves {
         ((entry / LEAF_SLOTS as u64) as Owner, entry as usize % LEAF_SLOTS)
     }
 
-    /// Returns the number from which on entries have never been used.
+    /// Returns the number of an entry that, like all later ones, has never been used.
     pub(crate) fn end(&self) -> u64 {
         u64::from(self.leaf_slab.end()) * LEAF_SLOTS as u64
     }

@@ -1,4 +1,4 @@
-//! A compressed page store: what zram is, as a library.
+//! A compressed page store: zram as a library.
 //!
 //! A [`Pool`] holds compressed pages within one memory limit. It serves any number of [`Disk`]s,
 //! which can be created and dropped at any time. A disk is an array of slots; each slot is empty or

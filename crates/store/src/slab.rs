@@ -156,7 +156,7 @@ impl Slab {
         state.held * PAGE_SIZE as u64 + state.pages.capacity() as u64 * self.extra_bytes
     }
 
-    /// Returns the number from which on none has ever been given out.
+    /// Returns a number that, like all higher ones, has never been given out.
     pub(crate) fn end(&self) -> u32 {
         self.lock().pages.len() as u32 * self.per_page
     }

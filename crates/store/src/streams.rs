@@ -55,8 +55,8 @@ const YIELDS_BEFORE_SLEEP: usize = 8;
 /// moved and delay the emptying of their segments.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
-/// Bytes of kept objects from which on a stream checks sooner: a large batch freed at once is
-/// memory that others have meanwhile taken again, and looks as if it needs compaction.
+/// With this many bytes of kept objects, a stream checks sooner: while a large batch is kept, others
+/// take new memory, and when it is freed at once, it looks as if it needs compaction.
 const RETIRED_BYTES: usize = 16 << 10;
 
 /// The longest sleep of a waiter before it checks again.
@@ -117,7 +117,7 @@ unsafe impl Sync for Streams {}
 struct Homes {
     cpus: Cpus,
     active: AtomicUsize,
-    /// The number from which on streams have never been taken.
+    /// Streams with this number or a higher one have never been taken.
     end: AtomicUsize,
 }
 

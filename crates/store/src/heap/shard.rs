@@ -37,16 +37,16 @@ use crate::budget::{Budget, Full, Purpose};
 /// other.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
 const HOLD_SMALL: u32 = PAGE_SIZE as u32;
-/// Segments from which on a shard counts as large.
+/// A shard with this many segments counts as large.
 const LARGE: usize = 32;
 
-/// The least length of a first piece, in bytes and as a fraction of the requested length.
+/// The least length of a first piece: `PIECE_MIN` bytes and 1/`PIECE_PART` of the object's block.
 const PIECE_MIN: u32 = 64;
 const PIECE_PART: u32 = 4;
 
-/// Live bytes of a shard from which on frees are delayed; a smaller shard fits in the cache. A
-/// delayed block's header is prefetched when the block is queued, and its neighbours' headers when
-/// `LEAD` others are ahead of it.
+/// With this many live bytes, a shard delays frees; a smaller shard fits in the cache. A delayed
+/// block's header is prefetched when the block is queued, and its neighbours' headers when `LEAD`
+/// others are ahead of it.
 const DELAY_FROM: u64 = 1 << 20;
 const LEAD: usize = 4;
 

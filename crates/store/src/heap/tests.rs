@@ -25,7 +25,7 @@ struct Subject {
     budget: Arc<Budget>,
 }
 
-/// Owners as a map; an owner that is held is `None`.
+/// A map that acts as the owners; `None` marks an owner that is held.
 #[derive(Default)]
 struct Map(Mutex<BTreeMap<Owner, Option<(Location, usize)>>>);
 
@@ -280,7 +280,7 @@ fn objects_are_freed_by_threads_of_other_cpus() {
                 scope.spawn(move || {
                     let mut cpus = CpuSet::new();
                     cpus.set(thread as usize % thread::available_parallelism().map_or(1, usize::from));
-                    // Where the CPU cannot be chosen, the threads run where they run.
+                    // If the CPU cannot be chosen, the thread stays where it is.
                     let _ = sched_setaffinity(None, &cpus);
                     for turn in 1..20_000u64 {
                         let owner = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * thread) % u64::from(OWNERS);

@@ -28,7 +28,7 @@ enum Held {
     Discarded,
     Zeros,
     Version(u64),
-    /// Zeros or a version, overwritten with the first bytes of this version.
+    /// A version with bytes 100 to 199 overwritten.
     Over(u64),
 }
 
