@@ -1,10 +1,11 @@
 //! The CPU that a thread runs on, as a number without gaps.
 //!
 //! The system's ids have gaps: a process may be restricted to some CPUs (affinity, cpusets), and
-//! sockets and siblings may be absent. CPUs are numbered from 0. Two share a number only if there
-//! are more of them than the process may use at once (a CPU time quota). An id that was unknown
-//! when the pool was created, or that appears later, also gets a number. A number is only a hint
-//! where to look first: a thread may run on another CPU before it has used the number.
+//! sockets and siblings may be absent. CPUs are numbered from 0. Two of those known when the pool
+//! was created share a number only if there are more of them than the process may use at once (a
+//! CPU time quota). An id that was unknown then, or that appears later, gets one of the same
+//! numbers. A number is only a hint where to look first: a thread may run on another CPU before it
+//! has used the number.
 //!
 //! The id comes from libc's `sched_getcpu`. rustix's crashes under valgrind: it looks for the vDSO,
 //! which valgrind hides.
